@@ -1,0 +1,1 @@
+"""One-sided programs played on GPUs by one Triton kernel, a launch a rank and call."""

@@ -1,0 +1,156 @@
+"""The memory in which ranks meet: windows, counters, and each rank's own state.
+
+A rank's region has its counters first, one for each program of the grid and each rank, and then the
+windows, two halves for each program. All regions are zeros before the first call. On GPUs they are
+torch's symmetric memory; for kernels that are interpreted, parts of one buffer that processes
+share.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _symmetric_memory as symmetric_memory
+
+from ...topo.errors import InputError
+from .tables import ERROR, FIRST_RUN, LIMIT, RUNS, Addresses
+
+# Windows begin at multiples of this: more than a cache line of any GPU, and than ALIGNMENT elements
+# of 8 bytes.
+_REGION_ALIGNMENT_BYTES: Final = 512
+# Enough programs to fill NVLink (NCCL takes 16 to 32 of a GPU's 132 multiprocessors).
+DEFAULT_PROGRAMS: Final = 32
+# For one program and half: with the programs above and both halves, 64 MiB a rank.
+DEFAULT_HALF_BYTES: Final = 1 << 20
+DEFAULT_TIMEOUT_S: Final = 600.0
+# Where kernels are interpreted a poll takes about this long (measured: 150 to 400 us), and the
+# deadline is counted in polls.
+_POLL_S: Final = 2e-4
+
+
+@dataclass(frozen=True)
+class Region:
+    """The sizes of a rank's region, the same on all ranks: programs of the grid, half a window."""
+
+    ranks: int
+    programs: int = DEFAULT_PROGRAMS
+    half_bytes: int = DEFAULT_HALF_BYTES
+
+    def __post_init__(self) -> None:
+        if self.half_bytes % _REGION_ALIGNMENT_BYTES or self.half_bytes <= 0:
+            raise InputError(
+                f"half_bytes: {self.half_bytes}; expected a multiple of {_REGION_ALIGNMENT_BYTES}"
+            )
+
+    @property
+    def counters_bytes(self) -> int:
+        """The bytes of the counters, and where the windows begin."""
+        return _align(self.programs * self.ranks * 8)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a rank's region."""
+        return self.counters_bytes + self.programs * 2 * self.half_bytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a rank's kernels work with.
+
+    `state` is read and written by kernels alone; `errors` is memory of the host, which it can read
+    at any time. `owner` keeps the regions alive.
+    """
+
+    region: Region
+    addresses: Addresses
+    device: torch.device
+    state: torch.Tensor
+    errors: torch.Tensor
+    timeout_s: float
+    owner: Any
+
+
+def _align(nbytes: int) -> int:
+    return -(-nbytes // _REGION_ALIGNMENT_BYTES) * _REGION_ALIGNMENT_BYTES
+
+
+def make_symmetric(
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    programs: int = DEFAULT_PROGRAMS,
+    half_bytes: int = DEFAULT_HALF_BYTES,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Memory:
+    """Return memory on GPUs that reach each other's; all ranks of the group call this together."""
+    resident = torch.cuda.get_device_properties(device).multi_processor_count
+    region = Region(group.size(), min(programs, resident), half_bytes)
+    own = symmetric_memory._SymmetricMemory.empty_strided_p2p(
+        (region.nbytes,), (1,), torch.uint8, device
+    )
+    own.zero_()
+    handle = symmetric_memory.rendezvous(own, group)
+    starts = [
+        handle.get_buffer(rank, (region.nbytes,), torch.uint8).data_ptr()
+        for rank in range(region.ranks)
+    ]
+    # A peer's first signal must not come before the zeros.
+    torch.cuda.synchronize(device)
+    handle.barrier()
+    torch.cuda.synchronize(device)
+    errors = torch.zeros(region.programs * ERROR, dtype=torch.int64, pin_memory=True)
+    state = _make_state(region, device, round(timeout_s * 1e9))
+    return Memory(
+        region,
+        _find_addresses(region, group.rank(), starts),
+        device,
+        state,
+        errors,
+        timeout_s,
+        (own, handle),
+    )
+
+
+def make_shared(
+    buffer: memoryview, rank: int, region: Region, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Memory:
+    """Return memory in a buffer that processes share, for kernels that are interpreted.
+
+    The buffer has room for the regions of all ranks, and is zeros before the first call.
+    """
+    if buffer.nbytes < region.ranks * region.nbytes:
+        raise InputError(
+            f"buffer: {buffer.nbytes} bytes; expected {region.ranks * region.nbytes}, "
+            f"{region.nbytes} for each rank"
+        )
+    view = (ctypes.c_char * buffer.nbytes).from_buffer(buffer)
+    base = ctypes.addressof(view)
+    starts = [base + region.nbytes * number for number in range(region.ranks)]
+    cpu = torch.device("cpu")
+    return Memory(
+        region,
+        _find_addresses(region, rank, starts),
+        cpu,
+        _make_state(region, cpu, round(timeout_s / _POLL_S)),
+        torch.zeros(region.programs * ERROR, dtype=torch.int64),
+        timeout_s,
+        view,
+    )
+
+
+def _find_addresses(region: Region, rank: int, starts: list[int]) -> Addresses:
+    return Addresses(
+        rank,
+        tuple(start + region.counters_bytes for start in starts),
+        tuple(starts),
+        region.half_bytes,
+    )
+
+
+def _make_state(region: Region, device: torch.device, limit: int) -> torch.Tensor:
+    state = torch.full((RUNS + region.programs,), FIRST_RUN, dtype=torch.int64)
+    state[:RUNS] = 0
+    state[LIMIT] = limit
+    return state.to(device)

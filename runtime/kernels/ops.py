@@ -1,0 +1,168 @@
+"""Collectives of one-sided kernels as torch operators, which torch.compile holds in one graph.
+
+A group of ranks is registered under a name, which operators take: `KernelGroup` does it. All sizes
+of one collective may be called in any order, as long as all ranks call in the same one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+
+from ...synth.ir.collective import CollectiveName
+from ...synth.ir.schedule import Schedule
+from ...topo.errors import InputError
+from ..program.one_sided.instructions import Mode
+from .player import KernelPlayer
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "product": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+_groups: WeakValueDictionary[str, "KernelGroup"] = WeakValueDictionary()
+
+
+class KernelGroup:
+    """Collectives of a group of ranks by kernels, registered under `name` while it exists.
+
+    `choose` returns the schedule and the mode for a collective and the bytes of its buffer, the
+    same on all ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        player: KernelPlayer,
+        choose: Callable[[CollectiveName, int], tuple[Schedule, Mode]],
+    ) -> None:
+        self.name, self.player, self.ranks = name, player, player.memory.region.ranks
+        self._choose = choose
+        _groups[name] = self
+
+    def play(
+        self,
+        collective: CollectiveName,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        numel: int,
+        op: str = "sum",
+    ) -> None:
+        """Play a collective whose buffer has `numel` elements, on contiguous tensors."""
+        if op not in _OPS:
+            raise InputError(f"op {op!r}; expected one of {', '.join(_OPS)}")
+        schedule, mode = self._choose(collective, numel * source.element_size())
+        loaded = self.player.load(
+            schedule, numel, source.dtype, _OPS[op], mode=mode, in_place=source is target
+        )
+        self.player.play(loaded, source, target)
+
+
+def find_group(name: str) -> KernelGroup:
+    """Return the group registered under a name."""
+    if name not in _groups:
+        raise InputError(f"no group of kernels is named {name!r}; known: {sorted(_groups)}")
+    return _groups[name]
+
+
+def _play_in_place(collective: CollectiveName, tensor: torch.Tensor, op: str, group: str) -> None:
+    flat = tensor if tensor.is_contiguous() else tensor.contiguous()
+    find_group(group).play(collective, flat, flat, tensor.numel(), op)
+    if flat is not tensor:
+        tensor.copy_(flat)
+
+
+@torch.library.custom_op("topoplan::one_sided_allreduce_", mutates_args=("tensor",))
+def allreduce_(tensor: torch.Tensor, op: str, group: str) -> None:
+    """Reduce a tensor over all ranks, in place."""
+    _play_in_place("allreduce", tensor, op, group)
+
+
+@torch.library.custom_op("topoplan::one_sided_broadcast_", mutates_args=("tensor",))
+def broadcast_(tensor: torch.Tensor, group: str) -> None:
+    """Give all ranks the tensor of the schedule's root, in place."""
+    _play_in_place("broadcast", tensor, "sum", group)
+
+
+@torch.library.custom_op("topoplan::one_sided_allreduce", mutates_args=())
+def allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
+    """Return the reduction of a tensor over all ranks."""
+    source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)
+    find_group(group).play("allreduce", source, result, tensor.numel(), op)
+    return result
+
+
+@torch.library.custom_op("topoplan::one_sided_allgather", mutates_args=())
+def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """Return the tensors of all ranks, one after the other along the first dimension."""
+    source, result = tensor.contiguous(), _make_like(tensor, _grow(tensor, ranks))
+    find_group(group).play("allgather", source, result, result.numel())
+    return result
+
+
+@torch.library.custom_op("topoplan::one_sided_reduce_scatter", mutates_args=())
+def reduce_scatter(tensor: torch.Tensor, ranks: int, op: str, group: str) -> torch.Tensor:
+    """Return this rank's part, along the first dimension, of the reduction over all ranks."""
+    source, result = tensor.contiguous(), _make_like(tensor, _shrink(tensor, ranks))
+    find_group(group).play("reduce-scatter", source, result, tensor.numel(), op)
+    return result
+
+
+@torch.library.custom_op("topoplan::one_sided_alltoall", mutates_args=())
+def alltoall(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    """Return this rank's parts, along the first dimension, of the tensors of all ranks."""
+    _shrink(tensor, ranks)
+    source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)
+    find_group(group).play("alltoall", source, result, tensor.numel())
+    return result
+
+
+@allreduce_.register_fake
+def _fake_allreduce_(tensor: torch.Tensor, op: str, group: str) -> None:
+    return None
+
+
+@broadcast_.register_fake
+def _fake_broadcast_(tensor: torch.Tensor, group: str) -> None:
+    return None
+
+
+@allreduce.register_fake
+def _fake_allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
+    return _make_like(tensor, tensor.shape)
+
+
+@allgather.register_fake
+def _fake_allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    return _make_like(tensor, _grow(tensor, ranks))
+
+
+@reduce_scatter.register_fake
+def _fake_reduce_scatter(tensor: torch.Tensor, ranks: int, op: str, group: str) -> torch.Tensor:
+    return _make_like(tensor, _shrink(tensor, ranks))
+
+
+@alltoall.register_fake
+def _fake_alltoall(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    return _make_like(tensor, tensor.shape)
+
+
+def _make_like(tensor: torch.Tensor, shape: Any) -> torch.Tensor:
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _grow(tensor: torch.Tensor, ranks: int) -> list[int]:
+    return [tensor.shape[0] * ranks, *tensor.shape[1:]]
+
+
+def _shrink(tensor: torch.Tensor, ranks: int) -> list[int]:
+    if tensor.shape[0] % ranks:
+        raise InputError(
+            f"a tensor of shape {tuple(tensor.shape)}; expected a first dimension that {ranks} "
+            "ranks divide"
+        )
+    return [tensor.shape[0] // ranks, *tensor.shape[1:]]

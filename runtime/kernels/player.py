@@ -1,0 +1,228 @@
+"""The player of one-sided programs on GPUs: one launch a rank and call.
+
+All ranks of a group make the same calls in the same order, each on one stream. A program is lowered
+and encoded once for each schedule, size and dtype; a call then is a launch, and CUDA graphs can
+hold it. The first launch for a dtype and reduction compiles the kernel: warm up before a capture.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ...synth.ir.schedule import Schedule
+from ...topo.errors import ExecutionError, InputError
+from ..program.layout import IN_PLACE, ends_numel
+from ..program.one_sided.instructions import END, Mode
+from ..program.one_sided.lowering import lower_one_sided
+from ..reductions import ReduceOp, check_reduction, dtype_name, share_memory
+from .kernel import play
+from .memory import Memory
+from .tables import ERROR, RUN_BITS, encode
+
+# 8 KiB a block: 32 bytes, two vectors, for each of the 256 threads of 8 warps, which leaves room in
+# the registers for 8 terms.
+_BLOCK_BYTES: Final = 8192
+NUM_WARPS: Final = 8
+# A signal or wait names at most as many ranks as a program has threads.
+LANES: Final = 256
+# A buffer has a slice for each of these bytes, up to the programs of the grid. Smaller slices gain
+# nothing, since a program moves a block at once.
+_SLICE_BYTES: Final = 1 << 14
+# The programs that a player caches; the least recently used are dropped.
+_MAX_LOADED: Final = 64
+_NAMES: Final = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "sum",
+    dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.MIN: "min",
+}
+
+
+def find_block_numel(dtype: torch.dtype) -> int:
+    """Return how many elements of a dtype the kernel moves at once."""
+    return _BLOCK_BYTES // dtype.itemsize
+
+
+def find_target() -> str:
+    """Return what kernels run on here: "cuda", "hip", or "interpreter" (TRITON_INTERPRET=1)."""
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        return "interpreter"
+    return "hip" if torch.version.hip else "cuda"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program in device memory: its table, the size of the grid, and its work buffer.
+
+    `work` is None where the work buffer is the tensor itself. `reduction` is as the kernel names it.
+    """
+
+    schedule: Schedule
+    numel: int
+    dtype: torch.dtype
+    reduction: str
+    programs: int
+    table: torch.Tensor
+    work: torch.Tensor | None
+
+    def describe(self) -> str:
+        """Return what a call of it is, for errors."""
+        name = self.schedule.collective.name
+        return (
+            f"{name} of {self.numel} elements of {dtype_name(self.dtype)} by "
+            f"{self.schedule.label}, one-sided"
+        )
+
+
+class KernelPlayer:
+    """Plays schedules in the memory of a group's ranks; each rank has one, and calls it in turn."""
+
+    def __init__(self, memory: Memory) -> None:
+        if memory.region.ranks > LANES:
+            raise InputError(f"{memory.region.ranks} ranks; expected at most {LANES} of one host")
+        self.memory = memory
+        self.rank = memory.addresses.rank
+        self._target = find_target()
+        self._loaded: OrderedDict[tuple[Any, ...], Loaded] = OrderedDict()
+
+    def load(
+        self,
+        schedule: Schedule,
+        numel: int,
+        dtype: torch.dtype,
+        op: ReduceOp = dist.ReduceOp.SUM,
+        *,
+        mode: Mode = "pull",
+        in_place: bool = False,
+    ) -> Loaded:
+        """Return a schedule's program for a buffer of `numel` elements, loaded once.
+
+        `in_place`, of an allreduce, a broadcast or a reduce, makes input and output one tensor.
+        """
+        key = id(schedule), numel, dtype, op, mode, in_place
+        loaded = self._loaded.pop(key, None)
+        if loaded is None:
+            loaded = self._load(schedule, numel, dtype, op, mode, in_place)
+            while len(self._loaded) >= _MAX_LOADED:
+                self._loaded.popitem(last=False)
+        self._loaded[key] = loaded
+        return loaded
+
+    def _load(
+        self,
+        schedule: Schedule,
+        numel: int,
+        dtype: torch.dtype,
+        op: ReduceOp,
+        mode: Mode,
+        in_place: bool,
+    ) -> Loaded:
+        collective, region = schedule.collective, self.memory.region
+        if collective.ranks != region.ranks:
+            raise InputError(f"{schedule.label} is for {collective.ranks} ranks, not {region.ranks}")
+        if in_place and collective.name not in IN_PLACE:
+            raise InputError(
+                f"{collective.name} has an input and an output; expected one of "
+                f"{', '.join(IN_PLACE)} in place"
+            )
+        if collective.reduces:
+            op = check_reduction(op, dtype)
+        window_numel = region.half_bytes // dtype.itemsize
+        wanted = min(region.programs, max(1, numel * dtype.itemsize // _SLICE_BYTES))
+
+        def lower(rank: int, slices: int | None) -> Any:
+            return lower_one_sided(
+                schedule,
+                rank,
+                numel,
+                window_numel=window_numel,
+                averages=op == dist.ReduceOp.AVG,
+                mode=mode,
+                slices=slices,
+            )
+
+        slices = max(wanted, lower(self.rank, None).slices)
+        programs = [lower(rank, slices) for rank in range(region.ranks)]
+        table = encode(programs, self.memory.addresses, dtype.itemsize, in_place=in_place)
+        device = self.memory.device
+        return Loaded(
+            schedule,
+            numel,
+            dtype,
+            _NAMES[op],
+            min(slices, region.programs),
+            torch.from_numpy(table.numbers).to(device),
+            None if in_place else torch.empty(table.work_numel, dtype=dtype, device=device),
+        )
+
+    def play(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Launch a program on contiguous tensors, which are one tensor if it is in place.
+
+        They may not overlap otherwise, but for an allgather's input that lies in its output's place
+        and a reduce-scatter's output that lies in its input's. Raise ExecutionError if an earlier
+        call has failed by now.
+        """
+        self.check()
+        self._check_tensors(loaded, source, target)
+        play[(loaded.programs,)](
+            loaded.table,
+            self.memory.state,
+            self.memory.errors,
+            source,
+            target,
+            target if loaded.work is None else loaded.work,
+            REDUCTION=loaded.reduction,
+            BLOCK=find_block_numel(loaded.dtype),
+            LANES=LANES,
+            TARGET=self._target,
+            num_warps=NUM_WARPS,
+            num_stages=1,
+        )
+
+    def _check_tensors(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
+        collective = loaded.schedule.collective
+        wanted = ends_numel(collective, self.rank, loaded.numel)
+        for name, tensor, numel in zip(
+            ("source", "target"), (source, target), wanted, strict=True
+        ):
+            if tensor.dtype != loaded.dtype or tensor.numel() < numel or not tensor.is_contiguous():
+                raise InputError(
+                    f"{name}: {tensor.numel()} elements of {dtype_name(tensor.dtype)}; expected "
+                    f"{numel} of {dtype_name(loaded.dtype)}, contiguous"
+                )
+        if loaded.work is None and source.data_ptr() != target.data_ptr():
+            raise InputError("source: expected the target itself, since the program is in place")
+        if loaded.work is not None and share_memory(source, target):
+            own = {"allgather": (source, target), "reduce-scatter": (target, source)}
+            part, whole = own.get(collective.name, (source, target))
+            apart = part.data_ptr() - whole.data_ptr() - self.rank * part.nbytes
+            if collective.name not in own or apart:
+                raise InputError(f"{collective.name}: source and target overlap; pass a clone")
+
+    def check(self) -> None:
+        """Raise ExecutionError if a call that has ended by now waited in vain."""
+        errors = self.memory.errors.view(-1, ERROR)
+        if not errors[:, 0].any():
+            return
+        program = int(errors[:, 0].argmax())
+        _, peer, step, awaited, seen, table = errors[program, :6].tolist()
+        by_address = {x.table.data_ptr(): x for x in self._loaded.values()}
+        call = by_address[table].describe() if table in by_address else "a call"
+        what = "the buffers of two runs ago to be read" if step < 0 else f"its data of step {step}"
+        raise ExecutionError(
+            f"rank {self.rank}: {call}: waited {self.memory.timeout_s:g} s for rank "
+            f"{peer}, {what} (slice {program}: run {awaited >> RUN_BITS}, "
+            f"{_describe_progress(awaited)}; it is in run {seen >> RUN_BITS}, "
+            f"{_describe_progress(seen)}); start all ranks again"
+        )
+
+
+def _describe_progress(counter: int) -> str:
+    number = counter & END
+    return "at its end" if number == END else f"signal {number}"
