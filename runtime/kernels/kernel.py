@@ -41,7 +41,7 @@ _SLOT = tl.constexpr(tables.SLOT)
 _ALIGNED = tl.constexpr(tables.ALIGNED)
 _DIVIDES = tl.constexpr(tables.DIVIDES)
 
-# Elements by which whole vectors of 16 bytes are told from the rest, whatever the dtype.
+# Whole multiples of this number of elements are moved in vectors of 16 bytes, whatever the dtype.
 _VECTOR = tl.constexpr(16)
 
 
@@ -225,7 +225,7 @@ def _move(
         mask = offsets < last
         value = _load(own, offsets, mask, DTYPE, ALIGNED)
         for group in range(1, term_count, UNROLL):
-            # The loads do not depend on each other: all of them are on their way at once.
+            # The loads do not depend on each other: all of them are in flight at once.
             for number in tl.static_range(UNROLL):
                 exists = term_count > group + number
                 address = _find_address(
@@ -239,8 +239,13 @@ def _move(
             value = _divide(value, divisor, DTYPE)
         for number in range(0, target_count):
             address = _find_address(
-                targets + number * _TERM, target_count > number,
-                inputs, outputs, work, in_buffer, in_window,
+                targets + number * _TERM,
+                target_count > number,
+                inputs,
+                outputs,
+                work,
+                in_buffer,
+                in_window,
             )
             pointer = address.to(tl.pointer_type(DTYPE))
             if ALIGNED:
@@ -267,7 +272,9 @@ def _move_part(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["table", "state", "errors", "source", "target", "scratch"])
+@triton.jit(
+    do_not_specialize_on_alignment=["table", "state", "errors", "source", "target", "scratch"]
+)
 def play(
     table, state, errors, source, target, scratch,
     REDUCTION: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, TARGET: tl.constexpr,
@@ -309,7 +316,9 @@ def play(
                 hi = tl.minimum(blocks * (part + 1) // slices * _SLICE_NUMEL, number)
                 length = (hi - lo).to(tl.int32)
                 divisor = tl.where((flags & _DIVIDES) != 0, ranks, 1).to(tl.int32)
-                whole = tl.where(are_aligned & ((flags & _ALIGNED) != 0), length // _VECTOR * _VECTOR, 0)
+                whole = tl.where(
+                    are_aligned & ((flags & _ALIGNED) != 0), length // _VECTOR * _VECTOR, 0
+                )
                 whole = tl.multiple_of(whole, 16)
                 if whole > 0:
                     _move_part(

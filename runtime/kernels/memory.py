@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _SymmetricMemory
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from ...topo.errors import InputError
@@ -87,9 +88,7 @@ def make_symmetric(
     """Return memory on GPUs that reach each other's; all ranks of the group call this together."""
     resident = torch.cuda.get_device_properties(device).multi_processor_count
     region = Region(group.size(), min(programs, resident), half_bytes)
-    own = symmetric_memory._SymmetricMemory.empty_strided_p2p(
-        (region.nbytes,), (1,), torch.uint8, device
-    )
+    own = _SymmetricMemory.empty_strided_p2p((region.nbytes,), (1,), torch.uint8, device)
     own.zero_()
     handle = symmetric_memory.rendezvous(own, group)
     starts = [

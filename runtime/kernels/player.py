@@ -60,7 +60,7 @@ def find_target() -> str:
 class Loaded:
     """A program in device memory: its table, the size of the grid, and its work buffer.
 
-    `work` is None where the work buffer is the tensor itself. `reduction` is as the kernel names it.
+    `work` is None where the work buffer is the tensor itself. The kernel knows `reduction` by name.
     """
 
     schedule: Schedule
@@ -125,7 +125,9 @@ class KernelPlayer:
     ) -> Loaded:
         collective, region = schedule.collective, self.memory.region
         if collective.ranks != region.ranks:
-            raise InputError(f"{schedule.label} is for {collective.ranks} ranks, not {region.ranks}")
+            raise InputError(
+                f"{schedule.label} is for {collective.ranks} ranks, not {region.ranks}"
+            )
         if in_place and collective.name not in IN_PLACE:
             raise InputError(
                 f"{collective.name} has an input and an output; expected one of "
@@ -188,9 +190,7 @@ class KernelPlayer:
     def _check_tensors(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
         collective = loaded.schedule.collective
         wanted = ends_numel(collective, self.rank, loaded.numel)
-        for name, tensor, numel in zip(
-            ("source", "target"), (source, target), wanted, strict=True
-        ):
+        for name, tensor, numel in zip(("source", "target"), (source, target), wanted, strict=True):
             if tensor.dtype != loaded.dtype or tensor.numel() < numel or not tensor.is_contiguous():
                 raise InputError(
                     f"{name}: {tensor.numel()} elements of {dtype_name(tensor.dtype)}; expected "

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Final
 
 import numpy as np
@@ -46,9 +46,10 @@ ALIGNED, DIVIDES = 1, 2
 VECTOR_BYTES: Final = 16
 # Lengths, in numbers.
 HEADER, ROW, TERM, AWAITED = 4, 7, 2, 4
-# A counter is (run << RUN_BITS) + number. Runs count from FIRST_RUN, and counters from 0, so that
-# memory that is all zeros is ready: in its first run no rank has to wait for slots to be free.
+# A counter is (run << RUN_BITS) + number.
 RUN_BITS: Final = END.bit_length()
+# Counters begin at 0, so that memory that is all zeros is ready: in run 1 no rank waits for slots to
+# be free.
 FIRST_RUN: Final = 1
 # Pieces are cut into slices at multiples of this, in elements, so that vectors of 16 bytes stay
 # whole. As slots begin at its multiples, too, no slice is longer than a slot has room for.
@@ -130,7 +131,7 @@ class _Places:
         bounds |= {x for move in fills for x in (move.to, move.to + move.hi - move.lo)}
         bounds |= {x for move in drains for x in (move.lo, move.hi)}
         ordered = sorted(bounds)
-        atoms = {Part(lo, hi - lo) for lo, hi in zip(ordered, ordered[1:], strict=False)}
+        atoms = {Part(lo, hi - lo) for lo, hi in pairwise(ordered)}
         if torn := named - atoms:
             raise ValueError(f"{min(torn, key=lambda x: x.start)} overlaps another piece in part")
         self._inputs = _map_places(atoms, [(x.to, x.lo, x.hi - x.lo) for x in fills], INPUT)

@@ -38,9 +38,7 @@ def share(name: str, timeout_s: float = 60.0, programs: int = 2) -> tuple[Memory
     region = Region(dist.get_world_size(), programs, 2048)
     own = dist.get_rank() == 0
     if own:
-        segment = shared_memory.SharedMemory(
-            name, create=True, size=region.nbytes * region.ranks
-        )
+        segment = shared_memory.SharedMemory(name, create=True, size=region.nbytes * region.ranks)
     dist.barrier()
     if not own:
         segment = shared_memory.SharedMemory(name)
@@ -98,9 +96,7 @@ def make_example(
     generator = torch.Generator().manual_seed(seed)
     numel = block * (1 if collective == "allgather" else ranks)
     # Products of 4 of these are exact in 8 bits.
-    inputs = [
-        torch.randint(1, 4, (numel,), generator=generator).to(dtype) for _ in range(ranks)
-    ]
+    inputs = [torch.randint(1, 4, (numel,), generator=generator).to(dtype) for _ in range(ranks)]
     stacked = torch.stack(inputs).double()
     total = {
         "SUM": lambda: stacked.sum(0),

@@ -23,7 +23,9 @@ def name_segment(test: str) -> str:
     return f"topoplan-{test}-{os.getpid()}"
 
 
-@pytest.mark.parametrize(("machine", "ranks", "calls"), [("ring:2", 2, 24), ("ring:3", 3, 16), ("full:4", 4, 12)])
+@pytest.mark.parametrize(
+    ("machine", "ranks", "calls"), [("ring:2", 2, 12), ("ring:3", 3, 8), ("full:4", 4, 6)]
+)
 def test_calls_of_all_kinds_in_a_row(plans: Plans, machine: str, ranks: int, calls: int) -> None:
     paths = {name: plans(machine, name) for name in COLLECTIVES}
     run_ranks(kernels.calls, ranks, name_segment(f"calls{ranks}"), paths, calls, ranks)
