@@ -6,9 +6,12 @@ that answers.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections import Counter
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 
 from topoplan.topo.doctor import examine, report
@@ -18,6 +21,11 @@ from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.probe.join import probe_local
+
+ROOT = Path(__file__).resolve().parents[1]
+# Ranks that play the kernel; where they share a GPU they take turns, so 10,000 calls take minutes.
+KERNEL_RANKS = (2, 4)
+KERNEL_LIMIT_S = 1800
 
 HEAD = """# Hardware that topo-probe has seen
 
@@ -67,6 +75,7 @@ def _format_section(topology: Topology, facts: Facts) -> tuple[str, str]:
         *report(examine(topology)),
         "```",
     ]
+    lines += ["", *_check_kernels()]
     if missing:
         lines += ["", "Not known:", ""]
         lines += [
@@ -76,5 +85,28 @@ def _format_section(topology: Topology, facts: Facts) -> tuple[str, str]:
     return title, "\n".join(lines)
 
 
+def _check_kernels() -> list[str]:
+    """Play 10,000 calls by the kernel on ranks that share a GPU; return what came of it."""
+    if find_spec("triton") is None:
+        return ["Kernels: not checked, since Triton is not installed (extra `kernels`)."]
+    lines = []
+    for ranks in KERNEL_RANKS:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        benchmark = str(ROOT / "benchmarks/kernels_on_gpu.py")
+        command = [*torchrun, f"--nproc-per-node={ranks}", benchmark]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=KERNEL_LIMIT_S)
+            row = json.loads(done.stdout.splitlines()[-1])
+        except (subprocess.TimeoutExpired, IndexError, ValueError):
+            lines.append(f"Kernels, {ranks} ranks: no result; run `{' '.join(command[1:])}`.")
+            continue
+        lines.append(
+            f"Kernels, {ranks} ranks on {row['cards']} GPU(s): {row['wrong']} of {row['calls']} "
+            f"eager calls and as many from a CUDA graph wrong; a call of one element "
+            f"{row['eager_us']} us, from a graph {row['graph_us']} us."
+        )
+    return lines
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parents[1] / "docs/hardware.md"))
+    sys.exit(main(ROOT / "docs/hardware.md"))

@@ -25,7 +25,10 @@ from .tables import ERROR, RUN_BITS, encode
 # 8 KiB a block: 32 bytes, two vectors, for each of the 256 threads of 8 warps, which leaves room in
 # the registers for 8 terms.
 _BLOCK_BYTES: Final = 8192
-NUM_WARPS: Final = 8
+_NUM_WARPS: Final = 8
+# Two programs of a multiprocessor would have 128 registers a thread each, at which ptxas spills some;
+# the grid has at most one program for each multiprocessor, which may take them all.
+_MAX_REGISTERS: Final = 255
 # A signal or wait names at most as many ranks as a program has threads.
 LANES: Final = 256
 # A buffer has a slice for each of these bytes, up to the programs of the grid. Smaller slices gain
@@ -54,6 +57,12 @@ def find_target() -> str:
     if triton.knobs.runtime.interpret:
         return "interpreter"
     return "hip" if torch.version.hip else "cuda"
+
+
+def list_options(target: str) -> dict[str, int]:
+    """Return the compiler's options for a target."""
+    options = {"num_warps": _NUM_WARPS, "num_stages": 1}
+    return options | ({"maxnreg": _MAX_REGISTERS} if target == "cuda" else {})
 
 
 @dataclass(frozen=True)
@@ -183,8 +192,7 @@ class KernelPlayer:
             BLOCK=find_block_numel(loaded.dtype),
             LANES=LANES,
             TARGET=self._target,
-            num_warps=NUM_WARPS,
-            num_stages=1,
+            **list_options(self._target),
         )
 
     def _check_tensors(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:

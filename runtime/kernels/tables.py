@@ -48,8 +48,7 @@ VECTOR_BYTES: Final = 16
 HEADER, ROW, TERM, AWAITED = 4, 7, 2, 4
 # A counter is (run << RUN_BITS) + number.
 RUN_BITS: Final = END.bit_length()
-# Counters begin at 0, so that memory that is all zeros is ready: in run 1 no rank waits for slots to
-# be free.
+# Counters begin at 0, so memory that is all zeros is ready: in run 1 no rank waits for free slots.
 FIRST_RUN: Final = 1
 # Pieces are cut into slices at multiples of this, in elements, so that vectors of 16 bytes stay
 # whole. As slots begin at its multiples, too, no slice is longer than a slot has room for.

@@ -1,0 +1,170 @@
+"""The kernel on GPUs: `torchrun --nproc-per-node 4 benchmarks/kernels_on_gpu.py [--calls 10000]`.
+
+Plays random calls (collectives, schedules, sizes, dtypes, reductions, pull and push) and compares
+each with what it must be, then an allreduce from a CUDA graph, and measures the time of a call of one
+element. Ranks share GPUs if there are fewer (with
+TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1, which it sets): then times are those of one card that
+takes turns, and no links are measured. Exit 1 if a call was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from typing import Any, cast
+
+# Symmetric memory reads it when it is first used.
+os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+
+import torch
+import torch.distributed as dist
+from harness import make_parser
+from kernels import COLLECTIVES, draw_inputs, expect
+
+from topoplan.runtime.kernels.memory import make_symmetric
+from topoplan.runtime.kernels.player import KernelPlayer
+from topoplan.runtime.program.layout import IN_PLACE
+from topoplan.runtime.program.one_sided.instructions import Mode
+from topoplan.synth.plan import Plan
+from topoplan.synth.planner.api import synthesize
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+# Elements of a rank's part: one, odd, and more than the slices of a whole grid.
+BLOCKS = (1, 5, 64, 1000, 4096, 30_000, 500_000)
+TIMED_CALLS = 200
+TIMEOUT_S = 120.0
+
+
+def main() -> None:
+    """Play, compare and measure; rank 0 prints one JSON object."""
+    parser = make_parser(__doc__, json=False)
+    parser.add_argument("--calls", type=int, default=10_000, help="random calls, and replays")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--programs", type=int, default=8, help="of a grid")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    group = dist.group.WORLD
+    assert group is not None
+    memory = make_symmetric(group, device, programs=args.programs, timeout_s=TIMEOUT_S)
+    player = KernelPlayer(memory)
+    plans = {name: share_plan(name, ranks) for name in COLLECTIVES}
+    wrong = play_random(player, plans, args.calls, args.seed, device)
+    wrong += play_captured(player, plans["allreduce"], args.calls, device)
+    eager_us, graph_us = time_empty_call(player, plans["allreduce"], device)
+    total = torch.tensor([wrong])
+    dist.all_reduce(total)
+    if rank == 0:
+        row = {
+            "gpu": torch.cuda.get_device_name(device),
+            "ranks": ranks,
+            "cards": min(ranks, torch.cuda.device_count()),
+            "calls": args.calls,
+            "wrong": int(total),
+            "eager_us": eager_us,
+            "graph_us": graph_us,
+        }
+        print(json.dumps(row))
+    dist.destroy_process_group()
+    sys.exit(int(bool(total)))
+
+
+def share_plan(collective: str, ranks: int) -> Plan:
+    """Return rank 0's plan for a box whose GPUs are joined by one switch, on all ranks."""
+    plans: list[Plan | None] = [None]
+    if dist.get_rank() == 0:
+        plans = [synthesize(cast(Any, collective), f"switch:{ranks}")]
+    dist.broadcast_object_list(plans, 0)
+    assert plans[0] is not None
+    return plans[0]
+
+
+def play_random(
+    player: KernelPlayer, plans: dict[str, Plan], calls: int, seed: int, device: torch.device
+) -> int:
+    """Return how many of some random calls in a row were wrong on this rank."""
+    drawn, rank, ranks = random.Random(seed), dist.get_rank(), dist.get_world_size()
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for number in range(calls):
+        name, block, dtype = drawn.choice(COLLECTIVES), drawn.choice(BLOCKS), drawn.choice(DTYPES)
+        schedule, mode = drawn.choice(plans[name].schedules), drawn.choice(("pull", "push"))
+        offset = drawn.choice((0, 0, 1))
+        # Large ones seldom: the CPU makes what they are compared with.
+        block = block if block < BLOCKS[-2] or number % 50 == 0 else 1000
+        inputs = draw_inputs(name, ranks, block, seed + number)
+        wanted = torch.from_numpy(expect(name, inputs, rank, plans[name].collective.root or 0))
+        source = place(torch.from_numpy(inputs[rank]), offset, dtype, device)
+        in_place = name in IN_PLACE and drawn.random() < 0.5
+        target = source if in_place else place(-torch.ones_like(wanted), offset, dtype, device)
+        loaded = player.load(
+            schedule, block * ranks, dtype, mode=cast(Mode, mode), in_place=in_place
+        )
+        player.play(loaded, source, target)
+        wrong += (target != wanted.to(device, dtype)).any()
+    torch.cuda.synchronize()
+    player.check()
+    return int(wrong)
+
+
+def place(
+    data: torch.Tensor, offset: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return data on the device, `offset` elements after an aligned address."""
+    room = torch.empty(len(data) + offset, dtype=dtype, device=device)
+    room[offset:] = data.to(device, dtype)
+    return room[offset:]
+
+
+def play_captured(player: KernelPlayer, plan: Plan, calls: int, device: torch.device) -> int:
+    """Return how many replays of a graph with one allreduce were wrong."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    numel = 1000 * ranks
+    x = torch.zeros(numel, device=device)
+    loaded = player.load(plan.entry_for(numel * 4).schedule, numel, torch.float32, in_place=True)
+    player.play(loaded, x, x)  # compiles
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        player.play(loaded, x, x)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for number in range(calls):
+        x.fill_(number % 1000 + rank)
+        graph.replay()
+        wrong += (x != (number % 1000) * ranks + ranks * (ranks - 1) // 2).any()
+    torch.cuda.synchronize()
+    player.check()
+    return int(wrong)
+
+
+def time_empty_call(player: KernelPlayer, plan: Plan, device: torch.device) -> tuple[float, float]:
+    """Return the median microseconds of an allreduce of one element, eager and from a graph."""
+    x = torch.zeros(1, device=device)
+    loaded = player.load(plan.entry_for(4).schedule, 1, torch.float32, in_place=True)
+    player.play(loaded, x, x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        player.play(loaded, x, x)
+    medians = []
+    for call in (lambda: player.play(loaded, x, x), graph.replay):
+        times_us = []
+        for _ in range(TIMED_CALLS):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times_us.append((time.perf_counter() - begun) * 1e6)
+        medians.append(round(statistics.median(times_us), 1))
+    return medians[0], medians[1]
+
+
+if __name__ == "__main__":
+    main()

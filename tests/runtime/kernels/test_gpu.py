@@ -1,0 +1,25 @@
+"""The kernel on a GPU that ranks share: exact calls, eager and captured in a CUDA graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from launch import run_command
+
+BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks/kernels_on_gpu.py"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_calls_are_exact_on_one_gpu(ranks: int) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    done = run_command(
+        *torchrun, "--nproc-per-node", str(ranks), str(BENCHMARK), "--calls", "1000", quiet_s=280
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    row = json.loads(done.stdout.splitlines()[-1])
+    assert row["wrong"] == 0
+    assert row["ranks"] == ranks
