@@ -1,10 +1,10 @@
 """The kernel on GPUs: `torchrun --nproc-per-node 4 benchmarks/kernels_on_gpu.py [--calls 10000]`.
 
-Plays random calls (collectives, schedules, sizes, dtypes, reductions, pull and push) and compares
-each with what it must be, then an allreduce from a CUDA graph, and measures the time of a call of one
-element. Ranks share GPUs if there are fewer (with
-TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1, which it sets): then times are those of one card that
-takes turns, and no links are measured. Exit 1 if a call was wrong.
+Plays random calls (collectives, schedules, sizes, dtypes, pull and push) and compares each with
+what it must be, then an allreduce from a CUDA graph, and measures the time of a call of one
+element. Ranks share GPUs if there are fewer (it sets TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1):
+then times are those of one card that takes turns, and no links are measured. Exit 1 if a call was
+wrong.
 """
 
 from __future__ import annotations

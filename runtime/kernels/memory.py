@@ -57,7 +57,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Memory:
+class KernelMemory:
     """What a rank's kernels work with.
 
     `state` is read and written by kernels alone; `errors` is memory of the host, which it can read
@@ -84,7 +84,7 @@ def make_symmetric(
     programs: int = DEFAULT_PROGRAMS,
     half_bytes: int = DEFAULT_HALF_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> Memory:
+) -> KernelMemory:
     """Return memory on GPUs that reach each other's; all ranks of the group call this together."""
     resident = torch.cuda.get_device_properties(device).multi_processor_count
     region = Region(group.size(), min(programs, resident), half_bytes)
@@ -101,7 +101,7 @@ def make_symmetric(
     torch.cuda.synchronize(device)
     errors = torch.zeros(region.programs * ERROR, dtype=torch.int64, pin_memory=True)
     state = _make_state(region, device, round(timeout_s * 1e9))
-    return Memory(
+    return KernelMemory(
         region,
         _find_addresses(region, group.rank(), starts),
         device,
@@ -114,7 +114,7 @@ def make_symmetric(
 
 def make_shared(
     buffer: memoryview, rank: int, region: Region, *, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> Memory:
+) -> KernelMemory:
     """Return memory in a buffer that processes share, for kernels that are interpreted.
 
     The buffer has room for the regions of all ranks, and is zeros before the first call.
@@ -128,7 +128,7 @@ def make_shared(
     base = ctypes.addressof(view)
     starts = [base + region.nbytes * number for number in range(region.ranks)]
     cpu = torch.device("cpu")
-    return Memory(
+    return KernelMemory(
         region,
         _find_addresses(region, rank, starts),
         cpu,

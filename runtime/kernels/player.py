@@ -6,6 +6,7 @@ hold it. The first launch for a dtype and reduction compiles the kernel: warm up
 """
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,15 +20,15 @@ from ..program.one_sided.instructions import END, Mode
 from ..program.one_sided.lowering import lower_one_sided
 from ..reductions import ReduceOp, check_reduction, dtype_name, share_memory
 from .kernel import play
-from .memory import Memory
+from .memory import KernelMemory
 from .tables import ERROR, RUN_BITS, encode
 
 # 8 KiB a block: 32 bytes, two vectors, for each of the 256 threads of 8 warps, which leaves room in
 # the registers for 8 terms.
 _BLOCK_BYTES: Final = 8192
 _NUM_WARPS: Final = 8
-# Two programs of a multiprocessor would have 128 registers a thread each, at which ptxas spills some;
-# the grid has at most one program for each multiprocessor, which may take them all.
+# With 128 registers a thread, for two programs on a multiprocessor, ptxas spills some. A grid has
+# at most one program for each, which may take all its registers.
 _MAX_REGISTERS: Final = 255
 # A signal or wait names at most as many ranks as a program has threads.
 LANES: Final = 256
@@ -92,7 +93,7 @@ class Loaded:
 class KernelPlayer:
     """Plays schedules in the memory of a group's ranks; each rank has one, and calls it in turn."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: KernelMemory) -> None:
         if memory.region.ranks > LANES:
             raise InputError(f"{memory.region.ranks} ranks; expected at most {LANES} of one host")
         self.memory = memory
@@ -181,6 +182,10 @@ class KernelPlayer:
         """
         self.check()
         self._check_tensors(loaded, source, target)
+        with torch.cuda.device(target.device) if target.is_cuda else nullcontext():
+            self._launch(loaded, source, target)
+
+    def _launch(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
         play[(loaded.programs,)](
             loaded.table,
             self.memory.state,

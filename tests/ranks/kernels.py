@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from topoplan.runtime.program.one_sided.instructions import Mode
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import ExecutionError
 
 if TYPE_CHECKING:
-    from topoplan.runtime.kernels.memory import Memory
+    from topoplan.runtime.kernels.memory import KernelMemory
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+MODES: tuple[Mode, ...] = ("pull", "push")
 REDUCTIONS = ("SUM", "MAX", "PRODUCT", "MIN")
 
 
@@ -31,7 +33,7 @@ def interpret() -> None:
             del sys.modules[name]
 
 
-def share(name: str, timeout_s: float = 60.0, programs: int = 2) -> tuple[Memory, Any]:
+def share(name: str, timeout_s: float = 60.0, programs: int = 2) -> tuple[KernelMemory, Any]:
     """Return this rank's memory in a segment that rank 0 makes, and the segment."""
     from topoplan.runtime.kernels.memory import Region, make_shared
 
@@ -62,7 +64,7 @@ def calls(name: str, paths: dict[str, str], count: int, seed: int) -> None:
         collective = same.choice(sorted(plans))
         schedule = same.choice(plans[collective].schedules)
         dtype, reduction = same.choice(DTYPES), same.choice(REDUCTIONS)
-        mode = same.choice(("pull", "push"))
+        mode = same.choice(MODES)
         blocks = same.choice((1, 3, 64, 257, 700))
         in_place, offset = same.random() < 0.5, same.choice((0, 0, 1))
         source, target, wanted = make_example(collective, blocks, dtype, reduction, number)
@@ -182,7 +184,8 @@ def compiled(name: str, paths: dict[str, str]) -> None:
         total = ops.allreduce(x * 2, "sum", group.name)
         ops.allreduce_(total, "max", group.name)
         part = ops.reduce_scatter(total + 1, ranks, "sum", group.name)
-        return ops.allgather(part, ranks, group.name)
+        gathered: torch.Tensor = ops.allgather(part, ranks, group.name)
+        return gathered
 
     x = torch.arange(16.0 * ranks).reshape(ranks, 16) * (rank + 1)
     graph = torch.compile(step, backend="aot_eager", fullgraph=True)
