@@ -1,7 +1,8 @@
 """The GPU kernel without a GPU: `python benchmarks/kernels.py [compile] [replay] [interpret]`.
 
-compile    for each target, dtype and reduction: registers and spills; fails if float32 or bfloat16
-           spill (needs triton)
+compile    for each target, dtype and reduction: registers, and those spilled to memory; fails if
+           float32 or bfloat16 spill. `parked` are scalar registers that AMD's compiler moves to
+           vector registers: those of the loop over slices, not of the loops inside (needs triton)
 replay     calls of all schedules of the plans for boxes of up to 8 GPUs, in memory with weak
            ordering: random order of ranks and sizes
 interpret  calls of the same plans on real processes, by Triton's interpreter (needs triton)
@@ -68,8 +69,8 @@ COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoal
 # Elements of each rank's part of a buffer: none, fewer than a vector, and several slices.
 BLOCKS = (1, 5, 16, 63, 257, 1000)
 CALLS_IN_A_ROW = 10
-# So small that large buffers take several slices.
-WINDOW_NUMEL = 1 << 14
+# Room for a slot of each of the thousand messages that a schedule has at most there.
+WINDOW_NUMEL = 1 << 16
 LIMIT_S = 7200.0
 
 
@@ -100,6 +101,7 @@ def main() -> None:
             ("op", "reduction", "<9s"),
             ("registers", "registers", ">9d"),
             ("spills", "spills", ">6d"),
+            ("parked", "parked", ">6d"),
             ("calls", "calls", ">6d"),
             ("wrong", "wrong", ">5d"),
             ("seconds", "seconds", ">8.1f"),
@@ -177,15 +179,15 @@ def compile_one(target: str, dtype: str, reduction: str) -> dict[str, Any]:
         options=list_options(backend),
     )
     seconds = time.monotonic() - begun
-    registers, spills = (
+    usage = (
         read_cubin(compiled.asm["cubin"])
         if backend == "cuda"
         else read_amdgcn(compiled.asm["amdgcn"])
     )
-    return {"registers": registers, "spills": spills, "seconds": seconds}
+    return usage | {"seconds": seconds}
 
 
-def read_cubin(cubin: bytes) -> tuple[int, int]:
+def read_cubin(cubin: bytes) -> dict[str, int]:
     """Return the registers of a cubin, and the bytes of its stack, where spills would be."""
     import triton
 
@@ -196,15 +198,17 @@ def read_cubin(cubin: bytes) -> tuple[int, int]:
         command = [str(tool), "-res-usage", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", done.stdout))
-    return int(usage["REG"]), int(usage["STACK"]) + int(usage["LOCAL"])
+    return {"registers": int(usage["REG"]), "spills": int(usage["STACK"]) + int(usage["LOCAL"])}
 
 
-def read_amdgcn(text: str) -> tuple[int, int]:
-    """Return the vector registers of AMD's assembly, and how many of all were spilled."""
+def read_amdgcn(text: str) -> dict[str, int]:
+    """Return the vector registers of AMD's assembly, and how many registers were spilled."""
     counts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", text))
-    return int(counts["vgpr_count"]), int(counts["vgpr_spill_count"]) + int(
-        counts["sgpr_spill_count"]
-    )
+    return {
+        "registers": int(counts["vgpr_count"]),
+        "spills": int(counts["vgpr_spill_count"]),
+        "parked": int(counts["sgpr_spill_count"]),
+    }
 
 
 # Parts 2 and 3: calls

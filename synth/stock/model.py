@@ -20,7 +20,7 @@ from .paths import GpuPaths, find_gpu_paths
 from .search import StockGraph, find_chains, find_rings
 from .steps import RING
 from .system import GPU, NET, NVS, PathType, StockLink, StockSystem, build_system
-from .tuner import pick
+from .tuner import expect
 
 # Compute capability, times ten, from which NVSwitches add data for NCCL (NVLS).
 _NVLS_SM = 90
@@ -69,11 +69,18 @@ class StockModel:
     p2p_at_sys: frozenset[tuple[int, int]]
     has_nvls: bool
     assumes: tuple[str, ...]
-    _pick: Callable[[int], str] = field(repr=False, compare=False)
+    _expect: Callable[[int, float], tuple[str, float]] = field(repr=False, compare=False)
 
     def pick(self, size_bytes: int) -> str:
         """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
-        return self._pick(size_bytes)
+        return self._expect(size_bytes, 0.0)[0]
+
+    def expect_us(self, size_bytes: int, hop_us: float = 0.0) -> float:
+        """Return the microseconds of an allreduce of a size, as NCCL's tuner counts them.
+
+        Where a hop is known to take longer than NCCL counts, `hop_us`, the time is with that.
+        """
+        return self._expect(size_bytes, hop_us)[1]
 
     @property
     def algbw_GBps(self) -> dict[str, Fraction]:
@@ -149,7 +156,7 @@ def model_stock(
         p2p_at_sys=_name_pairs(at_sys, system),
         has_nvls=bool(system.nodes[NVS]) and system.min_sm >= _NVLS_SM,
         assumes=tuple(_list_assumptions(system, hosts)),
-        _pick=lambda size_bytes: pick(system, rings, chains, size_bytes, hosts),
+        _expect=lambda size_bytes, hop_us: expect(system, rings, chains, size_bytes, hosts, hop_us),
     )
 
 

@@ -63,6 +63,21 @@ def pick(
     system: StockSystem, rings: StockGraph, chains: StockGraph, size_bytes: int, hosts: int = 1
 ) -> str:
     """Return "rings" or "chains": what NCCL picks for an allreduce of a size."""
+    return expect(system, rings, chains, size_bytes, hosts)[0]
+
+
+def expect(
+    system: StockSystem,
+    rings: StockGraph,
+    chains: StockGraph,
+    size_bytes: int,
+    hosts: int = 1,
+    hop_us: float = 0.0,
+) -> tuple[str, float]:
+    """Return what NCCL picks for an allreduce of a size, and the microseconds that it expects.
+
+    Where a hop is known to take longer than NCCL counts, `hop_us`, the time is with that.
+    """
     used = min(rings.channels, chains.channels)
     graphs = {
         name: replace(graph, orders=graph.orders[:used])
@@ -74,7 +89,9 @@ def pick(
         for protocol in (_LL, _LL128, _SIMPLE)
         if protocol != _LL128 or _has_ll128(system, graph, hosts)
     }
-    return min(times, key=lambda key: times[key])[0]
+    name, protocol = min(times, key=lambda key: times[key])
+    graph = graphs[name]
+    return name, _predict_us(system, hosts, name, graph, protocol, size_bytes, hop_us)
 
 
 def _has_ll128(system: StockSystem, graph: StockGraph, hosts: int) -> bool:
@@ -89,12 +106,20 @@ def _has_ll128(system: StockSystem, graph: StockGraph, hosts: int) -> bool:
 
 
 def _predict_us(
-    system: StockSystem, hosts: int, name: str, graph: StockGraph, protocol: int, size_bytes: int
+    system: StockSystem,
+    hosts: int,
+    name: str,
+    graph: StockGraph,
+    protocol: int,
+    size_bytes: int,
+    least_hop_us: float = 0.0,
 ) -> float:
     """Return the microseconds that NCCL expects of an allreduce."""
     gpus = len(system.nodes[DEV])
     ranks = gpus * hosts
-    latency_us = _BASE_us[name][protocol] + _count_steps_us(system, hosts, name, graph, protocol)
+    latency_us = _BASE_us[name][protocol] + _count_steps_us(
+        system, hosts, name, graph, protocol, least_hop_us
+    )
     is_large = size_bytes >= _LARGE_bytes * 2 * graph.channels * ranks
     if name == "rings" and protocol == _SIMPLE and hosts > 1 and is_large:
         latency_us *= _PLATEAU_OLD if system.min_sm < _PLATEAU_SM else _PLATEAU
@@ -107,7 +132,12 @@ def _predict_us(
 
 
 def _count_steps_us(
-    system: StockSystem, hosts: int, name: str, graph: StockGraph, protocol: int
+    system: StockSystem,
+    hosts: int,
+    name: str,
+    graph: StockGraph,
+    protocol: int,
+    least_hop_us: float,
 ) -> float:
     """Return the microseconds that NCCL expects of the steps of an allreduce."""
     gpus = len(system.nodes[DEV])
@@ -115,6 +145,7 @@ def _count_steps_us(
     if name == "chains" and graph.path_type != PathType.NVL and system.has_cpu("ppc64"):
         # On POWER NCCL counts a step of a chain like one of a ring.
         hop_us = _PCI_us["rings" if protocol == _SIMPLE else "chains"][protocol]
+    hop_us = max(hop_us, least_hop_us)
     net_us = _NET_us["chains" if gpus == 1 else name][protocol]
     if name == "chains":
         return 2 * ((gpus - 1) * hop_us + (hosts.bit_length() - 1) * net_us)

@@ -1,0 +1,114 @@
+"""Predicted times of calls by one-sided kernels, and the shape of a call by fabric.
+
+A call costs its launch, the rounds of its steps one after the other, and in each step the time of
+the most loaded link. A round takes three times a hop between two GPUs. Pull: the flag crosses,
+then the request of a read, then the data. Push: the data cross, their receipt returns to the
+sender's fence, then the flag crosses.
+
+Pushes to several GPUs over PCIe are staged, since writes from all to all collapse there
+(flashinfer#4393): each rank has one stream out and one in at a time, and a round for each.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from ...synth.cost.loads import step_loads
+from ...synth.ir.schedule import Schedule
+from ...topo.graph import Topology
+from ..program.one_sided.instructions import Mode
+
+# Microseconds of a launch: what NCCL counts for a call with its fastest protocol, LL, on a ring.
+LAUNCH_us: Final = 6.6
+# Microseconds in which data and a flag reach another GPU, over NVLink and otherwise: what NCCL's
+# tuner counts for a hop with LL (graph/tuning.cc). On machines with several sockets it is often
+# more: `measure_hop_us` has it from a measured call.
+NVLINK_HOP_us: Final = 0.6
+PCI_HOP_us: Final = 1.0
+_HOPS_PER_ROUND: Final = 3
+# Links that GPUs write and read each other's memory over like NVLink.
+_FABRICS: Final = frozenset({"nvlink", "xgmi"})
+_s_PER_us: Final = 1e-6
+_BYTES_PER_GB: Final = 1e9
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A schedule and a mode, and the microseconds that a call of them is predicted to take."""
+
+    schedule: Schedule
+    mode: Mode
+    time_us: float
+
+
+def measure_hop_us(small_call_us: float, ranks: int) -> float:
+    """Return the microseconds of a hop, from stock NCCL's time for a few KB on one host.
+
+    Such a call goes around a ring twice with LL, so it consists of a launch and 2 (ranks - 1) hops.
+    """
+    return max(0.0, small_call_us - LAUNCH_us) / (2 * (ranks - 1))
+
+
+def predict_us(
+    schedule: Schedule,
+    topology: Topology,
+    size_bytes: int,
+    mode: Mode = "pull",
+    pci_hop_us: float = PCI_HOP_us,
+) -> float:
+    """Return the predicted microseconds of a call for a buffer of `size_bytes`."""
+    uncut = schedule.uncut
+    steps = int(uncut.transfers.step.max(initial=-1)) + 1
+    loads = step_loads(uncut.chunks, uncut.transfers, steps, topology)
+    data_s = float(loads.seconds.max(axis=1, initial=0).sum()) / loads.scale if steps else 0.0
+    rounds_us = _count_rounds_us(uncut, topology, mode, pci_hop_us)
+    return LAUNCH_us + rounds_us + data_s * size_bytes / _BYTES_PER_GB / _s_PER_us
+
+
+def _count_rounds_us(
+    schedule: Schedule, topology: Topology, mode: Mode, pci_hop_us: float
+) -> float:
+    kinds = {(link.src, link.dst): link.kind for link in topology.links}
+    t, ranks = schedule.transfers, topology.ranks
+    paths, path_of = t.paths()
+    over_pci = np.array(
+        [
+            any(
+                kinds.get(hop) not in _FABRICS for hop in pairwise((ranks[src], *route, ranks[dst]))
+            )
+            for src, dst, route in paths
+        ],
+        dtype=np.bool_,
+    )
+    total_us = 0.0
+    for step in np.unique(t.step):
+        used = np.unique(path_of[t.step == step])
+        pairs = [paths[path][:2] for path in used[over_pci[used]]]
+        stages = _count_streams(pairs) if mode == "push" else int(bool(pairs))
+        total_us += _HOPS_PER_ROUND * (stages * pci_hop_us if pairs else NVLINK_HOP_us)
+    return total_us
+
+
+def _count_streams(pairs: list[tuple[int, int]]) -> int:
+    """Return the largest number of messages that leave or reach one rank."""
+    ends = [[pair[end] for pair in pairs] for end in (0, 1)]
+    return max((of_end.count(rank) for of_end in ends for rank in set(of_end)), default=0)
+
+
+def choose_shape(
+    schedules: Iterable[Schedule],
+    topology: Topology,
+    size_bytes: int,
+    pci_hop_us: float = PCI_HOP_us,
+) -> Shape:
+    """Return the shape with the least predicted time for a size; of equal ones the first."""
+    modes: tuple[Mode, ...] = ("pull", "push")
+    shapes = (
+        Shape(x, mode, predict_us(x, topology, size_bytes, mode, pci_hop_us))
+        for x in schedules
+        for mode in modes
+    )
+    return min(shapes, key=lambda shape: shape.time_us)

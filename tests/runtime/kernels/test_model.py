@@ -1,0 +1,47 @@
+"""Predicted shapes of calls by fabric: steps, pull or push."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from topoplan.runtime.kernels.model import choose_shape, measure_hop_us, predict_us
+from topoplan.runtime.program.one_sided.flat import build_flat
+from topoplan.synth.ir.collective import Collective
+from topoplan.topo.graph import Device, Link, Topology
+
+
+def star(kind: str, gpus: int = 4) -> Topology:
+    """Return GPUs on one switch, at 10 GB/s each."""
+    devices = [Device(f"gpu{n}", "gpu") for n in range(gpus)]
+    links = [
+        Link(src, dst, Fraction(10), kind=kind)
+        for n in range(gpus)
+        for src, dst in ((f"gpu{n}", "switch0"), ("switch0", f"gpu{n}"))
+    ]
+    return Topology("star", (*devices, Device("switch0", "switch")), tuple(links))
+
+
+@pytest.mark.parametrize("kind", ["nvlink", "pcie"])
+def test_small_calls_take_one_step_and_large_ones_two(kind: str) -> None:
+    flat, topology = build_flat(Collective("allreduce", 4)), star(kind)
+    small, large = (choose_shape(flat, topology, size) for size in (1 << 10, 64 << 20))
+    assert small.schedule.steps == 1
+    assert large.schedule.steps == 2
+    # All of the vector to and from three ranks against twice three quarters of it.
+    assert 1.9 < predict_us(small.schedule, topology, 64 << 20) / large.time_us < 2.1
+
+
+def test_pushes_are_staged_on_pcie_alone() -> None:
+    one_shot = build_flat(Collective("allreduce", 4))[1]
+    nvlink, pcie = star("nvlink"), star("pcie")
+    assert predict_us(one_shot, nvlink, 4096, "push") == predict_us(one_shot, nvlink, 4096, "pull")
+    pull, push = (predict_us(one_shot, pcie, 4096, mode, 2.0) for mode in ("pull", "push"))
+    # Three streams, one after the other, in place of one round of three hops.
+    assert push - pull == pytest.approx(2 * 3 * 2.0)
+
+
+def test_a_hop_follows_from_a_small_call_of_stock() -> None:
+    assert measure_hop_us(6.6 + 14 * 3.5, 8) == pytest.approx(3.5)
+    assert measure_hop_us(5.0, 8) == 0
