@@ -31,12 +31,12 @@ PCI_HOP_us: Final = 1.0
 _HOPS_PER_ROUND: Final = 3
 # Links that GPUs write and read each other's memory over like NVLink.
 _FABRICS: Final = frozenset({"nvlink", "xgmi"})
-_s_PER_us: Final = 1e-6
-_BYTES_PER_GB: Final = 1e9
+# Microseconds in which a link of 1 GB/s transfers a byte.
+_us_PER_BYTE: Final = 1e-3
 
 
 @dataclass(frozen=True)
-class Shape:
+class CallShape:
     """A schedule and a mode, and the microseconds that a call of them is predicted to take."""
 
     schedule: Schedule
@@ -63,9 +63,11 @@ def predict_us(
     uncut = schedule.uncut
     steps = int(uncut.transfers.step.max(initial=-1)) + 1
     loads = step_loads(uncut.chunks, uncut.transfers, steps, topology)
-    data_s = float(loads.seconds.max(axis=1, initial=0).sum()) / loads.scale if steps else 0.0
+    data_s_per_GB = (
+        float(loads.seconds.max(axis=1, initial=0).sum()) / loads.scale if steps else 0.0
+    )
     rounds_us = _count_rounds_us(uncut, topology, mode, pci_hop_us)
-    return LAUNCH_us + rounds_us + data_s * size_bytes / _BYTES_PER_GB / _s_PER_us
+    return LAUNCH_us + rounds_us + data_s_per_GB * size_bytes * _us_PER_BYTE
 
 
 def _count_rounds_us(
@@ -103,11 +105,11 @@ def choose_shape(
     topology: Topology,
     size_bytes: int,
     pci_hop_us: float = PCI_HOP_us,
-) -> Shape:
+) -> CallShape:
     """Return the shape with the least predicted time for a size; of equal ones the first."""
     modes: tuple[Mode, ...] = ("pull", "push")
     shapes = (
-        Shape(x, mode, predict_us(x, topology, size_bytes, mode, pci_hop_us))
+        CallShape(x, mode, predict_us(x, topology, size_bytes, mode, pci_hop_us))
         for x in schedules
         for mode in modes
     )

@@ -5,6 +5,7 @@ and encoded once for each schedule, size and dtype; a call then is a launch, and
 hold it. The first launch for a dtype and reduction compiles the kernel: warm up before a capture.
 """
 
+import time
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ LANES: Final = 256
 _SLICE_BYTES: Final = 1 << 14
 # The programs that a player caches; the least recently used are dropped.
 _MAX_LOADED: Final = 64
+# Polling interval of interpreted kernels: about as long as the poll itself.
+_POLLING_INTERVAL_S: Final = 2e-4
 _NAMES: Final = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "sum",
@@ -58,6 +61,21 @@ def find_target() -> str:
     if triton.knobs.runtime.interpret:
         return "interpreter"
     return "hip" if torch.version.hip else "cuda"
+
+
+def _share_cores() -> None:
+    """Let polls of interpreted kernels sleep, since ranks may share cores."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    plain = InterpreterBuilder.create_atomic_rmw
+    if plain.__name__ == "poll":
+        return
+
+    def poll(*args: Any) -> Any:
+        time.sleep(_POLLING_INTERVAL_S)
+        return plain(*args)
+
+    InterpreterBuilder.create_atomic_rmw = poll
 
 
 def list_options(target: str) -> dict[str, int]:
@@ -99,6 +117,8 @@ class KernelPlayer:
         self.memory = memory
         self.rank = memory.addresses.rank
         self._target = find_target()
+        if self._target == "interpreter":
+            _share_cores()
         self._loaded: OrderedDict[tuple[Any, ...], Loaded] = OrderedDict()
 
     def load(

@@ -107,7 +107,7 @@ def encode(
     which is passed as work; without it input and output are two tensors.
     """
     program = programs[addresses.rank]
-    pieces = _Places(program, in_place=in_place)
+    pieces = _PiecePlaces(program, in_place=in_place)
     steps = _merge(_write(programs, addresses, pieces))
     return Table(
         _lay_out(program, steps, addresses, itemsize),
@@ -116,7 +116,7 @@ def encode(
     )
 
 
-class _Places:
+class _PiecePlaces:
     """Where the current value of each piece of the work buffer is."""
 
     def __init__(self, program: OneSidedProgram, *, in_place: bool) -> None:
@@ -183,7 +183,7 @@ def _map_places(
 
 
 def _write(
-    programs: Sequence[OneSidedProgram], addresses: Addresses, pieces: _Places
+    programs: Sequence[OneSidedProgram], addresses: Addresses, pieces: _PiecePlaces
 ) -> list[_Step]:
     rank = addresses.rank
     own = 8 * rank
