@@ -194,7 +194,7 @@ def play_and_check(
     row = torch.cat([ramp + to + rank for to in range(world)]).to(dtype)
     total = sum(range(world))
     x = row.clone()
-    every, out = torch.empty_like(row), torch.empty_like(mine)
+    every, out = torch.zeros_like(row), torch.zeros_like(mine)
     calls: dict[str, Callable[[], object]] = {
         "allreduce": lambda: communicator.allreduce(x),
         "reduce": lambda: communicator.reduce(x),

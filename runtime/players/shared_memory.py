@@ -31,9 +31,9 @@ from .contract import PlayError, Stamp
 HALF_BYTES = 1 << 18
 # A host with more ranks has several windows of megabytes of each of them.
 MAX_RANKS = 64
-# Turns of a waiting loop, about 20 to 100 us, before a rank sleeps; with more ranks than cores a
-# rank that spins keeps the one that it waits for from running.
-_SPINS, _SPINS_IF_CROWDED = 2000, 50
+# Turns of a waiting loop, about 20 to 100 us, before a rank lets others run. With more ranks than
+# cores it does so at once: it would keep the rank that it waits for from running.
+_SPINS, _SPINS_IF_CROWDED = 2000, 1
 
 # Codes of shared_memory.cpp, by their order there.
 _PUT, _SIGNAL, _WAIT, _COMBINE = range(4)
