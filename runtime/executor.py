@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..synth.ir.schedule import Schedule
-from ..topo.errors import ExecutionError
+from ..topo.errors import ExecutionError, InfeasibleError
 from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import Binding, BoundProgram, Buffers, Compiled, CompiledOneSided
@@ -57,6 +57,8 @@ class Executor:
         self.rank = transport.rank
         process_budget.environment_bytes = parse_scratch(None)
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
+        # One-sided schedules with too many chunks for the shared memory: sent as messages.
+        self._too_fine: set[tuple[Schedule, int, torch.dtype]] = set()
         self._quietly = make_quiet()
         # Calls on GPUs end after `run` has returned: their time here says nothing about links.
         self._watch = (
@@ -215,8 +217,16 @@ class Executor:
         if compiled is None:
             size_bytes = self.wire_size(buffers.numel, like.dtype)
             tally = self.tallies.find(schedule.label, size_bytes)
-            kind = CompiledOneSided if isinstance(schedule, OneSidedSchedule) else Compiled
-            compiled = kind(schedule, buffers, self.transport, self.codec, tally)
+            if isinstance(schedule, OneSidedSchedule):
+                try:
+                    compiled = CompiledOneSided(
+                        schedule, buffers, self.transport, self.codec, tally
+                    )
+                except InfeasibleError:  # on all ranks alike
+                    self._too_fine.add((schedule, buffers.numel, like.dtype))
+                    return self._compile(schedule.as_messages, buffers)
+            else:
+                compiled = Compiled(schedule, buffers, self.transport, self.codec, tally)
             nbytes = buffers.numel * like.element_size()
             process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
@@ -232,7 +242,12 @@ class Executor:
     def _can_play_one_sided(self, schedule: Schedule, buffers: Buffers) -> bool:
         """Return whether a call can be played in shared memory; the same on all ranks."""
         op = buffers.op if schedule.collective.reduces else None
-        return self.codec is None and suits(buffers.target.dtype, op)
+        dtype = buffers.target.dtype
+        return (
+            self.codec is None
+            and suits(dtype, op)
+            and not (self._too_fine and (schedule, buffers.numel, dtype) in self._too_fine)
+        )
 
     def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
         number, deadline = self.faults.admit(number)

@@ -15,6 +15,8 @@ import topoplan
 from ranks.checks import normal, refused
 from ranks.faults import die
 from topoplan import Communicator
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.request import Request, Send, build_schedule
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -167,3 +169,28 @@ def what_cannot_share(path: str) -> None:
         Communicator(path, executor="shared")
     with refused("are sent as messages"):
         Communicator(path, compress="fp16", executor="one-sided")
+
+
+def a_schedule_too_fine_for_the_memory() -> None:
+    """Chunks that fit as float32, but not as float64, whose slots take twice the room."""
+    world = dist.get_world_size()
+
+    @topoplan.strategy("fine")
+    def build(request: Request) -> list[Schedule]:
+        chunks = request.collective.even_chunks(600)
+        sends: list[Send] = [
+            (0, src, dst, chunk, "reduce")
+            for src in range(world)
+            for dst in range(world)
+            for chunk in range(600)
+            if src != dst
+        ]
+        return [build_schedule(request, "fine", chunks, sends)]
+
+    plan = topoplan.synthesize("allreduce", f"switch:{world}", strategy="fine")
+    communicator = Communicator(plan, choose="plan", executor="one-sided")
+    for dtype in (torch.float32, torch.float64):
+        for _ in range(3):
+            x = torch.arange(6000, dtype=dtype)
+            communicator.allreduce(x)
+            assert torch.equal(x, world * torch.arange(6000, dtype=dtype))

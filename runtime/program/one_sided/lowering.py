@@ -10,6 +10,7 @@ source rank to the highest, the rank's own value in its place (see synth/ir/addi
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -58,7 +59,7 @@ def lower_one_sided(
     puts = _Puts(messages, mode, [hi - lo for lo, hi in layout.in_block])
     if slices is None:
         slices = _count_slices(puts.lengths, window_numel)
-    needed = max((sum(map(_room(slices), of_rank)) for of_rank in puts.lengths.values()), default=0)
+    needed = max((_sum_rooms(of_rank, slices) for of_rank in puts.lengths.values()), default=0)
     if needed > window_numel:
         raise InfeasibleError(
             f"{schedule.label}: one-sided programs need {needed} elements of a window of "
@@ -89,8 +90,13 @@ def _list_messages(layout: Layout) -> list[_Message]:
     )
 
 
-def _room(slices: int):  # type: ignore[no-untyped-def]
-    return lambda length: align(-(-length // slices))
+def _find_room(length: int, slices: int) -> int:
+    """Return the elements of a slot for any slice of a piece of `length` elements."""
+    return align(-(-length // slices))
+
+
+def _sum_rooms(lengths: Iterable[int], slices: int) -> int:
+    return sum(_find_room(length, slices) for length in lengths)
 
 
 def _count_slices(lengths: dict[int, list[int]], window_numel: int) -> int:
@@ -98,7 +104,7 @@ def _count_slices(lengths: dict[int, list[int]], window_numel: int) -> int:
     least, most = 1, max((max(of_rank) for of_rank in lengths.values()), default=1)
     while least < most:
         middle = (least + most) // 2
-        if all(sum(map(_room(middle), of_rank)) <= window_numel for of_rank in lengths.values()):
+        if all(_sum_rooms(of_rank, middle) <= window_numel for of_rank in lengths.values()):
             most = middle
         else:
             least = middle + 1
@@ -161,13 +167,12 @@ class _ProgramWriter:
     ) -> None:
         self._layout, self._rank, self._puts = layout, rank, puts
         self._completing = completing
-        room = _room(slices)
         self._starts: dict[int, list[int]] = {}
         for owner, lengths in puts.lengths.items():
             at, starts = 0, []
             for length in lengths:
                 starts.append(at)
-                at += room(length)
+                at += _find_room(length, slices)
             self._starts[owner] = starts
 
     def write(self, messages: list[_Message]) -> list[Instruction]:

@@ -53,6 +53,10 @@ def test_ranks_that_make_other_calls_are_named(plans: Plans) -> None:
     assert all("1000 elements" in error and "2000 elements" in error for error in errors), errors
 
 
+def test_a_schedule_too_fine_for_the_memory_is_sent_as_messages() -> None:
+    run_ranks(one_sided.a_schedule_too_fine_for_the_memory, 2)
+
+
 def test_what_cannot_be_shared_is_refused(plans: Plans) -> None:
     run_ranks(one_sided.what_cannot_share, 2, plans("switch:2"))
 
