@@ -8,6 +8,8 @@ the last rank has ended, however it ended. The others open it through /proc.
 import ctypes
 import mmap
 import os
+import select
+import threading
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,6 +59,11 @@ _REASONS = {
     _PEER_FAILED: "it gave up",
     _OTHER_CALL: "it makes another call",
 }
+
+
+# Descriptors of processes by their numbers; see _open_process.
+_processes: dict[int, int] = {}
+_opening = threading.Lock()
 
 
 @cache
@@ -111,7 +118,7 @@ class SharedMemory:
         assert not isinstance(library, str)
         self._library, self._memory = library, memory
         self.rank, self.ranks = rank, len(processes)
-        self._descriptors = [_open_process(process) for process in processes]
+        descriptors = [_open_process(process) for process in processes]
         self._base = ctypes.c_char.from_buffer(memory)
         self.channel: int | None = library.topoplan_join(
             ctypes.addressof(self._base),
@@ -119,7 +126,7 @@ class SharedMemory:
             rank,
             self.ranks,
             spins,
-            (ctypes.c_int * self.ranks)(*self._descriptors),
+            (ctypes.c_int * self.ranks)(*descriptors),
         )
 
     def fail(self) -> None:
@@ -134,9 +141,6 @@ class SharedMemory:
         self.fail()
         self._library.topoplan_leave(self.channel)
         self.channel = None
-        for descriptor in self._descriptors:
-            if descriptor >= 0:
-                os.close(descriptor)
         del self._base
         self._memory.close()
 
@@ -216,11 +220,28 @@ def _name_memory() -> str:
 
 
 def _open_process(process: int) -> int:
-    """Return a descriptor that is readable once a process has ended, or -1."""
-    try:
-        return os.pidfd_open(process)
-    except (OSError, AttributeError):
-        return -1
+    """Return a descriptor that is readable once a process has ended, or -1.
+
+    It stays open, since all groups of a job have the same few processes.
+    """
+    with _opening:
+        descriptor = _processes.get(process, -1)
+        if descriptor >= 0 and _is_readable(descriptor):
+            os.close(descriptor)  # its number is another process's now
+            descriptor = -1
+        if descriptor < 0:
+            try:
+                descriptor = os.pidfd_open(process)
+            except (OSError, AttributeError):
+                return -1
+            _processes[process] = descriptor
+        return descriptor
+
+
+def _is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def suits(dtype: torch.dtype, op: ReduceOp | None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import patience
 import torch
 import torch.distributed as dist
-from rank_process import leave
+from rank_process import Events, leave
 
 import topoplan
 from ranks.checks import normal, refused
@@ -139,15 +139,17 @@ def a_rank_is_killed(path: str) -> str:
 
 
 def a_rank_does_not_come(path: str) -> str:
-    communicator = make(path, "one-sided", 4)
+    communicator, events = make(path, "one-sided", 3), Events()
     x = torch.ones(1000)
     communicator.allreduce(x)
     if dist.get_rank() == 2:
-        time.sleep(patience.seconds(12))
+        for rank in (0, 1):
+            events.wait(f"rank {rank} gave up")
         leave("late")
     try:
         communicator.allreduce(x)
     except topoplan.ExecutionError as error:
+        events.tell(f"rank {dist.get_rank()} gave up")
         leave(str(error))
     raise AssertionError("went on without a rank")
 
