@@ -28,6 +28,7 @@ from ... import classic
 from ...communicator import Communicator
 from ...ddp import ddp_hook
 from ...measuring.calibrate import calibrate
+from ...program.one_sided.flat import POINT_TO_POINT
 from ...ranks.faults import first_line
 from ...ranks.launch import init_method
 from ..run_folder import Fault, RunFolder, TrainingJob
@@ -150,6 +151,8 @@ class SystemRun:
             choose=self.system.choose,
             compress=self.system.compress,
             error_feedback=self.system.compress is not None,
+            # Like the other systems: on loopback, too, they are compared by what they send.
+            executor=POINT_TO_POINT,
         )
         self.communicator = hook.communicator
         if host is not None:
