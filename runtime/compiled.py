@@ -19,7 +19,7 @@ from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, 
 from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
 from .players.over_mpi import PlayerAsTheyCome, PlayerInWaves, Requests, can_play_in_waves
-from .players.shared_memory import HALF_BYTES, PlayerInSharedMemory
+from .players.shared_memory import PlayerInSharedMemory
 from .program.dependencies import Wave, find_dependencies, find_waves
 from .program.instructions import (
     Await,
@@ -38,6 +38,7 @@ from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
 from .program.one_sided.instructions import OneSidedProgram
 from .program.one_sided.lowering import lower_one_sided
+from .ranks.shared_memory import HALF_BYTES
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena

@@ -1,21 +1,7 @@
-"""Play one-sided programs in memory that the ranks of a host share, by the C++ library.
-
-The library (shared_memory.cpp) is built when topoplan is installed, if there is a compiler; without
-it everything else works. Rank 0 creates the memory as a memfd, which has no name: it is gone when
-the last rank has ended, however it ended. The others open it through /proc.
-"""
+"""Play one-sided programs in memory that the ranks of a host share, by the C++ library."""
 
 import ctypes
-import mmap
-import os
-import select
-import threading
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,17 +11,9 @@ from numpy.typing import NDArray
 from ...topo.errors import ExecutionError
 from ..program.instructions import Post, Span
 from ..program.one_sided.instructions import END, Fold, OneSidedProgram, Part, Put, Signal, Wait
+from ..ranks.shared_memory import SharedMemory, load_library
 from ..reductions import ReduceOp
 from .contract import PlayError, Stamp
-
-# Half a window of a rank. Both halves of it, and as much of a buffer, fit into the second-level
-# cache of current servers (1 to 2 MB a core).
-HALF_BYTES = 1 << 18
-# A host with more ranks has several windows of megabytes of each of them.
-MAX_RANKS = 64
-# Turns of a waiting loop, about 20 to 100 us, before a rank lets others run. With more ranks than
-# cores it does so at once: it would keep the rank that it waits for from running.
-_SPINS, _SPINS_IF_CROWDED = 2000, 1
 
 # Codes of shared_memory.cpp, by their order there.
 _PUT, _SIGNAL, _WAIT, _COMBINE = range(4)
@@ -59,189 +37,6 @@ _REASONS = {
     _PEER_FAILED: "it gave up",
     _OTHER_CALL: "it makes another call",
 }
-
-
-# Descriptors of processes by their numbers; see _open_process.
-_processes: dict[int, int] = {}
-_opening = threading.Lock()
-
-
-@cache
-def load_library() -> ctypes.CDLL | str:
-    """Return the C++ library, or why it cannot be used, as one line."""
-    path = Path(__file__).with_name("_shared_memory.abi3.so")
-    if not path.is_file():
-        return (
-            "the library of the shared-memory player was not built; install topoplan where a C++ "
-            "compiler is at hand"
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the library of the shared-memory player cannot be loaded: {error}"
-    library.topoplan_lines_bytes.argtypes = [ctypes.c_int]
-    library.topoplan_lines_bytes.restype = ctypes.c_int64
-    library.topoplan_join.argtypes = [
-        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p,
-    ]  # fmt: skip
-    library.topoplan_join.restype = ctypes.c_void_p
-    library.topoplan_leave.argtypes = library.topoplan_fail.argtypes = [ctypes.c_void_p]
-    library.topoplan_leave.restype = library.topoplan_fail.restype = None
-    library.topoplan_prepare.argtypes = [
-        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
-        ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p,
-    ]  # fmt: skip
-    library.topoplan_prepare.restype = ctypes.c_void_p
-    library.topoplan_discard.argtypes = [ctypes.c_void_p]
-    library.topoplan_discard.restype = None
-    library.topoplan_play.argtypes = [ctypes.c_void_p, ctypes.c_double]
-    return library
-
-
-class _Seat(NamedTuple):
-    """What a rank says of itself before the ranks share memory; `why_not` if it cannot."""
-
-    why_not: str | None
-    host: str
-    process: int
-    memfd: int
-
-
-class SharedMemory:
-    """The memory that the ranks of one host share, as this rank sees it.
-
-    Its ranks play programs in one order. `fail` tells the others that this one has given up.
-    """
-
-    def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:
-        library = load_library()
-        assert not isinstance(library, str)
-        self._library, self._memory = library, memory
-        self.rank, self.ranks = rank, len(processes)
-        descriptors = [_open_process(process) for process in processes]
-        self._base = ctypes.c_char.from_buffer(memory)
-        self.channel: int | None = library.topoplan_join(
-            ctypes.addressof(self._base),
-            HALF_BYTES,
-            rank,
-            self.ranks,
-            spins,
-            (ctypes.c_int * self.ranks)(*descriptors),
-        )
-
-    def fail(self) -> None:
-        """Tell the ranks that wait for this one that it has given up."""
-        if self.channel is not None:
-            self._library.topoplan_fail(self.channel)
-
-    def close(self) -> None:
-        """Leave the memory, which is freed when the last rank has left."""
-        if self.channel is None:
-            return
-        self.fail()
-        self._library.topoplan_leave(self.channel)
-        self.channel = None
-        del self._base
-        self._memory.close()
-
-
-def open_shared_memory(
-    rank: int,
-    ranks: int,
-    exchange: Callable[[object], list[Any]],
-    why_not: str | None,
-    crowded: bool,
-) -> SharedMemory | str:
-    """Return memory that all ranks share, or why there is none, the same on all ranks.
-
-    `exchange` gathers a value of each rank. `why_not` is this rank's own reason against it, if it
-    has one; `crowded` says that the host has more ranks than cores. Collective.
-    """
-    library = load_library()
-    if why_not is None and isinstance(library, str):
-        why_not = library
-    if why_not is None and ranks > MAX_RANKS:
-        why_not = f"{ranks} ranks; at most {MAX_RANKS} share memory"
-    seats: list[_Seat]
-    memfd = -1
-    try:
-        if why_not is None and rank == 0:
-            assert not isinstance(library, str)
-            memfd = os.memfd_create("topoplan", os.MFD_CLOEXEC)
-            os.ftruncate(memfd, library.topoplan_lines_bytes(ranks) + 2 * ranks * HALF_BYTES)
-    except (OSError, AttributeError) as error:
-        why_not = f"no shared memory: {error}"
-    seats = exchange(_Seat(why_not, _name_memory(), os.getpid(), memfd))
-    memory: mmap.mmap | str
-    refused = [f"rank {x}: {seat.why_not}" for x, seat in enumerate(seats) if seat.why_not]
-    if refused:
-        memory = refused[0]
-    elif len({seat.host for seat in seats}) > 1:
-        memory = "the ranks are on several hosts, or in containers that do not see each other"
-    else:
-        memory = _map(seats[0], memfd)
-    # All have opened it before rank 0 closes it.
-    answers = exchange(memory if isinstance(memory, str) else None)
-    if memfd >= 0:
-        os.close(memfd)
-    failed = [answer for answer in answers if answer is not None]
-    if isinstance(memory, str) or failed:
-        return memory if isinstance(memory, str) else failed[0]
-    joined = SharedMemory(
-        memory,
-        rank,
-        [seat.process for seat in seats],
-        _SPINS_IF_CROWDED if crowded else _SPINS,
-    )
-    exchange(None)  # each rank's counter has its first value
-    return joined
-
-
-def _map(seat: _Seat, own: int) -> mmap.mmap | str:
-    """Return the memory of rank 0, or why this rank cannot map it."""
-    try:
-        descriptor = (
-            os.dup(own) if own >= 0 else os.open(f"/proc/{seat.process}/fd/{seat.memfd}", os.O_RDWR)
-        )
-        try:
-            return mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError) as error:
-        return f"the memory of rank 0 cannot be opened: {error}"
-
-
-def _name_memory() -> str:
-    """Return a name that ranks have in common if they can share memory: host and PID namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    with suppress(OSError):
-        return f"{boot.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
-    return f"unknown {os.getpid()}"
-
-
-def _open_process(process: int) -> int:
-    """Return a descriptor that is readable once a process has ended, or -1.
-
-    It stays open, since all groups of a job have the same few processes.
-    """
-    with _opening:
-        descriptor = _processes.get(process, -1)
-        if descriptor >= 0 and _is_readable(descriptor):
-            os.close(descriptor)  # its number is another process's now
-            descriptor = -1
-        if descriptor < 0:
-            try:
-                descriptor = os.pidfd_open(process)
-            except (OSError, AttributeError):
-                return -1
-            _processes[process] = descriptor
-        return descriptor
-
-
-def _is_readable(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def suits(dtype: torch.dtype, op: ReduceOp | None) -> bool:

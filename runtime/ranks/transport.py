@@ -13,7 +13,6 @@ from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixS
 from ...topo.errors import InputError
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
-from ..players.shared_memory import SharedMemory, open_shared_memory
 from .addresses import Addresses, publish_address
 from .faults import Faults, grace_s
 from .groups import (
@@ -25,6 +24,7 @@ from .groups import (
 )
 from .launch import EMULATED, TRANSPORT
 from .machine import are_crowded, count_cores, find_own_cores
+from .shared_memory import SharedMemory, open_shared_memory
 from .store import find_client
 from .timing import find_slowest_s
 
