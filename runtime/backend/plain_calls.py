@@ -149,7 +149,13 @@ class PlainCalls(dist.ProcessGroup):
         device = "cpu" if tensor is None else tensor.device.type
         planned = self.planned
         if planned.is_idle(device) if after_all else not planned.holds_stock(device):
-            is_explained = number <= _COMPARED_CALLS and self._is_compared()
+            # A work of NCCL makes streams wait, and a barrier the host: both are passed on.
+            is_explained = (
+                tensor is not None
+                and not tensor.is_cuda
+                and number <= _COMPARED_CALLS
+                and self._is_compared()
+            )
             return self._explain(start(), number, what, None) if is_explained else start()
         results: list[torch.Tensor] = []
 
