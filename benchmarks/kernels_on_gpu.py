@@ -1,14 +1,18 @@
 """The kernel on GPUs: `torchrun --nproc-per-node 4 benchmarks/kernels_on_gpu.py [--calls 10000]`.
 
+Or `python benchmarks/kernels_on_gpu.py --streams 4`: one process plays all ranks on one GPU, each on
+a stream of its own, so that they run together and not in turns.
+
 Plays random calls (collectives, schedules, sizes, dtypes, pull and push) and compares each with
 what it must be, then an allreduce from a CUDA graph, and measures the time of a call of one
-element. Ranks share GPUs if there are fewer (it sets TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1):
-then times are those of one card that takes turns, and no links are measured. Exit 1 if a call was
-wrong.
+element. Ranks of several processes share GPUs if there are fewer (it sets
+TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1): then times are those of one card that takes turns, and
+no links are measured. Exit 1 if a call was wrong.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -25,7 +29,7 @@ import torch.distributed as dist
 from harness import make_parser
 from kernels import COLLECTIVES, draw_inputs, expect
 
-from topoplan.runtime.kernels.memory import make_symmetric
+from topoplan.runtime.kernels.memory import make_on_one_gpu, make_symmetric
 from topoplan.runtime.kernels.player import KernelPlayer
 from topoplan.runtime.program.layout import IN_PLACE
 from topoplan.runtime.program.one_sided.instructions import Mode
@@ -36,6 +40,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64
 # Elements of a rank's part: one, odd, and more than the slices of a whole grid.
 BLOCKS = (1, 5, 64, 1000, 4096, 30_000, 500_000)
 TIMED_CALLS = 200
+TIMED_BYTES = (4, 4096, 65_536, 1 << 20, 16 << 20, 64 << 20)
+CALLS_IN_GRAPH, TIMED_GRAPHS = 20, 5
 TIMEOUT_S = 120.0
 
 
@@ -45,7 +51,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10_000, help="random calls, and replays")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--programs", type=int, default=8, help="of a grid")
+    parser.add_argument("--streams", type=int, help="ranks of one process, in place of processes")
     args = parser.parse_args()
+    if args.streams:
+        sys.exit(play_on_streams(args))
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
@@ -164,6 +173,105 @@ def time_empty_call(player: KernelPlayer, plan: Plan, device: torch.device) -> t
             times_us.append((time.perf_counter() - begun) * 1e6)
         medians.append(round(statistics.median(times_us), 1))
     return medians[0], medians[1]
+
+
+# Streams of one process
+
+
+def play_on_streams(args: argparse.Namespace) -> int:
+    """Play random calls, then time allreduces from a CUDA graph; return the exit code."""
+    device, ranks = torch.device("cuda", 0), args.streams
+    torch.cuda.set_device(device)
+    memories = make_on_one_gpu(ranks, device, programs=args.programs, timeout_s=TIMEOUT_S)
+    players = [KernelPlayer(memory) for memory in memories]
+    streams: list[Any] = [torch.cuda.Stream(device) for _ in players]
+    plans = {name: synthesize(cast(Any, name), f"switch:{ranks}") for name in COLLECTIVES}
+    drawn = random.Random(args.seed)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for number in range(args.calls):
+        name, block, dtype = drawn.choice(COLLECTIVES), drawn.choice(BLOCKS), drawn.choice(DTYPES)
+        block = block if block < BLOCKS[-2] or number % 50 == 0 else 1000
+        schedule, mode = drawn.choice(plans[name].schedules), drawn.choice(("pull", "push"))
+        in_place, offset = name in IN_PLACE and drawn.random() < 0.5, drawn.choice((0, 0, 1))
+        inputs = draw_inputs(name, ranks, block, args.seed + number)
+        calls, pairs = [], []
+        for rank, player in enumerate(players):
+            wanted = torch.from_numpy(expect(name, inputs, rank, plans[name].collective.root or 0))
+            source = place(torch.from_numpy(inputs[rank]), offset, dtype, device)
+            target = source if in_place else place(-torch.ones_like(wanted), offset, dtype, device)
+            pairs.append((target, wanted.to(device, dtype)))
+            loaded = player.load(
+                schedule, block * ranks, dtype, mode=cast(Mode, mode), in_place=in_place
+            )
+            calls.append((loaded, source, target))
+        play_together(players, streams, calls)
+        for target, wanted in pairs:
+            wrong += (target != wanted).any()
+    torch.cuda.synchronize()
+    for player in players:
+        player.check()
+    row: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(device),
+        "streams": ranks,
+        "programs": memories[0].region.programs,
+        "calls": args.calls,
+        "wrong": int(wrong),
+        "times": [
+            time_on_streams(players, streams, plans["allreduce"], size, mode, device)
+            for size in TIMED_BYTES
+            for mode in ("pull", "push")
+        ],
+    }
+    print(json.dumps(row))
+    return int(bool(wrong))
+
+
+def play_together(players: list[KernelPlayer], streams: list[Any], calls: list[Any]) -> None:
+    """Start a call of all ranks, after all work so far and before all later work."""
+    begun = torch.cuda.current_stream().record_event()
+    for player, stream, call in zip(players, streams, calls, strict=True):
+        stream.wait_event(begun)
+        with torch.cuda.stream(stream):
+            player.play(*call)
+        torch.cuda.current_stream().wait_event(stream.record_event())
+
+
+def time_on_streams(
+    players: list[KernelPlayer],
+    streams: list[Any],
+    plan: Plan,
+    size_bytes: int,
+    mode: str,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return the microseconds of an allreduce of a size, of all schedules the fastest."""
+    times_us = {}
+    numel = size_bytes // 4
+    for schedule in plan.schedules:
+        calls = []
+        for player in players:
+            x = torch.zeros(numel, device=device)
+            loaded = player.load(
+                schedule, numel, torch.float32, mode=cast(Mode, mode), in_place=True
+            )
+            calls.append((loaded, x, x))
+        play_together(players, streams, calls)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(CALLS_IN_GRAPH):
+                play_together(players, streams, calls)
+        medians = []
+        for _ in range(TIMED_GRAPHS):
+            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun.record()
+            graph.replay()
+            ended.record()
+            torch.cuda.synchronize()
+            medians.append(begun.elapsed_time(ended) * 1e3 / CALLS_IN_GRAPH)
+        times_us[schedule.label] = round(statistics.median(medians), 2)
+    best = min(times_us, key=lambda label: times_us[label])
+    return {"bytes": size_bytes, "mode": mode, "schedule": best, "us": times_us[best]}
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .cache import CachedRace, CachedRaces
 from .codecs import Codec
+from .kernels.model import list_shapes, rank_shapes
 from .program.lowering import lower
 from .program.one_sided.flat import (
     AUTO,
@@ -67,6 +68,8 @@ _ONE_SHOT_BYTES = 1 << 16
 _TRIES = 3
 # A successful try that takes longer is the last: delays are seldom long compared with such calls.
 _LONG_TRY_S = 0.1
+# One-sided schedules that race on GPUs, where their times are predicted.
+_RACED_BY_KERNEL = 3
 # From _LEAN_BYTES on, candidates that need more staging memory on some rank than _MAX_STAGING times
 # the buffer do not race. With the copy of the buffer that is used in the race, the first call needs
 # at most 2.5 times the buffer. Smaller calls need little memory anyway.
@@ -186,7 +189,11 @@ class Chooser:
         """
         if not self.plays_one_sided or self.codec is not None:
             return []
-        own = [play_one_sided(schedule) for schedule in self.plan.schedules]
+        own: list[OneSidedSchedule] = [play_one_sided(x) for x in self.plan.schedules]
+        if self.machine.batched:  # on GPUs, whose links it depends on what is best
+            topology = self.plan.topology
+            flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective, topology)
+            return list_shapes([*own, *flat], topology)
         flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective)
         return list(dict.fromkeys([*own, *flat]))
 
@@ -194,6 +201,9 @@ class Chooser:
         """Return the one-sided schedules worth trying for a size, the most promising first."""
         if not self.one_sided:
             return []
+        if self.machine.batched:
+            shapes = rank_shapes(self.one_sided, self.plan.topology, size_bytes)
+            return [*shapes[:_RACED_BY_KERNEL]]
         own = play_one_sided(self.plan.entry_for(size_bytes).schedule)
         if self.mode == SAME_BITS:
             return [own]

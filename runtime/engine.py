@@ -18,7 +18,7 @@ from ..synth.ir.addition_order import rounded
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .choose import Choice, ChooseMode, Chooser
+from .choose import SAME_BITS, Choice, ChooseMode, Chooser
 from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
@@ -80,26 +80,35 @@ class Engine:
             self._is_usable,
             codec,
             executor,
-            plays_one_sided=self._can_play_one_sided(executor),
+            plays_one_sided=self._can_play_one_sided(executor, choose),
         )
         self.times_calls = False
         """Whether candidates are timed on the calls that users make (ranks/turns.py), and not
         before the first.
         """
 
-    def _can_play_one_sided(self, executor: str) -> bool:
+    def _can_play_one_sided(self, executor: str, choose: ChooseMode) -> bool:
         """Return whether schedules may be played one-sided. Collective.
 
         Raise InputError if they must be (executor "one-sided"), but cannot.
         """
-        if executor == POINT_TO_POINT or (self.codec is not None and executor == AUTO):
-            return False
-        why_not: object = self.transport.open_shared_memory()
+        transport, why_not = self.transport, None
         if self.codec is not None:
             why_not = "values that are compressed are sent as messages"
-        if executor == ONE_SIDED and isinstance(why_not, str):
+        elif transport.batched and choose == SAME_BITS:
+            why_not = (
+                f"kernels add in float32, messages in the dtype: choose={SAME_BITS!r} allows one"
+            )
+        if executor == POINT_TO_POINT or (why_not is not None and executor == AUTO):
+            return False
+        if why_not is None:
+            memory = (
+                transport.open_kernels() if transport.batched else transport.open_shared_memory()
+            )
+            why_not = memory if isinstance(memory, str) else None
+        if executor == ONE_SIDED and why_not is not None:
             raise InputError(f"executor={ONE_SIDED!r}: {why_not}")
-        return not isinstance(why_not, str)
+        return why_not is None
 
     # Compression
 

@@ -20,6 +20,7 @@ from ..topo.errors import ExecutionError, InfeasibleError
 from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import Binding, BoundProgram, Buffers, Compiled, CompiledOneSided
+from .kernels.calls import KernelCalls
 from .players.contract import Player, PlayError, Stamp
 from .players.local import is_numpys, make_quiet
 from .players.shared_memory import suits
@@ -59,6 +60,7 @@ class Executor:
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         # One-sided schedules with too many chunks for the shared memory: sent as messages.
         self._too_fine: set[tuple[Schedule, int, torch.dtype]] = set()
+        self._by_kernels = KernelCalls(transport, topology, self.tallies)
         self._quietly = make_quiet()
         # Calls on GPUs end after `run` has returned: their time here says nothing about links.
         self._watch = (
@@ -79,6 +81,12 @@ class Executor:
         its group if it was drawn before (None: the next one). Raise ExecutionError, naming the rank
         to blame, if a peer fails or the deadline passes.
         """
+        if isinstance(schedule, OneSidedSchedule) and self.transport.batched:
+            sent_bytes = self._by_kernels.run(schedule, buffers, number)
+            if sent_bytes is not None:
+                self.sent_bytes += sent_bytes
+                return
+            schedule = schedule.as_messages
         compiled = self._compile(schedule, buffers)
         target, arena = buffers.target, compiled.arena
         if target.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -86,7 +94,7 @@ class Executor:
             # replays with other calls.
             self._play_on(compiled, compiled.bind_apart(), buffers, number)
         else:
-            if self.transport.device.type == "cuda" or self.transport.batched:
+            if target.is_cuda:
                 arena.follow_last_call()
             arena.busy = True
             try:
@@ -108,6 +116,8 @@ class Executor:
         once. None if a call takes more than running the program: copying, encoding, or dividing at
         the end.
         """
+        if isinstance(schedule, OneSidedSchedule) and self.transport.batched:
+            return None
         compiled = self._compile(schedule, buffers)
         binding = compiled.find_binding(buffers)
         if (

@@ -73,7 +73,11 @@ def run_ranks(body: Callable[P, T], world: int, *args: P.args, **_: P.kwargs) ->
 
 def run_on_one_gpu(body: Callable[P, T], *args: P.args, **_: P.kwargs) -> list[T]:
     """Run it as two NCCL ranks, which share a GPU as NCCL takes them for two hosts."""
-    nccl = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    nccl = {
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_IB_DISABLE": "1",
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+    }
     return _run(body, args, [{**nccl, "NCCL_HOSTID": f"r{rank}"} for rank in range(2)], "nccl", 240)
 
 

@@ -23,6 +23,9 @@ from .tables import ERROR, FIRST_RUN, LIMIT, RUNS, Addresses
 _REGION_ALIGNMENT_BYTES: Final = 512
 # Enough programs to fill NVLink (NCCL takes 16 to 32 of a GPU's 132 multiprocessors).
 DEFAULT_PROGRAMS: Final = 32
+# A program may take all registers of a multiprocessor. A grid takes at most this part of them, so
+# that the kernels of several groups, whose order may differ between ranks, are resident together.
+_PART_OF_GPU: Final = 4
 # For one program and half: with the programs above and both halves, 64 MiB a rank.
 DEFAULT_HALF_BYTES: Final = 1 << 20
 DEFAULT_TIMEOUT_S: Final = 600.0
@@ -55,7 +58,7 @@ class Region:
         return self.counters_bytes + self.programs * 2 * self.half_bytes
 
 
-@dataclass(frozen=True)
+@dataclass
 class KernelMemory:
     """What a rank's kernels work with.
 
@@ -86,7 +89,7 @@ def make_symmetric(
 ) -> KernelMemory:
     """Return memory on GPUs that reach each other's; all ranks of the group call this together."""
     resident = torch.cuda.get_device_properties(device).multi_processor_count
-    region = Region(group.size(), min(programs, resident), half_bytes)
+    region = Region(group.size(), min(programs, max(1, resident // _PART_OF_GPU)), half_bytes)
     own = _SymmetricMemory.empty_strided_p2p((region.nbytes,), (1,), torch.uint8, device)
     own.zero_()
     handle = symmetric_memory.rendezvous(own, group)
@@ -109,6 +112,42 @@ def make_symmetric(
         timeout_s,
         (own, handle),
     )
+
+
+def make_on_one_gpu(
+    ranks: int,
+    device: torch.device,
+    *,
+    programs: int = DEFAULT_PROGRAMS,
+    half_bytes: int = DEFAULT_HALF_BYTES,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> list[KernelMemory]:
+    """Return the memory of all ranks in one process, which plays each rank on a stream of its own.
+
+    For measurements: processes that share a GPU take turns, streams run together.
+    """
+    resident = torch.cuda.get_device_properties(device).multi_processor_count
+    region = Region(ranks, min(programs, max(1, resident // ranks)), half_bytes)
+    owned = [torch.zeros(region.nbytes, dtype=torch.uint8, device=device) for _ in range(ranks)]
+    starts = [own.data_ptr() for own in owned]
+    return [
+        KernelMemory(
+            region,
+            _find_addresses(region, rank, starts),
+            device,
+            _make_state(region, device, round(timeout_s * 1e9)),
+            torch.zeros(region.programs * ERROR, dtype=torch.int64, pin_memory=True),
+            timeout_s,
+            owned,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def set_timeout(memory: KernelMemory, timeout_s: float) -> None:
+    """Let later calls of kernels on a GPU wait this long for other ranks."""
+    memory.state[LIMIT] = round(timeout_s * 1e9)
+    memory.timeout_s = timeout_s
 
 
 def make_shared(

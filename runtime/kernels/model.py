@@ -6,19 +6,22 @@ then the request of a read, then the data. Push: the data cross, their receipt r
 sender's fence, then the flag crosses.
 
 Pushes to several GPUs over PCIe are staged, since writes from all to all collapse there
-(flashinfer#4393): each rank has one stream out and one in at a time, and a round for each.
+(flashinfer#4393): each rank has one stream out and one in at a time, and a round for each. Those
+of a schedule that is not staged count as if they were.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...synth.cost.loads import step_loads
 from ...synth.ir.schedule import Schedule
 from ...topo.graph import Topology
+from ..program.one_sided.flat import OneSidedSchedule, play_one_sided, stage
 from ..program.one_sided.instructions import Mode
 
 # Microseconds of a launch: what NCCL counts for a call with its fastest protocol, LL, on a ring.
@@ -73,18 +76,9 @@ def predict_us(
 def _count_rounds_us(
     schedule: Schedule, topology: Topology, mode: Mode, pci_hop_us: float
 ) -> float:
-    kinds = {(link.src, link.dst): link.kind for link in topology.links}
-    t, ranks = schedule.transfers, topology.ranks
+    t = schedule.transfers
     paths, path_of = t.paths()
-    over_pci = np.array(
-        [
-            any(
-                kinds.get(hop) not in _FABRICS for hop in pairwise((ranks[src], *route, ranks[dst]))
-            )
-            for src, dst, route in paths
-        ],
-        dtype=np.bool_,
-    )
+    over_pci = _find_pci_paths(schedule, topology)
     total_us = 0.0
     for step in np.unique(t.step):
         used = np.unique(path_of[t.step == step])
@@ -94,10 +88,56 @@ def _count_rounds_us(
     return total_us
 
 
+def _find_pci_paths(schedule: Schedule, topology: Topology) -> NDArray[np.bool_]:
+    """Return, for each of the schedule's paths, whether some link of it is not a fabric's."""
+    kinds = {(link.src, link.dst): link.kind for link in topology.links}
+    ranks = topology.ranks
+    return np.array(
+        [
+            any(
+                kinds.get(hop) not in _FABRICS for hop in pairwise((ranks[src], *route, ranks[dst]))
+            )
+            for src, dst, route in schedule.transfers.paths()[0]
+        ],
+        dtype=np.bool_,
+    )
+
+
+def _count_pci_steps(schedule: Schedule, topology: Topology) -> int:
+    """Return in how many steps some rank has several messages out or in that cross PCIe."""
+    t = schedule.uncut.transfers
+    paths, path_of = t.paths()
+    over_pci = _find_pci_paths(schedule, topology)
+    crowded = 0
+    for step in np.unique(t.step):
+        used = np.unique(path_of[t.step == step])
+        crowded += _count_streams([paths[path][:2] for path in used[over_pci[used]]]) > 1
+    return crowded
+
+
 def _count_streams(pairs: list[tuple[int, int]]) -> int:
     """Return the largest number of messages that leave or reach one rank."""
     ends = [[pair[end] for pair in pairs] for end in (0, 1)]
     return max((of_end.count(rank) for of_end in ends for rank in set(of_end)), default=0)
+
+
+def list_shapes(schedules: Iterable[Schedule], topology: Topology) -> list[OneSidedSchedule]:
+    """Return the schedules in the modes worth trying: pulled, and pushed, staged over PCIe."""
+    shapes: list[OneSidedSchedule] = []
+    for schedule in schedules:
+        shapes.append(play_one_sided(schedule))
+        is_crowded = _count_pci_steps(schedule, topology) > 0
+        pushed = stage(schedule, topology) if is_crowded else schedule
+        if pushed is not None:
+            shapes.append(play_one_sided(pushed, "push"))
+    return list(dict.fromkeys(shapes))
+
+
+def rank_shapes(
+    shapes: Sequence[OneSidedSchedule], topology: Topology, size_bytes: int
+) -> list[OneSidedSchedule]:
+    """Return shapes in the order of their predicted times for a size."""
+    return sorted(shapes, key=lambda x: predict_us(x, topology, size_bytes, x.mode))
 
 
 def choose_shape(

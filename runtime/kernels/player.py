@@ -89,6 +89,7 @@ class Loaded:
     """A program in device memory: its table, the size of the grid, and its work buffer.
 
     `work` is None where the work buffer is the tensor itself. The kernel knows `reduction` by name.
+    A call puts `sent_bytes` in slots.
     """
 
     schedule: Schedule
@@ -98,6 +99,7 @@ class Loaded:
     programs: int
     table: torch.Tensor
     work: torch.Tensor | None
+    sent_bytes: int
 
     def describe(self) -> str:
         """Return what a call of it is, for errors."""
@@ -106,6 +108,16 @@ class Loaded:
             f"{name} of {self.numel} elements of {dtype_name(self.dtype)} by "
             f"{self.schedule.label}, one-sided"
         )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A call that waited in vain for rank `peer`, in a step of its schedule, -1 for a free slot."""
+
+    call: str
+    peer: int
+    step: int
+    reason: str
 
 
 class KernelPlayer:
@@ -120,6 +132,8 @@ class KernelPlayer:
         if self._target == "interpreter":
             _share_cores()
         self._loaded: OrderedDict[tuple[Any, ...], Loaded] = OrderedDict()
+        # CUDA graphs hold the addresses of these for as long as they live.
+        self._captured: dict[int, Loaded] = {}
 
     def load(
         self,
@@ -140,9 +154,30 @@ class KernelPlayer:
         if loaded is None:
             loaded = self._load(schedule, numel, dtype, op, mode, in_place)
             while len(self._loaded) >= _MAX_LOADED:
-                self._loaded.popitem(last=False)
+                self._drop(self._loaded.popitem(last=False)[1])
         self._loaded[key] = loaded
         return loaded
+
+    def is_loaded(
+        self,
+        schedule: Schedule,
+        numel: int,
+        dtype: torch.dtype,
+        op: ReduceOp = dist.ReduceOp.SUM,
+        *,
+        mode: Mode = "pull",
+        in_place: bool = False,
+    ) -> bool:
+        """Return whether `load` with these arguments would only look up; the same on all ranks."""
+        return (id(schedule), numel, dtype, op, mode, in_place) in self._loaded
+
+    def _drop(self, loaded: Loaded) -> None:
+        """Free a program's memory once the current stream, which follows all calls, is done."""
+        if loaded.table.is_cuda:
+            stream = torch.cuda.current_stream(loaded.table.device)
+            for tensor in (loaded.table, loaded.work):
+                if tensor is not None:
+                    tensor.record_stream(stream)
 
     def _load(
         self,
@@ -191,6 +226,7 @@ class KernelPlayer:
             min(slices, region.programs),
             torch.from_numpy(table.numbers).to(device),
             None if in_place else torch.empty(table.work_numel, dtype=dtype, device=device),
+            sum(slot.length for slot in programs[self.rank].puts) * dtype.itemsize,
         )
 
     def play(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -202,6 +238,8 @@ class KernelPlayer:
         """
         self.check()
         self._check_tensors(loaded, source, target)
+        if target.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured[id(loaded)] = loaded
         with torch.cuda.device(target.device) if target.is_cuda else nullcontext():
             self._launch(loaded, source, target)
 
@@ -231,29 +269,45 @@ class KernelPlayer:
                 )
         if loaded.work is None and source.data_ptr() != target.data_ptr():
             raise InputError("source: expected the target itself, since the program is in place")
-        if loaded.work is not None and share_memory(source, target):
-            own = {"allgather": (source, target), "reduce-scatter": (target, source)}
-            part, whole = own.get(collective.name, (source, target))
-            apart = part.data_ptr() - whole.data_ptr() - self.rank * part.nbytes
-            if collective.name not in own or apart:
-                raise InputError(f"{collective.name}: source and target overlap; pass a clone")
+        if not self.are_apart(loaded, source, target):
+            name = collective.name
+            raise InputError(f"{name}: source and target overlap; pass a clone")
+
+    def are_apart(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> bool:
+        """Return whether a program's tensors may be its source and target (see `play`)."""
+        if loaded.work is None or not share_memory(source, target):
+            return True
+        name = loaded.schedule.collective.name
+        own = {"allgather": (source, target), "reduce-scatter": (target, source)}
+        part, whole = own.get(name, (source, target))
+        return name in own and part.data_ptr() - whole.data_ptr() == self.rank * part.nbytes
 
     def check(self) -> None:
         """Raise ExecutionError if a call that has ended by now waited in vain."""
+        failure = self.find_failure()
+        if failure is not None:
+            raise ExecutionError(
+                f"rank {self.rank}: {failure.call}: {failure.reason}; start all ranks again"
+            )
+
+    def find_failure(self) -> Failure | None:
+        """Return what happened if a call that has ended by now waited in vain, else None."""
         errors = self.memory.errors.view(-1, ERROR)
         if not errors[:, 0].any():
-            return
+            return None
         program = int(errors[:, 0].argmax())
         _, peer, step, awaited, seen, table = errors[program, :6].tolist()
-        by_address = {x.table.data_ptr(): x for x in self._loaded.values()}
+        loaded = (*self._loaded.values(), *self._captured.values())
+        by_address = {x.table.data_ptr(): x for x in loaded}
         call = by_address[table].describe() if table in by_address else "a call"
         what = "the buffers of two runs ago to be read" if step < 0 else f"its data of step {step}"
-        raise ExecutionError(
-            f"rank {self.rank}: {call}: waited {self.memory.timeout_s:g} s for rank "
+        reason = (
+            f"waited {self.memory.timeout_s:g} s for rank "
             f"{peer}, {what} (slice {program}: run {awaited >> RUN_BITS}, "
             f"{_describe_progress(awaited)}; it is in run {seen >> RUN_BITS}, "
-            f"{_describe_progress(seen)}); start all ranks again"
+            f"{_describe_progress(seen)})"
         )
+        return Failure(call, peer, step, reason)
 
 
 def _describe_progress(counter: int) -> str:

@@ -4,13 +4,14 @@ import os
 import pickle
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixStore, Store
 
 from ...topo.errors import InputError
+from ..kernels.opening import open_kernels
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .addresses import Addresses, publish_address
@@ -27,6 +28,9 @@ from .machine import are_crowded, count_cores, find_own_cores
 from .shared_memory import SharedMemory, open_shared_memory
 from .store import find_client
 from .timing import find_slowest_s
+
+if TYPE_CHECKING:
+    from ..kernels.player import KernelPlayer
 
 TRANSPORTS = ("auto", "mpi")
 
@@ -90,6 +94,7 @@ class Transport:
         """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
         self._memory: SharedMemory | str | None = None
+        self._kernels: KernelPlayer | str | None = None
 
     def _open_channel(self, name: str) -> MpiChannel:
         """Return MPI's communicator over the group's ranks; if one rank refuses, all do.
@@ -154,6 +159,18 @@ class Transport:
             if not isinstance(self._memory, str):
                 self.faults.on_hang_up.append(self._memory.fail)
         return self._memory
+
+    def open_kernels(self) -> "KernelPlayer | str":
+        """Return a KernelPlayer for GPUs that reach each other's memory, or why there is none.
+
+        The text is the same on all ranks. Collective the first time.
+        """
+        if self._kernels is None:
+            hosts = len({host for host, _ in self._find_places()})
+            self._kernels = open_kernels(
+                self.group, self.device, hosts, self.exchange, self.timeout_s
+            )
+        return self._kernels
 
     @property
     def name(self) -> str:

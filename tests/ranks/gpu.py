@@ -33,11 +33,84 @@ def hook(path: str) -> None:
     assert (stock - compressed).abs().max() <= 0.05 * stock.abs().max()
 
 
-def backend(cache: str) -> None:
+def backend(cache: str, executor: str = "point-to-point") -> None:
     topo = dist.new_group(
-        backend="topo", pg_options=topoplan.backend_options("ring:2", "model", cache=cache)
+        backend="topo",
+        pg_options=topoplan.backend_options("ring:2", "model", cache=cache, executor=executor),
     )
     stock, planned = gradients(), gradients(group=topo)
     assert torch.allclose(stock, planned, rtol=1e-5, atol=1e-8)
     assert planned.abs().sum() > 0
     assert topo.communicators["allreduce", None, "cuda"].wire_bytes > 0
+
+
+def collectives(cache: str, executor: str) -> None:
+    """Collectives of torch.distributed by the backend are those of NCCL, one after the other."""
+    options = topoplan.backend_options("ring:2", cache=cache, executor=executor, least_bytes=1)
+    topo, rank = dist.new_group(backend="topo", pg_options=options), dist.get_rank()
+    for numel in (2, 1000, 100_002):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            for call in range(3):
+                own = torch.arange(numel, device="cuda").remainder(31).add(rank + call).to(dtype)
+                results = [run_all(own, group) for group in (None, topo)]
+                for stock, planned in zip(*results, strict=True):
+                    assert torch.equal(stock, planned), (numel, dtype, call)
+
+
+def run_all(own: torch.Tensor, group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    """Return the results of several collectives."""
+    total, largest, first = own.clone(), own.clone(), own.clone()
+    dist.all_reduce(total, group=group)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    dist.broadcast(first, 0, group=group)
+    gathered = own.new_empty(2 * len(own))
+    dist.all_gather_into_tensor(gathered, own, group=group)
+    part = own.new_empty(len(own) // 2)
+    work = dist.reduce_scatter_tensor(part, own.clone(), group=group, async_op=True)
+    swapped = torch.empty_like(own)
+    dist.all_to_all_single(swapped, own, group=group)
+    assert work is not None
+    work.wait()
+    listed = [torch.empty_like(own) for _ in range(2)]
+    dist.all_gather(listed, own, group=group)
+    return [total, largest, first, gathered, part, swapped, *listed]
+
+
+def by_kernels(paths: dict[str, str]) -> list[str]:
+    """Communicators that play by kernels: eager calls, then one from a CUDA graph; the labels."""
+    rank, labels = dist.get_rank(), []
+    for collective, path in paths.items():
+        communicator = topoplan.Communicator(path, executor="one-sided")
+        for numel in (2, 1000, 300_002):
+            for dtype in (torch.float32, torch.float16, torch.int32):
+                own = torch.arange(numel, device="cuda").remainder(31).add(rank).to(dtype)
+                both = torch.stack([own - rank, own - rank + 1])
+                if collective == "allreduce":
+                    communicator.allreduce(own)
+                    assert torch.equal(own, both.sum(0, dtype=dtype)), (numel, dtype)
+                else:
+                    gathered = own.new_empty(2 * numel)
+                    communicator.allgather(gathered, own)
+                    assert torch.equal(gathered, both.view(-1)), (numel, dtype)
+        choice = communicator.choice(4000)
+        assert choice is not None and choice.schedule is not None
+        labels.append(choice.schedule.label)
+        if collective == "allreduce":
+            play_captured(communicator, rank)
+    return labels
+
+
+def play_captured(communicator: topoplan.Communicator, rank: int) -> None:
+    """Replay a graph that holds an allreduce."""
+    x = torch.zeros(1000, device="cuda")
+    for _ in range(3):
+        communicator.allreduce(x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        communicator.allreduce(x)
+    for number in range(10):
+        x.fill_(number + rank)
+        graph.replay()
+        assert torch.equal(x, torch.full_like(x, 2 * number + 1))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 import sys
+from datetime import timedelta
 from multiprocessing import shared_memory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
+import topoplan
 from topoplan.runtime.program.one_sided.instructions import Mode
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import ExecutionError
@@ -212,3 +215,45 @@ def absent(name: str, path: str) -> str | None:
     except ExecutionError as error:
         return str(error)
     return "no error"
+
+
+def communicators(name: str, paths: dict[str, str]) -> None:
+    """Communicators that play by kernels: all collectives, dtypes, reductions, and the race.
+
+    The transport passes for one of GPUs, whose memory is this segment.
+    """
+    interpret()
+    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.ranks import transport
+
+    memory, _segment = share(name)
+    player = KernelPlayer(memory)
+    patch.object(transport, "uses_nccl", lambda _: True).start()
+    patch.object(transport.Transport, "open_kernels", lambda _: player).start()
+    for collective, path in paths.items():
+        for choose in ("plan", "race"):
+            communicator = topoplan.Communicator(
+                path, choose=choose, executor="one-sided", timeout=timedelta(seconds=60)
+            )
+            for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64)):
+                source, target, wanted = make_example(collective, 5, dtype, "SUM", number)
+                if collective in ("allreduce", "broadcast"):
+                    target = source
+                    getattr(communicator, collective)(target)
+                else:
+                    getattr(communicator, collective.replace("-", "_"))(target, source)
+                assert torch.equal(target, wanted), (collective, dtype, target, wanted)
+                choice = communicator.choice(wanted.nbytes)
+                assert choice is None or choice.schedule is None or choice.schedule.steps
+            # Whoever only receives a broadcast puts nothing.
+            assert communicator.wire_bytes > 0 or collective == "broadcast"
+            communicator.close()
+    communicator = topoplan.Communicator(paths["reduce-scatter"], executor="one-sided")
+    whole, part = torch.full((6 * dist.get_world_size(),), 3.0), torch.empty(6)
+    communicator.reduce_scatter(part, whole, dist.ReduceOp.AVG)
+    assert torch.equal(part, torch.full((6,), 3.0))
+    flags = torch.arange(2 * dist.get_world_size()) % 2 == 0
+    gathered = torch.zeros_like(flags)
+    allgather = topoplan.Communicator(paths["allgather"], executor="one-sided")
+    allgather.allgather(gathered, flags[:2])
+    assert torch.equal(gathered, flags)

@@ -1,16 +1,23 @@
 """Schedules that are played one-sided: those of a plan, and flat ones for one host's memory."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import cache
 
+import numpy as np
+
+from ....synth.cost.affine import tighten
 from ....synth.ir.collective import Collective
 from ....synth.ir.schedule import Schedule
+from ....synth.ir.transfers import Transfers
 from ....synth.numeric.effort import Effort
 from ....synth.request import Request
 from ....synth.strategies import direct
 from ....synth.verify import verify
 from ....topo.errors import InfeasibleError
+from ....topo.graph import Topology
 from ....topo.presets import preset
+from .instructions import Mode
 
 # What executes schedules: point-to-point operations, one-sided programs, or the faster of both.
 POINT_TO_POINT, ONE_SIDED, AUTO = "point-to-point", "one-sided", "auto"
@@ -19,12 +26,17 @@ EXECUTORS = (AUTO, ONE_SIDED, POINT_TO_POINT)
 
 @dataclass(frozen=True)
 class OneSidedSchedule(Schedule):
-    """A schedule that is to be played one-sided; it differs from the same one sent as messages."""
+    """A schedule that is to be played one-sided; it differs from the same one sent as messages.
+
+    `mode` says whether ranks read each other's memory or write it.
+    """
+
+    mode: Mode = "pull"
 
     @property
     def label(self) -> str:
         """The schedule's own label, and how it is played: "direct, one-sided"."""
-        return f"{super().label}, {ONE_SIDED}"
+        return f"{super().label}, {ONE_SIDED}{', pushed' if self.mode == 'push' else ''}"
 
     # A dataclass would make its own, which hashes a million fractions.
     __hash__ = Schedule.__hash__
@@ -35,23 +47,51 @@ class OneSidedSchedule(Schedule):
         return Schedule(**{x.name: getattr(self, x.name) for x in fields(Schedule)})
 
 
-def play_one_sided(schedule: Schedule) -> OneSidedSchedule:
+def play_one_sided(schedule: Schedule, mode: Mode = "pull") -> OneSidedSchedule:
     """Return the same schedule, in one segment, to be played one-sided."""
     if isinstance(schedule, OneSidedSchedule):
-        return schedule
+        return schedule if schedule.mode == mode else replace(schedule, mode=mode)
     uncut = schedule.uncut
-    return OneSidedSchedule(**{x.name: getattr(uncut, x.name) for x in fields(Schedule)})
+    return OneSidedSchedule(**{x.name: getattr(uncut, x.name) for x in fields(Schedule)}, mode=mode)
+
+
+def stage(schedule: Schedule, topology: Topology) -> Schedule | None:
+    """Return a schedule with the same messages, in steps in which a rank sends to one other.
+
+    It also receives from one other alone. A step's messages go out by their distance, from a rank
+    to that many ranks further. Return None if some rank sends a chunk in the step in which it
+    receives it, since the messages of a step are sent as if at once.
+    """
+    uncut = schedule.uncut
+    t, ranks = uncut.transfers, uncut.collective.ranks
+    sent, received = (
+        (t.step * ranks + rank) * len(uncut.chunks) + t.chunk for rank in (t.src, t.dst)
+    )
+    if np.isin(sent, received).any():
+        return None
+    places = t.step * ranks + (t.dst - t.src) % ranks
+    steps, step = np.unique(places, return_inverse=True)
+    staged = replace(
+        uncut,
+        transfers=Transfers.from_columns((step, *t.columns[1:]), t.routes).sorted(),
+        step_s_per_GB=(Fraction(0),) * len(steps),
+    )
+    return tighten(staged, topology)
 
 
 @cache
-def build_flat(collective: Collective) -> tuple[OneSidedSchedule, ...]:
-    """Return the schedules for memory that all ranks reach alike, verified.
+def build_flat(
+    collective: Collective, topology: Topology | None = None
+) -> tuple[OneSidedSchedule, ...]:
+    """Return the schedules for memory that all ranks reach, verified.
+
+    Their messages have routes in the topology; without one all ranks reach it alike.
 
     In `direct` each rank adds up its part of the buffer from the memory of all, best for large
     buffers; in `one-shot` (of an allreduce) each adds up all of it, best for small ones. An empty
     tuple if a collective has none.
     """
-    topology = preset(f"switch:{collective.ranks}")
+    topology = topology or preset(f"switch:{collective.ranks}")
     request = Request(collective, topology, Effort(1.0))
     builders = [direct.build]
     if collective.name == "allreduce":

@@ -51,6 +51,8 @@ def test_an_unmodified_script_needs_the_backends_name_alone(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("one_gpu")
-def test_the_backend_on_a_gpu_agrees_with_nccl(tmp_path: Path) -> None:
-    """DDP's gradients through the backend are those of NCCL itself."""
-    run_on_one_gpu(gpu.backend, str(tmp_path / "cache"))
+@pytest.mark.parametrize("executor", ["point-to-point", "one-sided"])
+def test_the_backend_on_a_gpu_agrees_with_nccl(tmp_path: Path, executor: str) -> None:
+    """DDP's gradients through the backend are those of NCCL itself, and so are collectives."""
+    run_on_one_gpu(gpu.backend, str(tmp_path / "cache"), executor)
+    run_on_one_gpu(gpu.collectives, str(tmp_path / "cache"), executor)

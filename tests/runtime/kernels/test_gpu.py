@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import run_command
+from launch import run_command, run_on_one_gpu
+from ranks import gpu
 
+Plans = Callable[..., str]
 BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks/kernels_on_gpu.py"
 
 
@@ -23,3 +26,12 @@ def test_calls_are_exact_on_one_gpu(ranks: int) -> None:
     row = json.loads(done.stdout.splitlines()[-1])
     assert row["wrong"] == 0
     assert row["ranks"] == ranks
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("one_gpu")
+def test_communicators_play_by_kernels_on_one_gpu(plans: Plans) -> None:
+    """Also from a CUDA graph."""
+    paths = {name: plans("ring:2", name) for name in ("allreduce", "allgather")}
+    for labels in run_on_one_gpu(gpu.by_kernels, paths):
+        assert all("one-sided" in label for label in labels)

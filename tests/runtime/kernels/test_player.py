@@ -50,3 +50,8 @@ def test_a_rank_that_does_not_call_is_named(plans: Plans) -> None:
     assert message is not None
     assert message.startswith("rank 0: allreduce of 100 elements of float32 by ")
     assert "for rank 1" in message
+
+
+def test_communicators_play_by_kernels(plans: Plans) -> None:
+    paths = {name: plans("ring:2", name) for name in COLLECTIVES}
+    run_ranks(kernels.communicators, 2, name_segment("communicators"), paths)

@@ -1,0 +1,116 @@
+"""Whether kernels can play a group's schedules, and the player if they can.
+
+Before the first call the ranks check all that kernels need, and then the kernels themselves, by a
+few small sums. A fault that shows only there (peer-to-peer that does not work though the driver
+offers it, as with some IOMMUs) leaves the group with messages.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ...synth.ir.collective import Collective
+from ...topo.errors import TopoplanError
+from ..program.one_sided.flat import build_flat
+from ..program.one_sided.instructions import Mode
+
+# Ranks that share a GPU need this setting of torch: "1". It is for tests.
+OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+# The deadline of the sums that check the kernels. Ranks that share a GPU take turns of 2 ms.
+_CHECK_TIMEOUT_S: Final = 20.0
+# Elements of a rank's part in these sums: some that are no whole vector of 16 bytes.
+_CHECKED_BLOCK: Final = 1003
+_MODES: Final[tuple[Mode, ...]] = ("pull", "push")
+
+Exchange = Callable[[object], list[Any]]
+
+
+def open_kernels(
+    group: dist.ProcessGroup,
+    device: torch.device,
+    hosts: int,
+    exchange: Exchange,
+    timeout_s: float,
+) -> Any:
+    """Return a KernelPlayer for the ranks of a group, or as a text why there is none.
+
+    The ranks are on `hosts` hosts; `exchange` gathers a value of each rank; calls end after
+    `timeout_s`. Collective: all ranks get a player, or all the same text.
+    """
+    why_not = _find_missing(hosts)
+    uuid = None if why_not else str(torch.cuda.get_device_properties(device).uuid)
+    answers = exchange((why_not, uuid))
+    if first := _find_first(why for why, _ in answers):
+        return first
+    uuids = [uuid for _, uuid in answers]
+    if first := _find_first(exchange(_find_unreachable(device, uuids))):
+        return first
+    from .memory import make_symmetric, set_timeout
+    from .player import KernelPlayer
+
+    player: Any = None
+    try:
+        player = KernelPlayer(make_symmetric(group, device, timeout_s=_CHECK_TIMEOUT_S))
+        why_not = None
+    except RuntimeError as error:
+        why_not = f"no symmetric memory: {str(error).splitlines()[0]}"
+    if first := _find_first(exchange(why_not)):
+        return first
+    if first := _find_first(exchange(_check_kernels(player, group.rank(), group.size(), device))):
+        return first
+    set_timeout(player.memory, timeout_s)
+    return player
+
+
+def _find_first(reasons: Iterator[str | None] | list[str | None]) -> str | None:
+    """Return the first rank's reason, with its number, or None if no rank has one."""
+    return next((f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why), None)
+
+
+def _find_missing(hosts: int) -> str | None:
+    """Return what this rank lacks, None if nothing."""
+    if hosts > 1:
+        return "the ranks are on several hosts"
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install 'topoplan[kernels]')"
+    return None
+
+
+def _find_unreachable(device: torch.device, uuids: list[str]) -> str | None:
+    """Return why this rank's GPU cannot reach that of some rank, None if it reaches all."""
+    visible = {
+        str(torch.cuda.get_device_properties(number).uuid): number
+        for number in range(torch.cuda.device_count())
+    }
+    own = str(torch.cuda.get_device_properties(device).uuid)
+    if uuids.count(own) > 1 and os.environ.get(OVERLAPPING) != "1":
+        return f"it shares its GPU with another rank ({OVERLAPPING}=1 allows it, for tests)"
+    for rank, uuid in enumerate(uuids):
+        if uuid not in visible:
+            return f"it does not see the GPU of rank {rank} (CUDA_VISIBLE_DEVICES hides it)"
+        if uuid != own and not torch.cuda.can_device_access_peer(device, visible[uuid]):
+            return f"no peer-to-peer between its GPU and that of rank {rank}"
+    return None
+
+
+def _check_kernels(player: Any, rank: int, ranks: int, device: torch.device) -> str | None:
+    """Play small sums in both modes; return what went wrong on this rank, None if nothing."""
+    numel = _CHECKED_BLOCK * ranks
+    own = torch.arange(numel, device=device, dtype=torch.float32)
+    try:
+        for factor, schedule in enumerate(build_flat(Collective("allreduce", ranks)), 1):
+            for mode in _MODES:
+                loaded = player.load(schedule, numel, torch.float32, mode=mode, in_place=True)
+                x = own * (factor * (rank + 1))
+                player.play(loaded, x, x)
+                torch.cuda.synchronize(device)
+                player.check()
+                if not torch.equal(x, own * (factor * ranks * (ranks + 1) // 2)):
+                    return f"a sum by kernels is wrong ({loaded.describe()}, {mode})"
+    except (RuntimeError, TopoplanError) as error:
+        return f"kernels fail: {str(error).splitlines()[0]}"
+    return None
