@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from ..topo.derived.degrade import keep_gpus
 from ..topo.derived.stripes import list_forms
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
 from ..topo.exact import fraction_to_json, load_json, parse_fraction
@@ -36,7 +37,7 @@ from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import reroute_unless_in_network, time_us
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
-from .ir.collective import Collective
+from .ir.collective import Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSIONS, PlanFile, check_columns, check_counts
@@ -81,6 +82,13 @@ class Plan:
     that may win if sending costs the hosts more than the topology says: the runtime chooses among
     all. A reproducible plan has a `bracketing`, in which all its schedules add every element;
     otherwise it is None. `router` gives the routes on which its schedules are sent.
+
+    If only some of the GPUs are members of the collective, `helpers` are the other ranks that may
+    relay, copy and add for them, and `bound` and `bound_one_way` hold with their help. Two more
+    single-path bounds are then there for comparison: `bound_alone` for the members without help,
+    None if they cannot reach each other, and `bound_with_helpers`, which differs from
+    `bound_one_way` only if the plan may use no helpers: it is for help by all others. By default
+    all others may help.
     """
 
     topology: Topology
@@ -91,10 +99,14 @@ class Plan:
     alternatives: tuple[Schedule, ...] = ()
     bracketing: str | None = None
     router: Router = field(default=HARDWARE, compare=False, repr=False)
+    helpers: tuple[int, ...] | None = None
+    bound_alone: Bound | None = None
+    bound_with_helpers: Bound | None = None
 
     def __post_init__(self) -> None:
         # A plan that was read from a file, or moved to another topology, keeps its routing rule.
         object.__setattr__(self, "router", self.router.on(self.topology))
+        self._settle_helpers()
         edge: int | None = 0
         for entry in self.entries:
             is_empty = entry.max_bytes is not None and entry.max_bytes <= entry.min_bytes
@@ -110,6 +122,38 @@ class Plan:
                 raise InputError(
                     f"plan: for {self.collective}, but holds a schedule for {schedule.collective}"
                 )
+            others = set(schedule.helpers).difference(self.helpers or ())
+            if others:
+                raise InputError(
+                    f"plan: rank {min(others)} helps in its {schedule.label} schedule; the plan "
+                    f"may use {'the helpers ' if self.helpers else 'no helpers'}"
+                    f"{spell_ranks(self.helpers or ())}"
+                )
+
+    def _settle_helpers(self) -> None:
+        """Set the helpers and the bounds with and without help that are not given.
+
+        Raise InputError unless the helpers are different ranks of the topology, and no members.
+        """
+        is_group, gpus = not self.collective.has_all_gpus, len(self.topology.ranks)
+        others = [rank for rank in range(gpus) if rank not in self.collective.members]
+        if self.helpers is None:
+            object.__setattr__(self, "helpers", tuple(others))
+        assert self.helpers is not None
+        if list(self.helpers) != [rank for rank in others if rank in self.helpers]:
+            raise InputError(
+                f"plan: helpers: {spell_ranks(self.helpers)}; expected ranks below {gpus}, "
+                "ascending, that are not members"
+            )
+        if is_group and not self.helpers:
+            object.__setattr__(self, "bound_alone", self.bound_one_way)
+        elif is_group:
+            object.__setattr__(self, "bound_with_helpers", self.bound_one_way)
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The ranks that may take part, ascending: the members, and the helpers it may use."""
+        return tuple(sorted((*self.collective.members, *(self.helpers or ()))))
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -212,9 +256,28 @@ class Plan:
                     f"does not add in the bracketing {shorten_bracketing(self.bracketing)} "
                     "everywhere"
                 )
-        check_bound(self.bound, self.collective, self.topology)
-        if self.bound_one_way != self.bound:
-            check_bound(self.bound_one_way, self.collective, self.topology, self.router)
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        """Redo the arithmetic of each bound, on the machine of the GPUs that may take part."""
+        everyone = tuple(range(len(self.topology.ranks)))
+        members = tuple(self.collective.members)
+        claims = [
+            (self.bound, self.participants, None),
+            (self.bound_one_way, self.participants, self.router),
+            (self.bound_alone, members, self.router),
+            (self.bound_with_helpers, everyone if not self.helpers else self.participants,
+             self.router),
+        ]  # fmt: skip
+        checked: list[tuple[Bound, tuple[int, ...]]] = []
+        for bound, ranks, router in claims:
+            if bound is None or (bound, ranks) in checked:
+                continue
+            checked.append((bound, ranks))
+            collective, machine = self.collective, self.topology
+            if len(ranks) < len(everyone):
+                collective, machine = collective.among(ranks), keep_gpus(machine, ranks)
+            check_bound(bound, collective, machine, None if router is None else router.on(machine))
 
     def check_topology(self, topology: Topology) -> None:
         """Raise PlanMismatchError unless the plan is for `topology`, rank order included.
@@ -283,11 +346,13 @@ class Plan:
             "collective": collective.name,
             "ranks": collective.ranks,
             **({} if collective.has_all_gpus else {"members": list(collective.members)}),
+            **({} if collective.has_all_gpus else {"helpers": list(self.helpers or ())}),
             "root": collective.root,
             "reduction_order": "step by step, within a step as listed",
             "dtypes": "any that the backend can move and add",
             "bound": self.bound.to_json(),
             "bound_one_way": self.bound_one_way.to_json(),
+            **self._group_bounds_json(),
             "entries": entries,
             "alternatives": [schedules.setdefault(s, len(schedules)) for s in self.alternatives],
             **({} if bracketing is None else {"reproducible": {"bracketing": bracketing}}),
@@ -295,6 +360,16 @@ class Plan:
             "topology": self.topology.to_json(),
         }
         return {**body, "hash": _hash(body)}
+
+    def _group_bounds_json(self) -> dict[str, Any]:
+        """Return the bounds of a group with and without help as fields of the plan's file."""
+        if self.collective.has_all_gpus:
+            return {}
+        alone, helped = self.bound_alone, self.bound_with_helpers
+        out: dict[str, Any] = {"bound_alone": None if alone is None else alone.to_json()}
+        if helped is not None and not self.helpers:
+            out["bound_with_helpers"] = helped.to_json()
+        return out
 
     @property
     def _version(self) -> int:
@@ -406,6 +481,11 @@ class Plan:
             ),
             alternatives=tuple(schedules[number] for number in file.alternatives),
             bracketing=None if file.reproducible is UNSET else file.reproducible.bracketing,
+            helpers=None if file.helpers is UNSET else tuple(file.helpers),
+            bound_alone=Bound.from_fields(file.bound_alone) if file.bound_alone else None,
+            bound_with_helpers=(
+                Bound.from_fields(file.bound_with_helpers) if file.bound_with_helpers else None
+            ),
         )
         # Files of version 1 hold rows for any number of ranks.
         compact = any(fields.columns is not UNSET for fields in file.schedules)

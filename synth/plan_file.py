@@ -14,7 +14,7 @@ from ..topo.schema import Count, Index, Label
 from .bounds.certificate import BoundFields, SinglePathBoundFields
 from .ir.collective import CollectiveName
 from .ir.columns import MAX_COLUMN_BYTES
-from .ir.schedule import MAX_STEPS, Ranks, ScheduleFields, Segments
+from .ir.schedule import MAX_STEPS, RANKS_ABOUT, Ranks, ScheduleFields, Segments
 
 FORMAT = "topoplan-plan"
 # Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, and columns
@@ -82,6 +82,21 @@ class PlanFile(Struct, forbid_unknown_fields=True):
         Meta(description="absent where an element's bits depend on its place in the buffer"),
     ] = UNSET
     members: Ranks = []
+    helpers: Annotated[
+        list[Index] | UnsetType,
+        Meta(description=f"{RANKS_ABOUT}: those that may help the members; absent: all others"),
+    ] = UNSET
+    bound_alone: Annotated[
+        SinglePathBoundFields | UnsetType | None,
+        Meta(description="for the members without help; null: they cannot reach each other"),
+    ] = UNSET
+    bound_with_helpers: Annotated[
+        SinglePathBoundFields | UnsetType,
+        Meta(
+            description="as bound_one_way, if all other GPUs helped; absent: bound_one_way is "
+            "with the helpers"
+        ),
+    ] = UNSET
     reduction_order: Label = ""
     dtypes: Label = ""
     hash: Annotated[Label, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""

@@ -28,6 +28,11 @@ algorithm without coding; allreduce's for schedules that bring each unit togethe
 spread it from there. (Whether any other could pay less if prices differ by direction is open; over
 9,000 random instances of up to 4 ranks none did.)
 
+A group on a larger machine has members, and helpers: the machine's other GPUs, which relay, copy
+and add. Cuts count members only. Out(v) and in(v) are then the cheapest trees between v and the
+members, through any GPUs (directed Steiner trees, by dynamic programming: numeric/steiner.py), and
+v is any GPU for allreduce, else a member. There is no kind "prices" for allreduce of a group.
+
 Kinds "route-prices" and "route-tree-prices" hold if each ordered pair of GPUs has a single path,
 the hardware's route (topo/routes.py), and only GPUs relay, combine and copy. They are as above with
 other distances: prices are directed, and the distance between two GPUs is the price of the
@@ -49,10 +54,11 @@ or copies, a bound that prices prove for it holds for both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
+from operator import add
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -66,6 +72,7 @@ from ...topo.schema import Label
 from ..cost.loads import computes_in_network
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
+from ..numeric.steiner import MAX_TERMINALS, SteinerTrees
 from .prices import (
     Distances,
     matrix_of,
@@ -212,15 +219,12 @@ def proved_s_per_GB(
         topology, kind = keep_crossed(router), "cut"
     if kind == "cut":
         return _cut_s_per_GB(frozenset(certificate["inside"]), collective, topology)
-    if not collective.has_all_gpus:  # prices are proved for trees and paths between all GPUs
-        raise VerificationError(
-            f"bound: a certificate of kind {kind!r} proves nothing for {collective}; expected a cut"
-        )
     # Prices over routes depend on the router; all other kinds hold for any use of the links.
     own = router if kind.startswith(SINGLE_PATH) else None
     kind = kind.removeprefix(SINGLE_PATH)
-    if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
-        raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
+    mirrored = (kind, collective.name) == _MIRRORED and collective.has_all_gpus
+    if not mirrored and (kind, collective.name) not in _PRICED:
+        raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective}")
     if "joined" in certificate and own is None:
         topology = join_devices(topology, dict(certificate["joined"]))
     if computes_in_network(topology, collective):
@@ -228,7 +232,7 @@ def proved_s_per_GB(
     fractions = _read_prices(
         certificate["prices"],
         topology,
-        both_directions=own is None and (kind, collective.name) == _MIRRORED,
+        both_directions=own is None and mirrored,
     )
     # If a GB of buffer must pay `needed`, and all links together earn at most `paid` per second, it
     # takes needed / paid s.
@@ -238,7 +242,7 @@ def proved_s_per_GB(
     # With integer prices, the shortest paths and trees below are exact and quick.
     scale = lcm(*(p.denominator for p in fractions.values()))
     prices = {link: int(p * scale) for link, p in fractions.items()}
-    if (kind, collective.name) == _MIRRORED:
+    if mirrored:
         total = (
             route_tree_price(route_distances(prices, own), topology)
             if own is not None
@@ -290,9 +294,10 @@ def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
 
 def _price_of_paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
     """Return the price of all pieces together, each on a cheapest path from one rank to another."""
+    members = [topology.ranks[member] for member in collective.members]
     roots = [topology.ranks[collective.root or 0]]
-    sources = roots if collective.name == "scatter" else topology.ranks
-    targets = roots if collective.name == "gather" else topology.ranks
+    sources = roots if collective.name == "scatter" else members
+    targets = roots if collective.name == "gather" else members
     pairs = [(a, b) for a in sources for b in targets if a != b]
     apart = next(((a, b) for a, b in pairs if b not in distance[a]), None)
     if apart:
@@ -302,22 +307,54 @@ def _price_of_paths(distance: Distances, collective: Collective, topology: Topol
 
 def _price_of_trees(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
     """Return the price of a unit of buffer on the collective's cheapest tree or trees."""
-    gpus = topology.ranks
     matrix, far = matrix_of(distance, topology)
+    price_of = _price_spanning_trees if collective.has_all_gpus else _price_member_trees
 
-    def total(price: NDArray[Any], root: int) -> int:
-        """Return the price of the cheapest out-tree, or in-tree if the matrix is transposed."""
-        parents = cheapest_out_tree(price, root)
-        paid = sum(int(price[parent, child]) for child, parent in enumerate(parents) if parent >= 0)
-        if paid >= far:
-            raise VerificationError(f"bound: no tree joins all GPUs to {gpus[root]!r}")
+    def list_prices(roots: Sequence[int], facing: NDArray[Any]) -> list[int]:
+        """Return the prices of cheapest out-trees, or in-trees if the matrix is transposed."""
+        paid = price_of(facing, roots, collective)
+        if max(paid) >= far:
+            root = topology.ranks[roots[paid.index(max(paid))]]
+            raise VerificationError(f"bound: no tree joins all members to {root!r}")
         return paid
 
     if collective.name == "allreduce":
-        return Fraction(min(total(matrix, v) + total(matrix.T, v) for v in range(len(gpus))))
-    facing = matrix.T if collective.reduces else matrix
-    roots = range(len(gpus)) if collective.root is None else [collective.root]
-    return Fraction(sum(total(facing, v) for v in roots), len(roots))
+        # Any GPU that both kinds of trees reach may be where a unit comes together.
+        gpus = range(len(topology.ranks))
+        prices = (price_of(facing, gpus, collective) for facing in (matrix, matrix.T))
+        least = min(map(add, *prices))
+        if least >= far:
+            raise VerificationError("bound: no trees join all members")
+        return Fraction(least)
+    roots = collective.members if collective.root is None else [collective.root]
+    paid = list_prices(roots, matrix.T if collective.reduces else matrix)
+    return Fraction(sum(paid), len(roots))
+
+
+def _price_spanning_trees(
+    price: NDArray[Any], roots: Sequence[int], collective: Collective
+) -> list[int]:
+    """Return the price of the cheapest out-tree from each root to all ranks."""
+    return [
+        sum(int(price[p, v]) for v, p in enumerate(cheapest_out_tree(price, root)) if p >= 0)
+        for root in roots
+    ]
+
+
+def _price_member_trees(
+    price: NDArray[Any], roots: Sequence[int], collective: Collective
+) -> list[int]:
+    """Return the price of the cheapest out-tree from each root to the members.
+
+    Other ranks may be on the tree. Raise VerificationError if there are too many members.
+    """
+    trees = SteinerTrees(price, collective.members)
+    if not trees.is_exact:
+        raise VerificationError(
+            f"bound: prices of trees prove nothing for {collective.ranks} of {len(price)} GPUs; "
+            f"expected at most {MAX_TERMINALS} members, or a cut"
+        )
+    return [int(trees.price(root)) for root in roots]
 
 
 _MIRRORED = ("prices", "allreduce")

@@ -116,10 +116,13 @@ def _one_of_each_class(topology: Topology, gpus: list[str], hub: str | None) -> 
 
 def _allgather_cut(collective: Collective, topology: Topology) -> Bound:
     """Return the best of the cuts that every GPU's part must cross to reach some GPU."""
-    n, gpus = collective.ranks, topology.ranks
-    return _worst_cut(
-        collective, topology, lambda t: dict.fromkeys(gpus, Fraction(1, n) / t), list(gpus)
-    )
+    n, gpus = collective.ranks, _list_members(collective, topology)
+    return _worst_cut(collective, topology, lambda t: dict.fromkeys(gpus, Fraction(1, n) / t), gpus)
+
+
+def _list_members(collective: Collective, topology: Topology) -> list[str]:
+    """Return the ids of the members' GPUs."""
+    return [topology.ranks[member] for member in collective.members]
 
 
 def _root_cut(collective: Collective, topology: Topology) -> Bound:
@@ -127,9 +130,8 @@ def _root_cut(collective: Collective, topology: Topology) -> Bound:
 
     For broadcast it separates the root from some GPU, for gather some GPUs from the root.
     """
-    n, gpus = collective.ranks, topology.ranks
-    root = gpus[collective.root or 0]
-    others = [g for g in gpus if g != root]
+    n, root = collective.ranks, topology.ranks[collective.root or 0]
+    others = [gpu for gpu in _list_members(collective, topology) if gpu != root]
     if collective.name == "broadcast":
         return _worst_cut(collective, topology, lambda t: {root: 1 / t}, others, root)
     return _worst_cut(
@@ -152,8 +154,8 @@ def _complement(cut: Bound, collective: Collective, topology: Topology) -> Bound
 
 
 def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the narrowest cut between GPU 0 and any other, in either direction."""
-    hub, others = topology.ranks[0], list(topology.ranks[1:])
+    """Return the narrowest cut between the first member and any other, in either direction."""
+    hub, *others = _list_members(collective, topology)
     out = _worst_cut(collective, topology, lambda t: {hub: 1 / t}, others, hub)
     back = _worst_cut(collective, topology.reversed(), lambda t: {hub: 1 / t}, others, hub)
     return max(out, _complement(back, collective, topology), key=lambda b: b.s_per_GB)
@@ -165,7 +167,7 @@ def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
     Groups are boxes, sockets, and all devices behind a leaf switch. On direct networks, cuts along
     the lines of a grid are tried as well.
     """
-    gpus = _one_of_each_class(topology, list(topology.ranks), None)
+    gpus = _one_of_each_class(topology, _list_members(collective, topology), None)
     insides: list[Iterable[str]] = [{gpu} for gpu in gpus]
     insides += [topology.by_id.keys() - {gpu} for gpu in gpus]
     insides += find_narrow_groups(topology)

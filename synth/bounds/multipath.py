@@ -18,10 +18,12 @@ from ...topo.routes import Router
 from ..cost.loads import computes_in_network, list_computing
 from ..forest.generate import TreePacking, exact_prices
 from ..forest.machine.symmetry import shifts
-from ..forest.rooted import RootedPacking
-from ..forest.survey import Survey, survey
+from ..forest.paths import PathPacking
+from ..forest.rooted import RootedPacking, group_packing
+from ..forest.survey import MAX_PAIRS, Survey, survey
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
+from ..numeric.steiner import MAX_TERMINALS
 from .certificate import Bound, bound_of, join_devices
 from .cuts import bound_of_cut, cut_bound
 
@@ -52,11 +54,11 @@ def check_connected(collective: Collective, topology: Topology) -> None:
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(topology.by_id)
     graph.add_edges_from(topology.capacity_GBps)
-    gpus = set(topology.ranks)
-    hub = topology.ranks[collective.root or 0]
+    gpus = {topology.ranks[member] for member in collective.members}
+    hub = topology.ranks[collective.members[0] if collective.root is None else collective.root]
     reach, reaching = nx.descendants(graph, hub) | {hub}, nx.ancestors(graph, hub) | {hub}
-    # Data must get from the hub (the root, or any GPU if there is none) to all GPUs, or from all to
-    # it, or both.
+    # Data must get from the hub (the root, or any member if there is none) to all members, or from
+    # all to it, or both.
     sides = []
     if collective.name not in ("reduce", "gather"):
         sides.append(("no path leads to", reach, reach))
@@ -97,6 +99,10 @@ def bound(
     bounds += _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology, collective):
         bounds += _joined_prices(collective, topology, effort, progress, by_link=by_link)
+    elif collective.name == "alltoall" and not collective.has_all_gpus:
+        bounds += _group_path_prices(collective, topology, effort, progress)
+    elif not collective.has_all_gpus:
+        bounds += _tree_prices(collective, topology, effort, progress)
     elif collective.name == "allreduce":
         bounds += _allreduce_prices(collective, topology, effort, progress, by_link=by_link)
     elif collective.name == "alltoall":
@@ -232,19 +238,41 @@ def _tree_prices(
 
     They are for machines on which directions or switches are uneven.
     """
-    name = collective.name
+    name, is_group = collective.name, not collective.has_all_gpus
     if len(topology.ranks) > _ROOTED_RANKS or name in ("gather", "scatter"):
+        return []
+    if is_group and collective.ranks > MAX_TERMINALS:
         return []
     # In-trees are out-trees of the reversed machine.
     reduces_only = name in ("reduce", "reduce-scatter")
     facing = topology.reversed() if reduces_only else topology
-    roots = [collective.root or 0] if name in ("broadcast", "reduce") else range(collective.ranks)
-    packing = RootedPacking(facing, list(roots), name == "allreduce", shifts(facing))
+    if is_group:
+        packing = group_packing(facing, collective)
+    else:
+        rooted = name in ("broadcast", "reduce")
+        roots = [collective.root or 0] if rooted else range(collective.ranks)
+        packing = RootedPacking(facing, list(roots), name == "allreduce", shifts(facing))
     packing.run(effort, 0.0, progress)
     prices = packing.link_prices
     if reduces_only:
         prices = {(b, a): p for (a, b), p in prices.items()}
     return directed_bounds("tree-prices", prices, collective, topology)
+
+
+def _group_path_prices(
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+) -> list[Bound]:
+    """Return the bounds of paths between the members, which all GPUs may relay."""
+    members = list(collective.members)
+    if len(members) ** 2 > MAX_PAIRS:
+        return []
+    packing = PathPacking(topology, members, targets=members)
+    packing.run(effort, progress)
+    prices, n = packing.link_prices, collective.ranks
+    return directed_bounds("prices", prices, collective, topology, packing.value / n)
 
 
 def _alltoall_prices(

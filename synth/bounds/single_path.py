@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
@@ -20,6 +19,7 @@ from ..forest.machine.routes import OwnRoutes
 from ..forest.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
+from ..numeric.steiner import MAX_TERMINALS
 from .certificate import Bound, bound_of, keep_crossed
 from .cuts import cut_bound
 from .multipath import bound, directed_bounds
@@ -53,11 +53,9 @@ def find_bounds(
 ) -> Bounds:
     """Return the multipath and the single-path bound.
 
-    Each may use half of the allowed work and time. Raise InfeasibleError if the topology is not
-    connected, or if not all GPUs are members: the searches are for collectives of all GPUs.
+    Each may use half of the allowed work and time. All GPUs that are no members are helpers. Raise
+    InfeasibleError if the topology does not connect the members.
     """
-    if not collective.has_all_gpus:
-        raise InfeasibleError(f"no bound is searched for {collective} of a larger machine yet")
     effort = effort if effort is not None else Effort()
     half = effort.grant(effort.left_s / effort.scale / 2, 0.5)
     multipath = bound(collective, router.topology, half, progress)
@@ -133,6 +131,8 @@ def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, s
     """Return the shapes to be packed, each with the kind of its certificate."""
     if collective.name in _BY_PATHS:
         return [(PATHS, "route-prices")]
+    if not collective.has_all_gpus:
+        return [(TREES, "route-tree-prices")] if collective.ranks <= MAX_TERMINALS else []
     shapes = [(PAIRS, "route-prices")] if collective.name == "allreduce" else []
     if collective.ranks <= SINGLE_PATH_ROOTS and not (shapes and routes.is_mirrored):
         shapes.append((TREES, "route-tree-prices"))

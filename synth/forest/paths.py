@@ -18,7 +18,7 @@ from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.graph import Topology
 from ..cost.affine import tighten
 from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
+from ..ir.schedule import Schedule, find_helpers
 from ..ir.transfers import COPY, Transfers
 from ..numeric.effort import Effort
 from .large.level_paths import LevelPaths
@@ -35,7 +35,7 @@ _PATH_S, _DEVICE_S = 1e-5, 1e-6
 
 
 class PathPacking(SharePacking[Path]):
-    """Column generation for the pairs from `sources` to all other ranks."""
+    """Column generation for the pairs from `sources` to all other ranks, or to `targets`."""
 
     def __init__(
         self,
@@ -43,12 +43,15 @@ class PathPacking(SharePacking[Path]):
         sources: Sequence[int],
         turns: list[Ints] | None = None,
         routes: OwnRoutes | None = None,
+        targets: Sequence[int] | None = None,
     ) -> None:
         """Set up the packing of paths.
 
         `turns` are symmetries that shift the rank order (see machine/symmetry.py). If `routes` is
-        given, ranks send to each other only on these, and the turns must preserve them.
+        given, ranks send to each other only on these, and the turns must preserve them. `targets`
+        are the ranks that paths lead to, None for all.
         """
+        self._targets = targets
         self.routes = routes
         # If the shifts map rank 0 to every rank exactly once, one source represents all, and the
         # links of an orbit form one row.
@@ -97,14 +100,15 @@ class PathPacking(SharePacking[Path]):
             nodes_of_ranks = np.arange(len(self.gpus))
         starts = nodes_of_ranks[self.sources]
         length, before = dijkstra(matrix, indices=starts, return_predecessors=True)
-        if not np.isfinite(length[:, nodes_of_ranks]).all():
+        ends = nodes_of_ranks if self._targets is None else nodes_of_ranks[list(self._targets)]
+        if not np.isfinite(length[:, ends]).all():
             raise InfeasibleError(
                 f"packing: the system's routes on {self.topology.name!r} do not join all GPUs"
             )
         # The bound counts every pair at its cheapest path, whether or not that is new.
         total, fresh = 0.0, []
         for row, source in enumerate(starts.tolist()):
-            for target in nodes_of_ranks.tolist():
+            for target in ends.tolist():
                 if target == source:
                     continue
                 nodes = [target]
@@ -205,10 +209,13 @@ class _Layout:
         """Return the schedule of all added chunks."""
         n = self.collective.ranks
         # A rank's data for itself is never sent, but is part of the buffer.
-        for rank in range(n):
+        for rank in self.collective.members:
             source = rank if self.collective.name == "alltoall" else None
             if source is not None or rank == self.collective.root:
                 self.chunks.append(Chunk(Fraction(1, n), source, rank))
         transfers = Transfers.joined(self.parts).sorted()
-        bare = Schedule(self.collective, strategy, tuple(self.chunks), transfers, ())
+        helpers = find_helpers(self.collective, transfers)
+        bare = Schedule(
+            self.collective, strategy, tuple(self.chunks), transfers, (), helpers=helpers
+        )
         return tighten(bare, self.links.topology)

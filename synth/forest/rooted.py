@@ -1,5 +1,7 @@
 """Directed trees for broadcast and allgather (out-trees) and allreduce (in- and out-trees).
 
+The trees of a group reach its members, through any GPUs of the topology: they are Steiner trees.
+
 Column generation with directed prices. A root's column is the cheapest out-tree over cheapest
 routes (Edmonds 1967); for allreduce it is paired with the cheapest in-tree to the same rank. Equal
 shards (allgather) form one group per root, since each root sends the same amount. Reduce and
@@ -9,13 +11,17 @@ dual prices, evaluated exactly, are the certificate of kind "tree-prices".
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
+from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
+from ..numeric.steiner import SteinerTrees, count_work
 from .machine.links import Floats, Ints, LinkArrays
 from .machine.routes import Metric, OwnRoutes, RoutedMetric
 from .machine.symmetry import find_transitive_group
@@ -35,6 +41,18 @@ _FRESH_PAIRS = 4
 _METRIC_S, _TREE_S, _TREE_ENTRY_S = 1e-3, 5e-4, 1.7e-6
 
 
+@dataclass(frozen=True)
+class _CheapestTrees:
+    """Functions that return every rank's parent in an out-tree, or in-tree, of a root.
+
+    The parent is -1 at the root and at ranks that are not in the tree.
+    """
+
+    down: Callable[[int], list[int]]
+    up: Callable[[int], list[int]] | None
+    is_cheapest: bool
+
+
 class RootedPacking(SharePacking[RootedTree]):
     """Column generation of trees for broadcast, allgather or allreduce.
 
@@ -49,13 +67,17 @@ class RootedPacking(SharePacking[RootedTree]):
         turns: list[Ints] | None = None,
         max_depth: int | None = None,
         routes: OwnRoutes | None = None,
+        members: Sequence[int] | None = None,
     ) -> None:
         """Set up the packing of trees.
 
         `turns` are symmetries that shift the rank order (see machine/symmetry.py), and `max_depth`
         is the greatest depth of a tree in hops. If `routes` is given, ranks send to each other only
         on these, and the turns must preserve them.
+        `members` are the ranks that trees must reach, None for all; for a group, there may be no
+        turns.
         """
+        self.members = None if members is None else list(members)
         self.routes, self.both, self.max_depth = routes, both, max_depth
         # If shifts map rank 0 to every rank, one root represents all, and the links of an orbit
         # form one row.
@@ -66,6 +88,8 @@ class RootedPacking(SharePacking[RootedTree]):
         self.times = 1 if both or images is None else len(gpus)
         trees = len(self.roots) * (2 if both else 1) + (_SIMILAR if len(self.roots) == 1 else 0)
         self.pricing_s = _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * len(gpus) ** 2)
+        if self.members is not None:
+            self.pricing_s += count_work(len(self.members), len(gpus)) * (2 if both else 1)
         self.dual = self.dual / len(self.row_capacity)
 
     def group_of(self, column: RootedTree) -> Hashable:
@@ -113,11 +137,12 @@ class RootedPacking(SharePacking[RootedTree]):
         fresh: list[tuple[float, RootedTree]] = []
         forward = _fill_in(metric.distance)
         exact = len(forward) <= _EXACT_RANKS
+        search = self._make_search(forward, both=self.both)
         for root in self.roots:
             # A column improves the program if its reduced cost is negative. Costs are those of one
             # image.
             limit = self._limit(root)
-            for down, up, is_cheapest in self._offer_trees(metric, forward, root):
+            for down, up, is_cheapest in self._offer_trees(metric, search, root):
                 tree = self._route_tree(metric, root, down, up)
                 cost = self.cost_of(tree) / self.times
                 # The cheapest tree counts for the bound even if it is too deep to be used.
@@ -150,23 +175,23 @@ class RootedPacking(SharePacking[RootedTree]):
         return self.duals.get(0 if self.both else root, np.inf) / self.times * (1 - TOLERANCE)
 
     def _offer_trees(
-        self, metric: Metric, forward: Floats, root: int
+        self, metric: Metric, search: _CheapestTrees, root: int
     ) -> list[tuple[list[int], list[int] | None, bool]]:
         """Return trees of a root as (parents in the out-tree, parents in the in-tree, is cheapest).
 
         The in-tree is None unless the collective is allreduce. The flag tells whether the trees are
         proved to be the cheapest.
         """
-        exact = len(forward) <= _EXACT_RANKS
-        # An in-tree is an out-tree on the transposed distances.
-        up = cheapest_out_tree(forward.T, root) if exact and self.both else None
-        offers = [(cheapest_out_tree(forward, root), up, True)] if exact else []
+        exact = len(metric.gpus) <= _EXACT_RANKS
+        up = search.up(root) if exact and search.up else None
+        offers = [(search.down(root), up, search.is_cheapest)] if exact else []
         # Shallow trees are only worth their time if the cheapest tree is unknown or may be too
         # deep, or if there are no trees yet.
         if not exact or not self.columns or self.max_depth is not None:
             for hop_price in _HOP_PRICES:
                 low = metric.grow_tree(root, hop_price, self.max_depth)
                 if low is not None:
+                    low = low if self.members is None else prune(low, self.members)
                     has_routes_back = self.both and all(
                         p < 0 or np.isfinite(metric.distance[v, p]) for v, p in enumerate(low)
                     )
@@ -184,7 +209,7 @@ class RootedPacking(SharePacking[RootedTree]):
         usual = float(np.mean(raised[np.isfinite(raised)]))
         for _ in range(_SIMILAR):
             # Filled in anew: edges that every tree needs may be raised by more than all others.
-            parents = cheapest_out_tree(_fill_in(raised), root)
+            parents = self._make_search(_fill_in(raised)).down(root)
             tree = self._route_tree(metric, root, parents, None)
             cost = self.cost_of(tree) / self.times
             if tree not in self.columns and cost < self._limit(root):
@@ -194,6 +219,17 @@ class RootedPacking(SharePacking[RootedTree]):
                     raised[parent, node] += _RAISE * (usual + raised[parent, node])
         return [(cost, tree) for tree, cost in out.items()]
 
+    def _make_search(self, forward: Floats, *, both: bool = False) -> _CheapestTrees:
+        """Return the search for cheapest trees under distances; with `both`, for in-trees too."""
+        # An in-tree is an out-tree on the transposed distances.
+        facing = (forward, forward.T) if both else (forward,)
+        if self.members is None:
+            searches = [partial(cheapest_out_tree, matrix) for matrix in facing]
+            return _CheapestTrees(searches[0], searches[1] if both else None, is_cheapest=True)
+        trees = [SteinerTrees(matrix, self.members) for matrix in facing]
+        up = trees[1].find if both else None
+        return _CheapestTrees(trees[0].find, up, is_cheapest=trees[0].is_exact)
+
     def _route_tree(
         self, metric: Metric, root: int, down: Sequence[int], up: Sequence[int] | None
     ) -> RootedTree:
@@ -201,6 +237,39 @@ class RootedPacking(SharePacking[RootedTree]):
         below = tuple(None if p < 0 else metric.route(p, v) for v, p in enumerate(down))
         above = (None if p < 0 else metric.route(v, p) for v, p in enumerate(up or ()))
         return RootedTree(root, tuple(above) if self.both else (), below)
+
+
+def group_packing(
+    topology: Topology,
+    collective: Collective,
+    max_depth: int | None = None,
+    routes: OwnRoutes | None = None,
+) -> RootedPacking:
+    """Return the packing of a group's trees, through all GPUs of a topology.
+
+    The collective is broadcast, allgather or allreduce, or has the same trees as one of them on the
+    reversed topology. Arguments are those of RootedPacking.
+    """
+    both = collective.name == "allreduce"
+    if both:  # helpers may be roots
+        roots: Sequence[int] = range(len(topology.ranks))
+    else:
+        roots = collective.members if collective.root is None else [collective.root]
+    return RootedPacking(topology, list(roots), both, None, max_depth, routes, collective.members)
+
+
+def prune(parents: Sequence[int], members: Sequence[int]) -> list[int]:
+    """Return a tree without the branches that lead to no member, given each rank's parent.
+
+    The parent is -1 for the root, and in the result for ranks that are not in the tree.
+    """
+    needed: set[int] = set()
+    for member in members:
+        node = member
+        while node >= 0 and node not in needed:
+            needed.add(node)
+            node = parents[node]
+    return [parent if node in needed else -1 for node, parent in enumerate(parents)]
 
 
 def _fill_in(distance: Floats) -> Floats:

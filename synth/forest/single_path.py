@@ -8,7 +8,8 @@ under symmetries of the machine and its routes share one row, and only one rank 
 equivalent ranks is priced; neither weakens the bound.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -18,6 +19,7 @@ from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
 from ..numeric.linear import ColumnGeneration
+from ..numeric.steiner import SteinerTrees, count_work
 from .machine.links import Floats, Ints, Link, compact, find_orbits
 from .machine.routes import OwnRoutes, price_hops
 from .machine.symmetry import colours
@@ -53,7 +55,8 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
 
     def __init__(self, routes: OwnRoutes, collective: Collective, shape: str) -> None:
         self.routes, self.name, self.shape = routes, collective.name, shape
-        images = [] if collective.root is not None else routes.symmetries
+        is_whole = collective.has_all_gpus
+        images = routes.symmetries if is_whole and collective.root is None else []
         link_images = [links for _, links in images]
         if shape == PAIRS and routes.is_mirrored:
             link_images.append(routes.find_links(routes.dst, routes.src))
@@ -69,12 +72,17 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
         self.weight = dict(zip(firsts.tolist(), counts.tolist(), strict=True))
         if collective.root is not None:
             self.weight = {collective.root: 1}
+        elif not is_whole and collective.name != "allreduce":
+            self.weight = dict.fromkeys(collective.members, 1)
+        self.members, self.is_group = list(collective.members), not is_whole
         self.one_part = collective.name == "allreduce"
         super().__init__(1 / self.capacity / len(self.capacity))
         self.value, self.reached = 0.0, np.inf
         self.duals: dict[int, float] = {}
         trees = 1 if shape == PAIRS else len(self.weight) * (2 if self.one_part else 1)
         self.pricing_s = _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * routes.ranks**2)
+        if self.is_group and shape == TREES:
+            self.pricing_s += 2 * count_work(len(self.members), routes.ranks)
 
     def _colour_links(self, single: str | None) -> Ints:
         """Return a number for each link, equal for equal bandwidths and colours of both ends.
@@ -161,7 +169,7 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
             # others together.
             far = float(distance[np.isfinite(distance)].sum()) + 1
             full = np.where(np.isfinite(distance), distance, far)
-            listed = ((part, self._trees(full, part)) for part in self.weight)
+            listed = self._list_trees(full)
         for part, sends in listed:
             if sends is None or (sends[~self.routes.exists] > 0).any():
                 return []
@@ -225,21 +233,31 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
             near[closer], parent[closer] = price[node][closer], node
         return sends
 
-    def _trees(self, distance: Floats, root: int) -> Floats:
-        """Return the messages that rank u sends to rank v on the cheapest trees of a root.
+    def _list_trees(self, distance: Floats) -> Iterable[tuple[int, Floats]]:
+        """Yield, for each root, the messages that rank u sends to rank v on its cheapest trees.
 
         The collective determines whether they are an out-tree, an in-tree, or both.
         """
-        sends: Floats = np.zeros_like(distance)
+        down = up = None
         if self.name not in ("reduce", "reduce-scatter"):
-            for v, p in enumerate(cheapest_out_tree(distance, root)):
+            down = self._find_trees(distance)
+        if self.name in ("reduce", "reduce-scatter", "allreduce"):
+            up = self._find_trees(distance.T)
+        for root in self.weight:
+            sends: Floats = np.zeros_like(distance)
+            for v, p in enumerate(down(root) if down else ()):
                 if p >= 0:
                     sends[p, v] += 1
-        if self.name in ("reduce", "reduce-scatter", "allreduce"):
-            for v, p in enumerate(cheapest_out_tree(distance.T, root)):
+            for v, p in enumerate(up(root) if up else ()):
                 if p >= 0:
                     sends[v, p] += 1
-        return sends
+            yield root, sends
+
+    def _find_trees(self, distance: Floats) -> Callable[[int], list[int]]:
+        """Return the function that finds every rank's parent in the cheapest out-tree of a root."""
+        if self.is_group:
+            return SteinerTrees(distance, self.members).find
+        return partial(cheapest_out_tree, distance)
 
     def _list_paths(self, distance: Floats) -> Iterable[tuple[int, Floats | None]]:
         """Yield, for each part, the messages that rank u sends to rank v on the cheapest paths.
@@ -253,14 +271,16 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
         graph = csr_matrix((turned[ends], ends), shape=(n, n))
         lengths, befores = shortest_path(graph, indices=list(self.weight), return_predecessors=True)
         for part, length, before in zip(self.weight, lengths, befores, strict=True):
-            if not np.isfinite(length).all():
+            if not np.isfinite(length[self.members]).all():
                 yield part, None
+                continue
             sends: Floats = np.zeros((n, n))
             # Start at the farthest rank: a rank's own share and those that it relays all cross the
             # edge from its predecessor.
-            carried = np.ones(n)
+            carried = np.zeros(n)
+            carried[self.members] = 1.0
             for v in np.argsort(-length, kind="stable").tolist():
-                if v != part:
+                if v != part and carried[v]:
                     sends[before[v], v] += carried[v]
                     carried[before[v]] += carried[v]
             yield part, sends.T if self.name == "gather" else sends

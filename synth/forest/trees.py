@@ -17,7 +17,7 @@ from ...topo.routes import Route
 from ..cost.affine import tighten
 from ..cost.loads import computes_in_network
 from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
+from ..ir.schedule import Schedule, find_helpers
 from ..ir.transfers import COPY, REDUCE, Transfers
 from .machine.links import Ints, LinkArrays
 from .machine.pairs import Tree
@@ -28,8 +28,9 @@ class RootedTree:
     """A tree on which data is reduced to a root, broadcast from it, or both.
 
     `up[r]` is the route on which rank r sends its partial sum to its parent, `down[r]` the route
-    on which it receives from its parent. Both have an entry for each rank, None for the root. `up`
-    is empty if nothing is reduced, `down` if nothing is broadcast.
+    on which it receives from its parent. Both have an entry for each rank, None for the root and
+    for helpers that are not in the tree. `up` is empty if nothing is reduced, `down` if nothing is
+    broadcast.
     """
 
     root: int
@@ -200,6 +201,13 @@ def schedule_of(
             chunks.append(Chunk(share * whole / each, *ends))
     transfers = Transfers.joined(parts).sorted()
     bare = Schedule(
-        collective, strategy, tuple(chunks), transfers, (), trees=forest.count, depth=forest.depth
+        collective,
+        strategy,
+        tuple(chunks),
+        transfers,
+        (),
+        trees=forest.count,
+        depth=forest.depth,
+        helpers=find_helpers(collective, transfers),
     )
     return tighten(bare, topology)

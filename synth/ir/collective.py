@@ -176,6 +176,19 @@ class Collective:
         """
         return replace(self, name=_REVERSED[self.name])
 
+    def among(self, ranks: Sequence[int]) -> Collective:
+        """Return the same collective on the machine that has only the GPUs `ranks`, ascending.
+
+        They include all members. Members and root are renumbered by their place in `ranks`.
+        """
+        place = {rank: i for i, rank in enumerate(ranks)}
+        members = tuple(place[member] for member in self.members)
+        return replace(
+            self,
+            root=None if self.root is None else place[self.root],
+            members=range(self.ranks) if len(members) == len(ranks) else members,
+        )
+
     def even_chunks(self, count: int) -> tuple[Chunk, ...]:
         """Return equal chunks, `count` in SCCL's units.
 

@@ -39,10 +39,11 @@ MAX_SEGMENTS = 2048
 MAX_STEPS = 16_384
 
 Segments = Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]
+RANKS_ABOUT = "rank numbers of the whole topology, ascending"
 # If a file lists no members, all GPUs are members; if it lists no helpers, there are none.
 Ranks = Annotated[
     list[Index],
-    Meta(min_length=1, description="rank numbers of the whole topology, ascending"),
+    Meta(min_length=1, description=RANKS_ABOUT),
 ]
 
 
@@ -287,6 +288,33 @@ def _read_transfers(fields: ScheduleFields, where: str) -> tuple[tuple[Chunk, ..
     ops = [OPS.index(name) for name in op]
     transfers = Transfers(step, src, dst, chunk, ops, route, [tuple(devices) for devices in routes])
     return tuple(Chunk(*row) for row in rows), transfers
+
+
+def renumber(schedule: Schedule, collective: Collective, ranks: Sequence[int]) -> Schedule:
+    """Return a schedule made for the machine of the GPUs `ranks` alone, on the whole machine.
+
+    `collective` is the same collective there (see `Collective.among`). Rank i of the schedule
+    becomes `ranks[i]`; those that are no members become helpers.
+    """
+    number, t = np.array(ranks), schedule.transfers
+    moved = Transfers(t.step, number[t.src], number[t.dst], t.chunk, t.op, t.route, t.routes)
+
+    def rename(rank: int | None) -> int | None:
+        return None if rank is None else ranks[rank]
+
+    return replace(
+        schedule,
+        collective=collective,
+        chunks=tuple(Chunk(c.share, rename(c.source), rename(c.target)) for c in schedule.chunks),
+        transfers=moved,
+        helpers=find_helpers(collective, moved),
+    )
+
+
+def find_helpers(collective: Collective, transfers: Transfers) -> tuple[int, ...]:
+    """Return the ranks, ascending, that take part in transfers and are no members."""
+    ranks = np.union1d(transfers.src, transfers.dst).tolist()
+    return tuple(rank for rank in ranks if rank not in collective.members)
 
 
 def reverse(schedule: Schedule) -> Schedule:

@@ -4,7 +4,7 @@ An example is `topoplan.synthesize("allreduce", "dgx1")`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 
@@ -13,6 +13,8 @@ from ...topo.errors import InputError, VerificationError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
 from ..describe import count_bytes
+from ..groups.ranks import Helpers, choose_helpers, group_on
+from ..groups.synthesize import synthesize_any
 from ..ir.collective import Collective, CollectiveName
 from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
@@ -22,7 +24,6 @@ from ..verify import verify as verify_schedule
 from .front import ParetoFront, find_front
 from .names import AUTO
 from .synthesize import collective_on
-from .synthesize import synthesize as synthesize_plan
 
 log = logging.getLogger("topoplan")
 
@@ -34,6 +35,8 @@ def synthesize(
     *,
     size: int | str | None = None,
     root: int | None = None,
+    group: Iterable[int] | None = None,
+    helpers: Helpers = "rest",
     limits: TreeLimits | None = None,
     reproducible: bool = False,
     thorough: bool = False,
@@ -49,11 +52,15 @@ def synthesize(
 
     `size`, in bytes or as text ("64M"), requests the schedule that is the fastest at this size
     alone: the plan uses it for all sizes. `root` is the root of broadcast, reduce, gather and
-    scatter (default: rank 0). `limits` restrict trees. `reproducible`: an element's bits depend
-    neither on the size of the buffer nor on its place in it. `thorough`: auto also tries strategies
-    that it expects to lose. `time_limit_s` stops the search, and a warning is logged if it did;
-    with more than a minute, searches do more work. `progress` is called with a line of text from
-    time to time.
+    scatter (default: rank 0, or the lowest of the group). `limits` restrict trees. `reproducible`:
+    an element's bits depend neither on the size of the buffer nor on its place in it. `thorough`:
+    auto also tries strategies that it expects to lose. `time_limit_s` stops the search, and a
+    warning is logged if it did; with more than a minute, searches do more work. `progress` is
+    called with a line of text from time to time.
+
+    `group` lists the ranks that take part, if not all do, and `helpers` the others that may relay,
+    copy and add for them: "rest" (all others), "none", or ranks. All ranks are numbered as on the
+    whole machine. A reproducible plan uses no helpers.
 
     Raise InputError if names or options are wrong, InfeasibleError if there is no such schedule
     (with the reason), TimeLimitError if none was found in time.
@@ -61,9 +68,10 @@ def synthesize(
     _check_time_limit(time_limit_s)
     size_bytes = None if size is None else count_bytes(size)
     machine, router = load_for_planning(topology)
-    wanted = _find_collective(collective, machine, root)
-    result = synthesize_plan(
+    wanted = _find_collective(collective, machine, root, group)
+    result = synthesize_any(
         wanted,
+        choose_helpers(helpers, wanted, machine, reproducible=reproducible),
         machine,
         strategy,
         time_limit_s,
@@ -161,15 +169,26 @@ def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None
 
 
 def _find_collective(
-    collective: str | Collective, topology: Topology, root: int | None
+    collective: str | Collective,
+    topology: Topology,
+    root: int | None,
+    group: Iterable[int] | None = None,
 ) -> Collective:
     """Return the collective over a topology's ranks; raise InputError if it does not fit."""
     if not isinstance(collective, Collective):
+        if group is not None:
+            return group_on(collective, topology, group, root)
         return collective_on(collective, topology, root)
     if root is not None and root != collective.root:
         raise InputError(
             f"root={root}, but the collective has root {collective.root}; leave one of them out"
         )
+    if group is not None and list(collective.members) != sorted(group):
+        raise InputError(
+            f"group: the collective is over {collective.spelled_ranks} already; leave it out"
+        )
+    if not collective.has_all_gpus:
+        return group_on(collective.name, topology, collective.members, collective.root)
     if collective.ranks != len(topology.ranks):
         raise InputError(
             f"the collective is over {collective.ranks} ranks, topology {topology.name!r} has "

@@ -22,12 +22,13 @@ from ..cost.segmentation import reroute_unless_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
+from ..forest.large.level_paths import explain_too_many
 from ..forest.large.level_trees import LevelTrees, choose_count, choose_depth
 from ..forest.machine.links import LinkArrays
 from ..forest.machine.routes import OwnRoutes
 from ..forest.machine.symmetry import shifts
 from ..forest.paths import PathPacking, level_schedule, path_schedule
-from ..forest.rooted import RootedPacking
+from ..forest.rooted import RootedPacking, group_packing
 from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import MAX_PAIRS, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
@@ -85,9 +86,9 @@ class _Packer:
         self.effort, self.limits, self.say = request.effort, request.limits, request.progress
         self.bound_GBps = request.bound_GBps
         self.machine = survey(self.topology)
-        # Every rank is a root, or the source of paths, if the collective has no root.
-        root, ranks = self.collective.root, range(self.collective.ranks)
-        self.roots = list(ranks) if root is None else [root]
+        # Every member is a root, or the source of paths, if the collective has no root.
+        root, self.is_group = self.collective.root, not self.collective.has_all_gpus
+        self.roots = list(self.collective.members) if root is None else [root]
         self.both = self.collective.name == "allreduce"
 
     @cached_property
@@ -109,11 +110,15 @@ class _Packer:
     def plan_paths(self) -> Schedule:
         """Return the schedule of alltoall or scatter over packed paths."""
         packing = level = None
-        if self.routes is not None:
-            own = PathPacking(self.topology, self.roots, self.turns, self.routes)
+        if self.routes is not None or self.is_group:
+            targets = list(self.collective.members) if self.is_group else None
+            turns = [] if self.is_group else self.turns
+            own = PathPacking(self.topology, self.roots, turns, self.routes, targets)
             if len(own.sources) * self.collective.ranks <= MAX_PAIRS:
                 packing = own
                 packing.run(self.effort, self.say)
+            elif self.is_group:
+                raise InfeasibleError(explain_too_many(self.collective.ranks))
         if packing is None and self.collective.name == "alltoall":
             level = self.machine.level_paths(1 / self.bound_GBps, self.effort)
         if level is not None:
@@ -132,7 +137,9 @@ class _Packer:
         symmetric = self.topology.is_symmetric
         in_network = computes_in_network(self.topology, self.collective)
         few, joined = len(self.machine.ranks) <= _EXACT_RANKS, self.machine.graph.joins_all()
-        if self.both and in_network and joined:
+        if self.is_group:
+            candidates = self._pack_group()
+        elif self.both and in_network and joined:
             candidates = in_network_forests(self.request)
             # Those trees use only what links have in both directions.
             if few and not symmetric:
@@ -148,7 +155,7 @@ class _Packer:
             candidates = self._pack_rooted()
         picked = choose(candidates, self.bound_GBps, self.limits)
         schedules = [self._draw(p.forest) for p in picked]
-        if (self.both and symmetric and not in_network) and not all(
+        if (self.both and symmetric and not in_network and not self.is_group) and not all(
             keeps_to_routes(schedule.transfers, self.request.router) for schedule in schedules
         ):
             candidates = self._send_as_routed(candidates)
@@ -192,6 +199,20 @@ class _Packer:
         if uneven and len(self.machine.ranks) <= SINGLE_PATH_ROOTS:
             return out + self._pack_rooted()
         return out + routed_forest(self.request)
+
+    def _pack_group(self) -> list[CandidateForest]:
+        """Return forests for a group: trees that reach its members through any GPUs."""
+        if len(self.machine.ranks) > _EXACT_RANKS:
+            raise InfeasibleError(
+                f"packing: groups among {len(self.machine.ranks)} GPUs are more than are searched "
+                f"for; name at most {_EXACT_RANKS} members and helpers together"
+            )
+        packing = group_packing(self.topology, self.collective, self.limits.max_depth, self.routes)
+        parts = len(self.roots) if self.collective.name == "allgather" else 1
+        enough = 0.0 if self.both else float(1 / self.bound_GBps) * parts
+        packing.run(self.effort, enough, self.say)
+        forests = self._list_forests(packing, self.limits.max_trees)
+        return [self._rate(forest, how) for forest, how in forests]
 
     def _pack_rooted(self) -> list[CandidateForest]:
         """Return forests for collectives or machines in which the directions of links differ."""

@@ -1,6 +1,7 @@
-"""Degrade a topology: links lost or slower, GPUs gone."""
+"""Degrade a topology: links lost or slower, GPUs gone; or keep some of its GPUs."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -80,6 +81,23 @@ def degrade(topology: Topology, change: Change) -> Topology:
             for x, factor in kept
             if factor is not None
         ),
+    )
+
+
+def keep_gpus(topology: Topology, ranks: Sequence[int]) -> Topology:
+    """Return the topology with only the GPUs `ranks`, ascending, and its other devices.
+
+    Links of the other GPUs are gone. If the ranks are all there are, it is the same topology.
+    """
+    if len(ranks) == len(topology.ranks):
+        return topology
+    kept = {topology.ranks[rank] for rank in ranks}
+    gone = set(topology.ranks) - kept
+    return replace(
+        topology,
+        name=f"{topology.name}, GPUs {', '.join(map(str, ranks))}",
+        devices=tuple(d for d in topology.devices if d.id not in gone),
+        links=tuple(x for x in topology.links if not gone & {x.src, x.dst}),
     )
 
 
