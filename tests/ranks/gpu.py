@@ -80,7 +80,7 @@ def by_kernels(paths: dict[str, str]) -> list[str]:
     """Communicators that play by kernels: eager calls, then one from a CUDA graph; the labels."""
     rank, labels = dist.get_rank(), []
     for collective, path in paths.items():
-        communicator = topoplan.Communicator(path, executor="one-sided")
+        communicator = topoplan.Communicator(path, choose="plan", executor="one-sided")
         for numel in (2, 1000, 300_002):
             for dtype in (torch.float32, torch.float16, torch.int32):
                 own = torch.arange(numel, device="cuda").remainder(31).add(rank).to(dtype)
