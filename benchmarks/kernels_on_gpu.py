@@ -1,7 +1,7 @@
 """The kernel on GPUs: `torchrun --nproc-per-node 4 benchmarks/kernels_on_gpu.py [--calls 10000]`.
 
-Or `python benchmarks/kernels_on_gpu.py --streams 4`: one process plays all ranks on one GPU, each on
-a stream of its own, so that they run together and not in turns.
+Or `python benchmarks/kernels_on_gpu.py --streams 4`: one process plays all ranks on one GPU, each
+on a stream of its own, so that they run together and not in turns.
 
 Plays random calls (collectives, schedules, sizes, dtypes, pull and push) and compares each with
 what it must be, then an allreduce from a CUDA graph, and measures the time of a call of one
@@ -19,6 +19,8 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 # Symmetric memory reads it when it is first used.
@@ -33,10 +35,13 @@ from topoplan.runtime.kernels.memory import make_on_one_gpu, make_symmetric
 from topoplan.runtime.kernels.player import KernelPlayer
 from topoplan.runtime.program.layout import IN_PLACE
 from topoplan.runtime.program.one_sided.instructions import Mode
+from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.api import synthesize
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+# The programs that a player caches are more.
+CASES = 60
 # Elements of a rank's part: one, odd, and more than the slices of a whole grid.
 BLOCKS = (1, 5, 64, 1000, 4096, 30_000, 500_000)
 TIMED_CALLS = 200
@@ -50,7 +55,7 @@ def main() -> None:
     parser = make_parser(__doc__, json=False)
     parser.add_argument("--calls", type=int, default=10_000, help="random calls, and replays")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--programs", type=int, default=8, help="of a grid")
+    parser.add_argument("--programs", type=int, default=32, help="of a grid")
     parser.add_argument("--streams", type=int, help="ranks of one process, in place of processes")
     args = parser.parse_args()
     if args.streams:
@@ -64,7 +69,8 @@ def main() -> None:
     memory = make_symmetric(group, device, programs=args.programs, timeout_s=TIMEOUT_S)
     player = KernelPlayer(memory)
     plans = {name: share_plan(name, ranks) for name in COLLECTIVES}
-    wrong = play_random(player, plans, args.calls, args.seed, device)
+    cases = draw_cases(plans, ranks, [rank], args.seed, device)
+    wrong = play_random([player], [torch.cuda.current_stream()], cases, args.calls, args.seed)
     wrong += play_captured(player, plans["allreduce"], args.calls, device)
     eager_us, graph_us = time_empty_call(player, plans["allreduce"], device)
     total = torch.tensor([wrong])
@@ -94,39 +100,76 @@ def share_plan(collective: str, ranks: int) -> Plan:
     return plans[0]
 
 
-def play_random(
-    player: KernelPlayer, plans: dict[str, Plan], calls: int, seed: int, device: torch.device
-) -> int:
-    """Return how many of some random calls in a row were wrong on this rank."""
-    drawn, rank, ranks = random.Random(seed), dist.get_rank(), dist.get_world_size()
-    wrong = torch.zeros((), dtype=torch.int64, device=device)
-    for number in range(calls):
+@dataclass(frozen=True)
+class Case:
+    """A call, with the input and the result of each rank that this process plays."""
+
+    schedule: Schedule
+    numel: int
+    dtype: torch.dtype
+    mode: Mode
+    in_place: bool
+    offset: int
+    inputs: list[torch.Tensor]
+    wanted: list[torch.Tensor]
+
+
+def draw_cases(
+    plans: dict[str, Plan], ranks: int, own: Sequence[int], seed: int, device: torch.device
+) -> list[Case]:
+    """Return random calls, the same on all ranks; as many as a player caches."""
+    drawn, cases = random.Random(seed), []
+    for number in range(CASES):
         name, block, dtype = drawn.choice(COLLECTIVES), drawn.choice(BLOCKS), drawn.choice(DTYPES)
         schedule, mode = drawn.choice(plans[name].schedules), drawn.choice(("pull", "push"))
-        offset = drawn.choice((0, 0, 1))
-        # Large ones seldom: the CPU makes what they are compared with.
-        block = block if block < BLOCKS[-2] or number % 50 == 0 else 1000
-        inputs = draw_inputs(name, ranks, block, seed + number)
-        wanted = torch.from_numpy(expect(name, inputs, rank, plans[name].collective.root or 0))
-        source = place(torch.from_numpy(inputs[rank]), offset, dtype, device)
         in_place = name in IN_PLACE and drawn.random() < 0.5
-        target = source if in_place else place(-torch.ones_like(wanted), offset, dtype, device)
-        loaded = player.load(
-            schedule, block * ranks, dtype, mode=cast(Mode, mode), in_place=in_place
+        offset = drawn.choice((0, 0, 1))
+        inputs, root = draw_inputs(name, ranks, block, seed + number), plans[name].collective.root
+        wanted = [torch.from_numpy(expect(name, inputs, rank, root or 0)) for rank in own]
+        cases.append(
+            Case(
+                schedule,
+                block * ranks,
+                dtype,
+                cast(Mode, mode),
+                in_place,
+                offset,
+                [torch.from_numpy(inputs[rank]).to(device, dtype) for rank in own],
+                [result.to(device, dtype) for result in wanted],
+            )
         )
-        player.play(loaded, source, target)
-        wrong += (target != wanted.to(device, dtype)).any()
+    return cases
+
+
+def play_random(
+    players: list[KernelPlayer], streams: list[Any], cases: list[Case], calls: int, seed: int
+) -> int:
+    """Return how many results of random calls in a row were wrong in this process."""
+    drawn = random.Random(seed)
+    wrong = torch.zeros((), dtype=torch.int64, device=players[0].memory.device)
+    for _ in range(calls):
+        case = drawn.choice(cases)
+        played = []
+        for player, given, wanted in zip(players, case.inputs, case.wanted, strict=True):
+            loaded = player.load(
+                case.schedule, case.numel, case.dtype, mode=case.mode, in_place=case.in_place
+            )
+            source = place(given, case.offset)
+            target = source if case.in_place else place(torch.full_like(wanted, 77), case.offset)
+            played.append((loaded, source, target))
+        play_together(players, streams, played)
+        for (_, _, target), wanted in zip(played, case.wanted, strict=True):
+            wrong += (target != wanted).any()
     torch.cuda.synchronize()
-    player.check()
+    for player in players:
+        player.check()
     return int(wrong)
 
 
-def place(
-    data: torch.Tensor, offset: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Return data on the device, `offset` elements after an aligned address."""
-    room = torch.empty(len(data) + offset, dtype=dtype, device=device)
-    room[offset:] = data.to(device, dtype)
+def place(data: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return a copy of data that begins `offset` elements after an aligned address."""
+    room = data.new_empty(len(data) + offset)
+    room[offset:] = data
     return room[offset:]
 
 
@@ -186,36 +229,14 @@ def play_on_streams(args: argparse.Namespace) -> int:
     players = [KernelPlayer(memory) for memory in memories]
     streams: list[Any] = [torch.cuda.Stream(device) for _ in players]
     plans = {name: synthesize(cast(Any, name), f"switch:{ranks}") for name in COLLECTIVES}
-    drawn = random.Random(args.seed)
-    wrong = torch.zeros((), dtype=torch.int64, device=device)
-    for number in range(args.calls):
-        name, block, dtype = drawn.choice(COLLECTIVES), drawn.choice(BLOCKS), drawn.choice(DTYPES)
-        block = block if block < BLOCKS[-2] or number % 50 == 0 else 1000
-        schedule, mode = drawn.choice(plans[name].schedules), drawn.choice(("pull", "push"))
-        in_place, offset = name in IN_PLACE and drawn.random() < 0.5, drawn.choice((0, 0, 1))
-        inputs = draw_inputs(name, ranks, block, args.seed + number)
-        calls, pairs = [], []
-        for rank, player in enumerate(players):
-            wanted = torch.from_numpy(expect(name, inputs, rank, plans[name].collective.root or 0))
-            source = place(torch.from_numpy(inputs[rank]), offset, dtype, device)
-            target = source if in_place else place(-torch.ones_like(wanted), offset, dtype, device)
-            pairs.append((target, wanted.to(device, dtype)))
-            loaded = player.load(
-                schedule, block * ranks, dtype, mode=cast(Mode, mode), in_place=in_place
-            )
-            calls.append((loaded, source, target))
-        play_together(players, streams, calls)
-        for target, wanted in pairs:
-            wrong += (target != wanted).any()
-    torch.cuda.synchronize()
-    for player in players:
-        player.check()
+    cases = draw_cases(plans, ranks, range(ranks), args.seed, device)
+    wrong = play_random(players, streams, cases, args.calls, args.seed)
     row: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(device),
         "streams": ranks,
         "programs": memories[0].region.programs,
         "calls": args.calls,
-        "wrong": int(wrong),
+        "wrong": wrong,
         "times": [
             time_on_streams(players, streams, plans["allreduce"], size, mode, device)
             for size in TIMED_BYTES
@@ -223,7 +244,7 @@ def play_on_streams(args: argparse.Namespace) -> int:
         ],
     }
     print(json.dumps(row))
-    return int(bool(wrong))
+    return int(wrong > 0)
 
 
 def play_together(players: list[KernelPlayer], streams: list[Any], calls: list[Any]) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from topoplan.topo.doctor import examine, report
 from topoplan.topo.facts import Facts, load_facts
@@ -23,9 +24,11 @@ from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.probe.join import probe_local
 
 ROOT = Path(__file__).resolve().parents[1]
-# Ranks that play the kernel; where they share a GPU they take turns, so 10,000 calls take minutes.
-KERNEL_RANKS = (2, 4)
-KERNEL_LIMIT_S = 1800
+BENCHMARK = str(ROOT / "benchmarks/kernels_on_gpu.py")
+# Ranks that play the kernel together on one GPU, as streams of one process, and as processes: those
+# take turns, of milliseconds each, so they make fewer calls.
+KERNEL_STREAMS, KERNEL_RANKS, CALLS_IN_TURNS = (2, 4, 8), (2, 4), 1000
+KERNEL_LIMIT_S = 600
 
 HEAD = """# Hardware that topo-probe has seen
 
@@ -86,26 +89,50 @@ def _format_section(topology: Topology, facts: Facts) -> tuple[str, str]:
 
 
 def _check_kernels() -> list[str]:
-    """Play 10,000 calls by the kernel on ranks that share a GPU; return what came of it."""
+    """Play random calls by the kernel on ranks that share a GPU; return what came of it."""
     if find_spec("triton") is None:
         return ["Kernels: not checked, since Triton is not installed (extra `kernels`)."]
     lines = []
+    for ranks in KERNEL_STREAMS:
+        row = _measure_kernels([sys.executable, BENCHMARK, "--streams", str(ranks)])
+        what = f"Kernels, {ranks} ranks as streams of one process: "
+        if row is None:
+            lines += [f"{what}no result.", ""]
+            continue
+        times = ", ".join(
+            f"{entry['us']} us for {entry['bytes']:,} bytes ({entry['schedule']})"
+            for entry in row["times"]
+            if entry["mode"] == "pull"
+        )
+        lines += [f"{what}{row['wrong']} of {row['calls']} calls wrong. Allreduce from a CUDA "]
+        lines += [f"graph, in the memory of one GPU and over no link: {times}.", ""]
     for ranks in KERNEL_RANKS:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        benchmark = str(ROOT / "benchmarks/kernels_on_gpu.py")
-        command = [*torchrun, f"--nproc-per-node={ranks}", benchmark]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=KERNEL_LIMIT_S)
-            row = json.loads(done.stdout.splitlines()[-1])
-        except (subprocess.TimeoutExpired, IndexError, ValueError):
-            lines.append(f"Kernels, {ranks} ranks: no result; run `{' '.join(command[1:])}`.")
-            continue
-        lines.append(
-            f"Kernels, {ranks} ranks on {row['cards']} GPU(s): {row['wrong']} of {row['calls']} "
+        calls = ["--calls", str(CALLS_IN_TURNS)]
+        row = _measure_kernels([*torchrun, f"--nproc-per-node={ranks}", BENCHMARK, *calls])
+        what = f"Kernels, {ranks} ranks as processes"
+        lines += [
+            f"{what}: no result."
+            if row is None
+            else f"{what} on {row['cards']} GPU(s): {row['wrong']} of {row['calls']} "
             f"eager calls and as many from a CUDA graph wrong; a call of one element "
-            f"{row['eager_us']} us, from a graph {row['graph_us']} us."
-        )
+            f"{row['eager_us']} us, from a graph {row['graph_us']} us (on one GPU processes take "
+            "turns).",
+            "",
+        ]
     return lines
+
+
+def _measure_kernels(command: list[str]) -> dict[str, Any] | None:
+    """Return the row that the benchmark prints, None if it prints none."""
+    print(f"gpu-check: {' '.join(command[1:])}", file=sys.stderr)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=KERNEL_LIMIT_S)
+        row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
+        print(f"gpu-check: no result: {error!r}", file=sys.stderr)
+        return None
+    return row
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class GroupCall:
     results: list[torch.Tensor]
     opts: Any
     prepare: Callable[[Communicator], PersistentCall]
-    stock: Callable[[], dist.Work]
+    stock: Callable[[], Any]
     reads: Sequence[torch.Tensor] = ()
     parts: int = 1
     root: int | None = None
@@ -264,7 +264,9 @@ class BaseGroup(PlainCalls):
             if size.begun:
                 self._note_no_plan(call)
             self.account.count_stock(call.name)
-            call.stock().wait()
+            work = call.stock()
+            if work is not None:  # NCCL returns none for a call whose caller waits
+                work.wait()
 
         return show_as(
             call.operator,

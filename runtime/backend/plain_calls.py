@@ -137,7 +137,7 @@ class PlainCalls(dist.ProcessGroup):
         self,
         what: str,
         tensor: torch.Tensor | None,
-        start: Callable[[], dist.Work],
+        start: Callable[[], Any],
         *,
         after_all: bool = False,
     ) -> dist.Work:
@@ -161,6 +161,8 @@ class PlainCalls(dist.ProcessGroup):
 
         def carry_out() -> None:
             work = start()
+            if work is None:  # NCCL's, of a call whose caller waits: it is on the current stream
+                return
             work.wait()
             with suppress(RuntimeError):  # reduce-scatter and barriers of gloo have no future
                 results.extend(_find_tensors([work.get_future().value()]))

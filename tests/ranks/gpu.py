@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch.nn import Linear, ReLU, Sequential
@@ -98,6 +100,24 @@ def by_kernels(paths: dict[str, str]) -> list[str]:
         if collective == "allreduce":
             play_captured(communicator, rank)
     return labels
+
+
+def absent(path: str) -> str:
+    """Rank 1 makes one call fewer: the next call of rank 0 names it."""
+    communicator = topoplan.Communicator(
+        path, choose="plan", executor="one-sided", timeout=timedelta(seconds=4)
+    )
+    x, error = torch.ones(1000, device="cuda"), ""
+    communicator.allreduce(x)
+    if dist.get_rank() == 0:
+        communicator.allreduce(x)
+        torch.cuda.synchronize()
+        try:
+            communicator.allreduce(x)
+        except topoplan.ExecutionError as raised:
+            error = str(raised)
+    dist.barrier()
+    return error
 
 
 def play_captured(communicator: topoplan.Communicator, rank: int) -> None:
