@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 WIDTH = 200
 # 1 GiB: the size at which an entry without an upper end is reported.
 _LARGE = 1 << 30
+# Most helpers to name: about a line.
+_MAX_NAMED = 16
 # Transfers of a schedule that are listed: a longer list would hide its figures.
 _MAX_ROWS = 64
 # The columns of a plan's table.
@@ -152,10 +154,14 @@ def why_text(limit: Bound) -> str:
     return f"{by} (linear programming dual{separate})"
 
 
-def bounds_text(bounds: Bounds) -> str:
-    """Return the bounds in words: one line if they are the same, else two."""
+def bounds_text(bounds: Bounds, helpers: Sequence[int] | None = None) -> str:
+    """Return the bounds in words: one line if they are the same, else two.
+
+    For a group, `helpers` are the ranks that may help it.
+    """
+    how = "" if helpers is None else f" {_help_text(helpers)}"
     multipath, single = (
-        (f"at most {limit_text(bound)} GB/s algbw", why_text(bound))
+        (f"at most {limit_text(bound)} GB/s algbw{how}", why_text(bound))
         for bound in (bounds.multipath, bounds.single_path)
     )
     if bounds.single_path == bounds.multipath:
@@ -164,6 +170,36 @@ def bounds_text(bounds: Bounds) -> str:
         f"{multipath[0]} if senders could divide data over all routes; {multipath[1]}\n"
         f"{single[0]} with one route per pair of GPUs, as hardware sends; {single[1]}"
     )
+
+
+def _help_text(helpers: Sequence[int]) -> str:
+    """Return "without help", or "with the help of ranks 2, 3"."""
+    if not helpers:
+        return "without help"
+    listed = spell_ranks(helpers[:_MAX_NAMED]) + (" ..." if len(helpers) > _MAX_NAMED else "")
+    return f"with the help of rank{'s' * (len(helpers) > 1)} {listed}"
+
+
+def help_lines(
+    helpers: Sequence[int], alone: Bound | None, with_helpers: Bound | None
+) -> list[str]:
+    """Return the line that compares a group's bound with the one without, or with, help.
+
+    `helpers` are the ranks that may help; without any, `with_helpers` is for the help of all other
+    GPUs. `alone` is None if the members reach each other only through other GPUs.
+    """
+    if with_helpers is None:
+        return []
+    if alone is None:
+        return ["without help: no schedule, as they reach each other only through other GPUs"]
+    ratio = float(with_helpers.algbw_GBps / alone.algbw_GBps)
+    worth = f"{ratio:.3g} times as much with help" if ratio > 1 else "help adds nothing"
+    if helpers:
+        return [f"without help: at most {limit_text(alone)} GB/s algbw; {why_text(alone)}; {worth}"]
+    return [
+        f"with the help of all other GPUs: at most {limit_text(with_helpers)} GB/s algbw; "
+        f"{why_text(with_helpers)}; {worth}"
+    ]
 
 
 def reach_at(plan: Plan, entry: Entry, size: int) -> tuple[int, float]:
@@ -188,14 +224,19 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     from .cost.host_costs import describe_host, host_of, step_us
 
     collective, topology, soft_wrap = plan.collective, plan.topology, not console.is_terminal
-    of_all = "" if collective.has_all_gpus else f" of {len(topology.ranks)}"
+    is_group = not collective.has_all_gpus
+    of_all = f" of {len(topology.ranks)}" if is_group else ""
+    helpers = plan.helpers if is_group else None
     console.print(
         f"[bold]{collective.name}[/bold] on [bold]{escape(topology.name)}[/bold] "
         f"({collective.spelled_ranks}{of_all}, fingerprint {topology.fingerprint[:12]}): "
-        f"{escape(bounds_text(Bounds(plan.bound, plan.bound_one_way)))}",
+        f"{escape(bounds_text(Bounds(plan.bound, plan.bound_one_way), helpers))}",
         highlight=False,
         soft_wrap=soft_wrap,
     )
+    for line in help_lines(helpers or (), plan.bound_alone, plan.bound_with_helpers):
+        console.print(line, highlight=False, soft_wrap=soft_wrap, markup=False)
+    titles = (*_TITLES, "helpers") if is_group else _TITLES
     rows: list[tuple[Sequence[str], str | None]] = []
     for entry in plan.entries:
         s, total = entry.schedule, rounds(entry.schedule, plan.router)
@@ -215,12 +256,15 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
             "" if limit is None else f"{float(limit):.4g}",
             f"{max(0.0, float(plan.gap_of(entry))):.1%}",
             f"{reached:.4g} at {show_size(end).replace(' ', '').rstrip('iB')}",
+            *([str(len(s.helpers) or "")] if is_group else []),
         )
         rows.append((cells, "green" if entry.covers(size) else None))
     print_table(
         console,
-        _TITLES,
-        _show_segments(rows, [entry.schedule.label for entry in plan.entries], console.width),
+        titles,
+        _show_segments(
+            titles, rows, [entry.schedule.label for entry in plan.entries], console.width
+        ),
         _LEAVE_OUT,
         ("strategy",),
     )
@@ -280,7 +324,10 @@ def least_ratio_text(front: ParetoFront) -> str:
 
 
 def _show_segments(
-    rows: list[tuple[Sequence[str], str | None]], labels: Sequence[str], width: int
+    titles: Sequence[str],
+    rows: list[tuple[Sequence[str], str | None]],
+    labels: Sequence[str],
+    width: int,
 ) -> list[tuple[Sequence[str], str | None]]:
     """Return a plan's rows, with segments next to strategies if their column does not fit.
 
@@ -289,16 +336,16 @@ def _show_segments(
     """
     from ..topo.pictures.fit import choose_columns
 
-    place = _TITLES.index("strategy")
+    place = titles.index("strategy")
     labelled: list[tuple[Sequence[str], str | None]] = [
         ([*cells[:place], label, *cells[place + 1 :]], style)
         for (cells, style), label in zip(rows, labels, strict=True)
     ]
     columns, columns_labelled = (
-        choose_columns(_TITLES, [cells for cells, _ in listed], _LEAVE_OUT, width)
+        choose_columns(titles, [cells for cells, _ in listed], _LEAVE_OUT, width)
         for listed in (rows, labelled)
     )
-    has_room = _TITLES.index("segments") in columns or columns_labelled != columns
+    has_room = titles.index("segments") in columns or columns_labelled != columns
     return rows if has_room else labelled
 
 

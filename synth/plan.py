@@ -226,7 +226,13 @@ class Plan:
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
         of = f"{self.collective.name} on {self.topology.name}: {self.collective.spelled_ranks}"
-        return f"<Plan {of}, {labels}, at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s>"
+        rates = {
+            "": self.bound_one_way if self.collective.has_all_gpus else None,
+            " with help": self.bound_with_helpers,
+            " without": self.bound_alone,
+        }
+        limits = (f"{float(b.algbw_GBps):.4g} GB/s{how}" for how, b in rates.items() if b)
+        return f"<Plan {of}, {labels}, at most {', '.join(limits)}>"
 
     def _repr_svg_(self) -> str:
         return str(import_module(".report.notebook", __package__).draw_plan_svg(self))

@@ -6,13 +6,21 @@ from pathlib import Path
 
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.bounds.single_path import Bounds, find_bounds
-from ...synth.describe import bounds_text
+from ...synth.describe import bounds_text, help_lines
+from ...synth.groups.bounds import GroupBounds, find_group_bounds
+from ...synth.groups.ranks import group_on
 from ...synth.numeric.effort import Effort
+from ...topo.derived.degrade import Change, degrade
 from ...topo.files import write_whole
+from ...topo.loader.resolve import load_for_planning
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
 from ..shared.outputs import write_extra
+from ..shared.progress import Say
 from .job import SynthRun, bound_json
+
+# With more GPUs, the bound with the help of ranks that were left out takes too long.
+_MAX_HELPED_RANKS = 128
 
 # Fields of a plan's JSON that are null without a plan.
 _EMPTY = (
@@ -32,8 +40,17 @@ def run_bound(job: SynthRun) -> None:
     """Compute the bounds and print them as text, or as JSON with --json."""
     with job.search() as say:
         effort = Effort(job.args.time_limit)
-        bounds = find_bounds(job.collective, job.router, effort, say)
-        job.in_network = bound_in_network(job.collective, job.topology, bounds.multipath, effort)
+        group: GroupBounds | None = None
+        if job.collective.has_all_gpus:
+            bounds = find_bounds(job.collective, job.router, effort, say)
+        else:
+            group = find_group_bounds(job.collective, job.helpers, job.router, effort, say)
+            bounds = group.allowed
+        usable = job.usable
+        job.in_network = bound_in_network(
+            usable.collective, usable.router.topology, bounds.multipath, effort
+        )
+        find_lost_help(job, say)
         job.cut_short += effort.cut_short
     if job.args.json:
         body: dict[str, object] = {
@@ -41,6 +58,11 @@ def run_bound(job: SynthRun) -> None:
             **dict.fromkeys(_EMPTY),
             "size_bytes": job.size,
             **_bounds_json(bounds),
+            **job.help_json(
+                bounds.single_path,
+                None if group is None else group.alone,
+                None if group is None else group.with_helpers,
+            ),
             **job.switches_json(),
             "verified": False,
             **job.times_json(),
@@ -50,6 +72,8 @@ def run_bound(job: SynthRun) -> None:
         return
     for line in (
         _head_line(job, bounds),
+        *(help_lines(job.helpers, group.alone, group.with_helpers) if group else []),
+        *job.lost_help_lines(),
         *job.switch_lines(),
         *describe_rates(job.topology),
         *job.root_lines(),
@@ -63,8 +87,25 @@ def _bounds_json(bounds: Bounds) -> dict[str, object]:
 
 
 def _head_line(job: SynthRun, bounds: Bounds | None) -> str:
-    text = f"{job.collective.name} on {job.topology.name}, {job.collective.ranks} ranks"
-    return text if bounds is None else f"{text}: {bounds_text(bounds)}"
+    text = f"{job.collective.name} on {job.topology.name}, {job.collective.spelled_ranks}"
+    helpers = None if job.collective.has_all_gpus else job.helpers
+    return text if bounds is None else f"{text}: {bounds_text(bounds, helpers)}"
+
+
+def find_lost_help(job: SynthRun, say: Say) -> None:
+    """Set the job's `with_help` if ranks were left out: the bound if they helped the others.
+
+    Links that were changed stay changed. The bound is not sought on large machines.
+    """
+    gone = set(job.args.without_rank)
+    if not gone or len(job.machine.ranks) > _MAX_HELPED_RANKS:
+        return
+    links = Change(tuple(job.args.without_link), (), tuple(job.args.scale_link))
+    machine, router = load_for_planning(degrade(job.drawn, links) if links else job.drawn)
+    members = [rank for rank in range(len(machine.ranks)) if rank not in gone]
+    group = group_on(job.collective.name, machine, members, job.given.root)
+    effort = Effort(job.args.time_limit)
+    job.with_help = find_bounds(group, router, effort, say).single_path
 
 
 def run_export(job: SynthRun) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
+from ...synth.ir.collective import spell_ranks
 from ...synth.sizes import parse_size
 from ...topo.derived.stripes import describe_merged
 from ...topo.output_head import output_head
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...synth.bounds.certificate import Bound
+    from ...synth.groups.bounds import SubMachine
     from ...synth.ir.collective import Collective
     from ...synth.plan import Entry, Plan
     from ...topo.graph import Topology
@@ -45,15 +47,19 @@ Section = Callable[["Console"], None]
 class SynthRun:
     """One run of topo-synth.
 
-    `machine` is the given machine, with its `given_router` and the collective `given` on it;
-    `topology`, `router` and `collective` are those of the plan, after --without-link and the like.
-    `size` is the requested size in bytes. `started` (time.monotonic) and `cpu_started_s` are when
-    the run began. `in_network` is the in-network bound; None if the topology states that all
-    switches add that can, or none could. `seconds` is the duration until the end of the search.
-    `cut_short` lists the searches that the time limit stopped.
+    `drawn` is the topology that the argument names, `machine` the one to plan for, with its
+    `given_router` and the collective `given` on it; `topology`, `router` and `collective` are those
+    of the plan, after --without-link and the like. `size` is the requested size in bytes. `started`
+    (time.monotonic) and `cpu_started_s` are when the run began. `helpers` are the ranks that may
+    help the members of the collective, if not all GPUs are members. `in_network` is the in-network
+    bound; None if the topology states that all switches add that can, or none could. `with_help` is
+    the single-path bound if GPUs that were left out helped; None if none were, or if it is unknown.
+    `seconds` is the duration until the end of the search. `cut_short` lists the searches that the
+    time limit stopped.
     """
 
     args: argparse.Namespace
+    drawn: Topology
     machine: Topology
     topology: Topology
     given_router: Router
@@ -67,6 +73,16 @@ class SynthRun:
     seconds: float = 0.0
     cut_short: list[str] = field(default_factory=list)
     in_network: Bound | None = None
+    helpers: tuple[int, ...] = ()
+    with_help: Bound | None = None
+
+    @property
+    def usable(self) -> SubMachine:
+        """The machine of the GPUs that the plan may use, with the collective on it."""
+        from ...synth.groups.bounds import SubMachine
+
+        ranks = (*self.collective.members, *self.helpers)
+        return SubMachine.of(self.collective, self.router, ranks)
 
     @contextmanager
     def search(self) -> Iterator[Say]:
@@ -95,12 +111,14 @@ class SynthRun:
         head: dict[str, Any] = {
             "name": topology.name,
             "fingerprint": topology.fingerprint,
-            "ranks": collective.ranks,
+            "ranks": len(topology.ranks),
         }
         if rates := describe_rates(topology):
             head["rates"] = rates
         out = output_head("topoplan-synth")
         out |= {"topology": head, "collective": collective.name, "root": collective.root}
+        if not collective.has_all_gpus:
+            out |= {"group": list(collective.members), "helpers": []}
         if collective.root is not None:
             out["root_device"] = topology.ranks[collective.root]
             out["root_as_given"] = self.given.root
@@ -115,6 +133,23 @@ class SynthRun:
 
         more = {"bound_in_network": bound_json(self.in_network)} if self.in_network else {}
         return {"bound_assumes": describe_assumption(self.topology), **more}
+
+    def help_json(
+        self, single_path: Bound, alone: Bound | None, with_helpers: Bound | None
+    ) -> dict[str, Any]:
+        """Return the single-path bounds of a part of the machine, without and with help, as JSON.
+
+        `alone` is null if the members reach each other only through other GPUs. A whole machine has
+        neither bound. If ranks were left out, the bounds are `single_path` and `with_help`.
+        """
+        if self.collective.has_all_gpus:
+            if self.with_help is None:
+                return {}
+            alone, with_helpers = single_path, self.with_help
+        return {
+            "bound_alone": alone and bound_json(alone),
+            "bound_with_helpers": with_helpers and bound_json(with_helpers),
+        }
 
     def switch_lines(self) -> list[str]:
         """Return lines on the bound's assumptions about switches, empty if there are none."""
@@ -140,6 +175,19 @@ class SynthRun:
         of = "" if root == given else f" of the plan, {given} of the machine as given"
         return [f"root: {self.topology.ranks[root]}, rank {root}{of}"]
 
+    def lost_help_lines(self) -> list[str]:
+        """Return a line on the help that the ranks which were left out could give, if known."""
+        if self.with_help is None:
+            return []
+        gone = sorted(set(self.args.without_rank))
+        left = ",".join(str(r) for r in range(len(self.machine.ranks)) if r not in gone)
+        return [
+            f"that bound is without help: the links of rank{'s' * (len(gone) > 1)} "
+            f"{spell_ranks(gone)} are gone. If they only have no part in the collective, the "
+            f"others reach at most {limit_text(self.with_help)} GB/s algbw with their help "
+            f"(--group {left})"
+        ]
+
     def times_json(self) -> dict[str, float]:
         """Return `synthesis_s` and `cpu_s`: wall and processor time in seconds since `make_job`."""
         return {
@@ -159,6 +207,7 @@ def make_job(args: argparse.Namespace) -> SynthRun:
 
     Raise InputError if the machine or its changes are invalid.
     """
+    from ...synth.groups.ranks import group_on, parse_ranks
     from ...synth.ir.collective import collective_on
     from ...topo.derived.degrade import Change, degrade, move_root
     from ...topo.loader.resolve import load, load_for_planning
@@ -171,13 +220,20 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     topology, router = (
         load_for_planning(degrade(drawn, change)) if change else (machine, given_router)
     )
-    # --root is in the numbering of the machine as given, so it is checked on that machine first.
-    given = collective_on(args.collective, machine, args.root)
-    collective = collective_on(args.collective, topology, move_root(args.root, machine, topology))
+    if args.group is not None:
+        group = parse_ranks(args.group, "group")
+        given = group_on(args.collective, machine, group, args.root)
+        collective = group_on(args.collective, topology, group, args.root)
+    else:
+        # --root is in the numbering of the machine as given, so it is checked there first.
+        given = collective_on(args.collective, machine, args.root)
+        root = move_root(args.root, machine, topology)
+        collective = collective_on(args.collective, topology, root)
     if change and collective.root is not None:
         given = replace(given, root=machine.ranks.index(topology.ranks[collective.root]))
     return SynthRun(
         args,
+        drawn,
         machine,
         topology,
         given_router,
@@ -188,7 +244,18 @@ def make_job(args: argparse.Namespace) -> SynthRun:
         cpu_started_s,
         size,
         ProgressReporter(PROG, args),
+        helpers=_choose_helpers(args, collective, topology),
     )
+
+
+def _choose_helpers(
+    args: argparse.Namespace, collective: Collective, topology: Topology
+) -> tuple[int, ...]:
+    """Return the ranks that may help a group; none if all GPUs are members."""
+    from ...synth.groups.ranks import choose_helpers, parse_helpers
+
+    helpers = parse_helpers("rest" if args.helpers is None else args.helpers)
+    return choose_helpers(helpers, collective, topology, reproducible=args.reproducible)
 
 
 def measure_cpu_s() -> float:
@@ -224,6 +291,11 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
         **_chosen_json(job, plan),
         "bound": bound_json(bound),
         "bound_one_way": bound_json(single_path),
+        **job.help_json(
+            single_path,
+            None if plan is None else plan.bound_alone,
+            None if plan is None else plan.bound_with_helpers,
+        ),
         **job.switches_json(),
         "gap": plan and entry and float(plan.gap_of(entry)),
         "gap_any_way": plan and entry and float(plan.gap_any_way_of(entry)),
@@ -237,6 +309,9 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
     if plan is None:
         return out
     out["plan_hash"] = plan.hash
+    if not plan.collective.has_all_gpus:
+        used = {rank for e in plan.entries for rank in e.schedule.helpers}
+        out["helpers"] = sorted(used)
     if plan.bracketing is not None:
         out["reproducible"] = {"bracketing": plan.bracketing}
     out["entries"] = [
@@ -247,6 +322,7 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
             "segments": e.schedule.segments,
             "trees": e.schedule.trees,
             "depth": e.schedule.depth,
+            **({} if job.collective.has_all_gpus else {"helpers": list(e.schedule.helpers)}),
             "gap": float(plan.gap_of(e)),
             "gap_any_way": float(plan.gap_any_way_of(e)),
             "at_size": at_size_json(plan, e, job.size),
@@ -353,7 +429,7 @@ def deliver(
             print_plan(console, plan, job.size)
             if plan.bracketing is not None:
                 print_lines(console, reproducible_text(plan.bracketing))
-        print_lines(console, *job.switch_lines(), *job.root_lines())
+        print_lines(console, *job.lost_help_lines(), *job.switch_lines(), *job.root_lines())
         for section in then:
             section(console)
         print_lines(console, *job.cut_lines(), style="yellow")

@@ -58,6 +58,10 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     ("topo-synth allreduce dgx-a100:2 --max-trees 16", "at most 16 trees"),
     (
+        "topo-synth allreduce mi300x --group 0,1",
+        "a plan for two of the GPUs; the idle ones help",
+    ),
+    (
         "topo-synth allreduce dgx1 --reproducible",
         "the same bits for an element in buffers of all sizes",
     ),
@@ -124,6 +128,18 @@ def build_parser() -> Parser:
         "given, before --without-rank (default: the first rank that stays)",
     )
     add(
+        "--group",
+        metavar="LIST",
+        help="plan for these ranks alone: 0,1 or 0-3; all options number the ranks of the whole "
+        "machine",
+    )
+    add(
+        "--helpers",
+        metavar="LIST",
+        help="with --group: the other ranks that may relay, copy and add for it: rest (default), "
+        "none, or a list",
+    )
+    add(
         "--pareto",
         action="store_true",
         help="find the Pareto front of steps and rounds (R/C) by exact synthesis",
@@ -170,8 +186,9 @@ def build_parser() -> Parser:
         default=[],
         type=int,
         metavar="R",
-        help="plan for the machine without this GPU; the ranks above it move up, and all "
-        "options number the GPUs of the machine as given",
+        help="plan for the machine without this GPU and its links (--group: GPUs that only have no "
+        "part in the collective); the ranks above it move up, and all options number the GPUs of "
+        "the machine as given",
     )
     add(
         "--scale-link",
@@ -335,6 +352,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
     }
     exact = "--pareto" if args.pareto else "--instance"
     is_exact = bool(args.pareto or args.instance)
+    groups = {"--group": args.group, "--helpers": args.helpers}
+    alone = {"--without-rank": args.without_rank, **exacts}
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
         (
@@ -351,6 +370,22 @@ def _check_combinations(args: argparse.Namespace) -> None:
         (
             limits + _given({**others, **files}),
             args.format in _LIBRARY_FORMATS,
+            f"{{}} with --format {args.format}: it is for plans; leave one of them out",
+        ),
+        (
+            _given(alone),
+            args.group is not None,
+            "--group with {}: groups have plans and bounds only, and the ranks outside --group and "
+            "--helpers use no links already; leave one of them out",
+        ),
+        (
+            ["--helpers"],
+            args.helpers is not None and args.group is None,
+            "--helpers without --group: it has no effect then; name the ranks that take part",
+        ),
+        (
+            _given(groups),
+            args.format != PLAN,
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (

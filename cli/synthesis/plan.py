@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.describe import show_us
+from ...synth.groups.synthesize import synthesize_any
 from ...synth.plan import Plan
-from ...synth.planner.synthesize import Synthesis, synthesize
+from ...synth.planner.synthesize import Synthesis
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
+from .bound import find_lost_help
 from .job import NO_GAP, Section, SynthRun, at_size_json, deliver, plan_json, print_lines
 from .options import parse_limits
 
@@ -41,8 +43,9 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
     args, limits = job.args, parse_limits(job.args)
     is_compared = job.topology is not job.machine and len(job.machine.ranks) <= _MAX_COMPARED_RANKS
     seconds = args.time_limit * (_CHANGED_SHARE if is_compared else 1.0)
-    result = synthesize(
+    result = synthesize_any(
         job.collective,
+        job.helpers,
         job.topology,
         args.strategy,
         seconds,
@@ -55,8 +58,9 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
     job.cut_short += result.cut_short
     healthy = None
     if is_compared:
-        before = synthesize(
+        before = synthesize_any(
             job.given,
+            job.helpers,
             job.machine,
             args.strategy,
             args.time_limit - seconds,
@@ -67,9 +71,11 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
         )
         healthy = before.plan
         job.cut_short += before.cut_short
+    usable = job.usable
     job.in_network = bound_in_network(
-        job.collective, job.topology, result.plan.bound, by_cut=not args.explain
+        usable.collective, usable.router.topology, result.plan.bound, by_cut=not args.explain
     )
+    find_lost_help(job, say)
     return result, healthy
 
 
@@ -182,6 +188,7 @@ def _list_rows(job: SynthRun, plan: Plan) -> list[dict[str, Any]]:
                 "collective": job.collective.name,
                 "topology": job.topology.name,
                 "ranks": job.collective.ranks,
+                **({} if job.collective.has_all_gpus else {"helpers": len(schedule.helpers)}),
                 "min_bytes": entry.min_bytes,
                 "max_bytes": entry.max_bytes,
                 "strategy": schedule.strategy,

@@ -25,8 +25,8 @@ from ..numeric.steiner import SteinerTrees, count_work
 from .machine.links import Floats, Ints, LinkArrays
 from .machine.routes import Metric, OwnRoutes, RoutedMetric
 from .machine.symmetry import find_transitive_group
-from .trees import RootedTree, levels
-from .weigh import TOLERANCE, SharePacking
+from .trees import RootedTree, levels, tree_steps
+from .weigh import TOLERANCE, SharePacking, divide
 
 # Prices per hop, in mean distances, of the shallow trees offered besides the cheapest tree.
 _HOP_PRICES = (0.0, 0.1, 1.0)
@@ -35,6 +35,8 @@ _EXACT_RANKS = 320
 # Similar trees added per turn for a single root, and the fraction by which each raises the price of
 # its edges.
 _SIMILAR, _RAISE = 8, 0.05
+# Most trees through a hub to begin with.
+_MAX_HUB_TREES = 1000
 # Pairs of trees for allreduce added per turn.
 _FRESH_PAIRS = 4
 # Seconds of an idle core: to price all routes, per tree, and per pair of ranks in it.
@@ -131,8 +133,7 @@ class RootedPacking(SharePacking[RootedTree]):
 
         Also store the prices if they raise the bound.
         """
-        by_link = self.prices[self.row]
-        metric = Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
+        metric = self._price_routes(self.prices[self.row])
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
         forward = _fill_in(metric.distance)
@@ -170,6 +171,47 @@ class RootedPacking(SharePacking[RootedTree]):
         fresh.sort(key=lambda offer: offer[0])
         count = max(_FRESH_PAIRS if self.both else len(self.roots), 1 + _SIMILAR)
         return list(dict.fromkeys(tree for _, tree in fresh))[:count]
+
+    def list_hub_trees(self) -> list[RootedTree]:
+        """Return the trees of a group that take one or two hops in each direction.
+
+        Data goes from the root to a hub, any rank, and from there to the members; for allreduce,
+        the root is the hub. None are returned if there are very many.
+        """
+        members, n = self.members or [], len(self.gpus)
+        metric = self._price_routes(1 / self.capacity)
+        exists = np.isfinite(metric.distance)
+        np.fill_diagonal(exists, val=True)
+        if len(self.roots) * n > _MAX_HUB_TREES:
+            return []
+        out = []
+        for root in self.roots:
+            for hub in [root] if self.both else range(n):
+                ends = [member for member in members if member not in (root, hub)]
+                if not (exists[root, hub] and exists[hub, ends].all()):
+                    continue
+                if self.both and not exists[ends, root].all():
+                    continue
+                parents = [-1] * n
+                for member in ends:
+                    parents[member] = hub
+                if hub != root:
+                    parents[hub] = root
+                out.append(self._route_tree(metric, root, parents, parents))
+        return out
+
+    def prefer_few_steps(self, effort: Effort) -> None:
+        """Divide the shares anew: of equally fast shares, those of trees with the fewest hops."""
+        ranks = {self.names[device]: rank for rank, device in enumerate(self.gpus.tolist())}
+        uses, trees = list(self.columns.values()), list(self.columns)
+        groups, steps = [self.group_of(t) for t in trees], [tree_steps(t, ranks) for t in trees]
+        solved = divide(uses, self.row_capacity, groups, steps, effort)
+        if solved is not None:
+            self.shares, self.reached = solved.shares, solved.time
+
+    def _price_routes(self, by_link: Floats) -> Metric:
+        """Return the distances between GPUs at prices of links."""
+        return Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
 
     def _limit(self, root: int) -> float:
         return self.duals.get(0 if self.both else root, np.inf) / self.times * (1 - TOLERANCE)

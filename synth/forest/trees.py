@@ -140,6 +140,15 @@ def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
     )
 
 
+def tree_steps(tree: RootedTree, ranks: dict[str, int]) -> int:
+    """Return the steps that a tree takes: its depths in both directions together.
+
+    `ranks` maps the ids of GPUs to ranks.
+    """
+    directions = (d for d in ("up", "down") if getattr(tree, d))
+    return sum(max(levels(tree.parents(ranks, direction))[0]) for direction in directions)
+
+
 def list_moves(tree: RootedTree, ranks: dict[str, int], together: bool) -> list[list[Any]]:
     """Return the transfers that reduce up a tree and broadcast down it, as a list of columns.
 

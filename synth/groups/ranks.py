@@ -35,6 +35,13 @@ def parse_ranks(text: str, parameter: str) -> list[int]:
     return ranks
 
 
+def parse_helpers(text: str) -> Helpers:
+    """Return helpers from a text: "rest", "none", or a list as for `parse_ranks`."""
+    if text == "rest":
+        return "rest"
+    return "none" if text == "none" else parse_ranks(text, "helpers")
+
+
 def group_on(
     name: str, topology: Topology, members: Iterable[int], root: int | None = None
 ) -> Collective:

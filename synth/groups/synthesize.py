@@ -9,110 +9,27 @@ each size; the others are alternatives for the runtime to try.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ...topo.derived.degrade import keep_gpus
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
-from ..bounds.certificate import Bound
 from ..bounds.multipath import check_connected
-from ..bounds.single_path import Bounds, find_bounds
+from ..bounds.single_path import Bounds
 from ..ir.collective import Collective, spell_ranks
-from ..ir.schedule import Schedule, renumber
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..planner.names import AUTO
 from ..planner.synthesize import Costed, Synthesis, cost_all, plan_of, synthesize
 from ..request import Request, TreeLimits
 from ..strategies import packing
+from .bounds import GroupBounds, SubMachine, find_group_bounds
 
-# Work for the bounds and for packing, in seconds of an idle core, and the shares of the time left
-# at which the clock stops the bounds, and the schedules without help.
-_BOUND_WORK_S, _PACKING_WORK_S, _BOUND_CLOCK, _ALONE_CLOCK = 20.0, 30.0, 0.3, 0.4
-
-
-@dataclass(frozen=True)
-class GroupBounds:
-    """The bounds of a group.
-
-    `allowed` hold with the helpers that a plan may use. `alone` is the single-path bound without
-    help, None if the members cannot reach each other; `with_helpers` is that with help: by all
-    others if the plan may use none.
-    """
-
-    allowed: Bounds
-    alone: Bound | None
-    with_helpers: Bound
-
-
-@dataclass(frozen=True)
-class _SubMachine:
-    """The machine of some GPUs alone, with a group's collective on it, renumbered."""
-
-    collective: Collective
-    router: Router
-    ranks: tuple[int, ...]
-
-    @classmethod
-    def of(cls, collective: Collective, router: Router, ranks: Iterable[int]) -> _SubMachine:
-        """Return the part of a machine that has only the GPUs `ranks`, members among them."""
-        kept = tuple(sorted(ranks))
-        machine = keep_gpus(router.topology, kept)
-        return cls(collective.among(kept), router.on(machine), kept)
-
-    def find_bounds(self, effort: Effort, progress: Callable[[str], None] | None) -> Bounds:
-        """Return the bounds on this machine."""
-        granted = effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
-        return find_bounds(self.collective, self.router, granted, progress)
-
-    def lift(self, schedules: Iterable[Schedule], whole: Collective) -> list[Schedule]:
-        """Return schedules of this machine, renumbered for the whole machine."""
-        bases: dict[Schedule, Schedule] = {}
-        out = []
-        for schedule in schedules:
-            base = replace(schedule, segments=1)
-            if base not in bases:
-                bases[base] = renumber(base, whole, self.ranks)
-            out.append(replace(bases[base], segments=schedule.segments))
-        return out
-
-
-def find_group_bounds(
-    collective: Collective,
-    helpers: Sequence[int],
-    router: Router,
-    effort: Effort | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> GroupBounds:
-    """Return the bounds of a group on the router's machine, with and without the helpers.
-
-    Raise InfeasibleError if members and helpers are not connected.
-    """
-    effort = effort if effort is not None else Effort()
-    members, everyone = tuple(collective.members), range(len(router.topology.ranks))
-    allowed = _SubMachine.of(collective, router, (*members, *helpers)).find_bounds(effort, progress)
-    if not helpers:
-        helped = _SubMachine.of(collective, router, everyone).find_bounds(effort, progress)
-        return GroupBounds(allowed, allowed.single_path, helped.single_path)
-    return GroupBounds(
-        allowed, _find_bound_alone(collective, router, effort, progress), allowed.single_path
-    )
-
-
-def _find_bound_alone(
-    collective: Collective,
-    router: Router,
-    effort: Effort,
-    progress: Callable[[str], None] | None,
-) -> Bound | None:
-    """Return the single-path bound without help; None if the members cannot reach each other."""
-    try:
-        part = _SubMachine.of(collective, router, collective.members)
-        return part.find_bounds(effort, progress).single_path
-    except InfeasibleError:
-        return None
+# Work for packing, in seconds of an idle core.
+_PACKING_WORK_S = 30.0
+# Share of the time at which the clock stops the schedules without help.
+_ALONE_CLOCK = 0.4
 
 
 def synthesize_any(
@@ -152,9 +69,9 @@ def synthesize_group(
     """
     started, effort = time.monotonic(), Effort(time_limit_s)
     router = router.on(topology)
-    part = _SubMachine.of(collective, router, (*collective.members, *helpers))
+    part = SubMachine.of(collective, router, (*collective.members, *helpers))
     _check_reach(part, collective, topology)
-    own = _SubMachine.of(collective, router, collective.members)
+    own = SubMachine.of(collective, router, collective.members)
     alone: Synthesis | None = None
     failed: InfeasibleError | TimeLimitError | None = None
     try:
@@ -201,7 +118,7 @@ def synthesize_group(
     return Synthesis(plan, seconds, declined, tuple(costed), table, cut_short)
 
 
-def _check_reach(part: _SubMachine, collective: Collective, topology: Topology) -> None:
+def _check_reach(part: SubMachine, collective: Collective, topology: Topology) -> None:
     """Raise InfeasibleError unless the GPUs of a part, helpers included, connect the members."""
     try:
         check_connected(part.collective, part.router.topology)
@@ -228,5 +145,5 @@ def _complete_bounds(
     own = Bounds(alone.plan.bound, alone.plan.bound_one_way)
     everyone = range(len(router.topology.ranks))
     ranks = (*collective.members, *helpers) if helpers else everyone
-    helped = _SubMachine.of(collective, router, ranks).find_bounds(effort, progress)
+    helped = SubMachine.of(collective, router, ranks).find_bounds(effort, progress)
     return GroupBounds(helped if helpers else own, own.single_path, helped.single_path)

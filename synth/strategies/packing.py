@@ -32,6 +32,7 @@ from ..forest.rooted import RootedPacking, group_packing
 from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import MAX_PAIRS, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
+from ..forest.weigh import TOLERANCE
 from ..ir.schedule import Schedule, reverse
 from ..request import Request, segment_counts
 
@@ -209,8 +210,10 @@ class _Packer:
             )
         packing = group_packing(self.topology, self.collective, self.limits.max_depth, self.routes)
         parts = len(self.roots) if self.collective.name == "allgather" else 1
-        enough = 0.0 if self.both else float(1 / self.bound_GBps) * parts
-        packing.run(self.effort, enough, self.say)
+        enough = float(1 / self.bound_GBps) * parts * (1 + TOLERANCE)
+        seeds = packing.list_hub_trees() if self.limits.max_depth is None else []
+        packing.run(self.effort, enough, self.say, seeds)
+        packing.prefer_few_steps(self.effort)
         forests = self._list_forests(packing, self.limits.max_trees)
         return [self._rate(forest, how) for forest, how in forests]
 
