@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...synth.describe import show_us
 from ...synth.explain import SIZES, Explanation, explain
+from ...synth.groups.worth import HelpersWorth, find_worth
 from ...synth.numeric.effort import Effort
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
@@ -36,12 +38,18 @@ def run(job: SynthRun) -> None:
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
         effort = Effort(job.started + job.args.time_limit - time.monotonic())
+        usable = job.usable
         explanation = explain(
-            job.collective, job.router, result.plan.bound_one_way, result.candidates, effort
+            usable.collective, usable.router, result.plan.bound_one_way, result.candidates, effort
         )
+        worth = None
+        if not job.collective.has_all_gpus:
+            worth = find_worth(result.plan, result.candidates, job.size, effort, say)
         job.cut_short += effort.cut_short
         placement = _try_orders(job)
     fields = explanation.to_json()
+    if worth is not None:
+        fields["helpers"] = worth.to_json()
     if placement is not None:
         whole = placement.to_json()
         names = ("order", "for", "time_s", "given_time_s", "gain", "optimal")
@@ -51,6 +59,8 @@ def run(job: SynthRun) -> None:
         print_lines(console, f"bottleneck: {explanation.bottleneck}")
         _print_levers(console, explanation)
         _print_reached(console, explanation)
+        if worth is not None:
+            print_lines(console, *_list_worth(worth, has_helpers=bool(result.plan.helpers)))
         if placement is not None:
             print_lines(console, _order_text(placement))
 
@@ -60,13 +70,15 @@ def run(job: SynthRun) -> None:
 def _try_orders(job: SynthRun) -> Placement | None:
     """Return the rank order in which the stock collective is fastest.
 
-    The result is None if there is no model of the collective, or if the machine is too large.
+    The result is None if there is no model of the collective, if the machine is too large, or if
+    not all its GPUs take part.
     """
     from ...synth.place.job import STOCK
     from ...synth.place.kinds import COLLECTIVES
     from ...synth.place.placing import place
 
-    if len(job.topology.ranks) > _MAX_ORDERED_RANKS or job.collective.name not in COLLECTIVES:
+    too_many = len(job.topology.ranks) > _MAX_ORDERED_RANKS
+    if too_many or not job.collective.has_all_gpus or job.collective.name not in COLLECTIVES:
         return None
     return place(
         job.topology,
@@ -92,6 +104,34 @@ def _order_text(placement: Placement) -> str:
         f"rank order: gloo's own algorithm is {float(placement.gain):.2f} times as fast in another "
         f"one{listed} (topo-place --for stock)"
     )
+
+
+def _list_worth(worth: HelpersWorth, *, has_helpers: bool) -> list[str]:
+    """Return lines on what helpers are worth."""
+    helped, alone = float(worth.helped_GBps), worth.alone_GBps
+    who = "helpers" if has_helpers else "all other GPUs as helpers, which this plan may not use,"
+    if alone is None:
+        lines = [f"{who} are what connects the members: at most {helped:.4g} GB/s algbw with them"]
+    else:
+        lines = [
+            f"{who} are worth {helped / float(alone):.3g} times the bound: at most "
+            f"{float(alone):.4g} GB/s algbw without help, {helped:.4g} with it"
+        ]
+    if worth.from_bytes is not None and worth.time_alone_s is not None:
+        lines.append(
+            f"schedules with help are predicted faster from {show_size(worth.from_bytes)} on; at "
+            f"{show_size(worth.size_bytes)} {show_us(worth.time_s)} us instead of "
+            f"{show_us(worth.time_alone_s)}"
+        )
+    elif has_helpers and worth.time_alone_s is not None:
+        lines.append("schedules with help are predicted faster at no size")
+    losses = sorted(worth.without.items(), key=lambda item: (item[1] or 0, item[0]))
+    listed = (
+        f"{rank}: {'none' if bound is None else f'{float(bound):.4g}'}" for rank, bound in losses
+    )
+    if losses:
+        lines.append(f"the bound in GB/s without one of the helpers, by rank: {', '.join(listed)}")
+    return lines
 
 
 def _print_levers(console: Console, explanation: Explanation) -> None:

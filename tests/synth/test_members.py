@@ -180,7 +180,7 @@ def test_a_plan_over_some_gpus_is_saved_and_loaded(tmp_path: Path) -> None:
         (lambda d: d["schedules"][0].update(symmetric=1), r"schedules\[0\]: unknown field"),
         (lambda d: d["bound"]["certificate"].update(a=1), "bound.certificate: unknown field 'a'"),
         (lambda d: d.update(members=[]), "members: expected a list that is not empty"),
-        (lambda d: d.update(members=[0, 3]), "but holds a schedule for"),
+        (lambda d: d.update(members=[0, 3], helpers=[1]), "but holds a schedule for"),
         (lambda d: d["schedules"][0].update(helpers=[3]), "participants are 0, 2, 3"),
     ],
 )

@@ -1,0 +1,98 @@
+"""What helpers are worth to a group: bounds without and with each of them, and from which size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from ...topo.errors import InfeasibleError
+from ..bounds.single_path import find_bounds
+from ..cost.affine import Cost
+from ..ir.schedule import Schedule
+from ..numeric.effort import Effort
+from ..plan import Plan
+from .bounds import SubMachine
+
+# Most helpers whose loss is computed: a bound each, and about a screenful.
+_MAX_HELPERS = 16
+# Work allowed for each bound, in seconds of an idle core.
+_BOUND_WORK_S = 10.0
+
+
+@dataclass(frozen=True)
+class HelpersWorth:
+    """What the helpers of a plan are worth.
+
+    `alone_GBps` and `helped_GBps` are the single-path bounds on algbw; the former is None if the
+    members reach each other only through others. `without` has the bound without one helper, by its
+    rank: None if the others then do not connect the members. `from_bytes` is the least size at
+    which the plan uses helpers, None if it never does; `time_s` and `time_alone_s` are the
+    predicted times at the reported size `size_bytes` with the plan, and with its fastest schedule
+    without help (None if it has none).
+    """
+
+    alone_GBps: Fraction | None
+    helped_GBps: Fraction
+    without: dict[int, Fraction | None]
+    from_bytes: int | None
+    size_bytes: int
+    time_s: float
+    time_alone_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as a JSON object."""
+        alone, helped = self.alone_GBps, self.helped_GBps
+        return {
+            "bound_alone_GBps": None if alone is None else float(alone),
+            "bound_with_helpers_GBps": float(helped),
+            "bound_ratio": None if alone is None else float(helped / alone),
+            "without": [
+                {"rank": rank, "bound_GBps": None if bound is None else float(bound)}
+                for rank, bound in self.without.items()
+            ],
+            "from_bytes": self.from_bytes,
+            "size_bytes": self.size_bytes,
+            "predicted_time_s": self.time_s,
+            "predicted_time_alone_s": self.time_alone_s,
+        }
+
+
+def find_worth(
+    plan: Plan,
+    candidates: Sequence[tuple[Schedule, Cost]],
+    size_bytes: int,
+    effort: Effort,
+    progress: Callable[[str], None] | None = None,
+) -> HelpersWorth:
+    """Return what helpers are worth to the group of a plan, for a size in bytes.
+
+    `candidates` are the schedules that the plan was chosen from. Bounds without one helper are
+    sought within `effort`, for few helpers.
+    """
+    members, helpers = plan.collective.members, plan.helpers or ()
+    helped = plan.bound_with_helpers or plan.bound_one_way
+    without: dict[int, Fraction | None] = {}
+    for number, helper in enumerate(helpers if len(helpers) <= _MAX_HELPERS else ()):
+        if effort.is_over("bounds without a helper"):
+            break
+        left = (*members, *(other for other in helpers if other != helper))
+        machine = SubMachine.of(plan.collective, plan.router, left)
+        granted = effort.grant(_BOUND_WORK_S, 1 / (len(helpers) - number))
+        try:
+            limit = find_bounds(machine.collective, machine.router, granted, progress)
+            without[helper] = limit.single_path.algbw_GBps
+        except InfeasibleError:
+            without[helper] = None
+    with_help = (e.min_bytes for e in plan.entries if e.schedule.helpers)
+    alone_s = [c.time_s(size_bytes) for schedule, c in candidates if not schedule.helpers]
+    return HelpersWorth(
+        None if plan.bound_alone is None else plan.bound_alone.algbw_GBps,
+        helped.algbw_GBps,
+        without,
+        min(with_help, default=None),
+        size_bytes,
+        plan.time_s(plan.entry_for(size_bytes), size_bytes),
+        min(alone_s, default=None),
+    )
