@@ -117,7 +117,7 @@ class SynthRun:
             head["rates"] = rates
         out = output_head("topoplan-synth")
         out |= {"topology": head, "collective": collective.name, "root": collective.root}
-        if not collective.has_all_gpus:
+        if self.args.group is not None:
             out |= {"group": list(collective.members), "helpers": []}
         if collective.root is not None:
             out["root_device"] = topology.ranks[collective.root]
@@ -140,12 +140,13 @@ class SynthRun:
         """Return the single-path bounds of a part of the machine, without and with help, as JSON.
 
         `alone` is null if the members reach each other only through other GPUs. A whole machine has
-        neither bound. If ranks were left out, the bounds are `single_path` and `with_help`.
+        neither bound, unless --group names all its ranks. If ranks were left out, the bounds are
+        `single_path` and `with_help`.
         """
         if self.collective.has_all_gpus:
-            if self.with_help is None:
+            if self.with_help is None and self.args.group is None:
                 return {}
-            alone, with_helpers = single_path, self.with_help
+            alone, with_helpers = single_path, self.with_help or single_path
         return {
             "bound_alone": alone and bound_json(alone),
             "bound_with_helpers": with_helpers and bound_json(with_helpers),

@@ -353,7 +353,6 @@ def _check_combinations(args: argparse.Namespace) -> None:
     exact = "--pareto" if args.pareto else "--instance"
     is_exact = bool(args.pareto or args.instance)
     groups = {"--group": args.group, "--helpers": args.helpers}
-    alone = {"--without-rank": args.without_rank, **exacts}
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
         (
@@ -373,10 +372,15 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
-            _given(alone),
+            ["--without-rank"],
+            args.without_rank and args.group is not None,
+            "--group with {}: ranks that are neither in --group nor in --helpers use no links; "
+            "leave it out",
+        ),
+        (
+            _given(exacts),
             args.group is not None,
-            "--group with {}: groups have plans and bounds only, and the ranks outside --group and "
-            "--helpers use no links already; leave one of them out",
+            "--group with {}: exact synthesis is for whole machines; leave one of them out",
         ),
         (
             ["--helpers"],
@@ -386,7 +390,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
         (
             _given(groups),
             args.format != PLAN,
-            f"{{}} with --format {args.format}: it is for plans; leave one of them out",
+            f"{{}} with --format {args.format}: that format is for whole machines; leave one of "
+            "them out",
         ),
         (
             _given({"--nccl-version": args.nccl_version, "--hosts": args.hosts}),

@@ -26,9 +26,10 @@ def parse_ranks(text: str, parameter: str) -> list[int]:
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         ends = (first, last if dash else first)
         if not all(end.isdecimal() and len(end) < 7 for end in ends) or int(ends[0]) > int(ends[1]):
+            named = "rest, none, or " if parameter == "helpers" else ""
             raise InputError(
-                f"{parameter} {text!r:.60}: {part.strip()!r:.20} is no rank; expected ranks with "
-                "commas between them, such as 0,1 or 0-3",
+                f"{parameter} {text!r:.60}: {part.strip()!r:.20} is no rank; expected {named}ranks "
+                "with commas between them, such as 0,1 or 0-3",
                 parameter=parameter,
             )
         ranks += range(int(ends[0]), int(ends[1]) + 1)
