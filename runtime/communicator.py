@@ -60,7 +60,8 @@ class Communicator:
 
     `executor` (default: TOPOPLAN_EXECUTOR, else `auto`) decides how schedules are executed:
     `point-to-point` sends messages over gloo, NCCL or MPI; `one-sided` plays them in memory that
-    all ranks share, which takes ranks on one host and CPU tensors; with `auto` both race.
+    all ranks share, which takes ranks on one host, and on GPUs Triton (extra `kernels`) and
+    peer-to-peer between all of them; with `auto` both race.
     """
 
     def __init__(

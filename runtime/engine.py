@@ -22,6 +22,7 @@ from .choose import SAME_BITS, Choice, ChooseMode, Chooser
 from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
+from .kernels.opening import open_kernels
 from .mpi.channel import has_collective, make_collective
 from .players.over_mpi import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
@@ -103,7 +104,7 @@ class Engine:
             return False
         if why_not is None:
             memory = (
-                transport.open_kernels() if transport.batched else transport.open_shared_memory()
+                open_kernels(transport) if transport.batched else transport.open_shared_memory()
             )
             why_not = memory if isinstance(memory, str) else None
         if executor == ONE_SIDED and why_not is not None:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARK = str(ROOT / "benchmarks/kernels_on_gpu.py")
 # Ranks that play the kernel together on one GPU, as streams of one process, and as processes: those
 # take turns, of milliseconds each, so they make fewer calls.
-KERNEL_STREAMS, KERNEL_RANKS, CALLS_IN_TURNS = (2, 4, 8), (2, 4), 1000
+KERNEL_STREAMS, KERNEL_RANKS, CALLS_IN_TURNS = (2, 4, 8), (2, 4), 200
 KERNEL_LIMIT_S = 600
 
 HEAD = """# Hardware that topo-probe has seen

@@ -12,6 +12,7 @@ from ..program.one_sided.flat import OneSidedSchedule
 from ..ranks.faults import Call
 from ..reductions import ReduceOp
 from ..scratch import find_arena
+from .opening import open_kernels
 
 if TYPE_CHECKING:
     from ...topo.graph import Topology
@@ -63,7 +64,7 @@ class KernelCalls:
         from the host. Raise ExecutionError, naming the rank to blame, if an earlier call has waited
         in vain.
         """
-        player = self.transport.open_kernels()
+        player = open_kernels(self.transport)
         assert not isinstance(player, str)
         is_on_gpu = buffers.target.is_cuda  # else the kernels are interpreted
         captures = is_on_gpu and torch.cuda.is_current_stream_capturing()

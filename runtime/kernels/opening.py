@@ -6,17 +6,20 @@ offers it, as with some IOMMUs) leaves the group with messages.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
 from ...topo.errors import TopoplanError
 from ..program.one_sided.flat import build_flat
 from ..program.one_sided.instructions import Mode
+
+if TYPE_CHECKING:
+    from ..ranks.transport import Transport
+    from .player import KernelPlayer
 
 # Ranks that share a GPU need this setting of torch: "1". It is for tests.
 OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
@@ -26,22 +29,21 @@ _CHECK_TIMEOUT_S: Final = 20.0
 _CHECKED_BLOCK: Final = 1003
 _MODES: Final[tuple[Mode, ...]] = ("pull", "push")
 
-Exchange = Callable[[object], list[Any]]
 
+def open_kernels(transport: "Transport") -> "KernelPlayer | str":
+    """Return the player for a transport's ranks, or why there is none.
 
-def open_kernels(
-    group: dist.ProcessGroup,
-    device: torch.device,
-    hosts: int,
-    exchange: Exchange,
-    timeout_s: float,
-) -> Any:
-    """Return a KernelPlayer for the ranks of a group, or as a text why there is none.
-
-    The ranks are on `hosts` hosts; `exchange` gathers a value of each rank; calls end after
-    `timeout_s`. Collective: all ranks get a player, or all the same text.
+    Collective the first time: all ranks get a player, or all the same text.
     """
-    why_not = _find_missing(hosts)
+    if transport.kernels is None:
+        transport.kernels = _open(transport)
+    opened: KernelPlayer | str = transport.kernels
+    return opened
+
+
+def _open(transport: "Transport") -> Any:
+    group, device, exchange = transport.group, transport.device, transport.exchange
+    why_not = _find_missing(transport.hosts)
     uuid = None if why_not else str(torch.cuda.get_device_properties(device).uuid)
     answers = exchange((why_not, uuid))
     if first := _find_first(why for why, _ in answers):
@@ -62,7 +64,7 @@ def open_kernels(
         return first
     if first := _find_first(exchange(_check_kernels(player, group.rank(), group.size(), device))):
         return first
-    set_timeout(player.memory, timeout_s)
+    set_timeout(player.memory, transport.timeout_s)
     return player
 
 

@@ -4,14 +4,13 @@ import os
 import pickle
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixStore, Store
 
 from ...topo.errors import InputError
-from ..kernels.opening import open_kernels
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .addresses import Addresses, publish_address
@@ -28,9 +27,6 @@ from .machine import are_crowded, count_cores, find_own_cores
 from .shared_memory import SharedMemory, open_shared_memory
 from .store import find_client
 from .timing import find_slowest_s
-
-if TYPE_CHECKING:
-    from ..kernels.player import KernelPlayer
 
 TRANSPORTS = ("auto", "mpi")
 
@@ -94,7 +90,8 @@ class Transport:
         """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
         self._memory: SharedMemory | str | None = None
-        self._kernels: KernelPlayer | str | None = None
+        self.kernels: Any = None
+        """The player of kernels on the ranks' GPUs, or why there is none; see kernels/opening."""
 
     def _open_channel(self, name: str) -> MpiChannel:
         """Return MPI's communicator over the group's ranks; if one rank refuses, all do.
@@ -125,6 +122,11 @@ class Transport:
             name,
             yields=are_crowded([(answer.host, answer.cores) for answer in answers]),
         )
+
+    @property
+    def hosts(self) -> int:
+        """The number of the ranks' hosts. Collective the first time."""
+        return len({host for host, _ in self._find_places()})
 
     @property
     def cores_of_hosts(self) -> dict[str, int]:
@@ -159,18 +161,6 @@ class Transport:
             if not isinstance(self._memory, str):
                 self.faults.on_hang_up.append(self._memory.fail)
         return self._memory
-
-    def open_kernels(self) -> "KernelPlayer | str":
-        """Return a KernelPlayer for GPUs that reach each other's memory, or why there is none.
-
-        The text is the same on all ranks. Collective the first time.
-        """
-        if self._kernels is None:
-            hosts = len({host for host, _ in self._find_places()})
-            self._kernels = open_kernels(
-                self.group, self.device, hosts, self.exchange, self.timeout_s
-            )
-        return self._kernels
 
     @property
     def name(self) -> str:
@@ -207,8 +197,7 @@ class Transport:
         """
         last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
         # Ranks on one host share one time.monotonic.
-        shares_clock = len({host for host, _ in self._find_places()}) == 1
-        return last_ended - last_began if shares_clock else -shortest
+        return last_ended - last_began if self.hosts == 1 else -shortest
 
     def meet(self) -> None:
         """Wait for all ranks, with as little skew as the transport allows.

@@ -6,9 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.runtime.kernels.model import choose_shape, measure_hop_us, predict_us
-from topoplan.runtime.program.one_sided.flat import build_flat
+from topoplan.runtime.kernels.model import choose_shape, list_shapes, measure_hop_us, predict_us
+from topoplan.runtime.program.one_sided.flat import build_flat, stage
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.verify import verify
 from topoplan.topo.graph import Device, Link, Topology
 
 
@@ -40,6 +41,30 @@ def test_pushes_are_staged_on_pcie_alone() -> None:
     pull, push = (predict_us(one_shot, pcie, 4096, mode, 2.0) for mode in ("pull", "push"))
     # Three streams, one after the other, in place of one round of three hops.
     assert push - pull == pytest.approx(2 * 3 * 2.0)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter", "alltoall"])
+def test_staged_steps_have_one_stream_out_of_and_into_a_rank(name: str) -> None:
+    topology = star("pcie", 5)
+    direct = build_flat(Collective(name, 5), topology)[0]
+    staged = stage(direct, topology)
+    assert staged is not None
+    verify(staged, topology)
+    assert len(staged.transfers) == len(direct.transfers)
+    for step in range(staged.steps):
+        pairs = {(x.src, x.dst) for x in staged.by_step[step]}
+        assert len({src for src, _ in pairs}) == len({dst for _, dst in pairs}) == len(pairs)
+
+
+def test_pushes_that_cannot_be_staged_are_left_out_on_pcie_alone() -> None:
+    """Whoever adds to a chunk must not send it in a later stage."""
+    one_shot = build_flat(Collective("allreduce", 4))[1:]
+    for kind, modes in ("nvlink", ["pull", "push"]), ("pcie", ["pull"]):
+        shapes = list_shapes(one_shot, star(kind))
+        assert [shape.mode for shape in shapes] == modes
+    direct = list_shapes(build_flat(Collective("allreduce", 4))[:1], star("pcie"))
+    assert [(shape.mode, shape.steps) for shape in direct] == [("pull", 2), ("push", 6)]
+    assert direct[1].label.endswith(", one-sided, pushed")
 
 
 def test_a_hop_follows_from_a_small_call_of_stock() -> None:
