@@ -189,7 +189,11 @@ class Chooser:
         """
         if not self.plays_one_sided or self.codec is not None:
             return []
-        own: list[OneSidedSchedule] = [play_one_sided(x) for x in self.plan.schedules]
+        own: list[OneSidedSchedule] = [
+            play_one_sided(schedule)
+            for schedule in self.plan.schedules
+            if not schedule.helpers  # which share no memory with the members
+        ]
         if self.machine.batched:  # on GPUs, whose links it depends on what is best
             topology = self.plan.topology
             flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective, topology)
@@ -204,15 +208,16 @@ class Chooser:
         if self.machine.batched:
             shapes = rank_shapes(self.one_sided, self.plan.topology, size_bytes)
             return [*shapes[:_RACED_BY_KERNEL]]
-        own = play_one_sided(self.plan.entry_for(size_bytes).schedule)
+        chosen = self.plan.entry_for(size_bytes).schedule
+        own = [] if chosen.helpers else [play_one_sided(chosen)]
         if self.mode == SAME_BITS:
-            return [own]
+            return [*own]
         flat = [x for x in self.one_sided if x in build_flat(self.plan.collective)]
         if size_bytes <= _ONE_SHOT_BYTES:
             flat.reverse()
         elif len(flat) > 1:
             flat.pop()
-        return [*flat, own]
+        return [*flat, *own]
 
     def known(self, size_bytes: int) -> Choice | None:
         """Return the choice for a size, or None if it has not been made yet.
@@ -230,9 +235,8 @@ class Chooser:
                 self.plan.check_one_bracketing()
         if mode == "plan":
             schedule = self.plan.entry_for(size_bytes).schedule
-            return self._choice_of(
-                play_one_sided(schedule) if self.executor == ONE_SIDED else schedule
-            )
+            is_shared = self.executor == ONE_SIDED and not schedule.helpers
+            return self._choice_of(play_one_sided(schedule) if is_shared else schedule)
         return self.choices.get(size_bytes.bit_length())
 
     def _mode_for(self, size_bytes: int) -> Schedule | str | None:
@@ -397,7 +401,7 @@ class Chooser:
         ranking = fastest(
             self.families, machine.topology, self.host, size_bytes, _NEAR, batched=machine.batched
         )
-        candidates: dict[Schedule, None] = {}
+        candidates: dict[Schedule, None] = dict.fromkeys(self._find_best_kinds(size_bytes))
         uncut: set[Schedule] = set()
         for _, schedule in ranking:
             if schedule.uncut not in uncut and len(candidates) < _RACED:
@@ -416,6 +420,23 @@ class Chooser:
             # Trials have few entrants: the first ones of the list, and the last.
             order = [*one_sided[:1], *order[:-1], *one_sided[1:], *order[-1:]]
         return [self.variants.index(schedule) for schedule in dict.fromkeys(order)]
+
+    def _find_best_kinds(self, size_bytes: int) -> list[Schedule]:
+        """Return the best schedule with helpers and the best without, if the plan has both.
+
+        Only a race shows whether help pays, since helpers may be busy.
+        """
+        of_kinds = [
+            [family for family in self.families if bool(family.base.helpers) is is_helped]
+            for is_helped in (True, False)
+        ]
+        if not all(of_kinds):
+            return []
+        machine = self.machine
+        return [
+            fastest(kind, machine.topology, self.host, size_bytes, batched=machine.batched)[0][1]
+            for kind in of_kinds
+        ]
 
     def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:
         """Return whether a schedule needs little enough memory to race; the same on all ranks."""
@@ -556,6 +577,9 @@ def _find_staging(schedule: Schedule, batched: bool) -> float:
     ranks = schedule.collective.ranks
     numel = _SAMPLE_NUMEL // ranks * ranks
     return (
-        max(lower(schedule, rank, numel, batched=batched).staging_numel for rank in range(ranks))
+        max(
+            lower(schedule, rank, numel, batched=batched).staging_numel
+            for rank in schedule.participants
+        )
         / numel
     )

@@ -1,13 +1,16 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
 import os
+import weakref
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ..synth.ir.collective import spell_ranks
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .cache import find_cache_folder
@@ -15,6 +18,9 @@ from .calls import CallCache
 from .choose import Choice, ChooseMode, check_choose_mode
 from .codecs import find_codec
 from .engine import Engine
+from .helpers.announcer import Announcer, HelpedExecutor, list_helpers
+from .helpers.parts import find_parts
+from .helpers.service import Service
 from .program.layout import IN_PLACE
 from .program.one_sided.flat import EXECUTORS
 from .ranks.groups import GroupMaker, find_members
@@ -58,11 +64,20 @@ class Communicator:
     contributions to one rank in one hop). The stock collective, which does not compress, does not
     race.
 
+    If the plan is for some of a topology's GPUs, the group has a rank for each GPU of the topology
+    or for each participant: members, which make the calls, and helpers, which carry bytes and call
+    `serve`. Parts of buffers, results and `size` are the members' alone; `rank` is the number in
+    the topology. Ranks that take no part have nothing to do.
+
     `executor` (default: TOPOPLAN_EXECUTOR, else `auto`) decides how schedules are executed:
     `point-to-point` sends messages over gloo, NCCL or MPI; `one-sided` plays them in memory that
     all ranks share, which takes ranks on one host, and on GPUs Triton (extra `kernels`) and
     peer-to-peer between all of them; with `auto` both race.
     """
+
+    # On members alone; see __getattr__.
+    engine: Engine
+    calls: CallCache
 
     def __init__(
         self,
@@ -105,17 +120,60 @@ class Communicator:
             else self._transport.faults.stock("the agreement of the ranks before a plan is used")
         ):
             self.plan = _agree_on_plan(plan_or_error, self._transport)
+            parts = find_parts(self.plan, self._transport)
+            self._own = [x for x in (parts.members, parts.participants) if x is not None]
+            members = self.plan.collective.members
+            self._service: Service | None = None
+            self._announcer: Announcer | None = None
+            self.rank, self.size = parts.label, len(members)
+            if parts.members is None:
+                if parts.participants is not None:
+                    self._service = Service(parts.participants, members, lambda _: self.plan, codec)
+                return
+            helped = None
+            if parts.participants is not None:
+                self._announcer = Announcer(parts.participants, members, list_helpers(self.plan))
+                weakref.finalize(self, self._announcer.close)
+                helped = HelpedExecutor(self._announcer, self.plan, 0, codec, parts.members.faults)
             self.engine = Engine(
                 self.plan,
-                self._transport,
+                parts.members,
                 choose,
                 codec,
                 find_cache_folder(cache),
                 executor,
                 rounds_once=reduction == "once",
+                helped=helped,
             )
         self.calls = CallCache(self.engine)
-        self.rank, self.size = self.engine.rank, self.engine.size
+
+    def __getattr__(self, name: str) -> Any:
+        # Ranks that are no members have no engine.
+        if name in ("engine", "calls"):
+            raise InputError(self._explain_no_member())
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _explain_no_member(self) -> str:
+        ranks = spell_ranks(self.plan.collective.members)
+        if self._service is None:
+            return f"rank {self.rank} takes no part in the plan, whose members are rank {ranks}"
+        return (
+            f"rank {self.rank} is a helper of the plan: its members, rank {ranks}, make the calls, "
+            "helpers call serve()"
+        )
+
+    def serve(self, calls: int | None = None) -> int:
+        """Carry bytes for the members' calls, on a helper, and return how many calls were served.
+
+        Returns when the members have closed their communicators, or ended; with `calls`, also after
+        so many. Between two such calls the members wait for this rank. Ranks that take no part
+        return at once. Raise ExecutionError, as the members do, if a call fails.
+        """
+        if self._service is not None:
+            return self._service.serve(calls)
+        if self.rank in self.plan.collective.members:
+            raise InputError(f"rank {self.rank} is a member of the plan; only helpers serve")
+        return 0
 
     def allreduce(
         self,
@@ -195,16 +253,39 @@ class Communicator:
     @property
     def wire_bytes(self) -> int:
         """Bytes that this rank has sent through schedules so far, races included."""
-        return self.engine.executor.sent_bytes
+        if self.rank not in self.plan.collective.members:
+            return 0 if self._service is None else self._service.sent_bytes
+        return self.engine.sent_bytes
+
+    def count_relayed_bytes(self) -> dict[int, int]:
+        """Return the bytes that each helper has sent for the members so far, by its rank.
+
+        Collective over the members.
+        """
+        announcer, transport = self._announcer, self.engine.transport
+        if announcer is None:
+            return {}
+        with transport.faults.stock("the counts of helpers' bytes"):
+            return dict(transport.exchange(announcer.count_sent())[0])
 
     def close(self) -> None:
-        """Destroy the process group unless it is shared; a later call raises ExecutionError."""
+        """Destroy the process group unless it is shared; a later call raises ExecutionError.
+
+        Helpers are let go once the first member closes; a helper that closes stops to serve.
+        """
+        if self._announcer is not None:
+            self._announcer.close()
+        if self._service is not None:
+            self._service.leave()
+        for transport in self._own:
+            if transport is not self._transport:
+                transport.close()
         if not self._shares_transport:
             self._transport.close()
 
     @property
     def _is_root(self) -> bool:
-        return bool(self.plan.collective.root == self.rank)
+        return bool(self.plan.collective.root == self.engine.rank)
 
     def _run(
         self,
@@ -256,7 +337,7 @@ def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
 
 
 def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
-    """Return the plan once all ranks have compared its hash, and their number fits.
+    """Return the plan once all ranks have compared its hash.
 
     An empty hash stands for a rank without a plan.
     """
@@ -273,15 +354,5 @@ def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
         raise PlanMismatchError(
             f"the ranks do not hold the same plan: rank{'s' if len(others) > 1 else ''} "
             f"{', '.join(others)} and rank 0 differ; give all of them the same file"
-        )
-    if not plan.collective.has_all_gpus:
-        raise PlanMismatchError(
-            f"the plan is for {plan.collective} of {len(plan.topology.ranks)} GPUs; plans for a "
-            "part of the GPUs cannot be run yet"
-        )
-    if transport.size != plan.collective.ranks:
-        raise PlanMismatchError(
-            f"the plan is for {plan.collective.ranks} ranks, the group has {transport.size}; "
-            "start as many ranks, or synthesize a plan for this number"
         )
     return plan

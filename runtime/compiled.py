@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 
-from ..synth.ir.schedule import Schedule
+from ..synth.ir.schedule import Schedule, number_members
 from ..topo.errors import InputError
 from .codecs import Codec, EncodingBuffers, list_encoding_sizes
 from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
@@ -137,9 +137,11 @@ class Compiled:
         self.schedule = schedule  # held: it must not be freed while its id is a key of the cache
         self.transport, self.group = transport, transport.group
         like, numel = buffers.target, buffers.numel
+        self.numel, self.given_dtype = numel, like.dtype
         self.op, self.codec = buffers.op, codec
         collective = schedule.collective
-        self.in_place = collective.name in IN_PLACE
+        # Helpers have neither input nor output: they run on work buffers of their own.
+        self.in_place = collective.name in IN_PLACE and transport.label in collective.members
         # An average is divided when sums are completed: except in an allreduce that is at the end
         # anyway, and encoded sums are rounded then.
         self.divides = (
@@ -173,7 +175,7 @@ class Compiled:
         """Return this rank's program, and the elements (bytes with a codec) that it sends."""
         program = self.messages = lower(
             self.schedule,
-            self.transport.rank,
+            self.transport.label,
             numel,
             batched=self.transport.batched,
             codec=self.codec,
@@ -275,7 +277,8 @@ class Compiled:
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
     ) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
-        width, local = work.element_size(), LocalOperations(on_stream=self.transport.batched)
+        transport, width = self.transport, work.element_size()
+        local = LocalOperations(on_stream=transport.batched)
         buffers = {"work": work, "staging": staging}
         if encoding is not None:
             buffers["wire"] = encoding.wire
@@ -293,7 +296,7 @@ class Compiled:
             match x:
                 case Post():
                     code = SEND if x.kind == "send" else RECEIVE
-                    return code, [view(x.span)], x.peer, self._tag(x)
+                    return code, [view(x.span)], transport.number_of(x.peer), self._tag(x)
                 case Await():
                     return AWAIT, None, None, x.post
                 case Exchange():
@@ -334,14 +337,14 @@ class Compiled:
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
         for post in exchange.posts:
             start, sign = (dist.isend, 1) if post.kind == "send" else (dist.irecv, -1)
-            distance = (post.peer - self.program.rank) * sign % self.ranks
+            distance = (post.peer - self.program.rank) * sign % self.schedule.rank_limit
             # As bytes: NCCL lacks some of the dtypes (int16).
             data = view(post.span).view(torch.uint8)
             batches[(distance - 1) // (NCCL_BATCH // 2)].append(
                 dist.P2POp(
                     start,
                     data,
-                    dist.get_global_rank(self.group, post.peer),
+                    dist.get_global_rank(self.group, self.transport.number_of(post.peer)),
                     self.group,
                     self._tag(post),
                 )
@@ -362,8 +365,9 @@ class CompiledOneSided(Compiled):
     crosses_links = False
 
     def _lower(self, numel: int) -> tuple[Program | OneSidedProgram, int]:
+        # The memory is numbered like the group.
         program = self._one_sided = lower_one_sided(
-            self.schedule,
+            number_members(self.schedule),
             self.transport.rank,
             numel,
             window_numel=HALF_BYTES // self.dtype.itemsize,

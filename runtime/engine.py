@@ -43,6 +43,7 @@ class Engine:
     Making it is collective over the transport's ranks. `codec` encodes messages; with `rounds_once`
     only schedules are used in which each contribution is rounded once, then their sum once. Race
     results are cached in the folder `cache`; with None, nowhere. `executor` is one of EXECUTORS.
+    `helped` runs schedules with helpers, which are not among the transport's ranks.
     Raise InputError if the plan has no schedule that all ranks round identically, ExecutionError if
     a rank does not answer.
     """
@@ -57,10 +58,11 @@ class Engine:
         executor: str = AUTO,
         *,
         rounds_once: bool,
+        helped: Executor | None = None,
     ) -> None:
         self.plan, self.transport, self.codec = plan, transport, codec
         self.group, self.device = transport.group, transport.device
-        self.rank, self.size, self._rounds_once = transport.rank, transport.size, rounds_once
+        self.rank, self.size, self._rounds_once = transport.label, transport.size, rounds_once
         self._check_compression(choose)
         channel = transport.mpi
         self.machine = describe_machine(
@@ -72,6 +74,11 @@ class Engine:
         transport.faults.topology = plan.topology
         self._of_mpi = None if channel is None else CollectivePlayer(transport.faults)
         self.executor = Executor(transport, plan.topology, codec)
+        self._helped = helped
+        # As the members' group numbers its ranks.
+        self._of_members = plan.collective.among(plan.collective.members)
+        if helped is not None:
+            helped.tallies = self.executor.tallies
         self.chooser = Chooser(
             plan,
             self.machine,
@@ -96,6 +103,8 @@ class Engine:
         transport, why_not = self.transport, None
         if self.codec is not None:
             why_not = "values that are compressed are sent as messages"
+        elif transport.batched and not self.plan.collective.has_all_gpus:
+            why_not = "kernels play plans for all GPUs alone"
         elif transport.batched and choose == SAME_BITS:
             why_not = (
                 f"kernels add in float32, messages in the dtype: choose={SAME_BITS!r} allows one"
@@ -205,9 +214,9 @@ class Engine:
             self._make_stock(buffers)(number)
         elif torch.autograd.profiler._is_profiler_enabled:
             with torch.profiler.record_function(f"topo: {schedule.label}"):
-                self.executor.run(schedule, buffers, number)
+                self._executor_of(schedule).run(schedule, buffers, number)
         else:
-            self.executor.run(schedule, buffers, number)
+            self._executor_of(schedule).run(schedule, buffers, number)
 
     def _run_trial_call(self, trial: Trial, buffers: Buffers, number: int) -> None:
         """Run a call by the next candidate of a trial, and time it on all ranks.
@@ -236,7 +245,7 @@ class Engine:
             trial.record(self.transport.find_span_s(began, ended))
         choice = self.chooser.end_trial(size_bytes, trial) if trial.is_over else None
         if choice is not None:
-            self.executor.forget(numel, dtype, choice.schedule)
+            self._forget(numel, dtype, choice.schedule)
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
         """Return a function that repeats `run` on buffers with `bindings`, quickly, or None.
@@ -253,8 +262,9 @@ class Engine:
         return self._bind(choice.schedule, buffers)
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
-        play = self.executor.bind(schedule, buffers)
-        if play is None or not self.executor.uses_torch(schedule, buffers):
+        executor = self._executor_of(schedule)
+        play = executor.bind(schedule, buffers)
+        if play is None or not executor.uses_torch(schedule, buffers):
             return play
         return partial(in_inference_mode, play)
 
@@ -265,7 +275,7 @@ class Engine:
         `make_scratch`.
         """
         play = None if buffers.bindings is None else self._bind(schedule, buffers)
-        return play or partial(self.executor.run, schedule, buffers)
+        return play or partial(self._executor_of(schedule).run, schedule, buffers)
 
     def start_stock(
         self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
@@ -278,7 +288,7 @@ class Engine:
         """
         call = self.transport.faults.begin(self._describe_stock_call(buffers), number=number)
         work = make_stock_call(
-            self.plan.collective, self.group, buffers.source, buffers.target, buffers.op
+            self._of_members, self.group, buffers.source, buffers.target, buffers.op
         )(asynchronous=True)
         assert work is not None
         self._find_stock_tally(buffers).add()
@@ -293,7 +303,7 @@ class Engine:
         """Return the stock collective as a function of the call's number, if one was drawn."""
         what, channel = self._describe_stock_call(buffers), self.transport.mpi
         collective, source, target, op = (
-            self.plan.collective,
+            self._of_members,
             buffers.source,
             buffers.target,
             buffers.op,
@@ -302,7 +312,7 @@ class Engine:
             of_mpi = make_collective(channel, collective, source, target, op)
             finish = (
                 partial(in_inference_mode, target.div_, self.size)
-                if op == dist.ReduceOp.AVG and ends_with_result(collective, self.rank)
+                if op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
                 else None
             )
             carry_out, tally = self._of_mpi.carry_out, self._find_stock_tally(buffers)
@@ -379,8 +389,24 @@ class Engine:
             )
         finally:
             free_arenas(self.transport)  # the winner may need much less
-        self.executor.forget(buffers.numel, dtype, choice.schedule)
+        self._forget(buffers.numel, dtype, choice.schedule)
         return choice
+
+    def _executor_of(self, schedule: Schedule) -> Executor:
+        if not schedule.helpers or self._helped is None:
+            return self.executor
+        return self._helped
+
+    def _forget(self, numel: int, dtype: torch.dtype, keep: Schedule | None) -> None:
+        for executor in (self.executor, self._helped):
+            if executor is not None:
+                executor.forget(numel, dtype, keep)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent through schedules so far."""
+        of_helped = 0 if self._helped is None else self._helped.sent_bytes
+        return self.executor.sent_bytes + of_helped
 
     # Measurements
 

@@ -55,7 +55,7 @@ class Executor:
         self.sent_bytes = 0
         self.tallies = Tallies()
         self.stamp: Stamp | None = None
-        self.rank = transport.rank
+        self.rank = transport.label
         process_budget.environment_bytes = parse_scratch(None)
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         # One-sided schedules with too many chunks for the shared memory: sent as messages.
@@ -66,7 +66,7 @@ class Executor:
         self._watch = (
             SlowLinks(
                 self.rank,
-                transport.size,
+                transport.labels,
                 self.faults.store,
                 partial(describe_route, Call("", 0, 0.0, topology).find_route),
             )

@@ -224,9 +224,10 @@ def play(
     out_numel: int,
     seed: int,
     how: str = "run",
+    members: int | None = None,
 ) -> list[Array]:
     """Ranks in random turns, by a method of PlayedRank; when none can go on and some are not done
-    it is a deadlock.
+    it is a deadlock. Averages are over `members` (default: all).
     """
     late = random.Random(seed)
     wires: dict[tuple[int, int, int], SentMessage] = {}
@@ -235,7 +236,7 @@ def play(
         work = x.copy() if in_place else np.full(program.work_numel, -1e9, x.dtype)
         for f in program.fills:
             work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
-        players.append(PlayedRank(program, len(programs), work, wires, late))
+        players.append(PlayedRank(program, members or len(programs), work, wires, late))
     going = {rank: getattr(p, how)() for rank, p in enumerate(players)}
     idle = 0
     while going and idle < 2000:

@@ -113,13 +113,13 @@ class Record:
 
 
 class SlowLinks:
-    """Watches the calls of one group's executor; the group's ranks share `store`.
+    """Watches the calls of one group's executor; the group's `ranks` share `store`.
 
     `describe` names the link from one rank to another.
     """
 
     def __init__(
-        self, rank: int, ranks: int, store: Store, describe: Callable[[int, int], str]
+        self, rank: int, ranks: Sequence[int], store: Store, describe: Callable[[int, int], str]
     ) -> None:
         self._rank, self._ranks, self._store, self._describe = rank, ranks, store, describe
         self._paces: WeakKeyDictionary[object, _Pace] = WeakKeyDictionary()
@@ -206,7 +206,7 @@ class SlowLinks:
             numbers, worst_s = post
             return worst_s if set(numbers) & set(records) else None
 
-        others = [rank for rank in range(min(self._ranks, _MAX_ASKED)) if rank != self._rank]
+        others = [rank for rank in self._ranks[:_MAX_ASKED] if rank != self._rank]
         return statistics.median(self._await_posts("blocked", others, read).values() or [0.0])
 
     def _find_blocked(self, records: Mapping[int, Record]) -> list[tuple[int, float]]:

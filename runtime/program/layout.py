@@ -15,8 +15,10 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
     """Return the number of elements of the input and of the output that `rank` has.
 
     The collective's buffer has `numel` elements (see the algbw of the glossary). 0 for an input or
-    output that the rank does not have.
+    output that the rank does not have; helpers have neither.
     """
+    if rank not in collective.members:
+        return 0, 0
     part, name = numel // collective.ranks, collective.name
     at_root = numel if rank == collective.root else 0
     return (
@@ -26,8 +28,8 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
 
 
 def ends_with_result(collective: Collective, rank: int) -> bool:
-    """Return whether `rank` ends with a result: only the root, or if there is none, all ranks."""
-    return collective.root is None or collective.root == rank
+    """Return whether `rank` ends with a result: only the root, or if there is none, all members."""
+    return rank in collective.members and collective.root in (None, rank)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Layout:
     """The places of a schedule's chunks in each rank's work buffer, in elements.
 
     `numel` is the number of elements of the collective's buffer. Chunks are given by their numbers.
+    A member's part of the buffer has the member's place among the members.
     """
 
     def __init__(self, schedule: Schedule, numel: int) -> None:
@@ -53,25 +56,30 @@ class Layout:
             for offset, chunk in zip(schedule.offsets(), schedule.chunks, strict=True)
         ]
         self.block = numel // self.collective.ranks
+        self._places = {rank: place for place, rank in enumerate(self.collective.members)}
         self._compact: dict[int, tuple[dict[int, int], int]] = {}
 
     def work_numel(self, rank: int) -> int:
         """Return the number of elements in the work buffer of `rank`."""
-        return self._lay_out(rank)[1] if self.collective.name == "alltoall" else self.numel
+        return self._lay_out(rank)[1] if self._is_compact(rank) else self.numel
 
     def chunk(self, rank: int, c: int) -> Range:
         """Return the range [lo, hi) of chunk `c` in the work buffer of `rank`."""
-        if self.collective.name == "alltoall":
+        if self._is_compact(rank):
             start = self._lay_out(rank)[0].get(c, 0)
         else:
             chunk = self.schedule.chunks[c]
             owner = chunk.source if chunk.source is not None else chunk.target
-            start = 0 if owner is None else owner * self.block
+            start = 0 if owner is None else self._places[owner] * self.block
         lo, hi = self.in_block[c]
         return start + lo, start + hi
 
+    def _is_compact(self, rank: int) -> bool:
+        """Return whether the work buffer has only chunks that the rank ever holds."""
+        return self.collective.name == "alltoall" or rank not in self._places
+
     def _lay_out(self, rank: int) -> tuple[dict[int, int], int]:
-        """Lay out the chunks that a rank ever holds in an alltoall, one after the other.
+        """Lay out the chunks that a rank ever holds, one after the other.
 
         Return the start of each chunk's block, and the number of elements of all of them.
         """
@@ -96,33 +104,37 @@ class Layout:
     def fills(self, rank: int) -> Iterator[Move]:
         """Yield the copies from a rank's input to its work buffer.
 
-        There are none for collectives that work in place.
+        There are none for collectives that work in place, and for helpers.
         """
         name, block, root = self.collective.name, self.block, self.collective.root
+        if rank not in self._places:
+            return
         if name in ("allgather", "gather"):
-            yield Move(0, block, rank * block)
+            yield Move(0, block, self._places[rank] * block)
         elif name == "reduce-scatter" or (name == "scatter" and rank == root):
             yield Move(0, self.numel, 0)
         elif name == "alltoall":
             for c, chunk in enumerate(self.schedule.chunks):
                 if chunk.source == rank and chunk.target is not None:
                     lo, hi = self.in_block[c]
-                    yield Move(
-                        chunk.target * block + lo, chunk.target * block + hi, self.chunk(rank, c)[0]
-                    )
+                    start = self._places[chunk.target] * block
+                    yield Move(start + lo, start + hi, self.chunk(rank, c)[0])
 
     def drains(self, rank: int) -> Iterator[Move]:
         """Yield the copies from a rank's work buffer to its output.
 
-        There are none for collectives that work in place.
+        There are none for collectives that work in place, and for helpers.
         """
         name, block, root = self.collective.name, self.block, self.collective.root
+        if rank not in self._places:
+            return
         if name == "allgather" or (name == "gather" and rank == root):
             yield Move(0, self.numel, 0)
         elif name in ("reduce-scatter", "scatter"):
-            yield Move(rank * block, (rank + 1) * block, 0)
+            place = self._places[rank]
+            yield Move(place * block, (place + 1) * block, 0)
         elif name == "alltoall":
             for c, chunk in enumerate(self.schedule.chunks):
                 if chunk.target == rank and chunk.source is not None:
                     lo, hi = self.chunk(rank, c)
-                    yield Move(lo, hi, chunk.source * block + self.in_block[c][0])
+                    yield Move(lo, hi, self._places[chunk.source] * block + self.in_block[c][0])

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
 
@@ -115,11 +116,25 @@ class _Writer:
         for groups in self.writes.values():
             for group in groups:
                 group.messages.sort(key=lambda item: item[0].peer)
+        # Pieces of which a helper gets the first value as a term of a sum.
+        self.begun_by_adding: set[tuple[int, int]] = set()
+        if rank not in layout.collective.members:
+            self._begin_sums()
         self.first = dict.fromkeys(self.writes, 0)
         self.lands = {id(m): codec is None and self._lands_in_place(m, batched) for m in receives}
         self.encoder = (
             None if codec is None else MessageEncoder(layout, rank, codec, self.reads, self.writes)
         )
+
+    def _begin_sums(self) -> None:
+        """Make the first term of each sum of a helper, which has no value of its own, a copy."""
+        for key, groups in self.writes.items():
+            message, piece = groups[0].messages[0]
+            if piece.adds:
+                self.begun_by_adding.add(key)
+                first = replace(piece, adds=False)
+                groups[0].messages[0] = message, first
+                message.pieces[message.pieces.index(piece)] = first
 
     # The two orders
 
@@ -252,7 +267,8 @@ class _Writer:
             return all(m.tick != tick for _, m in readers)
         written = [g.step for g in self.writes[piece.key] if g.step < piece.step]
         given_away = len(readers) == 1 and all(step < readers[0][0] for step in written)
-        once = sum(not p.adds for g in self.writes[piece.key] for _, p in g.messages) == 1
+        copies = sum(not p.adds for g in self.writes[piece.key] for _, p in g.messages)
+        once = copies - (piece.key in self.begun_by_adding) == 1
         return not (readers or written) or (
             given_away and once and bool(self.last_sum[piece.chunk] < piece.step)
         )
@@ -336,9 +352,12 @@ class _Writer:
         """
         message, piece = group.messages[0]
         own: _Arrival = None, piece
-        if not piece.adds:
-            is_done = self.lands[id(message)] or group.done
-            return None if is_done else ([(message, piece)], Copy, (own, (message, piece)))
+        if not piece.adds:  # a copy, or a helper's first value, to which the others are added
+            at = group.done + self.lands[id(message)]
+            if at == len(group.messages):
+                return None
+            needs: list[_Arrival] = list(group.messages[: at + 1])
+            return needs, Combine if at else Copy, (own, group.messages[at])
         if group.done == len(group.messages):
             return None
         terms: list[_Arrival] = sorted(
@@ -373,9 +392,13 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
 
     Chunks whose sum it receives complete, or never has, are missing.
     """
-    t, ranks = schedule.transfers, schedule.collective.ranks
-    all_ranks = (1 << ranks) - 1  # sets of ranks as bits
-    holds = {(chunk, r): 1 << r for chunk in range(len(schedule.chunks)) for r in range(ranks)}
+    t, members = schedule.transfers, schedule.collective.members
+    all_ranks = sum(1 << r for r in members)  # sets of ranks as bits
+    holds = {
+        (chunk, r): 1 << r if r in members else 0
+        for chunk in range(len(schedule.chunks))
+        for r in schedule.participants
+    }
     completing: dict[int, int] = {}
     columns = (column.tolist() for column in (t.step, t.chunk, t.src, t.dst, t.op == REDUCE))
     for step, group in groupby(sorted(zip(*columns, strict=True)), key=itemgetter(0)):
@@ -385,7 +408,8 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
         ]:
             before = holds[chunk, dst]
             holds[chunk, dst] = before | contributions if adds else contributions
-            if dst == rank and adds and before != all_ranks == holds[chunk, dst]:
+            is_whole = all_ranks in (before, contributions)
+            if dst == rank and adds and not is_whole and holds[chunk, dst] == all_ranks:
                 completing[chunk] = step
     return completing
 

@@ -278,15 +278,15 @@ class MessageEncoder:
         """
         before = [group for group in self.writes[key] if group.step < step]
         since = before[-1].step if before else -1
-        if (before and not before[-1].messages[0][1].adds) or any(
+        if (before and not before[-1].messages[-1][1].adds) or any(
             since < s < step for s, _ in self.reads[key]
         ):
             return False
         after = next((group for group in self.writes[key] if group.step >= step), None)
-        return after is None or after.messages[0][1].adds
+        return after is None or after.messages[-1][1].adds
 
     def _is_unrounded(self, key: tuple[int, int]) -> bool:
         if not self.writes[key]:
             return all(step <= END for step, _ in self.reads[key])
         last = self.writes[key][-1]
-        return last.messages[0][1].adds and all(step <= last.step for step, _ in self.reads[key])
+        return last.messages[-1][1].adds and all(step <= last.step for step, _ in self.reads[key])

@@ -90,12 +90,12 @@ def find_culprit(
     return chain, None, False
 
 
-def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
+def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int]) -> bool:
     """Return whether `reports` (by rank) show why `rank` is stuck, whatever reports may follow.
 
-    `ranks` is the number of ranks of the group.
+    `ranks` are all ranks of the group.
     """
-    complete = len(reports) == ranks
+    complete = len(reports) == len(ranks)
     if complete and all(report.unreached is not None for report in reports.values()):
         return True
     if _find_other_calls(reports, reports[rank].calls):
@@ -113,13 +113,13 @@ def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
 
 
 def explain_blame(
-    rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
+    rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute
 ) -> str:
     """Return a text that says who is to blame that `rank` is stuck, and by whose reports.
 
-    `reports` are by rank; `ranks` is the number of ranks of the group. `find_route` names links.
+    `reports` are by rank; `ranks` are all ranks of the group. `find_route` names links.
     """
-    if len(reports) == ranks:
+    if len(reports) == len(ranks):
         sources = "all ranks reported"
     elif len(reports) == 1:
         sources = f"no report but that of rank {rank}"
@@ -129,13 +129,13 @@ def explain_blame(
 
 
 def _find_verdict(
-    rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
+    rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute
 ) -> str:
     calls = _find_other_calls(reports, reports[rank].calls)
     if calls:
         return _explain_other_calls(calls)
-    least = ranks - 1 if ranks <= _MAX_ROUTED else _MIN_TRIED
-    if ranks > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least:
+    least = len(ranks) - 1 if len(ranks) <= _MAX_ROUTED else _MIN_TRIED
+    if len(ranks) > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least:
         # It has heard of no other, and reached none of those it tried.
         return _explain_cut_off(rank, ranks, find_route)
     chain, link, _ = find_culprit(rank, reports)
@@ -147,7 +147,7 @@ def _find_verdict(
     if chain[-1] not in reports:
         return explain_silence([chain[-1]], reports)
     # In a stock collective it is unknown which rank waits for which.
-    ended, silent = list_ended(reports), [other for other in range(ranks) if other not in reports]
+    ended, silent = list_ended(reports), [other for other in ranks if other not in reports]
     if ended:
         return explain_silence(ended, reports)
     cut = _explain_cut(reports, ranks, find_route)
@@ -155,7 +155,7 @@ def _find_verdict(
         return cut
     if not silent:
         return "all ranks are stuck: a link is cut or too slow, which one is not known"
-    if len(silent) == ranks - 1 > 1:
+    if len(silent) == len(ranks) - 1 > 1:
         return (
             "no other rank reports anything: who is to blame is not known, this rank may be cut "
             "off itself"
@@ -163,10 +163,10 @@ def _find_verdict(
     return explain_silence(silent, reports)
 
 
-def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:
+def _explain_cut_off(rank: int, ranks: Sequence[int], find_route: FindRoute) -> str:
     """Say that a rank is cut off, and at which link, if all its routes share one."""
     shared = set.intersection(
-        *(_list_links(find_route(rank, other)) for other in range(ranks) if other != rank)
+        *(_list_links(find_route(rank, other)) for other in ranks if other != rank)
     )
     where = (
         f" (all its routes have {' and '.join(map(describe_link, sorted(shared)))})"
@@ -223,7 +223,7 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
     return f"{list_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
 
 
-def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
+def _explain_cut(reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute) -> str:
     """Name the cut link, from pairs of reporting ranks that do not reach each other.
 
     Return "" if all pairs reach each other.
@@ -238,7 +238,9 @@ def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
     )
     if not unreached:
         return ""
-    links = _find_cut_links(set(unreached), reports, find_route) if ranks <= _MAX_ROUTED else []
+    links = (
+        _find_cut_links(set(unreached), reports, find_route) if len(ranks) <= _MAX_ROUTED else []
+    )
     if len(links) == 1:
         return f"{describe_link(links[0])} carries nothing"
     a, b = unreached[0]

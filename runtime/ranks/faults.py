@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -91,7 +91,7 @@ class Call:
     def find_route(self, src: int, dst: int) -> Route | None:
         """Return the ids of the devices between two ranks, theirs included.
 
-        Ranks are numbers in the group. None if there is no topology or it lacks one of the ranks.
+        Ranks are the topology's. None if there is no topology or it lacks one of the ranks.
         """
         topology = self.topology
         if topology is None or max(src, dst) >= len(topology.ranks):
@@ -110,8 +110,9 @@ class Faults:
 
     `store` is shared by the group's ranks; `is_open` returns whether the group still works.
     `addresses` are those at which the ranks receive reports (None: the published ones, for which
-    the ranks wait). After the first failure its error is `broken`, and all later calls raise
-    ExecutionError.
+    the ranks wait), by number in the group. `labels` are the ranks' numbers in errors and in calls
+    (default: those in the group). After the first failure its error is `broken`, and all later
+    calls raise ExecutionError.
     """
 
     def __init__(
@@ -121,10 +122,13 @@ class Faults:
         store: Store,
         addresses: Addresses | None = None,
         is_open: Callable[[], bool] = lambda: True,
+        labels: Sequence[int] | None = None,
     ) -> None:
         self.group, self.store, self._is_open = group, store, is_open
-        self._addresses = find_addresses(group, timeout) if addresses is None else addresses
-        self.rank, self.ranks = group.rank(), group.size()
+        self.ranks = range(group.size()) if labels is None else labels
+        self.rank = self.ranks[group.rank()]
+        by_number = find_addresses(group, timeout) if addresses is None else addresses
+        self._addresses = {self.ranks[number]: address for number, address in by_number.items()}
         self.find_mismatch: Callable[[], ExecutionError | None] = lambda: None
         """Says, after a call has failed, which ranks are known to make other calls than the
         rest.
@@ -207,7 +211,7 @@ class Faults:
         """Report that this rank cannot go on, hear the others, and return the error to raise.
 
         This rank failed with `error` at the `number`-th message of `kind` "send" or "receive" with
-        `peer` (a rank of the group), in the schedule's `step`; `posted` counts the call's messages
+        `peer` (one of `ranks`), in the schedule's `step`; `posted` counts the call's messages
         so far, by kind and peer ("send 3"). Closes this rank's connections, and waits for reports
         for at most `grace_s`. If several concurrent calls fail, the first is reported, and its
         error is that of all.
@@ -273,8 +277,8 @@ class Faults:
         if torch.device("cpu") not in self.group._device_types:
             return
         backend: Any = self.group._get_backend(torch.device("cpu"))
-        for peer in range(self.ranks):
-            if peer != self.rank:
+        for peer in range(self.group.size()):
+            if peer != self.group.rank():
                 # The timeout that is wanted, or a connection that is closed already.
                 with suppress(RuntimeError):
                     backend.recv([torch.empty(1)], peer, _NEVER_SENT).wait(
@@ -285,12 +289,18 @@ class Faults:
 class ReportExchange:
     """One rank's part in exchanging reports of a failure; it begins at once and reports `own`.
 
-    The ranks with the same `key` take part; `rank` is this one's number among these `ranks`. The
-    exchange takes at most `seconds`.
+    The `ranks` with the same `key` take part; `rank` is this one. The exchange takes at most
+    `seconds`.
     """
 
     def __init__(
-        self, key: str, rank: int, ranks: int, addresses: Addresses, own: Stuck, seconds: float
+        self,
+        key: str,
+        rank: int,
+        ranks: Sequence[int],
+        addresses: Addresses,
+        own: Stuck,
+        seconds: float,
     ) -> None:
         self._key, self._rank, self._ranks = key, rank, ranks
         self._own, self._edition = own, 0
@@ -357,7 +367,7 @@ class ReportExchange:
     def _follow_store(self, store: Store) -> None:
         try:
             store.set(f"stuck/{self._rank}", json.dumps(asdict(self._own)))
-            missing = set(range(self._ranks)) - {self._rank}
+            missing = set(self._ranks) - {self._rank}
             while time.monotonic() < self._begun + self._seconds:
                 for rank in sorted(missing):
                     if store.check([f"stuck/{rank}"]):

@@ -66,7 +66,7 @@ def _call_roll(
     reports = ReportExchange(
         f"{what} among {ranks}, failure {next(_failures)}",
         dist.get_rank(),
-        len(ranks),
+        ranks,
         addresses,
         report,
         seconds,

@@ -3,7 +3,10 @@
 import os
 import pickle
 import time
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from .groups import (
     GroupMaker,
     device_of,
     find_engine,
+    make_group,
     make_private_group,
     uses_nccl,
 )
@@ -49,7 +53,8 @@ class Transport:
     them works any more. Construction is collective over the default group, like new_group; with a
     GroupMaker, over the maker's ranks. `timeout` is the deadline of a call. With `over` mpi (None:
     by TOPOPLAN_TRANSPORT) plans and stock collectives run over MPI, on the communicator `mpi`; the
-    group is then only used for agreements. Raise InputError on ranks outside the group, and if MPI
+    group is then only used for agreements. `labels` are the ranks' numbers in plans and in errors,
+    ascending (default: those in the group). Raise InputError on ranks outside the group, and if MPI
     is missing or cannot reach the device's memory.
     """
 
@@ -61,6 +66,7 @@ class Transport:
         timeout: timedelta,
         over: str | None = None,
         addresses: Addresses | None = None,
+        labels: Sequence[int] | None = None,
     ) -> None:
         is_mpi = check_transport(over) == "mpi"
         if addresses is None:
@@ -74,6 +80,7 @@ class Transport:
             PrefixStore(f"topoplan/{private.group_name}", self._client.store),
             addresses,
             is_open=lambda: private in dist.distributed_c10d._world.pg_map,
+            labels=labels,
         )
         self._begin(private, device_of(private), timeout, faults)
         if is_mpi:
@@ -84,6 +91,7 @@ class Transport:
     def _begin(self, group: Any, device: torch.device, timeout: timedelta, faults: Faults) -> None:
         self.group, self.device, self.faults = group, device, faults
         self.rank, self.size = group.rank(), group.size()
+        self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.timeout_s = timeout.total_seconds()
         self.mpi, self.batched = None, False
         self.has_logged_new_race = False
@@ -163,6 +171,39 @@ class Transport:
         return self._memory
 
     @property
+    def labels(self) -> Sequence[int]:
+        """The ranks' numbers in plans and errors, by number in the group."""
+        return self.faults.ranks
+
+    @property
+    def label(self) -> int:
+        """This rank's number in plans and errors."""
+        return self.faults.rank
+
+    def number_of(self, label: int) -> int:
+        """Return the number in the group of the rank with a label."""
+        return self.labels.index(label)
+
+    def narrow(
+        self, numbers: Sequence[int], labels: Sequence[int], kind: str | None = None
+    ) -> "Transport":
+        """Return a transport over some of the ranks, given by their numbers here, labelled anew.
+
+        Collective over these ranks alone. `kind` replaces the backend of the group.
+        """
+        kind = kind or str(dist.distributed_c10d._world.pg_map[self.group][0])
+        self._narrowed[tuple(numbers)] += 1  # the same on all of these ranks
+        spelled = "-".join(map(str, numbers))
+        make = partial(
+            make_group,
+            f"{self.group.group_name}/{spelled}/{self._narrowed[tuple(numbers)]}",
+            [dist.get_global_rank(self.group, number) for number in numbers],
+            kind,
+        )
+        timeout = timedelta(seconds=self.timeout_s)
+        return Transport(make, timeout, "auto" if self.mpi is None else "mpi", labels=labels)
+
+    @property
     def name(self) -> str:
         """The backend that carries the messages: "gloo", "nccl" or "mpi"."""
         return "mpi" if self.mpi is not None else "nccl" if self.batched else "gloo"
@@ -238,10 +279,11 @@ class SharedTransport(Transport):
         store: Store,
         addresses: Addresses,
         name: str,
+        labels: Sequence[int] | None = None,
     ) -> None:
         self._name, self._is_private, self.is_open = name, False, True
         faults = Faults(
-            plain, timeout, PrefixStore("faults", store), addresses, lambda: self.is_open
+            plain, timeout, PrefixStore("faults", store), addresses, lambda: self.is_open, labels
         )
         self._begin(plain, torch.device("cpu"), timeout, faults)
 

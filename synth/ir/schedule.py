@@ -311,6 +311,22 @@ def renumber(schedule: Schedule, collective: Collective, ranks: Sequence[int]) -
     )
 
 
+def number_members(schedule: Schedule) -> Schedule:
+    """Return a schedule without helpers for a machine of its members alone (see `renumber`)."""
+    collective, t = schedule.collective, schedule.transfers
+    if collective.has_all_gpus:
+        return schedule
+    place: dict[int | None, int | None] = {None: None}
+    place |= {rank: i for i, rank in enumerate(collective.members)}
+    src, dst = (np.searchsorted(np.array(collective.members), x) for x in (t.src, t.dst))
+    return replace(
+        schedule,
+        collective=collective.among(collective.members),
+        chunks=tuple(Chunk(c.share, place[c.source], place[c.target]) for c in schedule.chunks),
+        transfers=Transfers(t.step, src, dst, t.chunk, t.op, t.route, t.routes),
+    )
+
+
 def find_helpers(collective: Collective, transfers: Transfers) -> tuple[int, ...]:
     """Return the ranks, ascending, that take part in transfers and are no members."""
     ranks = np.union1d(transfers.src, transfers.dst).tolist()

@@ -35,7 +35,7 @@ def test_who_waits_for_a_rank_that_is_in_a_stock_collective_blames_who_is_silent
     """Rank 1 has reported: not it, but rank 2, of which nothing is heard, is at fault."""
     waits = Stuck("receive", 1, 0, 0, timed_out=True, reason="reason", calls=1)
     stock = Stuck("stock", -1, 0, 0, timed_out=True, reason="reason", calls=1)
-    blamed = explain_blame(0, {0: waits, 1: stock}, 3, lambda a, b: None)
+    blamed = explain_blame(0, {0: waits, 1: stock}, range(3), lambda a, b: None)
     assert blamed == "rank 2 does not answer (dead, stopped or cut off) (reports of rank 0, 1)"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....synth.cost.affine import tighten
 from ....synth.ir.collective import Collective
-from ....synth.ir.schedule import Schedule
+from ....synth.ir.schedule import Schedule, renumber
 from ....synth.ir.transfers import Transfers
 from ....synth.numeric.effort import Effort
 from ....synth.request import Request
@@ -91,8 +91,8 @@ def build_flat(
     buffers; in `one-shot` (of an allreduce) each adds up all of it, best for small ones. An empty
     tuple if a collective has none.
     """
-    topology = topology or preset(f"switch:{collective.ranks}")
-    request = Request(collective, topology, Effort(1.0))
+    topology, members = topology or preset(f"switch:{collective.ranks}"), collective.members
+    request = Request(collective.among(members), topology, Effort(1.0))
     builders = [direct.build]
     if collective.name == "allreduce":
         builders.append(direct.build_one_shot)
@@ -101,7 +101,7 @@ def build_flat(
         for build in builders:
             for schedule in build(request):
                 verify(schedule, topology)
-                flat.append(play_one_sided(schedule))
+                flat.append(play_one_sided(renumber(schedule, collective, members)))
     except InfeasibleError:
         return ()
     return tuple(flat)

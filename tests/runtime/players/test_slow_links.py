@@ -24,7 +24,7 @@ class Program:
 def make_slow_calls(*, is_sender_late: bool) -> None:
     """Make calls in which rank 0 sends rank 1 a message, first fast and then slow ones."""
     store, program = HashStore(), Program()
-    source, target = (SlowLinks(rank, 2, store, "link {} -> {}".format) for rank in range(2))
+    source, target = (SlowLinks(rank, range(2), store, "link {} -> {}".format) for rank in range(2))
     for number in range(20):
         pause_s = 0.0 if number < 5 else LONG_S
         sends, receives = source.begin(program), target.begin(program)

@@ -4,6 +4,7 @@ result for any length.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from played import PARTED, expected, play
+from sample_helped import build_helped
 from sample_schedules import ALLREDUCES, SCHEDULES
 from thorough import count_examples
 
 from topoplan.runtime.program.dependencies import find_dependencies, find_waves
-from topoplan.runtime.program.instructions import Await, Divide, Pack, Post
+from topoplan.runtime.program.instructions import (
+    Await,
+    Divide,
+    Exchange,
+    Instruction,
+    Pack,
+    Post,
+    Program,
+)
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.ir.addition_order import is_uniform
-from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer
 
@@ -120,6 +130,76 @@ def test_averages_are_divided_once_where_sums_are_completed(
 ) -> None:
     schedule = replace(SCHEDULES[name], segments=cut, stepwise=stepwise and cut > 1)
     check(schedule, numel, rounds, seed, averages=True)
+
+
+@settings(max_examples=count_examples(60))
+@given(
+    name=st.sampled_from(COLLECTIVES),
+    gpus=st.integers(3, 7),
+    part=st.integers(0, 60),
+    cut=st.sampled_from(["whole", "x3", "/3"]),
+    how=st.sampled_from(["run", "batched", "run_in_any_order", "run_in_waves"]),
+    averages=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_helpers_relay_and_add(
+    name: str, gpus: int, part: int, cut: str, how: str, averages: bool, seed: int
+) -> None:
+    """Programs of members and of helpers, which have no values of their own."""
+    draw = random.Random(seed)
+    members = sorted(draw.sample(range(gpus), draw.randint(2, gpus - 1)))
+    helpers = [rank for rank in range(gpus) if rank not in members and draw.random() < 0.8]
+    root = draw.choice(members) if name in ("broadcast", "reduce", "gather", "scatter") else None
+    schedule = build_helped(name, gpus, members, helpers, root, seed)
+    schedule = replace(schedule, segments=1 if cut == "whole" else 3, stepwise=cut == "/3")
+    n, averages = len(members), averages and name == "allreduce"
+    numel = part * n + (0 if name in PARTED else seed % n)
+    brings, gets = (
+        dict.fromkeys(names, part).get(name, numel)
+        for names in (("allgather", "gather"), ("reduce-scatter", "scatter"))
+    )
+    order = list(schedule.participants)
+    programs = [
+        number_from_0(
+            lower(schedule, rank, numel, batched=how == "batched", averages=averages), order
+        )
+        for rank in order
+    ]
+    data = np.random.default_rng(seed)
+    inputs = {rank: data.integers(0, 1000, brings).astype(float) for rank in members}
+    outputs = play(
+        programs,
+        [
+            inputs.get(rank, np.full(program.work_numel, -1e9))
+            for rank, program in zip(order, programs, strict=True)
+        ],
+        name not in PARTED,
+        gets,
+        seed,
+        "run" if how == "batched" else how,
+        n,
+    )
+    at = members.index(schedule.collective.root or members[0])
+    for place, rank in enumerate(members):
+        wanted = expected(name, list(inputs.values()), place, at, part)
+        if wanted is not None:
+            np.testing.assert_allclose(
+                outputs[order.index(rank)], wanted / n if averages else wanted
+            )
+
+
+def number_from_0(program: Program, order: list[int]) -> Program:
+    """Return a program whose rank and peers are places in `order`."""
+
+    def number(x: Instruction) -> Instruction:
+        if isinstance(x, Post):
+            return replace(x, peer=order.index(x.peer))
+        if isinstance(x, Exchange):
+            return Exchange(tuple(replace(post, peer=order.index(post.peer)) for post in x.posts))
+        return x
+
+    instructions = tuple(map(number, program.instructions))
+    return replace(program, rank=order.index(program.rank), instructions=instructions)
 
 
 def test_few_ranks_divide_where_few_complete_a_sum() -> None:

@@ -1,0 +1,1 @@
+"""Ranks that carry bytes for groups they are not in: how they learn of calls, and serve them."""

@@ -1,0 +1,165 @@
+"""The members' side of helpers: announce each call that uses them, and play the members' part."""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...synth.ir.schedule import Schedule
+from ...synth.plan import Plan
+from ...topo.errors import ExecutionError
+from ..codecs import Codec
+from ..compiled import Compiled
+from ..executor import Executor
+from ..players.contract import Player, PlayError
+from ..ranks.faults import Call, Faults
+from ..ranks.transport import Transport
+from .headers import Header, HeaderChannel, HeaderKind
+
+# Identifies a schedule of a plan, whatever its routes and segments.
+_Signature = tuple[object, ...]
+
+
+def list_helpers(plan: Plan) -> list[int]:
+    """Return the helpers of all schedules of a plan, ascending."""
+    return sorted({helper for schedule in plan.schedules for helper in schedule.helpers})
+
+
+class Announcer:
+    """Tells helpers of calls; one for all communicators of a group.
+
+    `transport` is over the participants. The first of the `members` sends the headers; the others
+    only number the calls alike. `helpers` may take part in calls.
+    """
+
+    def __init__(
+        self, transport: Transport, members: Sequence[int], helpers: Sequence[int]
+    ) -> None:
+        self.transport, self.members, self.helpers = transport, members, helpers
+        self.is_leader = transport.label == members[0]
+        self.channel = HeaderChannel(transport)
+        self._is_over = False
+        transport.faults.find_mismatch = self._find_left
+
+    def announce(self, header: Header, helpers: Iterable[int], call: Call) -> None:
+        """Send a header to helpers, if this rank is the one that does; raise as a call does."""
+        if not self.is_leader:
+            return
+        for helper in helpers:
+            try:
+                self.channel.send(header, helper)
+            except RuntimeError as error:
+                raise self.transport.faults.stuck(call, "send", helper, 0, 0, error, {}) from error
+
+    def count_sent(self) -> Mapping[int, int]:
+        """Return the bytes that each helper has sent in calls so far; empty on most members.
+
+        Only the first member asks them.
+        """
+        if not self.is_leader:
+            return {}
+        call = self.transport.faults.begin("the counts of helpers' bytes")
+        self.announce(Header(HeaderKind.COUNT), self.helpers, call)
+        try:
+            return {helper: self.channel.hear_count(helper) for helper in self.helpers}
+        except RuntimeError as error:
+            raise self.transport.faults.stuck_in_stock(call, error) from error
+
+    def close(self) -> None:
+        """Let the helpers go."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self.is_leader and self.transport.faults.broken is None:
+            self.channel.say_goodbye(self.helpers)
+
+    def _find_left(self) -> ExecutionError | None:
+        """Return the error for helpers that left before the members were done, None without any."""
+        left = [helper for helper in self.helpers if has_left(self.transport.faults, helper)]
+        if not left:
+            return None
+        names = ", ".join(map(str, left))
+        return ExecutionError(
+            f"rank {self.transport.label}: rank {names}, which helped, has left; helpers serve "
+            "until the members have closed their communicators"
+        )
+
+
+def say_left(faults: Faults) -> None:
+    """Let the members know that this helper has left on purpose."""
+    faults.store.set(f"left/{faults.rank}", "yes")
+
+
+def has_left(faults: Faults, helper: int) -> bool:
+    """Return whether a helper has left on purpose, as far as the store knows."""
+    try:
+        return faults.store.check([f"left/{helper}"])
+    except RuntimeError:  # the store is gone, with the rank that hosted it
+        return False
+
+
+class HelpedExecutor(Executor):
+    """Runs a member's programs of schedules with helpers, which it tells of each call before.
+
+    `plan` is number `number` of those that the helpers know. `faults` are those of the members'
+    own transport, which a failed call breaks, too.
+    """
+
+    def __init__(
+        self,
+        announcer: Announcer,
+        plan: Plan,
+        number: int,
+        codec: Codec | None,
+        faults: Faults,
+    ) -> None:
+        super().__init__(announcer.transport, plan.topology, codec)
+        announcer.transport.faults.topology = plan.topology
+        self._announcer, self._plan_number, self._members = announcer, number, faults
+        self._numbers = {sign_schedule(x): n for n, x in enumerate(plan.schedules)}
+        # Signing a schedule takes longer than a small call.
+        self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
+
+    def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
+        # The participants count their calls by themselves: helpers are in some of the group's only.
+        number, deadline = self.faults.admit()
+        schedule = compiled.schedule
+        try:
+            self._announcer.announce(
+                self._make_header(compiled, number),
+                schedule.helpers,
+                Call(compiled.call, number, deadline, self.topology),
+            )
+        except ExecutionError as error:
+            self._members.break_off(error)
+            raise
+        super()._play(compiled, player, number)
+
+    def _make_header(self, compiled: Compiled, number: int) -> Header:
+        schedule = compiled.schedule
+        signed = self._signed.get(compiled)
+        if signed is None:
+            signed = self._signed[compiled] = self._numbers[sign_schedule(schedule)]
+        return Header(
+            HeaderKind.CALL,
+            self._plan_number,
+            signed,
+            schedule.segments,
+            schedule.stepwise,
+            compiled.numel,
+            compiled.given_dtype,
+            compiled.op,
+            number,
+        )
+
+    def _blame(
+        self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
+    ) -> ExecutionError:
+        error = super()._blame(compiled, number, deadline, interrupted)
+        self._members.break_off(error)
+        return error
+
+
+def sign_schedule(schedule: Schedule) -> _Signature:
+    """Return a key that schedules with the same messages share, whatever routes these take."""
+    t = schedule.transfers
+    columns = (t.step, t.src, t.dst, t.chunk, t.op)
+    return (schedule.strategy, *(column.tobytes() for column in columns))

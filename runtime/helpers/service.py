@@ -1,0 +1,163 @@
+"""The helpers' side: serve the calls of a group's members, one after the other."""
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+import torch
+
+from ...synth.ir.schedule import Schedule
+from ...synth.plan import Plan
+from ..codecs import Codec
+from ..compiled import Buffers
+from ..executor import Executor
+from ..ranks.faults import Call
+from ..ranks.transport import Transport
+from .announcer import say_left
+from .headers import Header, HeaderChannel, HeaderKind
+
+log = logging.getLogger("topoplan")
+# Between looks at the serving thread, so that Ctrl-C is heard: shorter than people notice.
+_POLL_S = 0.1
+# For the thread to see that the connections are closed.
+_END_S = 5.0
+
+
+class Service:
+    """This rank's work as a helper over `transport`, the participants', for the group of `members`.
+
+    `take_plan` returns the plan with a number, which the members announce before its first call.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        members: Sequence[int],
+        take_plan: Callable[[int], Plan],
+        codec: Codec | None = None,
+    ) -> None:
+        self.transport, self._leader, self._take_plan = transport, members[0], take_plan
+        self._channel = HeaderChannel(transport)
+        self._codec = codec
+        self._executors: dict[int, tuple[Plan, Executor]] = {}
+        self._schedules: dict[tuple[int, int, int, bool], Schedule] = {}
+        self._error: Exception | None = None
+        self._served = 0
+        self._is_over = self._is_leaving = False
+        self._thread: threading.Thread | None = None
+        atexit.register(_finish, weakref.ref(self))
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent for the members so far."""
+        return sum(executor.sent_bytes for _, executor in self._executors.values())
+
+    def serve(self, calls: int | None = None) -> int:
+        """Serve the members' calls, at most `calls` of them, until they are done with their group.
+
+        Return the number of calls served. Raise ExecutionError if a call fails, or a member ends
+        without closing its group.
+        """
+        before = self._served
+        self.start(calls)
+        self._join()
+        if self._error is not None:
+            raise self._error
+        return self._served - before
+
+    def start(self, calls: int | None = None) -> None:
+        """Begin to serve in a thread."""
+        if self._is_over:
+            return
+        # In a thread, since waiting for a header over gloo cannot be interrupted.
+        self._thread = threading.Thread(
+            target=self._work, args=(calls,), name="topoplan-helper", daemon=True
+        )
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Stop serving, in the middle of a call if need be: calls of the members then fail."""
+        self._is_leaving = True
+        if not self._is_over:
+            try:
+                say_left(self.transport.faults)
+            except RuntimeError as error:
+                log.info("rank %d: no store to say goodbye: %s", self.transport.label, error)
+            self.transport.faults.hang_up()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+        self._is_over = True
+
+    def _join(self) -> None:
+        assert self._thread is not None or self._is_over
+        try:
+            while self._thread is not None and self._thread.is_alive():
+                self._thread.join(_POLL_S)
+        except KeyboardInterrupt:
+            self.leave()
+            raise
+
+    def finish(self) -> None:
+        """Wait until the members are done, if a thread serves them."""
+        if self._thread is not None and not self._is_over:
+            self._join()
+
+    def _work(self, calls: int | None) -> None:
+        ends_at = None if calls is None else self._served + calls
+        try:
+            while not self._is_over and self._served != ends_at:
+                self._serve_next()
+        except Exception as error:  # raised by `serve`
+            self._is_over = True
+            faults = self.transport.faults
+            if faults.broken is None:
+                faults.hang_up()  # the members must not wait for this rank
+            if not self._is_leaving:
+                self._error = error
+                log.warning("rank %d, helping: %s", self.transport.label, error)
+
+    def _serve_next(self) -> None:
+        try:
+            header = self._channel.receive(self._leader)
+        except RuntimeError as error:
+            if self._is_leaving:
+                self._is_over = True
+                return
+            faults = self.transport.faults
+            call = Call("waiting for the members' calls", 0, inf, faults.topology)
+            raise faults.stuck(call, "receive", self._leader, 0, 0, error, {}) from error
+        if header.kind == HeaderKind.LEAVE:
+            self._is_over = True
+        elif header.kind == HeaderKind.COUNT:
+            self._channel.reply(self.sent_bytes, self._leader)
+        else:
+            self._run(header)
+            self._served += 1
+
+    def _run(self, header: Header) -> None:
+        if header.plan not in self._executors:
+            plan = self._take_plan(header.plan)
+            self.transport.faults.topology = plan.topology
+            executor = Executor(self.transport, plan.topology, self._codec)
+            self._executors[header.plan] = plan, executor
+        plan, executor = self._executors[header.plan]
+        key = header.plan, header.schedule, header.segments, header.stepwise
+        schedule = self._schedules.get(key)
+        if schedule is None:
+            # Cached, since executors know schedules by their identity.
+            schedule = self._schedules[key] = replace(
+                plan.schedules[header.schedule], segments=header.segments, stepwise=header.stepwise
+            )
+        empty = torch.empty(0, dtype=header.dtype, device=self.transport.device)
+        executor.run(schedule, Buffers(header.numel, empty, empty, header.op), header.number)
+
+
+def _finish(service: weakref.ref[Service]) -> None:
+    """Serve until the members are done before this process ends, if a thread does."""
+    alive = service()
+    if alive is not None:
+        alive.finish()

@@ -1,0 +1,73 @@
+"""Plans over some GPUs, with helpers, in real processes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from launch import run_ranks
+from ranks import helped
+from sample_helped import build_helped, build_plan
+
+from topoplan.synth.ir.collective import COLLECTIVES
+
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+def save_plan(folder: Path, name: str, gpus: int, members: list[int], seed: int = 0) -> str:
+    """Save a plan of several schedules, all but the last with helpers; return its path."""
+    helpers = [rank for rank in range(gpus) if rank not in members]
+    root = members[-1] if name in ROOTED else None
+    drawn = (build_helped(name, gpus, members, helpers, root, seed + n) for n in range(4))
+    alone = build_helped(name, gpus, members, [], root)
+    plan = build_plan(*(x for x in drawn if x.helpers), alone, gpus=gpus)
+    path = folder / f"{name}-{'-'.join(map(str, members))}.json"
+    plan.save(path)
+    return str(path)
+
+
+def test_members_get_right_results_by_helpers(tmp_path: Path) -> None:
+    """All collectives, one after the other, each with other members."""
+    draws = random.Random(5)
+    plans = [
+        save_plan(tmp_path, name, 4, sorted(draws.sample(range(4), draws.choice((2, 3)))))
+        for name in COLLECTIVES
+    ]
+    sent = run_ranks(helped.random_calls, 4, plans, 6)
+    assert all(any(of_plan) for of_plan in zip(*sent, strict=True))
+
+
+def test_helpers_race_wait_and_are_let_go(tmp_path: Path) -> None:
+    path = save_plan(tmp_path, "allreduce", 3, [0, 2])
+    first, helper, last = run_ranks(helped.race, 3, path)
+    assert first == last
+    waited, raced, counts = first
+    assert waited
+    assert "stock" in raced
+    assert any(label.startswith("helped") for label in raced)
+    assert any(label.startswith("alone") for label in raced)
+    assert counts["1"] > 0
+    assert helper[0] > 0
+    assert helper[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("ended", "rank 1 does not answer (process ended)"),
+        ("stopped", "rank 1 does not answer (stopped or busy"),
+        ("left", "rank 1, which helped, has left"),
+    ],
+)
+def test_a_lost_helper_is_named_in_time(tmp_path: Path, how: str, says: str) -> None:
+    path = save_plan(tmp_path, "allreduce", 3, [0, 2])
+    first, _, last = run_ranks(helped.lose_helper, 3, path, how)
+    for said, in_time in (first, last):
+        assert says in said
+        assert in_time
+
+
+def test_a_helper_names_a_lost_member(tmp_path: Path) -> None:
+    said = run_ranks(helped.lose_member, 3, save_plan(tmp_path, "allreduce", 3, [0, 2]))[1]
+    assert "rank 0 does not answer (process ended)" in said
