@@ -259,11 +259,19 @@ def _move_part(
     inputs, outputs, work, in_buffer, in_window,
     DTYPE: tl.constexpr, REDUCTION: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Call `_move` unrolled for as many terms as there are."""
-    if term_count <= 2:
+    """Call `_move` for as many terms as there are, with about as many bytes in flight for each.
+
+    A program waits for its loads, so these bytes decide how much of a link it fills.
+    """
+    if term_count == 1:
         _move(
             terms, term_count, targets, target_count, divisor, first, last,
-            inputs, outputs, work, in_buffer, in_window, DTYPE, REDUCTION, BLOCK, ALIGNED, 1,
+            inputs, outputs, work, in_buffer, in_window, DTYPE, REDUCTION, BLOCK * 4, ALIGNED, 1,
+        )  # fmt: skip
+    elif term_count == 2:
+        _move(
+            terms, term_count, targets, target_count, divisor, first, last,
+            inputs, outputs, work, in_buffer, in_window, DTYPE, REDUCTION, BLOCK * 2, ALIGNED, 1,
         )  # fmt: skip
     else:
         _move(

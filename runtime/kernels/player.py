@@ -80,7 +80,8 @@ def _share_cores() -> None:
 
 def list_options(target: str) -> dict[str, int]:
     """Return the compiler's options for a target."""
-    options = {"num_warps": _NUM_WARPS, "num_stages": 1}
+    # Nothing is multiplied and added at once; Triton warns unless it is given.
+    options = {"num_warps": _NUM_WARPS, "num_stages": 1, "enable_fp_fusion": False}
     return options | ({"maxnreg": _MAX_REGISTERS} if target == "cuda" else {})
 
 
