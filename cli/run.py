@@ -18,6 +18,8 @@ from .running.options import (
     PROG,
     build_parser,
     check_files,
+    count_ranks,
+    describe_ranks,
     list_collectives,
     load_plans,
     read_options,
@@ -76,13 +78,13 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     jobs: list[Job] = [(options, plan) for plan in plans] or [
         (replace(options, collective=name), None) for name in list_collectives(args.collective)
     ]
-    ranks = plans[0].collective.ranks if plans else args.nproc
+    ranks = count_ranks(plans[0]) if plans else args.nproc
     if not is_rank():
         if plans and args.nproc is not None and args.nproc != ranks:
             flag = "--nproc" if args.gpus is args.threads is None else "-g and -t"
             raise InputError(
-                f"{args.nproc} ranks: the plan is for {ranks} ranks; leave {flag} out, or "
-                f"synthesize for {args.nproc}"
+                f"{args.nproc} ranks: the plan is for {describe_ranks(plans[0])}; leave {flag} "
+                f"out, or synthesize for {args.nproc}"
             )
         _check_jobs(jobs, ranks, ranks, with_memory=not args.calibrate)
         if args.check == 0:
@@ -102,7 +104,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     world = int(os.environ["WORLD_SIZE"])
     if plans and world != ranks:
         raise PlanMismatchError(
-            f"the plan is for {ranks} ranks, {world} were started; start {ranks}"
+            f"the plan is for {describe_ranks(plans[0])}, {world} were started; start {ranks}"
         )
     # topo-run checked the memory before it started these ranks, if it did.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
@@ -189,6 +191,7 @@ def _run_job(
     """
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import run_benchmark
+    from ..runtime.measuring.parts import await_rows, hand_out_rows
     from .running.rows import Run
 
     options, plan = job
@@ -204,6 +207,13 @@ def _run_job(
             options.reduction,
             executor=options.executor,
         )
+        if communicator.rank not in plan.collective.members:
+            rows = await_rows(communicator, transport)
+            return (
+                Run(options, settings, transport.name, transport.stock_engine, plan, rows),
+                None,
+                None,
+            )
     work.advance(f"{settings.collective.name} ...", 0, 0)
     host = _host_costs(args.calibrate, communicator, transport, timeout, work.say)
     calibrated, trace = None, None
@@ -216,6 +226,8 @@ def _run_job(
 
         trace = trace_largest(settings, communicator)
     backend, engine = transport.name, transport.stock_engine
+    if communicator is not None and not communicator.plan.collective.has_all_gpus:
+        hand_out_rows(communicator, transport, rows)
     return Run(options, settings, backend, engine, plan, rows), trace, calibrated
 
 
@@ -273,6 +285,8 @@ def _host_costs(
         return None
     if communicator.engine.codec is None:
         return calibrate(communicator, say)
+    if not communicator.plan.collective.has_all_gpus:
+        return None  # helpers know of one communicator alone
     # Calibrate without the codec: the cost of encoding is known, and added for encoded messages.
     costs = calibrate(Communicator(communicator.plan, transport, timeout), say)
     communicator.engine.set_host_costs(costs)

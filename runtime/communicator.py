@@ -18,7 +18,7 @@ from .calls import CallCache
 from .choose import Choice, ChooseMode, check_choose_mode
 from .codecs import find_codec
 from .engine import Engine
-from .helpers.announcer import Announcer, HelpedExecutor, list_helpers
+from .helpers.announcer import Announcer, HelpedExecutor
 from .helpers.parts import find_parts
 from .helpers.service import Service
 from .program.layout import IN_PLACE
@@ -132,7 +132,7 @@ class Communicator:
                 return
             helped = None
             if parts.participants is not None:
-                self._announcer = Announcer(parts.participants, members, list_helpers(self.plan))
+                self._announcer = Announcer(parts.participants, members, self.plan.used_helpers)
                 weakref.finalize(self, self._announcer.close)
                 helped = HelpedExecutor(self._announcer, self.plan, 0, codec, parts.members.faults)
             self.engine = Engine(

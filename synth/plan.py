@@ -156,6 +156,11 @@ class Plan:
         return tuple(sorted((*self.collective.members, *(self.helpers or ()))))
 
     @property
+    def used_helpers(self) -> list[int]:
+        """The helpers that its schedules use, ascending."""
+        return sorted({helper for schedule in self.schedules for helper in schedule.helpers})
+
+    @property
     def schedules(self) -> list[Schedule]:
         """The schedules of the entries, then the alternatives."""
         return [*(entry.schedule for entry in self.entries), *self.alternatives]

@@ -41,6 +41,10 @@ EXAMPLES: tuple[Example, ...] = (
         "torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json",
         "join ranks that torchrun has started",
     ),
+    (
+        "topo-synth allreduce full:4 --group 0,1 -o two.json && topo-run two.json -e 16M",
+        "two of four GPUs with the others as helpers: 4 ranks",
+    ),
     ("mpirun -n 2 topo-run plan.json", "the same over MPI, compared with MPI's own allreduce"),
     (
         "topo-run plan.json --calibrate -o machine.json",
@@ -54,7 +58,9 @@ EXAMPLES: tuple[Example, ...] = (
 )
 ABOUT = """\
 At each size the plan and the backend's own (stock) collective take turns. Every element of the
-results is checked, on random data, against float64. Exit code 1 if any element is wrong.
+results is checked, on random data, against float64. Exit code 1 if any element is wrong. A plan
+for some GPUs of a machine (topo-synth --group) runs with a rank for each GPU: members make the
+calls, and run the stock collective among themselves; helpers carry bytes; the others wait.
 """
 
 
@@ -267,12 +273,17 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
         _check_stock_alone(args)
         return []
     plans = list(map(_load_plan, args.plans))
-    for name, plan in zip(args.plans[1:], plans[1:], strict=True):
-        if plan.collective.ranks != plans[0].collective.ranks:
+    for name, plan in zip(args.plans, plans, strict=True):
+        if count_ranks(plan) != count_ranks(plans[0]):
             raise InputError(
-                f"{name} is for {plan.collective.ranks} ranks, {args.plans[0]} for "
-                f"{plans[0].collective.ranks}; run them separately"
+                f"{name} is for {describe_ranks(plan)}, {args.plans[0]} for "
+                f"{describe_ranks(plans[0])}; run them separately"
             )
+        for flag in ("calibrate", "trace"):
+            if getattr(args, flag) and not plan.collective.has_all_gpus:
+                raise InputError(
+                    f"--{flag}: {name} is for {describe_ranks(plan)}; expected a plan for all GPUs"
+                )
     if args.topology is not None:
         from ...topo.loader.resolve import load
 
@@ -280,6 +291,19 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
         for plan in plans:
             plan.check_topology(machine)
     return plans
+
+
+def count_ranks(plan: Plan) -> int:
+    """Return the number of ranks that run a plan: one for each GPU of its topology."""
+    return len(plan.topology.ranks)
+
+
+def describe_ranks(plan: Plan) -> str:
+    """Return the ranks that run a plan in words, the members first if they are not all of them."""
+    gpus, collective = count_ranks(plan), plan.collective
+    if collective.has_all_gpus:
+        return f"{gpus} ranks"
+    return f"{collective.spelled_ranks} of {gpus} (one for each GPU: the others help, or wait)"
 
 
 def _load_plan(name: str) -> Plan:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...synth.ir.collective import spell_ranks
 from ...synth.sizes import show_size
 from ...topo.output_head import output_head
 from ...topo.pictures.fit import choose_columns, wrap_line
@@ -35,10 +36,11 @@ _TITLES = {
     "bound": "(%)",
     "#wrong": "",
     "on the wire": "(B)",
+    "relayed": "(B)",
     "error": "(rms)",
 }
 # Minimum widths if no terminal sets a limit, so that tables of several runs align.
-_WIDTHS = dict(zip(_TITLES, (11, 11, 9, 5, 19, 11, 11, 6, 11, 9, 9, 7, 7, 12, 8), strict=True))
+_WIDTHS = dict(zip(_TITLES, (11, 11, 9, 5, 19, 11, 11, 6, 11, 9, 9, 7, 7, 12, 11, 8), strict=True))
 # Columns to omit on a narrow terminal, in this order.
 _LEAVE_OUT = (
     "count",
@@ -47,10 +49,13 @@ _LEAVE_OUT = (
     "algbw",
     "schedule",
     "on the wire",
+    "relayed",
     "stock",
     "place",
     "ratio",
 )
+# Fields of a run that are no columns of its CSV rows.
+_NO_COLUMNS = ("average_busbw_GBps", "rows", "group", "helpers", "relayed_bytes")
 
 
 @dataclass(frozen=True)
@@ -89,11 +94,13 @@ def print_run(run: Run) -> None:
 
     options, plan, settings = run.options, run.plan, run.settings
     width = find_width() + 2 if sys.stdout.isatty() else None
-    where = f" on {plan.topology.name}" if plan is not None else ""
+    where, ranks = "", f"{settings.collective.ranks} ranks"
+    if plan is not None:
+        where, ranks = f" on {plan.topology.name}", _describe_parts(plan)
     # Only NCCL has engines of several names: "nccl (stock by nccl2)".
     by = "" if run.stock_engine == run.backend else f" (stock by {run.stock_engine})"
     lines = [
-        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {run.backend}{by}, "
+        f"{settings.collective.name}{where}, {ranks}, {run.backend}{by}, "
         f"{options.dtype}, {options.op}"
     ]
     if options.compress:
@@ -126,6 +133,13 @@ def print_run(run: Run) -> None:
     _print_notes([*lines, *_list_above_bound(run.rows), wrong], width)
 
 
+def _describe_parts(plan: Plan) -> str:
+    """Return a plan's members and helpers in words."""
+    helpers = plan.used_helpers
+    helping = f", helper{'s' if len(helpers) > 1 else ''} {spell_ranks(helpers)}" if helpers else ""
+    return f"{plan.collective.spelled_ranks}{helping}"
+
+
 def _print_notes(lines: Sequence[str], width: int | None) -> None:
     for line in lines:
         for part in wrap_line(line, None if width is None else width - 2):
@@ -137,6 +151,7 @@ def _lay_out(run: Run, width: int | None) -> list[str]:
         name
         for name in _TITLES
         if (run.options.compress or name not in ("on the wire", "error"))
+        and (name != "relayed" or (run.plan is not None and run.plan.used_helpers))
         and (run.options.place or name != "place")
     ]
     cells = [[_show_cell(run, row, name) for name in columns] for row in run.rows]
@@ -172,6 +187,7 @@ def _show_cell(run: Run, row: BenchRow, column: str) -> str:
         "bound": _number(None if fraction is None else fraction * 100, 2),
         "#wrong": row.wrong,
         "on the wire": row.wire_bytes or 0,
+        "relayed": sum(row.relayed_bytes or ()),
         "error": f"{row.rms_error:.1e}",
     }
     return str(cells[column])
@@ -214,12 +230,27 @@ def _write_run(run: Run) -> dict[str, Any]:
         and {
             "name": plan.topology.name,
             "fingerprint": plan.topology.fingerprint,
-            "ranks": collective.ranks,
+            "ranks": len(plan.topology.ranks),
         },
         "plan_hash": plan and plan.hash,
+        **({} if plan is None or plan.collective.has_all_gpus else _write_parts(run, plan)),
         "average_busbw_GBps": run.average_busbw_GBps,
-        "rows": [asdict(row) for row in run.rows],
+        "rows": [_write_row(row) for row in run.rows],
     }
+
+
+def _write_parts(run: Run, plan: Plan) -> dict[str, Any]:
+    """Return the parts of a plan for some GPUs, and the bytes relayed at the largest size."""
+    return {
+        "group": list(plan.collective.members),
+        "helpers": plan.used_helpers,
+        "relayed_bytes": run.rows[-1].relayed_bytes if run.rows else None,
+    }
+
+
+def _write_row(row: BenchRow) -> dict[str, Any]:
+    """Return a row's fields, those of helpers only where there may be any."""
+    return {k: v for k, v in asdict(row).items() if k != "relayed_bytes" or v is not None}
 
 
 def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -227,6 +258,10 @@ def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     out = []
     for run in runs:
         whole = _write_run(run) | {"topology": run.plan and run.plan.topology.name}
-        head = {k: v for k, v in whole.items() if k not in ("average_busbw_GBps", "rows")}
-        out += [head | asdict(row) for row in run.rows]
+        head = {k: v for k, v in whole.items() if k not in _NO_COLUMNS}
+        rows = ((head | _write_row(row), row.relayed_bytes) for row in run.rows)
+        out += [
+            row if relayed is None else row | {"relayed_bytes": sum(relayed)}
+            for row, relayed in rows
+        ]
     return out

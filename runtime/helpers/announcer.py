@@ -18,11 +18,6 @@ from .headers import Header, HeaderChannel, HeaderKind
 _Signature = tuple[object, ...]
 
 
-def list_helpers(plan: Plan) -> list[int]:
-    """Return the helpers of all schedules of a plan, ascending."""
-    return sorted({helper for schedule in plan.schedules for helper in schedule.helpers})
-
-
 class Announcer:
     """Tells helpers of calls; one for all communicators of a group.
 

@@ -7,7 +7,6 @@ from ...synth.ir.collective import spell_ranks
 from ...synth.plan import Plan
 from ...topo.errors import PlanMismatchError
 from ..ranks.transport import Transport
-from .announcer import list_helpers
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def find_parts(plan: Plan, transport: Transport) -> Parts:
     labels = _label_ranks(plan, transport.size)
     if plan.collective.has_all_gpus:
         return Parts(transport.label, transport, None)
-    own, helpers = labels[transport.rank], list_helpers(plan)
+    own, helpers = labels[transport.rank], plan.used_helpers
     members = plan.collective.members
     taking_part = sorted((*members, *helpers))
     participants = (
@@ -52,20 +51,21 @@ def _label_ranks(plan: Plan, size: int) -> Sequence[int]:
                 "start as many ranks, or synthesize a plan for this number"
             )
         return range(size)
-    participants = sorted((*collective.members, *list_helpers(plan)))
+    participants = sorted((*collective.members, *plan.used_helpers))
     if size == gpus:
         return range(size)
     if size == len(participants):
         return participants
+    fewer = f" or {len(participants)} (rank {spell_ranks(participants)})"
     raise PlanMismatchError(
         f"the plan is for {collective} of {gpus} GPUs, with {_spell_helpers(plan)}; the group has "
-        f"{size} ranks, expected {gpus} (one for each GPU) or {len(participants)} (rank "
-        f"{spell_ranks(participants)} of the topology, in this order)"
+        f"{size} ranks, expected {gpus} (one for each GPU)"
+        f"{fewer if len(participants) < gpus else ''}, in their order"
     )
 
 
 def _spell_helpers(plan: Plan) -> str:
-    helpers = list_helpers(plan)
+    helpers = plan.used_helpers
     if not helpers:
         return "no helpers"
     return f"helper{'s' if len(helpers) > 1 else ''} {spell_ranks(helpers)}"

@@ -31,9 +31,10 @@ _FAR = 4.0
 class BenchRow:
     """One row of the table: median times in microseconds, None without a plan or stock collective.
 
-    `wire_bytes` is the total that all ranks send in one call of the plan's schedule. `rms_error` is
-    the root mean square error of the elements over their root mean square. `place` is "in" if
-    results replaced the input, else "out".
+    `wire_bytes` is the total that all ranks send in one call of the plan's schedule, and
+    `relayed_bytes` what each rank of a topology sends in it for others as a helper, None if all
+    ranks are members. `rms_error` is the root mean square error of the elements over their root
+    mean square. `place` is "in" if results replaced the input, else "out".
     """
 
     size_bytes: int
@@ -49,6 +50,7 @@ class BenchRow:
     wire_bytes: int | None
     rms_error: float
     place: str = ""
+    relayed_bytes: list[int] | None = None
 
 
 def run_benchmark(
@@ -59,13 +61,16 @@ def run_benchmark(
 ) -> list[BenchRow]:
     """Measure all sizes over a transport (the communicator's, if given) and return the rows.
 
-    `say` is called with each line of progress. Collective; all ranks return the same rows. Without
-    a communicator only the stock collective is timed. Raise ExecutionError if a rank fails.
+    `say` is called with each line of progress. Collective over the plan's members; all of them
+    return the same rows. Without a communicator only the stock collective is timed. Raise
+    ExecutionError if a rank fails.
     """
-    rank, device = dist.get_rank(), device_of(None)
-    if settings.collective.ranks != dist.get_world_size():
+    if communicator is not None:
+        transport = communicator.engine.transport  # the members'
+    rank, device = transport.rank, device_of(None)
+    if settings.collective.ranks != transport.size:
         raise InputError(
-            f"{settings.collective.ranks} ranks are asked for, {dist.get_world_size()} are running"
+            f"{settings.collective.ranks} ranks are asked for, {transport.size} are running"
         )
     rows = []
     for size in settings.options.list_sizes():
@@ -103,9 +108,13 @@ def _measure_size(
                 seconds = time_call_s(call, transport.meet, buffers.device)
                 if turn >= options.warmup:
                     times.append(seconds)
-    wrong, rms_error, sent_bytes = _check_result(buffers, communicator, calls[0][0] or calls[1][0])
+    wrong, rms_error, sent_bytes, relayed_bytes = _check_result(
+        buffers, communicator, calls[0][0] or calls[1][0], transport
+    )
     plan_us, stock_us = (
-        statistics.median(find_slowest_s(times, None, buffers.device)) * 1e6 if times else None
+        statistics.median(find_slowest_s(times, transport.group, buffers.device)) * 1e6
+        if times
+        else None
         for _, times in calls
     )
     best_us = plan_us if plan_us is not None else stock_us
@@ -134,33 +143,54 @@ def _measure_size(
         wire_bytes=sent_bytes or None,
         rms_error=rms_error,
         place="in" if buffers.in_place else "out",
+        relayed_bytes=relayed_bytes,
     )
 
 
 def _check_result(
-    buffers: BenchBuffers, communicator: Communicator | None, call: Callable[[], object] | None
-) -> tuple[int, float, int]:
-    """Call once more and check; return wrong elements, RMS error and bytes sent over all ranks."""
+    buffers: BenchBuffers,
+    communicator: Communicator | None,
+    call: Callable[[], object] | None,
+    transport: Transport,
+) -> tuple[int, float, int, list[int] | None]:
+    """Call once more and check.
+
+    Return wrong elements, RMS error, the bytes sent over all ranks, and by each helper.
+    """
     if call is None:
-        return 0, 0.0, 0
+        return 0, 0.0, 0, None
     buffers.output.zero_()
     buffers.reset()
-    before = 0 if communicator is None else communicator.wire_bytes
+    before = _count_sent(communicator)
     call()
-    sent = 0 if communicator is None else communicator.wire_bytes - before
+    sent, relayed = (
+        {rank: count - before[kind].get(rank, 0) for rank, count in counts.items()}
+        for kind, counts in enumerate(_count_sent(communicator))
+    )
     errors = (
         buffers.count_errors()
         if communicator is None
         else buffers.count_errors(communicator.engine.codec, communicator.engine.most_roundings)
     )
     sums = torch.tensor(
-        [*errors, sent],
+        [*errors, *sent.values()],
         dtype=torch.float64,
         device=buffers.device,
     )
-    dist.all_reduce(sums)
-    wrong, error2, reference2, sent_bytes = sums.tolist()
-    return int(wrong), (error2 / reference2) ** 0.5 if reference2 else 0.0, int(sent_bytes)
+    dist.all_reduce(sums, group=transport.group)
+    wrong, error2, reference2, *sent_bytes = sums.tolist()
+    rms_error = (error2 / reference2) ** 0.5 if reference2 else 0.0
+    by_rank = None
+    if communicator is not None and not communicator.plan.collective.has_all_gpus:
+        by_rank = [relayed.get(rank, 0) for rank in range(len(communicator.plan.topology.ranks))]
+    return int(wrong), rms_error, int(sum(sent_bytes)) + sum(relayed.values()), by_rank
+
+
+def _count_sent(communicator: Communicator | None) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the bytes that this rank and each helper have sent so far, by rank. Collective."""
+    if communicator is None:
+        return {}, {}
+    return {communicator.rank: communicator.wire_bytes}, communicator.count_relayed_bytes()
 
 
 def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Callable[[], object]:
@@ -193,7 +223,7 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
         return None
     collective, source, target = settings.collective, buffers.input, buffers.output
     call: Callable[[], object] = (
-        make_stock_call(collective, dist.group.WORLD, source, target, op)
+        make_stock_call(collective, _find_stock_group(transport), source, target, op)
         if channel is None
         else make_collective(channel, collective, source, target, op)
     )
@@ -205,6 +235,11 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
 
     buffers.reset()
     return run
+
+
+def _find_stock_group(transport: Transport) -> object:
+    """Return the group whose stock collectives are timed: the default one, or some ranks' own."""
+    return dist.group.WORLD if transport.size == dist.get_world_size() else transport.group
 
 
 def _find_scale(communicator: Communicator) -> float | None:

@@ -152,12 +152,13 @@ class BenchOptions:
             self.resolve_backend(ranks)
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
-        """Return the plan's collective, or without a plan the one named here, rooted at rank 0."""
-        return (
-            Collective.with_default_root(self.collective, ranks)
-            if plan is None
-            else plan.collective
-        )
+        """Return the plan's collective, or without a plan the one named here, rooted at rank 0.
+
+        It is that of the members alone, numbered from 0.
+        """
+        if plan is None:
+            return Collective.with_default_root(self.collective, ranks)
+        return plan.collective.among(plan.collective.members)
 
     def settings_for(self, collective: Collective) -> BenchSettings:
         """Return the benchmark's settings; raise InputError if dtype and reduction do not fit."""

@@ -80,7 +80,7 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
             rows.append(((schedule, size), _measure_us(communicator, schedule, size)))
     # Rank 0 fits for all, so that all ranks predict with the same costs.
     costs: list[object] = [None]
-    if communicator.rank == 0:
+    if engine.transport.rank == 0:
         costs = [(_fit(rows, communicator) if rows else engine.machine.host).to_json()]
     with engine.transport.faults.stock("the fitted host costs"):
         dist.broadcast_object_list(

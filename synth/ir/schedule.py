@@ -163,9 +163,9 @@ class Schedule:
 
     @property
     def label(self) -> str:
-        """The strategy and its segments: `packing x64`, `exact /4` (stepwise)."""
+        """The strategy, its segments and helpers: `packing x64`, `exact /4` (stepwise) +6."""
         cut = f" {'/' if self.stepwise else 'x'}{self.segments}" if self.segments > 1 else ""
-        return f"{self.strategy}{cut}"
+        return f"{self.strategy}{cut}{f' +{len(self.helpers)}' if self.helpers else ''}"
 
     @cached_property
     def by_step(self) -> tuple[tuple[Transfer, ...], ...]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rank_process import leave
 
 from ranks.checks import MEANS, SUMS, refused
-from topoplan import Communicator, ExecutionError, Schedule
+from topoplan import Communicator, ExecutionError, PlanMismatchError, Schedule
 
 TIMEOUT = timedelta(seconds=60)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8)
@@ -162,3 +162,12 @@ def lose_member(path: str) -> str:
     except ExecutionError as error:
         return str(error)
     return "not noticed"
+
+
+def refuse_number(path: str) -> str:
+    """Return the error of a plan for another number of ranks."""
+    try:
+        Communicator(path)
+    except PlanMismatchError as error:
+        return str(error)
+    return ""

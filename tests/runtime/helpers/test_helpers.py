@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
-from launch import run_ranks
+from launch import run_module, run_ranks
 from ranks import helped
 from sample_helped import build_helped, build_plan
 
@@ -71,3 +72,55 @@ def test_a_lost_helper_is_named_in_time(tmp_path: Path, how: str, says: str) -> 
 def test_a_helper_names_a_lost_member(tmp_path: Path) -> None:
     said = run_ranks(helped.lose_member, 3, save_plan(tmp_path, "allreduce", 3, [0, 2]))[1]
     assert "rank 0 does not answer (process ended)" in said
+
+
+def test_topo_run_reports_what_helpers_relayed(tmp_path: Path) -> None:
+    """Rank 0, which prints, is a helper; rank 3 takes no part."""
+    helped_alone = build_helped("allreduce", 4, [1, 2], [0], seed=1)
+    path = tmp_path / "plan.json"
+    build_plan(helped_alone, gpus=4).save(path)
+    options = ("-b", "1M", "-e", "1M", "-n", "2", "--choose", "plan")
+    done = run_module("topoplan.cli.run", str(path), *options, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["group"], result["helpers"]) == ([1, 2], [0])
+    relayed = result["relayed_bytes"]
+    assert relayed[0] > 0
+    assert relayed[1:] == [0, 0, 0]
+    assert result["rows"][0]["relayed_bytes"] == relayed
+    assert result["rows"][0]["wrong"] == 0
+    assert result["rows"][0]["wire_bytes"] > relayed[0]
+    table = run_module("topoplan.cli.run", str(path), *options)
+    assert "allreduce on full:4, ranks 1, 2, helper 0, gloo" in table.stdout
+    assert f" {relayed[0]}\n" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("--nproc", "2"),
+            "2 ranks: the plan is for ranks 0, 2 of 3 (one for each GPU: the others",
+        ),
+        (
+            ("--calibrate",),
+            "is for ranks 0, 2 of 3 (one for each GPU: the others help, or wait); exp",
+        ),
+        (("--trace", "t.json"), "expected a plan for all GPUs"),
+    ],
+)
+def test_what_topo_run_refuses(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    path = save_plan(tmp_path, "allreduce", 3, [0, 2])
+    done = run_module("topoplan.cli.run", path, *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_group_of_another_size_is_refused(tmp_path: Path) -> None:
+    path = save_plan(tmp_path, "allreduce", 4, [0, 2])
+    said = set(run_ranks(helped.refuse_number, 3, path))
+    assert said == {
+        "the plan is for allreduce over ranks 0, 2 of 4 GPUs, with helpers 1, 3; the group has 3 "
+        "ranks, expected 4 (one for each GPU), in their order"
+    }

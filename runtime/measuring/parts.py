@@ -1,0 +1,42 @@
+"""Rows of a benchmark of some ranks, for the ranks that only carried bytes or waited."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+
+from ...topo.errors import ExecutionError
+from ..communicator import Communicator
+from ..ranks.addresses import find_ended, find_known_addresses
+from ..ranks.store import put, take
+from ..ranks.transport import Transport
+from .bench import BenchRow
+
+_KEY = "rows"
+# A benchmark takes as long as it takes; a member that ends is noticed.
+_FOREVER = timedelta(days=30)
+
+
+def hand_out_rows(
+    communicator: Communicator, transport: Transport, rows: Sequence[BenchRow]
+) -> None:
+    """Let the helpers go, and give the rows to all ranks of the transport. Called by members."""
+    communicator.close()
+    if communicator.rank == communicator.plan.collective.members[0]:
+        put(transport.faults.store, _KEY, [asdict(row) for row in rows])
+
+
+def await_rows(communicator: Communicator, transport: Transport) -> list[BenchRow]:
+    """Return the members' rows, serving them meanwhile if this rank is a helper.
+
+    Raise ExecutionError if the first member ends before.
+    """
+    communicator.serve()
+    first = communicator.plan.collective.members[0]
+
+    def look() -> None:
+        if find_ended(find_known_addresses([first])):
+            raise ExecutionError(f"rank {first}, a member of the plan, has ended")
+
+    rows = take(transport.faults.store, _KEY, _FOREVER, look=look)
+    communicator.close()
+    return [BenchRow(**row) for row in rows]
