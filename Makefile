@@ -73,7 +73,7 @@ shown: $(VENV)/.dev
 
 setup: $(VENV)/.base
 
-$(VENV)/.base: pyproject.toml setup.py scripts/setup.sh runtime/players/shared_memory.cpp
+$(VENV)/.base: pyproject.toml setup.py scripts/setup.sh $(wildcard runtime/native/*pp)
 	PYTHON=$(PYTHON) TORCH_VERSION=$(TORCH_VERSION) sh scripts/setup.sh $(VENV)
 	touch $@
 

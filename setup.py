@@ -26,12 +26,14 @@ class BuildModules(build_py):
         ]
 
 
-# Plays schedules in memory that ranks on one host share. Optional: where it cannot be built (no
-# compiler, no Linux), topoplan is installed without it. It uses nothing of Python, so one wheel
-# serves all versions; ctypes loads it. Integers wrap around, as torch's do.
-SHARED_MEMORY = Extension(
-    "topoplan.runtime.players._shared_memory",
-    ["runtime/players/shared_memory.cpp"],
+# Plays schedules in memory that ranks on one host share, and over MPI. Optional: where it cannot be
+# built (no compiler, no Linux), topoplan is installed without it. It uses nothing of Python, so one
+# wheel serves all versions; ctypes loads it. Integers wrap around, as torch's do.
+NATIVE = Path("runtime/native")
+LIBRARY = Extension(
+    "topoplan.runtime.native._library",
+    [str(path) for path in sorted(NATIVE.glob("*.cpp"))],
+    depends=[str(path) for path in sorted(NATIVE.glob("*.hpp"))],
     extra_compile_args=["-std=c++17", "-O3", "-fwrapv"],
     language="c++",
     optional=True,
@@ -66,6 +68,6 @@ setup(
     ],
     package_dir={"topoplan": "."},
     cmdclass={"build_py": BuildModules},
-    ext_modules=[SHARED_MEMORY],
+    ext_modules=[LIBRARY],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

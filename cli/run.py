@@ -131,9 +131,9 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     import torch
     import torch.distributed as dist
 
+    from ..runtime.native.library import load_library
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
-    from ..runtime.ranks.shared_memory import load_library
     from ..runtime.ranks.transport import Transport
 
     # Checks without communication come first, so that bad input ends every rank before any of

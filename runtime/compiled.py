@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from ..synth.ir.schedule import Schedule, number_members
 from ..topo.errors import InputError
@@ -19,6 +21,7 @@ from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, 
 from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
 from .players.over_mpi import PlayerAsTheyCome, PlayerInWaves, Requests, can_play_in_waves
+from .players.over_mpi_native import NativePlayerOverMpi, can_play_natively, encode
 from .players.shared_memory import PlayerInSharedMemory
 from .program.dependencies import Wave, find_dependencies, find_waves
 from .program.instructions import (
@@ -257,6 +260,10 @@ class Compiled:
         if transport.mpi is not None:
             requests = Requests(transport.mpi, self.messages, operations)
             as_they_come = PlayerAsTheyCome(requests, self.dependencies)
+            op = self.op if self.schedule.collective.reduces else None
+            if encoding is None and can_play_natively(requests, self.dtype, op):
+                buffers = {"work": work, "staging": staging}
+                return NativePlayerOverMpi(requests, self.words, buffers, op, as_they_come)
             waves = self.waves if can_play_in_waves(requests) else None
             return as_they_come if waves is None else PlayerInWaves(requests, waves, as_they_come)
         # gloo's backend itself: posting through the group costs 5 us more.
@@ -272,6 +279,11 @@ class Compiled:
     def waves(self) -> list[Wave] | None:
         """The program as waves (see `find_waves`); None if it is too large for them."""
         return find_waves(self.messages, self.dependencies)
+
+    @cached_property
+    def words(self) -> NDArray[np.int64]:
+        """The program as the library in C++ plays it over MPI (see `encode`)."""
+        return encode(self.messages, self.dependencies, self.ranks, self.dtype.itemsize)
 
     def _slice(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None

@@ -21,9 +21,9 @@ from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import Binding, BoundProgram, Buffers, Compiled, CompiledOneSided
 from .kernels.calls import KernelCalls
+from .native.library import suits
 from .players.contract import Player, PlayError, Stamp
 from .players.local import is_numpys, make_quiet
-from .players.shared_memory import suits
 from .players.slow_links import MIN_WATCHED_BYTES, SlowLinks
 from .program.layout import ends_with_result
 from .program.one_sided.flat import OneSidedSchedule

@@ -5,45 +5,25 @@ import zlib
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ...topo.errors import ExecutionError
+from ..native.library import load_library, number
 from ..program.instructions import Post, Span
 from ..program.one_sided.instructions import END, Fold, OneSidedProgram, Part, Put, Signal, Wait
-from ..ranks.shared_memory import SharedMemory, load_library
+from ..ranks.shared_memory import SharedMemory
 from ..reductions import ReduceOp
 from .contract import PlayError, Stamp
 
-# Codes of shared_memory.cpp, by their order there.
+# Codes of native/shared_memory.cpp, by their order there.
 _PUT, _SIGNAL, _WAIT, _COMBINE = range(4)
 _DONE, _PAUSED, _TIMED_OUT, _PEER_ENDED, _PEER_FAILED, _OTHER_CALL = range(6)
-_DTYPES = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-)  # fmt: skip
-_REDUCTIONS: dict[ReduceOp, int] = {
-    dist.ReduceOp.SUM: 0,
-    dist.ReduceOp.AVG: 0,
-    dist.ReduceOp.PRODUCT: 1,
-    dist.ReduceOp.MAX: 2,
-    dist.ReduceOp.MIN: 3,
-}
-# Programs without sums copy elements of any dtype of these widths in bytes.
-_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _REASONS = {
     _TIMED_OUT: "timed out",
     _PEER_ENDED: "its process has ended",
     _PEER_FAILED: "it gave up",
     _OTHER_CALL: "it makes another call",
 }
-
-
-def suits(dtype: torch.dtype, op: ReduceOp | None) -> bool:
-    """Return whether programs of a dtype can be played; `op` is None if nothing is reduced."""
-    if op is None:
-        return dtype.itemsize in _BY_WIDTH
-    return dtype in _DTYPES and op in _REDUCTIONS
 
 
 class PlayerInSharedMemory:
@@ -59,7 +39,6 @@ class PlayerInSharedMemory:
     ) -> None:
         self._memory, self._program, self._words = memory, program, _encode(program)
         self._work = work  # a view that owns nothing if it is the caller's
-        dtype = work.dtype if op is not None else _BY_WIDTH[work.dtype.itemsize]
         library = load_library()
         assert not isinstance(library, str)
         if memory.channel is None:
@@ -74,8 +53,7 @@ class PlayerInSharedMemory:
                 memory.channel,
                 self._words.ctypes.data,
                 work.data_ptr(),
-                _DTYPES.index(dtype),
-                0 if op is None else _REDUCTIONS[op],
+                *number(work.dtype, op),
                 program.slices,
                 zlib.crc32(f"{call}, {program.slices} slices".encode()),
                 self._blame,
@@ -111,7 +89,7 @@ class PlayerInSharedMemory:
 
 
 def _encode(program: OneSidedProgram) -> NDArray[np.int64]:
-    """Return the words that shared_memory.cpp plays: their number, then the instructions."""
+    """Return the words that native/shared_memory.cpp plays: their number, then the instructions."""
     words: list[int] = []
     for x in program.instructions:
         words += _encode_one(x, program.ranks)

@@ -1,8 +1,7 @@
-"""Memory that the ranks of one host share, and the C++ library that plays programs in it.
+"""Memory that the ranks of one host share, in which the library in C++ plays programs.
 
-The library (players/shared_memory.cpp) is built when topoplan is installed, if there is a compiler;
-without it everything else works. Rank 0 creates the memory as a memfd, which has no name: it is
-gone when the last rank has ended, however it ended. The others open it through /proc.
+Rank 0 creates the memory as a memfd, which has no name: it is gone when the last rank has ended,
+however it ended. The others open it through /proc.
 """
 
 import ctypes
@@ -12,9 +11,10 @@ import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ..native.library import load_library
 
 # Half a window of a rank. Both halves of it, and as much of a buffer, fit into the second-level
 # cache of current servers (1 to 2 MB a core).
@@ -28,38 +28,6 @@ _SPINS, _SPINS_IF_CROWDED = 2000, 1
 # Descriptors of processes by their numbers; see _open_process.
 _processes: dict[int, int] = {}
 _opening = threading.Lock()
-
-
-@cache
-def load_library() -> ctypes.CDLL | str:
-    """Return the C++ library, or why it cannot be used, as one line."""
-    path = Path(__file__).parent.parent / "players" / "_shared_memory.abi3.so"
-    if not path.is_file():
-        return (
-            "the library of the shared-memory player was not built; install topoplan where a C++ "
-            "compiler is at hand"
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the library of the shared-memory player cannot be loaded: {error}"
-    library.topoplan_lines_bytes.argtypes = [ctypes.c_int]
-    library.topoplan_lines_bytes.restype = ctypes.c_int64
-    library.topoplan_join.argtypes = [
-        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p,
-    ]  # fmt: skip
-    library.topoplan_join.restype = ctypes.c_void_p
-    library.topoplan_leave.argtypes = library.topoplan_fail.argtypes = [ctypes.c_void_p]
-    library.topoplan_leave.restype = library.topoplan_fail.restype = None
-    library.topoplan_prepare.argtypes = [
-        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
-        ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p,
-    ]  # fmt: skip
-    library.topoplan_prepare.restype = ctypes.c_void_p
-    library.topoplan_discard.argtypes = [ctypes.c_void_p]
-    library.topoplan_discard.restype = None
-    library.topoplan_play.argtypes = [ctypes.c_void_p, ctypes.c_double]
-    return library
 
 
 class _Seat(NamedTuple):

@@ -5,20 +5,26 @@ rank that stays away.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from datetime import timedelta
 from itertools import product
 from typing import Any
 
 import patience
+import pytest
 import torch
 import torch.distributed as dist
 
 import topoplan
 from ranks.checks import MEANS, always_stock, refused, same_everywhere
+from ranks.one_sided import DTYPES, OPS, bits_of, first_difference, values
 from ranks.topo_backend import count_planned, end, start
 from topoplan import Communicator, ExecutionError, Plan
 from topoplan.runtime.codecs import CODECS
+from topoplan.runtime.native.library import load_library
+from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.ranks.transport import Transport
 
 
@@ -48,11 +54,12 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
                 results.append(result)
             assert torch.equal(*results), (path, schedule.label)
             assert same_everywhere(results[1])
-    for codec in CODECS:
-        results = [x.clone(), x.clone()]
+    for codec, numel in product(CODECS, (len(x), 301)):  # the few go in waves
+        results = [x[:numel].clone(), x[:numel].clone()]
         for transport, result in zip((over_gloo, over_mpi), results, strict=True):
             Communicator(ring, transport, choose="plan", compress=codec).allreduce(result)
         assert torch.equal(*results), codec
+    compare_dtypes(ring, over_gloo, over_mpi)
     planned = Communicator(ring, over_mpi, choose="plan")
     kept = torch.empty_like(x)
     for op in (dist.ReduceOp.SUM, MEANS, dist.ReduceOp.MAX):
@@ -75,6 +82,32 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     with refused("expected one of auto, mpi"):
         Transport(None, timedelta(seconds=60), "smoke signals")
     return {"name": over_mpi.name, "sent": planned.wire_bytes}
+
+
+def compare_dtypes(ring: str, over_gloo: Transport, over_mpi: Transport) -> None:
+    """Every dtype and reduction, by both players of MPI: the library in C++, and that of Python,
+    which plays the calls that are traced.
+    """
+    sent, played = (
+        Communicator(ring, x, choose="plan", executor="point-to-point")
+        for x in (over_gloo, over_mpi)
+    )
+    for dtype, op in product(DTYPES, OPS):
+        if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
+            continue
+        for numel in (1, 5001):
+            x = values(numel, dtype)
+            results = [x.clone() for _ in range(3)]
+            traced = list[Post]()
+            sent.allreduce(results[0], op)
+            played.allreduce(results[1], op)
+            played.engine.executor.stamp = traced.append
+            played.allreduce(results[2], op)
+            played.engine.executor.stamp = None
+            assert traced or numel == 1
+            for result in results[1:]:
+                same = torch.equal(bits_of(results[0]), bits_of(result))
+                assert same, (dtype, op, numel, first_difference(results[0], result))
 
 
 def backend(folder: str) -> None:
@@ -141,6 +174,27 @@ def one_stays_away(path: str, numels: list[int]) -> list[str]:
                 make_call(communicator, x)
     time.sleep(deadline)
     return said
+
+
+def ctrl_c_ends_a_wait(path: str) -> float:
+    """The last rank comes to no second call, and Ctrl-C ends the wait of the others; return how
+    many seconds it took. Python's players only see it at the deadline.
+    """
+    if isinstance(load_library(), str):
+        return 0.0
+    communicator = Communicator(path, choose="plan", timeout=patience.deadline(60))
+    x = torch.ones(1000)
+    communicator.allreduce(x)
+    dist.barrier()
+    took_s = 0.0
+    if dist.get_rank() < dist.get_world_size() - 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            communicator.allreduce(x)
+        took_s = time.monotonic() - began
+    dist.barrier()
+    return took_s
 
 
 def one_stays_away_from_mpis_own(path: str) -> None:

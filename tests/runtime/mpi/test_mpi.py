@@ -42,12 +42,14 @@ def test_collectives_and_the_backend_go_over_mpi(
         ),
         (collectives.all_others, {name: plans("path:4", name) for name in others}),
         (over_mpi.backend, str(folder)),
+        (over_mpi.ctrl_c_ends_a_wait, ring),
         (over_mpi.one_stays_away, ring, [100_000, 1000]),
         (over_mpi.one_stays_away, plans("path:4", "broadcast"), [8000]),
     ]
-    for rank, (used, _, _, said, of_sender) in enumerate(run_mpi_ranks(4, calls)):
+    for rank, (used, _, _, took_s, said, of_sender) in enumerate(run_mpi_ranks(4, calls)):
         assert used["name"] == "mpi"
         assert used["sent"] > 0
+        assert took_s < 30  # half its deadline
         assert len(said) == (2 if rank < 3 else 0)
         assert all("rank 3 does not answer" in one for one in said), said
         # Rank 2 alone has something to do with rank 3: a send that is too large to go before it is

@@ -10,7 +10,7 @@ import pytest
 from launch import run_module, run_ranks
 from ranks import one_sided
 
-from topoplan.runtime.ranks.shared_memory import load_library
+from topoplan.runtime.native.library import load_library
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.topo.presets import preset
 

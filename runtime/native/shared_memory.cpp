@@ -1,32 +1,27 @@
 // Plays one-sided programs of one rank in memory that the ranks of a host share.
 //
-// A plain C interface for ctypes: no headers of Python or torch, so it builds in isolation.
-// shared_memory.py is its only caller and encodes the programs; the rules of slots, counters and runs
-// are those of program/one_sided/instructions.py.
+// players/shared_memory.py is its only caller and encodes the programs; the rules of slots, counters and
+// runs are those of program/one_sided/instructions.py.
 
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__)
-// Compiled for several processors; the loader picks the one at hand.
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
+#include "clock.hpp"
+#include "sums.hpp"
 
 namespace {
 
-// Codes of shared_memory.py.
+using namespace topoplan;
+
+// Codes of players/shared_memory.py.
 enum Instruction : int64_t { PUT, SIGNAL, WAIT, COMBINE };
-enum Reduction : int64_t { SUM, PRODUCT, MAX, MIN };
 enum Outcome : int { DONE, PAUSED, TIMED_OUT, PEER_ENDED, PEER_FAILED, OTHER_CALL };
 
 constexpr int SIGNAL_BITS = 20;
@@ -36,8 +31,6 @@ constexpr uint64_t END = (1u << SIGNAL_BITS) - 1;
 constexpr int YIELDS = 500;
 // A wait checks the deadline, and whether the peer is alive, after sleeping this long.
 constexpr long NAP_NS = 20'000'000;
-// After this time in one wait control returns to Python, which handles signals such as Ctrl-C.
-constexpr double PAUSE_S = 0.2;
 // Elements that are combined at a time: the sum so far stays in the first-level cache.
 constexpr int64_t BLOCK = 2048;
 
@@ -67,12 +60,6 @@ struct Channel {
   uint64_t *seen;          // the last counter seen of each rank
 };
 
-double now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-}
-
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -101,108 +88,9 @@ bool has_ended(int process) {
   return poll(&poller, 1, 0) == 1;
 }
 
-// The values of 16-bit floats; sums are rounded to nearest even after each addition, as torch does.
-struct Bfloat16 { uint16_t bits; };
-struct Float16 { uint16_t bits; };
-
-inline float bits_to_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
-inline uint32_t float_to_bits(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
-
-inline float widen(Bfloat16 x) { return bits_to_float(uint32_t(x.bits) << 16); }
-inline void narrow(float x, Bfloat16 &into) {
-  uint32_t bits = float_to_bits(x);
-  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  into.bits = x != x ? uint16_t(0x7fc0) : uint16_t(rounded);
-}
-
-// Without branches, so that compilers vectorise it: the exponent is adjusted by a multiplication.
-inline float widen(Float16 x) {
-  uint32_t magnitude = (uint32_t(x.bits) & 0x7fffu) << 13, sign = (uint32_t(x.bits) & 0x8000u) << 16;
-  float value = bits_to_float(magnitude) * bits_to_float(0x77800000u);  // 2^112
-  uint32_t bits = float_to_bits(value);
-  bits |= magnitude >= 0x0f800000u ? 0x7f800000u : 0u;  // infinities and NaN
-  return bits_to_float(bits | sign);
-}
-inline void narrow(float x, Float16 &into) {
-  uint32_t bits = float_to_bits(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
-  // Below 2^-14 the result is subnormal: adding 0.5 rounds it in the float's own mantissa.
-  uint32_t small = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
-  uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;  // NaN, infinity
-  uint32_t rest = magnitude < 0x38800000u ? small : normal;
-  into.bits = uint16_t((magnitude >= 0x47800000u ? large : rest) | (sign >> 16));
-}
-
-template <class T> struct As { using Wide = T; };
-template <> struct As<Bfloat16> { using Wide = float; };
-template <> struct As<Float16> { using Wide = float; };
-
-template <class T> inline T widen(T x) { return x; }
-template <class T> inline void narrow(T x, T &into) { into = x; }
-
-template <int64_t R, class W> inline W reduce(W a, W b) {
-  if constexpr (R == SUM) return a + b;
-  if constexpr (R == PRODUCT) return a * b;
-  // Like torch's: if one is NaN, the result is.
-  if constexpr (R == MAX) return a != a ? a : (b != b ? b : (a >= b ? a : b));
-  return a != a ? a : (b != b ? b : (a <= b ? a : b));
-}
-
-// Built with -fwrapv: integers wrap around.
-template <class T, int64_t R> inline void add_pair(T *into, const T *a, const T *b, int64_t n) {
-  using W = typename As<T>::Wide;
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC ivdep  // `into` may be `a` or `b`, but never overlaps a part of them
-#endif
-  for (int64_t i = 0; i < n; i++) narrow(reduce<R, W>(widen(a[i]), widen(b[i])), into[i]);
-}
-
-using Combiner = void (*)(void *, const void *, const void *, int64_t);
-using Divider = void (*)(void *, int64_t, int64_t);
-
-#define COMBINER(NAME, T, R)                                                                   \
-  FOR_EACH_PROCESSOR void NAME(void *into, const void *a, const void *b, int64_t n) {          \
-    add_pair<T, R>(static_cast<T *>(into), static_cast<const T *>(a), static_cast<const T *>(b), n); \
-  }
-#define COMBINERS(NAME, T)                                                                     \
-  COMBINER(NAME##_sum, T, SUM)                                                                 \
-  COMBINER(NAME##_product, T, PRODUCT)                                                         \
-  COMBINER(NAME##_max, T, MAX)                                                                 \
-  COMBINER(NAME##_min, T, MIN)
-COMBINERS(float32, float)
-COMBINERS(float64, double)
-COMBINERS(float16, Float16)
-COMBINERS(bfloat16, Bfloat16)
-COMBINERS(uint8, uint8_t)
-COMBINERS(int8, int8_t)
-COMBINERS(int16, int16_t)
-COMBINERS(int32, int32_t)
-COMBINERS(int64, int64_t)
-
-template <class T> inline void divide_all(T *values, int64_t n, int64_t by) {
-  using W = typename As<T>::Wide;
-  for (int64_t i = 0; i < n; i++) narrow(W(widen(values[i]) / W(by)), values[i]);
-}
-#define DIVIDER(NAME, T)                                                                       \
-  FOR_EACH_PROCESSOR void NAME##_divide(void *values, int64_t n, int64_t by) {                 \
-    divide_all<T>(static_cast<T *>(values), n, by);                                            \
-  }
-DIVIDER(float32, float)
-DIVIDER(float64, double)
-DIVIDER(float16, Float16)
-DIVIDER(bfloat16, Bfloat16)
-
-#define ROW(NAME) {NAME##_sum, NAME##_product, NAME##_max, NAME##_min}
-// By the number of a dtype in shared_memory.py.
-constexpr int WIDTHS[] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
-const Combiner COMBINE_BY[][4] = {ROW(float32), ROW(float64), ROW(float16), ROW(bfloat16), ROW(uint8),
-                                  ROW(int8),    ROW(int16),   ROW(int32),   ROW(int64)};
-const Divider DIVIDE_BY[] = {float32_divide, float64_divide, float16_divide, bfloat16_divide,
-                             nullptr,        nullptr,        nullptr,        nullptr, nullptr};
-
 struct Player {
   Channel &channel;
-  const int64_t *program;  // words, see encode() in shared_memory.py
+  const int64_t *program;  // words, see _encode() in players/shared_memory.py
   char *work;
   int64_t dtype, reduction, slices;
   uint32_t call;

@@ -1,0 +1,186 @@
+"""Play programs over MPI by the library in C++: one call from Python plays a whole program.
+
+The order of operations is that of PlayerAsTheyCome, so results have the same bits.
+"""
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..native.library import load_library, number, suits
+from ..program.instructions import Await, Combine, Copy, Divide, Pack, Post, Program, Span
+from ..reductions import ReduceOp
+from .contract import Player, PlayError, Stamp
+from .over_mpi import Requests
+
+# Codes of native/over_mpi.cpp, by their order there.
+_MESSAGE, _LOCAL = range(2)
+_COPY, _COMBINE, _DIVIDE = range(3)
+_DONE, _PAUSED, _TIMED_OUT, _FAILED = range(4)
+_IDLE, _BEGUN, _ENDED = range(3)
+_BUFFERS = ("work", "staging")
+
+
+def can_play_natively(requests: Requests, dtype: torch.dtype, op: ReduceOp | None) -> bool:
+    """Return whether the library can play an uncompressed program with these requests.
+
+    `op` is None if the program reduces nothing.
+    """
+    return requests.device is None and suits(dtype, op) and not isinstance(load_library(), str)
+
+
+class NativePlayerOverMpi:
+    """Plays one program on its work buffer and staging; `other` runs the calls that have a stamp.
+
+    `words` is the encoded program (see `encode`).
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        words: NDArray[np.int64],
+        buffers: Mapping[str, torch.Tensor],
+        op: ReduceOp | None,
+        other: Player,
+    ) -> None:
+        library, channel = load_library(), requests.channel
+        assert not isinstance(library, str)
+        self._requests, self._other, self._words = requests, other, words
+        self._play, self._discard = library.topoplan_mpi_play, library.topoplan_mpi_discard
+        self._find_error = library.topoplan_mpi_error
+        mpi = channel.mpi
+        width = mpi._sizeof(mpi.Request)
+        self._handles = b"".join(
+            ctypes.string_at(mpi._addressof(request), width)
+            for request in requests.requests
+            if request is not None
+        )
+        self._states = ctypes.create_string_buffer(len(requests.posts))
+        self._buffers = [buffers[name] for name in _BUFFERS]  # views that may own nothing
+        self._player = ctypes.c_void_p(
+            library.topoplan_mpi_prepare(
+                *_find_functions(channel.mpi),
+                width,
+                mpi._sizeof(mpi.Status),
+                words.ctypes.data,
+                (ctypes.c_void_p * len(_BUFFERS))(*(x.data_ptr() for x in self._buffers)),
+                *number(self._buffers[0].dtype, op),
+                channel.yields,
+                self._handles,
+                self._states,
+            )
+        )
+
+    def __del__(self) -> None:
+        if hasattr(self, "_player"):
+            self._discard(self._player)
+
+    def play(self, deadline: float, stamp: Stamp | None = None) -> None:
+        """See Player. Raise PlayError with the program's earliest message that did not end."""
+        if stamp is not None:
+            self._other.play(deadline, stamp)
+            return
+        outcome = self._play(self._player, deadline, 0)
+        if outcome != _DONE:
+            self._go_on(outcome, deadline)
+
+    def _go_on(self, outcome: int, deadline: float) -> None:
+        """Go on after a pause, in which Python handles signals such as Ctrl-C, or fail."""
+        try:
+            while outcome == _PAUSED:
+                outcome = self._play(self._player, deadline, 1)
+            if outcome != _DONE:
+                raise self._explain(outcome)
+        except BaseException:
+            # Nothing may arrive in the caller's memory any more.
+            self._requests.cancel(self._list_nodes(_BEGUN))
+            raise
+
+    def _explain(self, outcome: int) -> PlayError:
+        mpi = self._requests.channel.mpi
+        reason = (
+            "it did not complete"
+            if outcome == _TIMED_OUT
+            else mpi.Get_error_string(self._find_error(self._player))
+        )
+        stuck = self._list_nodes(_BEGUN)
+        return self._requests.explain(stuck, {*stuck, *self._list_nodes(_ENDED)}, reason)
+
+    def _list_nodes(self, state: int) -> list[int]:
+        return [node for node, x in enumerate(self._states.raw) if x == state]
+
+
+@cache
+def _find_functions(mpi: Any) -> tuple[int, int]:
+    """Return the addresses of the functions of the MPI library that mpi4py has loaded.
+
+    A search that begins at mpi4py's own module goes to that library, whatever its name.
+    """
+    library = ctypes.CDLL(mpi.__file__)
+    start, test = (
+        ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        for name in ("MPI_Startall", "MPI_Testsome")
+    )
+    assert start and test
+    return start, test
+
+
+def encode(
+    program: Program, dependencies: Sequence[Sequence[int]], ranks: int, width: int
+) -> NDArray[np.int64]:
+    """Return the words that native/over_mpi.cpp plays.
+
+    They are the number of nodes, and for each node its kind, the number of nodes that it waits for,
+    and two lists after their lengths: the nodes that wait for it, and its operations. The nodes
+    that wait for nothing come last, receives before sends, in a list of the same kind. `width` is
+    that of an element in bytes; nodes are those of Requests.
+    """
+    kept = [at for at, x in enumerate(program.instructions) if not isinstance(x, Await)]
+    node_of = {at: node for node, at in enumerate(kept)}
+    followers: list[list[int]] = [[] for _ in kept]
+    for at, node in node_of.items():
+        for before in dependencies[at]:
+            followers[node_of[before]].append(node)
+    words = [len(kept)]
+    first: list[tuple[bool, int]] = []
+    for at, node in node_of.items():
+        x = program.instructions[at]
+        operations = list(_encode_local(x, ranks, width))
+        words += [_MESSAGE if isinstance(x, Post) else _LOCAL, len(dependencies[at])]
+        words += [len(followers[node]), *followers[node], len(operations)]
+        words += [word for operation in operations for word in operation]
+        if not dependencies[at]:
+            first.append((isinstance(x, Post) and x.kind == "send", node))
+    words += [len(first), *(node for _, node in sorted(first))]
+    return np.array(words, dtype=np.int64)
+
+
+def _encode_local(x: object, ranks: int, width: int) -> Iterable[tuple[int, ...]]:
+    """Yield an instruction's operations.
+
+    Each is a code, two buffers with offsets in bytes, a count, and what to divide by.
+    """
+
+    def place(span: Span, start: int | None = None) -> tuple[int, int]:
+        return _BUFFERS.index(span.buffer), (span.start if start is None else start) * width
+
+    match x:
+        case Pack():
+            start = x.into.start
+            for part in x.parts:
+                yield _COPY, *place(x.into, start), *place(part), part.length * width, 0
+                start += part.length
+        case Copy():
+            for into, other in x.pairs:
+                yield _COPY, *place(into), *place(other), other.length * width, 0
+        case Combine():
+            for into, other in x.pairs:
+                yield _COMBINE, *place(into), *place(other), other.length, 0
+        case Divide():
+            for span in x.spans:
+                yield _DIVIDE, *place(span), *place(span), span.length, ranks
