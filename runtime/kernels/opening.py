@@ -5,6 +5,7 @@ few small sums. A fault that shows only there (peer-to-peer that does not work t
 offers it, as with some IOMMUs) leaves the group with messages.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..ranks.transport import Transport
     from .player import KernelPlayer
 
+log = logging.getLogger("topoplan")
 # Ranks that share a GPU need this setting of torch: "1". It is for tests.
 OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 # The deadline of the sums that check the kernels. Ranks that share a GPU take turns of 2 ms.
@@ -37,6 +39,8 @@ def open_kernels(transport: "Transport") -> "KernelPlayer | str":
     """
     if transport.kernels is None:
         transport.kernels = _open(transport)
+        if isinstance(transport.kernels, str) and transport.rank == 0:
+            log.info("plans are not played by kernels: %s", transport.kernels)
     opened: KernelPlayer | str = transport.kernels
     return opened
 
