@@ -1,4 +1,4 @@
-"""The single-path bound as one linear program: the judge of benchmarks/random_machines.py.
+"""The single-path bound as one linear program: the judge of random_machines.py, group_bounds.py.
 
 It shares no code with synth/. It takes a topology and the hardware's route of each ordered pair of
 GPUs (topo/routes.py, which defines them), and finds the least time per GB of schedules in which
@@ -11,12 +11,16 @@ GPUs relay, add and copy, and each message loads the links of its pair's route.
   roots; a flow per GPU.
 - Reduce, reduce-scatter: the same, with all pairs reversed.
 - Allreduce: in-trees and out-trees with the same free root shares.
+
+Of a group, only members have data and must be reached; all GPUs relay, copy and add. The flows of
+trees then hold for network coding too (Ahlswede et al. 2000), so their optimum may be faster than
+any trees: `find_tree_s_per_GB` lists all trees of small machines instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from scipy.optimize import linprog
@@ -34,20 +38,20 @@ _ATTEMPTS = (("highs-ipm", 1e-9), ("highs-ds", 1e-9), ("highs-ds", 1e-7))
 _INFEASIBLE = 2
 
 
-def find_least_s_per_GB(name: str, topology: Topology, root: int | None) -> float | None:
-    """Return the optimum of a collective's linear program, or None if some GPU is out of reach."""
-    n, router = len(topology.ranks), Router(topology)
-    links: dict[Edge, list[tuple[str, str]]] = {}
-    for u in range(n):
-        for v in range(n):
-            route = router.route(u, v) if u != v else None
-            if route is not None:
-                links[u, v] = list(pairwise(route))
-    program = _Program(n, links, topology)
-    even = [1 / n] * n
+def find_least_s_per_GB(
+    name: str, topology: Topology, root: int | None, members: Sequence[int] | None = None
+) -> float | None:
+    """Return the optimum of a collective's linear program, or None if some GPU is out of reach.
+
+    `members` are the ranks of a group that all GPUs help; None: all are members.
+    """
+    n = len(topology.ranks)
+    members = range(n) if members is None else members
+    program = _Program(n, _list_routes(topology), topology, members)
+    even = [1 / len(members) if v in members else 0.0 for v in range(n)]
     alone = [float(v == root) for v in range(n)]
     if name in ("alltoall", "scatter", "gather"):
-        sources = range(n) if root is None else [root]
+        sources = members if root is None else [root]
         for source in sources:
             program.add_paths(source, is_reversed=name == "gather")
     elif name in ("broadcast", "allgather", "reduce", "reduce-scatter"):
@@ -61,16 +65,51 @@ def find_least_s_per_GB(name: str, topology: Topology, root: int | None) -> floa
     return program.solve()
 
 
+def find_tree_s_per_GB(
+    name: str, topology: Topology, root: int | None, members: Sequence[int]
+) -> float | None:
+    """Return the least time of a group's trees, of which all are listed: for up to 6 GPUs.
+
+    The collective has trees: it is none of alltoall, gather and scatter.
+    """
+    n = len(topology.ranks)
+    program = _Program(n, _list_routes(topology), topology, members)
+    even = [1 / len(members) if v in members else 0.0 for v in range(n)]
+    alone = [float(v == root) for v in range(n)]
+    if name == "allreduce":
+        shares = program.add_shares(None)
+        program.add_listed_trees(shares, is_reversed=True)
+        program.add_listed_trees(shares, is_reversed=False)
+    else:
+        shares = program.add_shares(even if root is None else alone)
+        program.add_listed_trees(shares, is_reversed=name in ("reduce", "reduce-scatter"))
+    return program.solve()
+
+
+def _list_routes(topology: Topology) -> dict[Edge, list[tuple[str, str]]]:
+    """Return the links of the hardware's route between each pair of ranks that has one."""
+    router, ranks = Router(topology), range(len(topology.ranks))
+    routes = {(u, v): router.route(u, v) for u in ranks for v in ranks if u != v}
+    return {pair: list(pairwise(route)) for pair, route in routes.items() if route is not None}
+
+
 class _Program:
     """A linear program that minimises x[0], the time of the busiest link in seconds per GB."""
 
     def __init__(
-        self, n: int, links: dict[Edge, list[tuple[str, str]]], topology: Topology
+        self,
+        n: int,
+        links: dict[Edge, list[tuple[str, str]]],
+        topology: Topology,
+        members: Sequence[int],
     ) -> None:
         self.n, self.links, self.edges = n, links, list(links)
+        self.members = members
         capacity = topology.capacity_GBps
         # The unit of bandwidth: with it, times are near 1, as HiGHS's tolerances are absolute.
-        self.unit_GBps = float(np.exp(np.mean([np.log(float(c)) for c in capacity.values()])))
+        self.unit_GBps = float(
+            np.exp(np.mean([np.log(float(c)) for c in capacity.values()] or [0.0]))
+        )
         self.load: dict[tuple[str, str], Terms] = {
             link: [(0, -float(c) / self.unit_GBps)] for link, c in capacity.items()
         }
@@ -90,7 +129,7 @@ class _Program:
     def add_trees(self, shares: range, *, is_reversed: bool) -> None:
         """Add out-trees with these root shares to the loads; in-trees if `is_reversed`."""
         used = self._add_loads()
-        for v in range(self.n):
+        for v in self.members:
             flow = self._take(len(self.edges))
             for f, b in zip(flow, used, strict=True):
                 self.at_most.append(([(f, 1.0), (b, -1.0)], 0.0))
@@ -107,10 +146,29 @@ class _Program:
         flow = self._add_loads()
         for u, terms in enumerate(self._find_surplus(flow, is_reversed=is_reversed)):
             if u != source:
-                self.equal.append((terms, -1 / self.n))
+                part = 1 / len(self.members) if u in self.members else 0.0
+                self.equal.append((terms, -part))
+
+    def add_listed_trees(self, shares: range, *, is_reversed: bool) -> None:
+        """Add a variable per tree that reaches the members from a root, with these root shares."""
+        used = self._add_loads()
+        carried: dict[Edge, Terms] = {
+            edge: [(b, -1.0)] for edge, b in zip(self.edges, used, strict=True)
+        }
+        known = {edge[::-1] if is_reversed else edge for edge in self.edges}
+        for root, share in zip(range(self.n), shares, strict=True):
+            trees = _list_trees(root, frozenset(self.members) - {root}, known, self.n)
+            weights = self._take(len(trees))
+            self.equal.append(([(share, -1.0), *((w, 1.0) for w in weights)], 0.0))
+            for tree, weight in zip(trees, weights, strict=True):
+                for edge in tree:
+                    carried[edge[::-1] if is_reversed else edge].append((weight, 1.0))
+        self.equal += [(terms, 0.0) for terms in carried.values()]
 
     def solve(self) -> float | None:
         """Return the optimum in seconds per GB, or None if there is no solution."""
+        if not self.edges:
+            return None
         objective = np.zeros(self.width)
         objective[0] = 1.0
         self.at_most += [(terms, 0.0) for terms in self.load.values() if len(terms) > 1]
@@ -158,3 +216,30 @@ class _Program:
         at, columns, values = zip(*entries, strict=True)
         shape = len(rows), self.width
         return csr_matrix((values, (at, columns)), shape=shape), [right for _, right in rows]
+
+
+def _list_trees(
+    root: int, targets: frozenset[int], known: set[Edge], n: int
+) -> list[tuple[Edge, ...]]:
+    """Return the edges of all out-trees from a root whose leaves are among the targets."""
+    out = []
+    others = [v for v in range(n) if v != root and v not in targets]
+    for count in range(len(others) + 1):
+        for more in combinations(others, count):
+            inside = sorted({*targets, *more})
+            choices = [[u for u in (root, *inside) if (u, v) in known] for v in inside]
+            for parents in product(*choices):
+                parent = dict(zip(inside, parents, strict=True))
+                is_lean = set(more) <= set(parents)  # a helper that is a leaf is of no use
+                if is_lean and all(_leads_to(root, v, parent) for v in inside):
+                    out.append(tuple((parent[v], v) for v in inside))
+    return out
+
+
+def _leads_to(root: int, node: int, parent: dict[int, int]) -> bool:
+    """Return whether the parents of a node lead to the root, and not around in a circle."""
+    for _ in range(len(parent) + 1):
+        if node == root:
+            return True
+        node = parent[node]
+    return False
