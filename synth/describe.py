@@ -159,7 +159,7 @@ def bounds_text(bounds: Bounds, helpers: Sequence[int] | None = None) -> str:
 
     For a group, `helpers` are the ranks that may help it.
     """
-    how = "" if helpers is None else f" {_help_text(helpers)}"
+    how = "" if helpers is None else f" {help_text(helpers)}"
     multipath, single = (
         (f"at most {limit_text(bound)} GB/s algbw{how}", why_text(bound))
         for bound in (bounds.multipath, bounds.single_path)
@@ -172,7 +172,7 @@ def bounds_text(bounds: Bounds, helpers: Sequence[int] | None = None) -> str:
     )
 
 
-def _help_text(helpers: Sequence[int]) -> str:
+def help_text(helpers: Sequence[int]) -> str:
     """Return "without help", or "with the help of ranks 2, 3"."""
     if not helpers:
         return "without help"

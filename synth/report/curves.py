@@ -1,12 +1,11 @@
 """The curve of a plan against size, with the stock ring and the bound."""
 
-from ...topo.errors import InfeasibleError
 from ..bounds.certificate import Bound
 from ..cost.host_costs import host_of
 from ..ir.collective import Collective
 from ..pictures.curves import Curve, draw_curves
 from ..plan import Plan
-from .stock import StockRing
+from .stock import StockRing, stock_of
 
 # Sizes from 1 KiB to 4 GiB.
 _BITS = (10, 33)
@@ -44,11 +43,7 @@ def draw_plan_curves(
 
 def draw_plan_alone(plan: Plan) -> str:
     """Return the curves of a plan, the stock ring (if any) and the bound as an SVG file."""
-    try:
-        stock = StockRing(plan.collective, plan.router)
-    except InfeasibleError:
-        stock = None
-    return draw_plan_curves(plan.collective, plan, stock, plan.bound_one_way, alone=True)
+    return draw_plan_curves(plan.collective, plan, stock_of(plan), plan.bound_one_way, alone=True)
 
 
 def predict_algbw_GBps(plan: Plan, size: int) -> float:

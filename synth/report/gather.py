@@ -4,7 +4,7 @@ These are findings, bounds, plans of the main collectives, and predictions for t
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from ..bounds.in_network import bound_in_network
 from ..bounds.single_path import Bounds, find_bounds
 from ..cost.affine import Cost
 from ..explain import Explanation, explain
+from ..groups.bounds import SubMachine
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..numeric.effort import Effort
@@ -25,7 +26,7 @@ from ..plan import Plan
 from ..planner.names import AUTO
 from ..planner.synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S
-from .stock import StockRing
+from .stock import StockRing, stock_of
 
 # Share of the time limit for each collective; unused time goes to the next ones.
 _SHARES = {
@@ -113,13 +114,8 @@ def gather_report(
 def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> Report:
     """Return the report on a plan: on its machine and its collective.
 
-    `where` is the name of its file. Raise InputError if the plan is for a part of the GPUs.
+    `where` is the name of its file.
     """
-    if not plan.collective.has_all_gpus:
-        raise InputError(
-            f"{where}: a plan for {plan.collective} of {len(plan.topology.ranks)} GPUs; reports on "
-            "plans for a part of the GPUs cannot be written yet"
-        )
     started = time.monotonic()
     section = Section(
         plan.collective,
@@ -127,7 +123,7 @@ def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> 
         plan=plan,
         candidates=tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries),
     )
-    _complete(section, plan.router, Effort(time_limit_s / 2))
+    _complete(section, plan.router, Effort(time_limit_s / 2), plan.participants)
     report, seconds = examine(plan.topology), time.monotonic() - started
     return Report(plan.topology, plan.topology, report, [section], where, seconds)
 
@@ -153,20 +149,32 @@ def _gather_section(name: str, router: Router, seconds: float) -> Section:
     return section
 
 
-def _complete(section: Section, router: Router, effort: Effort) -> None:
-    """Add missing bounds, the bound with adding switches, the bottleneck, and the stock ring."""
-    topology, collective = router.topology, section.collective
+def _complete(
+    section: Section, router: Router, effort: Effort, participants: Sequence[int] | None = None
+) -> None:
+    """Add missing bounds, the bound with adding switches, the bottleneck, and the stock ring.
+
+    `participants` are the ranks that a plan for a part of the GPUs may use; None: all.
+    """
+    collective, plan = section.collective, section.plan
+    if participants is not None:
+        usable = SubMachine.of(collective, router, participants)
+        collective, router = usable.collective, usable.router
+    topology = router.topology
     try:
         bounds = section.bounds or find_bounds(collective, router, effort)
         section.bounds = bounds
         section.in_network = bound_in_network(collective, topology, bounds.multipath, effort)
-        if len(topology.ranks) <= _EXPLAINED_RANKS and section.plan is not None:
+        if len(topology.ranks) <= _EXPLAINED_RANKS and plan is not None:
             # The candidates of the plan contain the rate of each strategy.
             section.explanation = explain(
                 collective, router, bounds.single_path, section.candidates, effort
             )
     except (InfeasibleError, TimeLimitError) as error:
         section.missing = section.missing or str(error)
-    with suppress(InfeasibleError, InputError):
-        section.stock = StockRing(collective, router)
+    if plan is not None:
+        section.stock = stock_of(plan)
+    else:
+        with suppress(InfeasibleError, InputError):
+            section.stock = StockRing(collective, router)
     section.cut_short = list(dict.fromkeys([*section.cut_short, *effort.cut_short]))

@@ -4,7 +4,7 @@ from ...topo.printable import quote
 from ..bounds.in_network import describe_assumption
 from ..bounds.single_path import Bounds
 from ..cost.transfer_times import time_steps
-from ..describe import FRONT_TITLES, bounds_text, least_ratio_text, list_cells
+from ..describe import FRONT_TITLES, bounds_text, help_lines, least_ratio_text, list_cells
 from ..ir.schedule import Schedule
 from ..pictures.drawing import STYLE
 from ..pictures.front import draw_front
@@ -33,11 +33,13 @@ def draw_plan_svg(plan: Plan) -> str:
 
 def show_plan(plan: Plan) -> str:
     """Return a plan as HTML: its bounds, curves, entries, and how large buffers travel."""
-    bounds = bounds_text(Bounds(plan.bound, plan.bound_one_way))
+    helpers = None if plan.collective.has_all_gpus else plan.helpers
+    bounds = bounds_text(Bounds(plan.bound, plan.bound_one_way), helpers)
+    helped = help_lines(helpers or (), plan.bound_alone, plan.bound_with_helpers)
     assumption = describe_assumption(plan.topology)
     return _join(
         f"{plan.collective} on {plan.topology.name}",
-        *map(make_paragraph, (*bounds.split("\n"), f"That assumes: {assumption}.")),
+        *map(make_paragraph, (*bounds.split("\n"), *helped, f"That assumes: {assumption}.")),
         make_figure(draw_plan_svg(plan), "predicted algbw against the size of the buffer"),
         list_entries(plan),
         make_details("trees and timeline", *draw_schedule(plan)),

@@ -93,7 +93,13 @@ def _write_facts(report: Report) -> str:
         name = first.collective.name
         if first.bounds is not None:
             bound = float(first.bounds.single_path.algbw_GBps)
-            facts.append((f"{bound:.4g} GB/s", f"bound of {name}, algbw"))
+            plan, help_ = first.plan, ""
+            alone = None if plan is None else plan.bound_alone
+            if plan is not None and not plan.collective.has_all_gpus:
+                help_ = " with help" if plan.helpers else " without help"
+            facts.append((f"{bound:.4g} GB/s", f"bound of {name}{help_}, algbw"))
+            if alone is not None and plan is not None and plan.helpers:
+                facts.append((f"{float(alone.algbw_GBps):.4g} GB/s", "without help"))
         # 1 GiB, as the caption says.
         algbw = 0.0 if first.plan is None else predict_algbw_GBps(first.plan, SHOWN_SIZE << 2)
         if algbw:

@@ -12,7 +12,7 @@ from ..cost.affine import rounds
 from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import reroute
 from ..cost.transfer_times import predict_times
-from ..describe import limit_text, why_text
+from ..describe import help_lines, help_text, limit_text, why_text
 from ..explain import SIZES, Explanation
 from ..pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from ..pictures.trees import MAX_GPUS, draw_flow, list_flows
@@ -63,21 +63,30 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
     if bounds is None:
         return []
     limit, how, more = limit_text(bounds.single_path), ", whatever the schedule", ""
+    plan = section.plan
+    is_group = plan is not None and not plan.collective.has_all_gpus
+    helped = f" {help_text(plan.helpers or ())}" if plan is not None and is_group else ""
     if bounds.single_path != bounds.multipath:
         how = " with a single path per pair of GPUs, as hardware sends"
         more = (
             "If senders could divide data over all paths, "
             f"{limit_text(bounds.multipath)}: {why_text(bounds.multipath)}. "
         )
-    text = f"At most {limit} GB/s algbw{how}: {why_text(bounds.single_path)}. {more}"
+    text = f"At most {limit} GB/s algbw{helped}{how}: {why_text(bounds.single_path)}. {more}"
     text += f"That assumes: {describe_assumption(topology)}."
     if section.in_network is not None:
         limit = limit_text(section.in_network)
         text += f" {describe_possible(topology)}; then the bound is {limit} GB/s."
+    parts = [make_paragraph(text)]
+    if plan is not None and is_group:
+        who = f"{plan.collective.spelled_ranks} of {len(topology.ranks)} take part"
+        parts.insert(0, make_paragraph(f"{who[0].upper()}{who[1:]}."))
+        lines = help_lines(plan.helpers or (), plan.bound_alone, plan.bound_with_helpers)
+        parts += [make_paragraph(f"{line[0].upper()}{line[1:]}.") for line in lines]
     if section.explanation is None:
-        return [make_paragraph(text)]
+        return parts
     bottleneck = make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")
-    return [make_paragraph(text), bottleneck, _list_levers(section.explanation)]
+    return [*parts, bottleneck, _list_levers(section.explanation)]
 
 
 def _list_levers(explanation: Explanation) -> str:
@@ -120,13 +129,15 @@ def list_entries(plan: Plan) -> str:
                 "" if limit is None else f"{float(limit):.4g}",
                 f"{max(0.0, float(plan.gap_of(entry))):.1%}",
                 f"{predict_algbw_GBps(plan, size):.4g} at {show_size(size)}",
+                *([] if plan.collective.has_all_gpus else [str(len(schedule.helpers) or "")]),
             )
         )  # fmt: skip
     titles = (
         *("from", "to", "schedule", "chunks", "steps", "rounds", "trees", "latency us"),
         *("GB/s at most", "gap", "predicted GB/s"),
+        *([] if plan.collective.has_all_gpus else ["helpers"]),
     )
-    return make_table(titles, rows, right={*range(11)} - {2})
+    return make_table(titles, rows, right={*range(12)} - {2})
 
 
 def _compare(section: Section, plan: Plan) -> list[str]:

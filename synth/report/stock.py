@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from ...topo.errors import InfeasibleError
+from ...topo.errors import InfeasibleError, InputError
 from ...topo.routes import Router
 from ..channels.channels import CHAIN, RING, Channels, schedule_channels
 from ..cost.affine import Cost, costs_between_gpus, tighten
 from ..cost.host_costs import host_of
 from ..cost.segmentation import time_us
 from ..cost.simulate import MAX_GROUPS
+from ..groups.bounds import SubMachine
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule, compose
 from ..ir.transfers import Op
 from ..numeric.effort import Effort
+from ..plan import Plan
 from ..request import Request, Send, build_schedule, segment_counts
 from ..stock.model import StockModel, model_stock
 from ..stock.rccl import RcclHost, model_rccl
@@ -185,6 +187,18 @@ class StockRing:
         chains = build_schedule(request, "stock chain", chunks, sends)
         segments = segment_counts(len(rings))
         return costs_between_gpus(tighten(chains, self._topology), self._topology, segments)
+
+
+def stock_of(plan: Plan) -> StockRing | None:
+    """Return the stock collective of a plan's members, on the machine of these alone.
+
+    None if it has no ring, or if the members have no routes.
+    """
+    machine = SubMachine.of(plan.collective, plan.router, plan.collective.members)
+    try:
+        return StockRing(machine.collective, machine.router)
+    except (InfeasibleError, InputError):
+        return None
 
 
 def find_order(router: Router) -> tuple[int, ...]:
