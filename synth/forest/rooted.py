@@ -91,7 +91,8 @@ class RootedPacking(SharePacking[RootedTree]):
         trees = len(self.roots) * (2 if both else 1) + (_SIMILAR if len(self.roots) == 1 else 0)
         self.pricing_s = _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * len(gpus) ** 2)
         if self.members is not None:
-            self.pricing_s += count_work(len(self.members), len(gpus)) * (2 if both else 1)
+            work_s = count_work(len(self.members), len(gpus)) * (2 if both else 1)
+            self.pricing_s = _METRIC_S + work_s + trees * _TREE_S
         self.dual = self.dual / len(self.row_capacity)
 
     def group_of(self, column: RootedTree) -> Hashable:
@@ -144,6 +145,9 @@ class RootedPacking(SharePacking[RootedTree]):
             # image.
             limit = self._limit(root)
             for down, up, is_cheapest in self._offer_trees(metric, search, root):
+                # A helper need not be joined with all members: then it is no root.
+                if self.members is not None and not _has_routes(metric.distance, down, up):
+                    continue
                 tree = self._route_tree(metric, root, down, up)
                 cost = self.cost_of(tree) / self.times
                 # The cheapest tree counts for the bound even if it is too deep to be used.
@@ -169,7 +173,8 @@ class RootedPacking(SharePacking[RootedTree]):
         # Adding only the cheapest few per turn keeps the program small: prices change, and most of
         # the others would never carry anything.
         fresh.sort(key=lambda offer: offer[0])
-        count = max(_FRESH_PAIRS if self.both else len(self.roots), 1 + _SIMILAR)
+        few = self.both and self.members is None
+        count = max(_FRESH_PAIRS if few else len(self.roots), 1 + _SIMILAR)
         return list(dict.fromkeys(tree for _, tree in fresh))[:count]
 
     def list_hub_trees(self) -> list[RootedTree]:
@@ -298,6 +303,13 @@ def group_packing(
     else:
         roots = collective.members if collective.root is None else [collective.root]
     return RootedPacking(topology, list(roots), both, None, max_depth, routes, collective.members)
+
+
+def _has_routes(distance: Floats, down: Sequence[int], up: Sequence[int] | None) -> bool:
+    """Return whether all edges of an out-tree and an in-tree, given by parents, have routes."""
+    edges = [(p, v) for v, p in enumerate(down) if p >= 0]
+    edges += [(v, p) for v, p in enumerate(up or ()) if p >= 0]
+    return all(np.isfinite(distance[edge]) for edge in edges)
 
 
 def prune(parents: Sequence[int], members: Sequence[int]) -> list[int]:

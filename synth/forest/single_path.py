@@ -172,6 +172,8 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
             listed = self._list_trees(full)
         for part, sends in listed:
             if sends is None or (sends[~self.routes.exists] > 0).any():
+                if self.one_part and self.is_group:
+                    continue  # a helper that routes do not join with all members
                 return []
             load = np.bincount(
                 self.row, weights=self.routes.loads(sends), minlength=len(self.capacity)

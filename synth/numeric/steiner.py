@@ -19,8 +19,10 @@ MAX_TERMINALS = 12
 
 def count_work(terminals: int, nodes: int) -> float:
     """Return the seconds of an idle core to find cheapest trees for all roots (estimated)."""
-    exact = terminals <= MAX_TERMINALS
-    return 2e-5 * 2**terminals + 1e-9 * nodes * 3**terminals if exact else 1e-5 * nodes**2
+    paths_s = 2e-8 * nodes**3
+    if terminals > MAX_TERMINALS:
+        return paths_s
+    return paths_s + 2e-5 * 2**terminals + 1e-9 * nodes * 3**terminals
 
 
 class SteinerTrees:

@@ -20,7 +20,7 @@ from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
-from topoplan.topo.graph import Topology
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 
 # Bounds on algbw in GB/s without and with help, from the links alone: on 8 MI300X each pair has a
 # link of 64 GB/s, so two of them have 1 path without help and 7 with it.
@@ -209,3 +209,16 @@ def test_plans_of_groups_offer_schedules_without_help(tmp_path: Path) -> None:
     assert not all(schedule.helpers for schedule in plan.alternatives)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_helpers_that_cannot_reach_all_members_are_no_hindrance() -> None:
+    # gpu2 is apart, and gpu3 only sends.
+    devices = tuple(Device(f"gpu{i}", "gpu") for i in range(4))
+    cable = both_directions(Link("gpu0", "gpu1", Fraction(1)))
+    links = (*cable, Link("gpu3", "gpu0", Fraction(1)), Link("gpu3", "gpu1", Fraction(1)))
+    machine = Topology("partly", devices, links)
+    for name in ("allreduce", "allgather", "alltoall"):
+        plan = topoplan.synthesize(name, machine, group=[0, 1])  # type: ignore[arg-type]
+        assert plan.bound_alone is not None
+        assert plan.bound_one_way.s_per_GB == plan.bound_alone.s_per_GB
+        assert min(map(plan.gap_of, plan.entries)) == 0
