@@ -19,10 +19,10 @@ MAX_TERMINALS = 12
 
 def count_work(terminals: int, nodes: int) -> float:
     """Return the seconds of an idle core to find cheapest trees for all roots (estimated)."""
-    paths_s = 2e-8 * nodes**3
-    if terminals > MAX_TERMINALS:
-        return paths_s
-    return paths_s + 2e-5 * 2**terminals + 1e-9 * nodes * 3**terminals
+    seconds = 2e-8 * nodes * nodes * nodes
+    if terminals <= MAX_TERMINALS:
+        seconds += 2e-5 * 2.0**terminals + 1e-9 * nodes * 3.0**terminals
+    return seconds
 
 
 class SteinerTrees:
