@@ -218,7 +218,7 @@ def test_helpers_that_cannot_reach_all_members_are_no_hindrance() -> None:
     links = (*cable, Link("gpu3", "gpu0", Fraction(1)), Link("gpu3", "gpu1", Fraction(1)))
     machine = Topology("partly", devices, links)
     for name in ("allreduce", "allgather", "alltoall"):
-        plan = topoplan.synthesize(name, machine, group=[0, 1])  # type: ignore[arg-type]
+        plan = topoplan.synthesize(name, machine, group=[0, 1])
         assert plan.bound_alone is not None
         assert plan.bound_one_way.s_per_GB == plan.bound_alone.s_per_GB
         assert min(map(plan.gap_of, plan.entries)) == 0
