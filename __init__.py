@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from .runtime.ddp import DdpHook, ddp_hook
     from .runtime.mpi.launched import join_mpi
     from .runtime.ranks.groups import GroupMaker
-    from .runtime.ranks.mesh import device_mesh
+    from .runtime.ranks.mesh import device_mesh, mesh_groups
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
+    from .synth.groups.bound import JointBound
+    from .synth.groups.calls import JointCall
+    from .synth.groups.joint import synthesize_joint
+    from .synth.groups.joint_plan import GroupPlan, JointPlan
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
@@ -86,11 +90,15 @@ _HOMES = {
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",
+    "GroupPlan": "synth.groups.joint_plan",
     "GroupSummary": "runtime.summaries.summary",
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
     "Job": "synth.place.job",
+    "JointBound": "synth.groups.bound",
+    "JointCall": "synth.groups.calls",
+    "JointPlan": "synth.groups.joint_plan",
     "Link": "topo.devices",
     "Note": "topo.notes",
     "ParetoFront": "synth.planner.front",
@@ -123,6 +131,7 @@ _HOMES = {
     "device_mesh": "runtime.ranks.mesh",
     "join_mpi": "runtime.mpi.launched",
     "load": "topo.loader.resolve",
+    "mesh_groups": "runtime.ranks.mesh",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "pareto": "synth.planner.api",
     "place": "synth.place.placing",
@@ -130,6 +139,7 @@ _HOMES = {
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
+    "synthesize_joint": "synth.groups.joint",
     "verify": "synth.planner.api",
 }
 
@@ -160,11 +170,15 @@ __all__ = [
     "Entry",
     "ExecutionError",
     "GroupMaker",
+    "GroupPlan",
     "GroupSummary",
     "InNetwork",
     "InfeasibleError",
     "InputError",
     "Job",
+    "JointBound",
+    "JointCall",
+    "JointPlan",
     "Link",
     "Note",
     "ParetoFront",
@@ -197,6 +211,7 @@ __all__ = [
     "device_mesh",
     "join_mpi",
     "load",
+    "mesh_groups",
     "nccl_graph",
     "pareto",
     "place",
@@ -204,6 +219,7 @@ __all__ = [
     "strategy",
     "summary",
     "synthesize",
+    "synthesize_joint",
     "verify",
 ]
 

@@ -1,6 +1,6 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each mode is in a module of cli/synthesis: plan, bound, front, explain,
+Each mode is in a module of cli/synthesis: plan, bound, front, explain, joint,
 schedule_files.
 """
 
@@ -21,6 +21,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     check_options(args)
+    if args.groups:
+        from .synthesis.joint import run as run_joint
+
+        run_joint(args)
+        return 0
     from .synthesis.job import make_job
 
     job = make_job(args)

@@ -27,6 +27,9 @@ SECTIONS = {
         *("synthesize", "Plan", "Entry", "TreeLimits", "Bound", "Cost"),
         *("pareto", "ParetoFront", "ParetoRow"),
     ),
+    "Several groups at once": (
+        *("synthesize_joint", "mesh_groups", "JointPlan", "GroupPlan", "JointCall", "JointBound"),
+    ),
     "Where ranks go": ("place", "Placement", "Traffic", "Step", "PlaceBound", "device_mesh"),
     "Collectives and schedules": (
         "Collective",

@@ -10,6 +10,7 @@ from typing import Any
 
 from topoplan.runtime.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts
+from topoplan.synth.groups.joint_plan import JointPlanFile
 from topoplan.synth.plan_file import PlanFile
 from topoplan.topo.output_head import OutputHead
 from topoplan.topo.schema import json_schema
@@ -20,6 +21,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs/schemas"
 DECLARED = {
     "topology": (TopologyFile, "a topology: --topology FILE, topo-probe --json"),
     "plan": (PlanFile, "a plan: topo-synth -o"),
+    "joint-plan": (JointPlanFile, "a joint plan: topo-synth --groups -o"),
     "host-costs": (HostCosts, 'the field "host" of a topology: topo-run --calibrate'),
     "output": (OutputHead, "what every --json but topo-probe's begins with"),
     "lab-settings": (Settings, "what topo-lab trains"),

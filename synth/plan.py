@@ -12,8 +12,6 @@ is loaded.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -27,7 +25,6 @@ from msgspec import UNSET
 from ..topo.derived.degrade import keep_gpus
 from ..topo.derived.stripes import list_forms
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
-from ..topo.exact import fraction_to_json, load_json, parse_fraction
 from ..topo.files import write_whole
 from ..topo.graph import Topology
 from ..topo.routes import HARDWARE, Router
@@ -40,11 +37,9 @@ from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
 from .ir.schedule import MAX_SEGMENTS, Schedule
-from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSIONS, PlanFile, check_columns, check_counts
+from .plan_file import FORMAT, VERSIONS, PlanFile, check_columns, check_counts
+from .plan_text import check_hash, dumps, hash_of, parse, read_text
 from .verify import verify
-
-# JSON values with only one spelling; fractions have several.
-_CANONICAL_TYPES = frozenset({int, str, bool, type(None)})
 
 
 @dataclass(frozen=True)
@@ -370,7 +365,7 @@ class Plan:
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
-        return {**body, "hash": _hash(body)}
+        return {**body, "hash": hash_of(body)}
 
     def _group_bounds_json(self) -> dict[str, Any]:
         """Return the bounds of a group with and without help as fields of the plan's file."""
@@ -400,7 +395,7 @@ class Plan:
         cached plans, also if `path` is a symbolic link.
         """
         self.verify()
-        write_whole(path, _dumps(self.to_json()), overwrite=overwrite, follow_links=follow_links)
+        write_whole(path, dumps(self.to_json()), overwrite=overwrite, follow_links=follow_links)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -409,7 +404,7 @@ class Plan:
         Raise InputError if there is no such file or it is not a plan, VerificationError if its
         schedules or bounds do not hold.
         """
-        return cls.loads(_read_text(Path(path)), str(path))
+        return cls.loads(read_text(Path(path)), str(path))
 
     @classmethod
     def loads(cls, text: str, where: str = "plan") -> Plan:
@@ -417,40 +412,23 @@ class Plan:
 
         Errors are those of `load`.
         """
-        try:
-            data = load_json(text)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{where}: not JSON at line {error.lineno}: {error.msg}; the file is cut off or "
-                "is not a plan"
-            ) from None
-        except ValueError as error:
-            raise InputError(f"{where}: not usable JSON: {error}") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise InputError(f"{where}: not a plan; expected a file written by topo-synth")
-        if data.get("version") not in VERSIONS:
-            raise InputError(
-                f"{where}: plan version {data.get('version')!r}; this topoplan reads versions "
-                f"{' and '.join(map(str, VERSIONS))}"
-            )
+        return cls.from_json(parse(text, where, FORMAT, VERSIONS), where)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], where: str = "plan") -> Plan:
+        """Read and verify the object that `to_json` returns; errors are those of `load`."""
         check_counts(data, where)
+        body = {key: value for key, value in data.items() if key != "hash"}
+        check_hash(body, data.get("hash"), where)
         try:
-            same = data.pop("hash", None) == _hash(data)
-        except ValueError as error:  # numbers that no plan holds
-            raise VerificationError(f"{where}: {error}; the plan was changed or damaged") from None
-        if not same:
-            raise VerificationError(
-                f"{where}: the plan's content does not match its hash; it was changed or damaged"
-            )
-        try:
-            plan = cls._from_json(data, where)
+            plan = cls._read(body, where)
             plan.verify()
         except TopoplanError as error:
             raise VerificationError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
         return plan
 
     @classmethod
-    def _from_json(cls, data: dict[str, Any], where: str) -> Plan:
+    def _read(cls, data: dict[str, Any], where: str) -> Plan:
         file = read_as(data, PlanFile, where)
         topology = Topology.from_json(data["topology"], f"{where}: topology")
         if topology.fingerprint != file.fingerprint:
@@ -507,60 +485,3 @@ class Plan:
                 f"{version}"
             )
         return plan
-
-
-def _read_text(path: Path) -> str:
-    """Return the text of a plan file.
-
-    Raise InputError if it cannot be read, or is too large.
-    """
-    try:
-        with path.open("rb") as file:  # bounded here: stat reports no size for devices
-            raw = file.read(MAX_PLAN_BYTES + 1)
-        if len(raw) > MAX_PLAN_BYTES:
-            raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
-        return raw.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(
-            f"{path}: cannot be read: {reason}; expected a plan written by topo-synth"
-        ) from None
-
-
-def _canonical(value: Any) -> Any:
-    """Return JSON values with one spelling for every number, from Python or from a file."""
-    if isinstance(value, dict):
-        return {k: _canonical(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        # Most of a large plan is rows of indices, for which a call per value would be slow.
-        return [v if type(v) in _CANONICAL_TYPES else _canonical(v) for v in value]
-    if isinstance(value, (int, str)) or value is None:
-        return value
-    return fraction_to_json(parse_fraction(value))
-
-
-def _hash(body: dict[str, Any]) -> str:
-    """Return the SHA-256 of a plan's JSON without deflated columns, whose own SHA-256 is in it."""
-    schedules = body.get("schedules")
-    if isinstance(schedules, list):
-        body = {**body, "schedules": [_without_deflated(row) for row in schedules]}
-    return hashlib.sha256(
-        json.dumps(_canonical(body), sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
-
-
-def _without_deflated(schedule: Any) -> Any:
-    columns = schedule.get("columns") if isinstance(schedule, dict) else None
-    if not isinstance(columns, dict):
-        return schedule
-    return {**schedule, "columns": {k: v for k, v in columns.items() if k != "deflated"}}
-
-
-def _dumps(data: dict[str, Any]) -> str:
-    """Return a plan's JSON object as text, with a line for each field, schedule and entry."""
-    lines = []
-    for key, value in data.items():
-        rows = [f"  {json.dumps(row)}" for row in value] if isinstance(value, list) else []
-        text = "[\n" + ",\n".join(rows) + "\n]" if isinstance(value, list) else json.dumps(value)
-        lines.append(f"{json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"

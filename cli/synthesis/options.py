@@ -73,6 +73,10 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-synth allreduce ring:4 --strategy file:ring.xml",
         "what the schedule of an MSCCL file reaches on this topology",
     ),
+    (
+        "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'",
+        "a plan for groups that run at once",
+    ),
     ("topo-synth allreduce dgx1 --csv ranges.csv", "the table as rows"),
 )
 ABOUT = """\
@@ -121,6 +125,13 @@ def build_parser() -> Parser:
         help=f"buffer size to report on (default {DEFAULT_SIZE})",
     )
     add(
+        "--groups",
+        metavar="G",
+        help="plan for several groups at once, which share the links: kinds of groups such as "
+        "'tp:allreduce:64M=0,1|2,3 dp=0,2|1,3' (after the kind's name: collective, bytes and "
+        "weight, else COLLECTIVE, --size and 1), or a file of them",
+    )
+    add(
         "--root",
         type=int,
         metavar="R",
@@ -136,8 +147,8 @@ def build_parser() -> Parser:
     add(
         "--helpers",
         metavar="LIST",
-        help="with --group: the other ranks that may relay, copy and add for it: rest (default), "
-        "none, or a list",
+        help="with --group or --groups: the other ranks that may relay, copy and add for a group: "
+        "rest (default), none, or a list",
     )
     add(
         "--pareto",
@@ -311,7 +322,8 @@ def _settle_request(args: argparse.Namespace) -> None:
         if given is not None and spell_collective(word) != spell_collective(given):
             raise InputError(f"{word} and --{option} {given}: expected one {option}; leave one out")
         setattr(args, option, word)
-    missing = [option for option in ("collective", "topology") if getattr(args, option) is None]
+    needed = ("topology",) if args.groups else ("collective", "topology")
+    missing = [option for option in needed if getattr(args, option) is None]
     if missing:
         raise InputError(
             f"no {' and no '.join(missing)} given; expected both, as in: {shown_name(PROG)} "
@@ -353,8 +365,19 @@ def _check_combinations(args: argparse.Namespace) -> None:
     exact = "--pareto" if args.pareto else "--instance"
     is_exact = bool(args.pareto or args.instance)
     groups = {"--group": args.group, "--helpers": args.helpers}
+    changes = {
+        "--without-link": args.without_link,
+        "--without-rank": args.without_rank,
+        "--scale-link": args.scale_link,
+    }
+    rest = {"--group": args.group, "--root": args.root, "--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
+        (
+            limits + _given({**others, **changes, **rest, "--format": args.format != PLAN}),
+            args.groups is not None,
+            "{} with --groups: joint plans have no such option; leave it out",
+        ),
         (
             _given({**fronts, **explains, **exacts, "--bound-only": args.bound_only, **files}),
             args.format in SCHEDULE_FORMATS,
@@ -384,7 +407,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             ["--helpers"],
-            args.helpers is not None and args.group is None,
+            args.helpers is not None and args.group is None and args.groups is None,
             "--helpers without --group: it has no effect then; name the ranks that take part",
         ),
         (

@@ -150,16 +150,19 @@ class Bound:
     @classmethod
     def from_fields(cls, fields: BoundFields | SinglePathBoundFields) -> Bound:
         """Return the bound that a file declares."""
-        certificate: dict[str, Any] = {}
-        if fields.certificate.inside is not UNSET:
-            certificate["inside"] = fields.certificate.inside
-        if fields.certificate.prices is not UNSET:
-            certificate["prices"] = [
-                [a, b, fraction_to_json(price)] for a, b, price in fields.certificate.prices
-            ]
-        if fields.certificate.joined is not UNSET:
-            certificate["joined"] = [list(pair) for pair in fields.certificate.joined]
-        return cls(fields.s_per_GB, fields.kind, certificate)
+        return cls(fields.s_per_GB, fields.kind, certificate_from_fields(fields.certificate))
+
+
+def certificate_from_fields(fields: CertificateFields) -> dict[str, Any]:
+    """Return the certificate that a file declares, as `Bound` has it."""
+    certificate: dict[str, Any] = {}
+    if fields.inside is not UNSET:
+        certificate["inside"] = fields.inside
+    if fields.prices is not UNSET:
+        certificate["prices"] = [[a, b, fraction_to_json(price)] for a, b, price in fields.prices]
+    if fields.joined is not UNSET:
+        certificate["joined"] = [list(pair) for pair in fields.joined]
+    return certificate
 
 
 # Prefix of the kinds of certificates that hold for single paths only.
@@ -229,7 +232,7 @@ def proved_s_per_GB(
         topology = join_devices(topology, dict(certificate["joined"]))
     if computes_in_network(topology, collective):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
-    fractions = _read_prices(
+    fractions = read_prices(
         certificate["prices"],
         topology,
         both_directions=own is None and mirrored,
@@ -403,7 +406,7 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
     return crossing / out
 
 
-def _read_prices(rows: Any, topology: Topology, *, both_directions: bool) -> Prices:
+def read_prices(rows: Any, topology: Topology, *, both_directions: bool) -> Prices:
     """Return the price of each directed link.
 
     With `both_directions` an entry applies to both links of a pair.

@@ -143,7 +143,7 @@ def _joined_prices(
     In it, each device that adds or copies is one with its nearest GPU.
     """
     gpu_of = {
-        device: _find_nearest_gpu(device, topology)
+        device: find_nearest_gpu(device, topology)
         for device in list_computing(topology, collective)
     }
     joined = bound(collective, join_devices(topology, gpu_of), effort, progress, by_link=by_link)
@@ -155,7 +155,7 @@ def _joined_prices(
     return [bound_of(joined.kind, certificate, collective, topology)]
 
 
-def _find_nearest_gpu(device: str, topology: Topology) -> str:
+def find_nearest_gpu(device: str, topology: Topology) -> str:
     """Return the GPU that is the fewest links away from a device, the lowest rank of equals."""
     layer, reached = {device}, {device}
     while layer:

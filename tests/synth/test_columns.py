@@ -21,7 +21,8 @@ from topoplan.synth.ir.collective import Chunk
 from topoplan.synth.ir.columns import ColumnFields, read_columns, write_columns
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer, Transfers
-from topoplan.synth.plan import Plan, _hash
+from topoplan.synth.plan import Plan
+from topoplan.synth.plan_text import hash_of
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, TopoplanError, VerificationError
 from topoplan.topo.presets import preset
@@ -78,7 +79,7 @@ def test_files_of_version_1_with_rows_for_many_ranks_are_read() -> None:
         row |= schedule.uncut._list_rows()
     data = {**data, "version": 1}
     del data["hash"]
-    assert Plan.loads(json.dumps({**data, "hash": _hash(data)})) == WIDE
+    assert Plan.loads(json.dumps({**data, "hash": hash_of(data)})) == WIDE
 
 
 def forge(**changes: Any) -> str:
@@ -86,7 +87,7 @@ def forge(**changes: Any) -> str:
     data = json.loads(json.dumps(WIDE.to_json()))
     del data["hash"]
     data["schedules"][-1]["columns"] |= changes
-    return json.dumps({**data, "hash": _hash(data)})
+    return json.dumps({**data, "hash": hash_of(data)})
 
 
 COLUMNS: dict[str, Any] = WIDE.to_json()["schedules"][-1]["columns"]
@@ -138,7 +139,7 @@ def test_columns_of_all_schedules_together_are_bounded() -> None:
     for row in data["schedules"]:
         row["columns"]["transfers"] = 10**6
     with pytest.raises(VerificationError, match="take more than 1024 MiB"):
-        Plan.loads(json.dumps({**data, "hash": _hash(data)}))
+        Plan.loads(json.dumps({**data, "hash": hash_of(data)}))
 
 
 @pytest.mark.parametrize("also", ["chunks", "routes", "transfers"])

@@ -21,7 +21,8 @@ from topoplan.synth.ir.addition_order import find_bracketing, is_uniform, rounde
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.ir.schedule import Schedule, reverse
 from topoplan.synth.ir.transfers import Transfer, Transfers
-from topoplan.synth.plan import Entry, Plan, _hash
+from topoplan.synth.plan import Entry, Plan
+from topoplan.synth.plan_text import hash_of
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InputError, VerificationError
@@ -188,7 +189,7 @@ def test_what_a_plan_file_must_not_say(change: Callable[[Any], None], says: str)
     data.pop("hash")
     change(data)
     with pytest.raises(VerificationError, match=says):
-        Plan.loads(json.dumps({**data, "hash": _hash(data)}))
+        Plan.loads(json.dumps({**data, "hash": hash_of(data)}))
 
 
 def test_mirrored_prices_prove_no_bound_over_some_gpus() -> None:

@@ -17,7 +17,8 @@ from thorough import count_examples
 
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer, Transfers
-from topoplan.synth.plan import Plan, _hash
+from topoplan.synth.plan import Plan
+from topoplan.synth.plan_text import hash_of
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
 from topoplan.topo.graph import Topology
@@ -69,7 +70,7 @@ def forge(change: Any) -> str:
     data = json.loads(json.dumps(PLAN.to_json()))
     data.pop("hash")
     change(data)
-    return json.dumps({**data, "hash": _hash(data)})
+    return json.dumps({**data, "hash": hash_of(data)})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from topoplan.synth.bounds.single_path import Bounds, find_bounds
 from topoplan.synth.cost.affine import tighten
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.transfers import Transfers
-from topoplan.synth.plan import Plan, _hash
+from topoplan.synth.plan import Plan
+from topoplan.synth.plan_text import hash_of
 from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
@@ -320,7 +321,7 @@ def forged(plan: Plan, change: Callable[[dict[str, Any]], object]) -> str:
     data = json.loads(json.dumps(plan.to_json()))
     del data["hash"]
     change(data)
-    return json.dumps({**data, "hash": _hash(data)})
+    return json.dumps({**data, "hash": hash_of(data)})
 
 
 def test_older_files_have_one_bound_and_false_ones_are_refused() -> None:

@@ -1,0 +1,275 @@
+"""Trees and paths of several calls at once, packed into the links by column generation.
+
+A column carries one part of one call: an allreduce and a broadcast are one part, an allgather has
+one for each member, an alltoall one for each pair. The linear program divides each part among its
+columns so that the busiest link takes the least time, all calls counted with their bytes and
+weights. Its duals price the links; the cheapest trees and paths at these prices are the next
+columns, and prove the bound.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from math import lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import shortest_path
+
+from ...topo.errors import InfeasibleError
+from ...topo.exact import fraction_to_json
+from ...topo.graph import Topology
+from ...topo.routes import Route, Router
+from ..bounds.multipath import DENOMINATORS
+from ..forest.machine.links import Floats
+from ..forest.machine.routes import Metric, OwnRoutes, RoutedMetric
+from ..forest.weigh import TOLERANCE, SharePacking
+from ..numeric.arborescence import cheapest_out_tree
+from ..numeric.effort import Effort
+from ..numeric.steiner import SteinerTrees
+from .bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
+from .calls import JointCall, helpers_of
+
+# Work in seconds of an idle core: for all distances, and per tree that is priced.
+_METRIC_S, _TREE_S = 1e-3, 5e-4
+# Roots whose trees are added for one allreduce in a turn.
+_FRESH_ROOTS = 4
+# From this relative error of floats on, rounding has weakened a bound.
+_CLOSE = 1e-9
+_BY_PATHS = ("alltoall", "gather", "scatter")
+
+
+@dataclass(frozen=True)
+class Branches:
+    """A column: the routes on which one part of a call is reduced, and then copied.
+
+    `call` is the number of the call; `source` and `target` are those of the part's chunks (see
+    `Chunk`). `up` are routes on which data is added on to `root`, from a rank to its parent; `down`
+    those on which it is copied from there. Either may be empty.
+    """
+
+    call: int
+    source: int | None
+    target: int | None
+    root: int
+    up: tuple[Route, ...]
+    down: tuple[Route, ...]
+
+
+class JointPacking(SharePacking[Branches]):
+    """Column generation for several calls.
+
+    Times are in units of `unit_GB` over 1 GB/s. With `routes`, ranks send to each other on the
+    hardware's routes only; else on any path that avoids other GPUs.
+    """
+
+    smooths = True
+
+    def __init__(
+        self,
+        calls: Sequence[JointCall],
+        topology: Topology,
+        helpers: Iterable[int],
+        routes: OwnRoutes | None,
+    ) -> None:
+        super().__init__(topology, None)
+        self.calls, self.routes = list(calls), routes
+        helping = set(helpers)
+        # The ranks that take part in each call, ascending.
+        self.participants = [
+            sorted({*c.collective.members, *helpers_of(c, helping)}) for c in self.calls
+        ]
+        needed = [call.demand_GB * call.collective.even_chunks(1)[0].share for call in self.calls]
+        scale = lcm(*(x.denominator for x in needed))
+        whole = [int(x * scale) for x in needed]
+        shared = int(np.gcd.reduce(np.array(whole, dtype=object)))
+        # A part of call k is `demand[k]` units.
+        self.demand = [x // shared for x in whole]
+        self.unit_GB = Fraction(shared, scale)
+        self.dual = self.prices = self.best = self.dual / len(self.dual)
+        self.pricing_s = _METRIC_S + _TREE_S * sum(2 * c.collective.ranks for c in self.calls)
+        self._rank = {gpu: rank for rank, gpu in enumerate(topology.ranks)}
+
+    def group_of(self, column: Branches) -> Hashable:
+        """Return the part that a column carries."""
+        return column.call, column.source, column.target
+
+    def count_uses(self, column: Branches) -> Counter[int]:
+        """Return how many units a column sends over each row if it carries its whole part."""
+        return self.count_rows((*column.up, *column.down), self.demand[column.call])
+
+    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> None:
+        """Generate columns until they are optimal or the effort is spent.
+
+        Raise InfeasibleError if a group's ranks cannot reach each other.
+        """
+        if not self.generate(effort, "sharing links among groups", say):
+            raise InfeasibleError(
+                "the packing of several groups has no optimum; are the bandwidths of very "
+                "different sizes?"
+            )
+
+    def price_columns(self) -> list[Branches]:
+        """Return new columns that cost less than their part's dual; store the bound."""
+        by_link = self.prices[self.row]
+        metric = Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
+        total, fresh = 0.0, list[Branches]()
+        for number in range(len(self.calls)):
+            least: dict[Hashable, float] = defaultdict(lambda: np.inf)
+            for column in self._offer(number, metric):
+                part = self.group_of(column)
+                least[part] = min(least[part], self.cost_of(column))
+                if column not in self.columns and self._improves(column):
+                    fresh.append(column)
+            total += sum(least.values())
+        # Weak duality: no sharing is faster than the cost of all parts' cheapest columns over that
+        # of all links.
+        self.raise_bound(total / float(self.row_capacity @ self.prices))
+        return fresh
+
+    def _improves(self, column: Branches) -> bool:
+        """Return whether a column costs less than its part's dual at the duals themselves."""
+        uses = self.count_uses(column).items()
+        cost = sum(float(self.dual[row]) * times for row, times in uses)
+        return cost < self.duals.get(self.group_of(column), np.inf) * (1 - TOLERANCE)
+
+    def is_enough(self) -> bool:
+        """Return whether the columns reach the bound."""
+        return self.reached <= self.value * (1 + TOLERANCE)
+
+    def _offer(self, number: int, metric: Metric) -> list[Branches]:
+        """Return the cheapest columns of each part of a call; of an allreduce, from several roots.
+
+        Raise InfeasibleError if no routes join the group's ranks.
+        """
+        own, collective = self.participants[number], self.calls[number].collective
+        distance = metric.distance[np.ix_(own, own)]
+        finite = np.isfinite(distance)
+        far = float(distance[finite].sum()) * 2 + 1
+        full = np.where(finite, distance, far)
+        place = {rank: i for i, rank in enumerate(own)}
+        members = [place[rank] for rank in collective.members]
+        roots = members if collective.root is None else [place[collective.root]]
+        name = collective.name
+
+        def route_pairs(pairs: Iterable[tuple[int, int]]) -> tuple[Route, ...]:
+            return tuple(metric.route(own[u], own[v]) for u, v in pairs)
+
+        def spread(trees: _OutTrees, node: int) -> tuple[Route, ...]:
+            return route_pairs((p, v) for v, p in enumerate(trees.find(node)) if p >= 0)
+
+        def collect(trees: _OutTrees, node: int) -> tuple[Route, ...]:
+            return route_pairs((v, p) for v, p in enumerate(trees.find(node)) if p >= 0)
+
+        if name in _BY_PATHS:
+            closed, before = shortest_path(full, return_predecessors=True)
+            sources = roots if name == "scatter" else members
+            targets = roots if name == "gather" else members
+            pairs = [(u, v) for u in sources for v in targets if u != v]
+            self._check_joined(number, max(float(closed[pair]) for pair in pairs), far)
+            return [
+                Branches(
+                    number,
+                    None if name == "scatter" else own[u],
+                    None if name == "gather" else own[v],
+                    own[u],
+                    (),
+                    route_pairs(pairwise(_trace(before, u, v))),
+                )
+                for u, v in pairs
+            ]
+        if name == "allreduce":
+            there, back = _OutTrees(full, members), _OutTrees(full.T, members)
+            prices = np.array([there.price(v) + back.price(v) for v in range(len(own))])
+            self._check_joined(number, float(prices.min()), far)
+            best = np.argsort(prices, kind="stable")[:_FRESH_ROOTS].tolist()
+            return [
+                Branches(number, None, None, own[v], collect(back, v), spread(there, v))
+                for v in best
+                if prices[v] < far
+            ]
+        trees = _OutTrees(full.T if collective.reduces else full, members)
+        self._check_joined(number, max(trees.price(v) for v in roots), far)
+        ends = [own[v] if collective.root is None else None for v in roots]
+        if collective.reduces:
+            return [
+                Branches(number, None, end, own[v], collect(trees, v), ())
+                for v, end in zip(roots, ends, strict=True)
+            ]
+        return [
+            Branches(number, end, None, own[v], (), spread(trees, v))
+            for v, end in zip(roots, ends, strict=True)
+        ]
+
+    def _check_joined(self, number: int, price: float, far: float) -> None:
+        if price >= far:
+            call, topology = self.calls[number], self.topology
+            helped = len(self.participants[number]) > call.collective.ranks
+            raise InfeasibleError(
+                f"{call.name}: no routes on {topology.name!r} join its ranks"
+                + ("" if helped else " without helpers; let other GPUs help")
+            )
+
+
+class _OutTrees:
+    """Cheapest out-trees to all members: of all nodes, or of those that they need."""
+
+    def __init__(self, price: Floats, members: Sequence[int]) -> None:
+        self._price = price
+        self._steiner = None if len(members) == len(price) else SteinerTrees(price, members)
+        self._found: dict[int, list[int]] = {}
+
+    def find(self, root: int) -> list[int]:
+        """Return the parent of each node in the tree from `root`, -1 for none."""
+        if root not in self._found:
+            steiner = self._steiner
+            self._found[root] = (
+                cheapest_out_tree(self._price, root) if steiner is None else steiner.find(root)
+            )
+        return self._found[root]
+
+    def price(self, root: int) -> float:
+        """Return the price of the cheapest tree from `root`."""
+        if self._steiner is not None:
+            return float(self._steiner.price(root))
+        parents = self.find(root)
+        return sum(float(self._price[p, v]) for v, p in enumerate(parents) if p >= 0)
+
+
+def _trace(before: NDArray[Any], u: int, v: int) -> list[int]:
+    """Return the nodes of the cheapest path from u to v, given the node before each end."""
+    nodes = [v]
+    while nodes[-1] != u:
+        nodes.append(int(before[u, nodes[-1]]))
+    return nodes[::-1]
+
+
+def prove(
+    packing: JointPacking, helpers: Iterable[int], router: Router, joined: Sequence[Sequence[str]]
+) -> JointBound:
+    """Return the best bound that a packing's prices prove, once made exact.
+
+    Prices are rounded to fractions, with a greater denominator for each next try, until rounding
+    loses nothing. `joined` are the pairs of switches that compute and their GPUs, if the packing is
+    for the machine in which they are one.
+    """
+    prices, wanted = packing.link_prices, packing.value * float(packing.unit_GB)
+    kind = SINGLE_PATH_KIND if packing.routes else MULTIPATH_KIND
+    top = max(prices.values())
+    least = min(p for p in prices.values() if p > _CLOSE * top)
+    out: list[JointBound] = []
+    for denominator in DENOMINATORS:
+        exact = {
+            link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()
+        }
+        rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
+        certificate: dict[str, Any] = {"prices": rows}
+        if joined:
+            certificate["joined"] = [list(pair) for pair in joined]
+        out.append(joint_bound_of(kind, certificate, packing.calls, helpers, router))
+        if float(out[-1].time_s) >= wanted * (1 - _CLOSE):
+            break
+    return max(out, key=lambda bound: bound.time_s)
