@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> None:
     """Synthesize a joint plan, print it and write the requested file."""
-    from ...synth.groups.calls import choose_helpers, read_calls
+    from ...synth.groups.calls import choose_any_helpers, read_calls
     from ...synth.groups.describe import print_joint
     from ...synth.groups.joint import plan_jointly, plan_separately
     from ...synth.numeric.effort import Effort
@@ -32,9 +32,8 @@ def run(args: argparse.Namespace) -> None:
 
     started, cpu_started_s = time.monotonic(), measure_cpu_s()
     topology, router = load_for_planning(args.topology)
-    ranks = len(topology.ranks)
-    calls = read_calls(args.groups, ranks, args.collective, args.size)
-    helpers = choose_helpers(args.helpers, calls, ranks)
+    calls = read_calls(args.groups, topology, args.collective, args.size)
+    helpers = choose_any_helpers(args.helpers, calls, topology)
     progress = ProgressReporter(PROG, args)
     with progress.follow("synthesizing ...", args.time_limit) as work:
         effort = Effort(args.time_limit)

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...synth.describe import count_bytes
-from ...synth.groups.calls import JointCall, groups_of_mesh
+from ...synth.groups.calls import JointCall, list_mesh_calls
 from ...synth.place.orders import make_mesh
 from ...synth.place.placement import Placement
 from ...topo.errors import InputError
@@ -45,4 +45,4 @@ def mesh_groups(mesh: DeviceMesh, **calls: tuple[str, int | str]) -> tuple[Joint
     dimension that the mesh lacks.
     """
     listed = [(name, collective, count_bytes(size)) for name, (collective, size) in calls.items()]
-    return groups_of_mesh(mesh.mesh.tolist(), mesh.mesh_dim_names, listed)
+    return list_mesh_calls(mesh.mesh.tolist(), mesh.mesh_dim_names, listed)

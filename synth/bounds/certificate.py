@@ -295,6 +295,17 @@ def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
     return replace(topology, devices=devices, links=tuple(links))
 
 
+def price_data(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
+    """Return the least price of a unit of buffer, on trees or paths that any GPUs may relay.
+
+    `distance` are the prices without relays, as of `route_distances`.
+    Raise VerificationError if the members are not connected.
+    """
+    if ("prices", collective.name) in _PRICED:
+        return _price_of_paths(relayed_distances(distance, topology), collective, topology)
+    return _price_of_trees(distance, collective, topology)
+
+
 def _price_of_paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
     """Return the price of all pieces together, each on a cheapest path from one rank to another."""
     members = [topology.ranks[member] for member in collective.members]

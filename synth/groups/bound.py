@@ -24,15 +24,14 @@ hardware's routes. The checker knows neither how prices were found nor any plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
-from operator import add
 from typing import Any, Literal
 
 from msgspec import Struct
-from numpy.typing import NDArray
 
+from ...topo.derived.degrade import keep_gpus
 from ...topo.errors import VerificationError
 from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
@@ -42,20 +41,15 @@ from ..bounds.certificate import (
     CertificateFields,
     certificate_from_fields,
     join_devices,
+    price_data,
     read_prices,
 )
-from ..bounds.prices import Distances, matrix_of, path_distances, relayed_distances, route_distances
+from ..bounds.prices import Distances, path_distances, route_distances
 from ..cost.loads import computes_in_network
-from ..ir.collective import Collective
-from ..numeric.arborescence import cheapest_out_tree
-from ..numeric.steiner import SteinerTrees
 from .calls import JointCall, helpers_of
 
 MULTIPATH_KIND = "joint-prices"
 SINGLE_PATH_KIND = SINGLE_PATH + MULTIPATH_KIND
-# Collectives in which a rank's part is a share of the buffer.
-_BY_PATHS = ("alltoall", "gather", "scatter")
-_IN_PARTS = ("allgather", "reduce-scatter", *_BY_PATHS)
 
 
 class JointBoundFields(Struct, forbid_unknown_fields=True):
@@ -148,7 +142,7 @@ def joint_bound_of(
     for call in calls:
         ranks = tuple(sorted({*call.collective.members, *helpers_of(call, helpers)}))
         if ranks not in priced:
-            machine = _keep_gpus(topology, ranks)
+            machine = keep_gpus(topology, ranks)
             priced[ranks] = (
                 machine,
                 (
@@ -158,56 +152,12 @@ def joint_bound_of(
                 ),
             )
         machine, distance = priced[ranks]
-        needed += call.demand_GB * _price_of(call.collective, distance, machine, ranks)
+        one = call.collective if len(ranks) == len(topology.ranks) else call.collective.among(ranks)
+        needed += call.demand_GB * price_data(distance, one, machine)
     return JointBound(needed / (paid * scale), kind, certificate)
-
-
-def _keep_gpus(topology: Topology, ranks: Iterable[int]) -> Topology:
-    """Return the topology without the GPUs that are not among `ranks`, which do not relay."""
-    gone = set(topology.ranks) - {topology.ranks[rank] for rank in ranks}
-    if not gone:
-        return topology
-    devices = tuple(d for d in topology.devices if d.id not in gone)
-    links = (link for link in topology.links if not {link.src, link.dst} & gone)
-    return replace(topology, devices=devices, links=tuple(links))
 
 
 def _keep_pairs(distance: Distances, machine: Topology) -> Distances:
     """Return the distances between the GPUs of a part of the machine."""
     gpus = machine.ranks
     return {u: {v: distance[u][v] for v in gpus if v in distance[u]} for u in gpus}
-
-
-def _price_of(
-    collective: Collective, distance: Distances, machine: Topology, ranks: Sequence[int]
-) -> Fraction:
-    """Return the least price of one GB of a collective's buffer, on the part of some ranks."""
-    matrix, far = matrix_of(distance, machine)
-    place = {rank: i for i, rank in enumerate(ranks)}
-    members, name = [place[rank] for rank in collective.members], collective.name
-    roots = members if collective.root is None else [place[collective.root]]
-    if name in _BY_PATHS:
-        sources = roots if name == "scatter" else members
-        targets = roots if name == "gather" else members
-        paths, gpus = relayed_distances(distance, machine), machine.ranks
-        ends = [(gpus[a], gpus[b]) for a in sources for b in targets if a != b]
-        prices = [paths[a].get(b, far) for a, b in ends]
-    elif name == "allreduce":
-        # Data may come together at any GPU.
-        everyone = range(len(ranks))
-        there = _price_trees(matrix, members, everyone)
-        prices = [min(map(add, there, _price_trees(matrix.T, members, everyone)))]
-    else:
-        prices = _price_trees(matrix.T if collective.reduces else matrix, members, roots)
-    if max(prices) >= far:
-        raise VerificationError(f"joint bound: no links or routes join all ranks of {collective}")
-    return Fraction(sum(prices), collective.ranks if name in _IN_PARTS else 1)
-
-
-def _price_trees(price: NDArray[Any], members: list[int], roots: Iterable[int]) -> list[int]:
-    """Return the price of the cheapest out-tree from each root that reaches all members."""
-    if len(members) < len(price):
-        steiner = SteinerTrees(price, members)
-        return [int(steiner.price(root)) for root in roots]
-    parents = (cheapest_out_tree(price, root) for root in roots)
-    return [sum(int(price[p, v]) for v, p in enumerate(tree) if p >= 0) for tree in parents]

@@ -10,24 +10,25 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...topo.errors import InputError
 from ...topo.exact import parse_positive
+from ...topo.graph import Topology
 from ..ir.collective import Collective, spell_ranks
 from ..numeric.steiner import MAX_TERMINALS
 from ..sizes import parse_size, show_size
+from .ranks import NONE, REST, check_ranks, parse_ranks
 
-# What "rest" and "none" say of helpers: all GPUs outside a group, or none of them.
-REST, NONE = "rest", "none"
+ONE = Fraction(1)
 # Bytes of a file: 4,096 groups of 64 ranks take 1.5 MB.
 _MAX_FILE_BYTES = 1 << 24
 # Digits of a weight's parts: shares of links are fractions with such denominators.
 _MAX_WEIGHT = 10**6
-# At least one rank has 10 digits or fewer, so that messages stay short.
-_RANK = re.compile(r"[0-9]{1,9}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*")
 _SYNTAX = 'expected KIND=RANKS|RANKS|..., such as "tp=0,1|2,3 dp:allreduce:1G=0,2|1,3"'
 
@@ -44,7 +45,7 @@ class JointCall:
     kind: str
     collective: Collective
     size_bytes: int
-    weight: Fraction = Fraction(1)
+    weight: Fraction = ONE
 
     def __post_init__(self) -> None:
         if not _KIND.fullmatch(self.kind):
@@ -78,23 +79,25 @@ class JointCall:
         return f"{self.kind}: {self.collective} of {size}{weight}"
 
 
-def read_calls(source: str, ranks: int, collective: str | None, size: str) -> tuple[JointCall, ...]:
-    """Return the calls that a text states, or the file that it names.
+def read_calls(
+    source: str, topology: Topology, collective: str | None, size: str
+) -> tuple[JointCall, ...]:
+    """Return the calls that a text states, or the file that it names, on a topology.
 
-    `ranks` is the number of GPUs. `collective` and `size` are for kinds that state none. Raise
-    InputError, in one line, for malformed text and for calls that contradict each other.
+    `collective` and `size` are for kinds that state none. Raise InputError, in one line, for
+    malformed text and for calls that contradict each other.
     """
     name, text = ("groups", source) if "=" in source else (source, _read_file(Path(source)))
     words = [word for line in text.splitlines() for word in line.partition("#")[0].split()]
     try:
-        calls = [c for word in words for c in _read_kind(word, ranks, collective, size)]
-        return check_calls(calls, ranks)
+        calls = [call for word in words for call in _read_kind(word, collective, size)]
+        return check_calls(calls, topology)
     except InputError as error:
         message = str(error).removeprefix("groups: ")
         raise InputError(f"{name}: {message}", parameter="groups") from None
 
 
-def groups_of_mesh(
+def list_mesh_calls(
     mesh: Any, names: Sequence[str] | None, calls: Iterable[tuple[str, str, int]]
 ) -> tuple[JointCall, ...]:
     """Return the calls of the groups of a mesh.
@@ -102,82 +105,74 @@ def groups_of_mesh(
     `mesh` holds ranks as nested lists, one level for each of `names`. Each of `calls` is the name
     of a dimension, a collective, and the bytes of a call: all groups of the dimension make it.
     """
-    levels = list(names or ())
-    shape, ranks = _measure_mesh(mesh, len(levels))
-    strides = [1] * len(shape)
-    for i in reversed(range(len(shape) - 1)):
-        strides[i] = strides[i + 1] * shape[i + 1]
+    ranks, levels = np.array(mesh), list(names or ())
+    if ranks.ndim != len(levels) or ranks.dtype.kind != "i":
+        raise InputError(
+            f"groups: the mesh has {ranks.ndim} dimensions and the names {', '.join(levels)}; "
+            "expected a name for each dimension, and ranks"
+        )
     out = []
     for kind, collective, size_bytes in calls:
         if kind not in levels:
             raise InputError(
                 f"groups: the mesh has no dimension {kind!r:.60}; it has {', '.join(levels)}"
             )
-        own = levels.index(kind)
-        others = [range(1 if i == own else size) for i, size in enumerate(shape)]
-        for place in product(*others):
-            start = sum(i * stride for i, stride in zip(place, strides, strict=True))
-            members = [ranks[start + i * strides[own]] for i in range(shape[own])]
-            if len(members) > 1:
-                out.append(
-                    _make_call(kind, collective, members, size_bytes, Fraction(1), len(ranks))
-                )
-    return check_calls(out, max(ranks) + 1)
+        last = np.moveaxis(ranks, levels.index(kind), -1)
+        rows = last.reshape(-1, last.shape[-1]).tolist()
+        out += [_make_call(kind, collective, row, size_bytes) for row in rows if len(row) > 1]
+    return tuple(out)
 
 
-def check_calls(calls: Iterable[JointCall], ranks: int) -> tuple[JointCall, ...]:
-    """Return the calls; raise InputError if there is none, or groups of one kind overlap."""
-    listed = tuple(calls)
+def check_calls(calls: Iterable[JointCall], topology: Topology) -> tuple[JointCall, ...]:
+    """Return the calls on a topology; raise InputError for ranks that it does not have.
+
+    Also raise it if there is no call, or if groups of one kind overlap.
+    """
+    listed, ranks = list(calls), len(topology.ranks)
     if not listed:
         raise InputError(f"groups: no group with two ranks or more; {_SYNTAX}")
     taken: dict[str, set[int]] = {}
-    for call in listed:
+    for i, call in enumerate(listed):
         members = call.collective.members
-        if max(members) >= ranks:
+        if members[-1] >= ranks:
             raise InputError(
-                f"groups: {call.name} has rank {max(members)}; the topology has ranks 0 to "
+                f"groups: {call.name}: rank {members[-1]}; {topology.name} has ranks 0 to "
                 f"{ranks - 1}"
             )
         of_kind = taken.setdefault(call.kind, set())
         if twice := of_kind.intersection(members):
             raise InputError(
-                f"groups: rank {min(twice)} is in two groups of kind {call.kind}, whose groups run "
-                "at once; give one of them another kind"
+                f"groups: rank {min(twice)} is in two groups of kind {call.kind}, which run at "
+                "once; give one of them another kind"
             )
         of_kind.update(members)
-    return listed
+        if len(members) == ranks:
+            listed[i] = replace(call, collective=replace(call.collective, members=()))
+    return tuple(listed)
 
 
-def choose_helpers(
-    helpers: str | Sequence[int], calls: Iterable[JointCall], ranks: int
-) -> list[int]:
+def choose_any_helpers(
+    helpers: str | Sequence[int], calls: Iterable[JointCall], topology: Topology
+) -> tuple[int, ...]:
     """Return the ranks that may help groups of which they are no members, ascending.
 
-    `helpers` is "rest", "none", ranks in text ("2,3"), or ranks. Raise InputError for ranks that
-    the topology does not have, a rank twice, and one that is a member of all groups.
+    `helpers` is "rest" (all), "none", ranks in text ("2,3"), or ranks. Raise InputError for ranks
+    that the topology does not have, a rank twice, and one that is a member of all groups.
     """
     if helpers == REST:
-        return list(range(ranks))
+        return tuple(range(len(topology.ranks)))
     if helpers == NONE:
-        return []
-    chosen = _read_ranks(helpers, "helpers", ranks) if isinstance(helpers, str) else list(helpers)
+        return ()
+    listed = parse_ranks(helpers, "helpers") if isinstance(helpers, str) else helpers
+    chosen = check_ranks("helpers", listed, topology)
     for rank in chosen:
-        if not 0 <= rank < ranks:
-            raise InputError(
-                f"helpers: rank {rank}; the topology has ranks 0 to {ranks - 1}",
-                parameter="helpers",
-            )
-        if chosen.count(rank) > 1:
-            raise InputError(
-                f"helpers: rank {rank} is listed twice; list it once", parameter="helpers"
-            )
         if all(rank in call.collective.members for call in calls):
             raise InputError(
                 f"helpers: rank {rank} is in every group, so there is none that it could help; "
                 "leave it out",
                 parameter="helpers",
             )
-    return sorted(chosen)
+    return chosen
 
 
 def helpers_of(call: JointCall, helpers: Iterable[int]) -> list[int]:
@@ -209,7 +204,7 @@ def _read_file(path: Path) -> str:
         ) from None
 
 
-def _read_kind(word: str, ranks: int, collective: str | None, size: str) -> list[JointCall]:
+def _read_kind(word: str, collective: str | None, size: str) -> list[JointCall]:
     """Return the calls of one word, KIND[:COLLECTIVE[:BYTES[:WEIGHT]]]=RANKS|RANKS|..."""
     head, _, body = word.partition("=")
     kind, *more = head.split(":")
@@ -230,62 +225,22 @@ def _read_kind(word: str, ranks: int, collective: str | None, size: str) -> list
     except InputError as error:
         raise InputError(f"groups: {kind}: {error}") from None
     return [
-        _make_call(
-            kind, name, _read_ranks(part, f"groups: {kind}", ranks), size_bytes, weight, ranks
-        )
+        _make_call(kind, name, parse_ranks(part, kind), size_bytes, weight)
         for part in body.split("|")
     ]
 
 
 def _make_call(
-    kind: str, collective: str, listed: Sequence[int], size_bytes: int, weight: Fraction, ranks: int
+    kind: str, collective: str, listed: Sequence[int], size_bytes: int, weight: Fraction = ONE
 ) -> JointCall:
     """Return the call of one group; the first rank listed is the root, if there is one."""
-    members = sorted(listed)
-    spelled = f"{kind} {spell_ranks(listed)}"
+    members, spelled = sorted(listed), spell_ranks(listed)
     if len(members) < 2:
-        raise InputError(f"groups: {spelled}: one rank alone; expected at least two in a group")
-    if len(set(members)) < len(members):
-        twice = next(rank for rank in members if members.count(rank) > 1)
-        raise InputError(f"groups: {spelled}: rank {twice} is there twice; list it once")
+        raise InputError(f"groups: {kind} {spelled}: expected at least two ranks in a group")
+    twice = [a for a, b in pairwise(members) if a == b]
+    if twice:
+        raise InputError(f"groups: {kind} {spelled}: rank {twice[0]} is there twice; list it once")
     one = Collective.with_default_root(collective, len(members), members=members)
     if one.root is not None:
         one = replace(one, root=listed[0])
-    if members == list(range(ranks)):
-        one = replace(one, members=())
     return JointCall(kind, one, size_bytes, weight)
-
-
-def _read_ranks(text: str, what: str, ranks: int) -> list[int]:
-    """Return the ranks of a list such as "0,1" or "0-3,8"."""
-    out: list[int] = []
-    for word in text.split(","):
-        first, dash, last = word.partition("-")
-        ends = (first, last if dash else first)
-        if not all(_RANK.fullmatch(end) for end in ends) or int(ends[0]) > int(ends[1]):
-            raise InputError(
-                f"{what}: {word!r:.40} is no rank; expected ranks such as 0,1 or 0-3",
-                parameter=what.partition(":")[0],
-            )
-        if int(ends[1]) >= ranks:
-            raise InputError(
-                f"{what}: rank {ends[1]}; the topology has ranks 0 to {ranks - 1}",
-                parameter=what.partition(":")[0],
-            )
-        out += range(int(ends[0]), int(ends[1]) + 1)
-    return out
-
-
-def _measure_mesh(mesh: Any, levels: int) -> tuple[list[int], list[int]]:
-    """Return the shape of nested lists, and their ranks in order."""
-    shape: list[int] = []
-    flat = [mesh]
-    for _ in range(levels):
-        sizes = {len(part) if isinstance(part, (list, tuple)) else 0 for part in flat}
-        if len(sizes) != 1 or 0 in sizes:
-            raise InputError("groups: the mesh has rows of different lengths, or too few levels")
-        shape.append(sizes.pop())
-        flat = [item for part in flat for item in part]
-    if not levels or any(not isinstance(rank, int) for rank in flat):
-        raise InputError("groups: the mesh has no names for its dimensions, or too few")
-    return shape, flat

@@ -19,13 +19,12 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load_for_planning
 from ...topo.routes import Route, Router
-from ..bounds.certificate import Bound, bound_of, join_devices
+from ..bounds.certificate import join_devices
 from ..bounds.multipath import find_nearest_gpu
-from ..bounds.single_path import Bounds
 from ..cost.affine import costs_between_gpus, tighten, total_seconds
 from ..cost.loads import DirectedLink, list_computing
 from ..forest.machine.routes import OwnRoutes
-from ..ir.collective import Chunk, Collective
+from ..ir.collective import Chunk
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, REDUCE, Transfers
 from ..numeric.effort import USUAL_LIMIT_S, Effort
@@ -33,13 +32,17 @@ from ..plan import Entry, Plan
 from ..planner.synthesize import lower_envelope
 from ..request import segment_counts
 from .bound import JointBound
-from .calls import REST, JointCall, check_calls, choose_helpers, read_calls
+from .calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_calls
 from .joint_plan import GroupPlan, JointPlan, share_out
 from .packing import Branches, JointPacking, prove
+from .ranks import REST
+from .synthesize import GroupBounds, find_group_bounds
 
 # Shares of the work and of the time left for the packing on the hardware's routes, and then for the
 # bound on any use of the links.
 _MAIN, _SECOND = 0.5, 0.6
+# Work for the bounds of each group by itself, in seconds of an idle core.
+_ALONE_WORK_S = 2.0
 NAME = "joint"
 
 
@@ -91,13 +94,12 @@ def synthesize_joint(
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
     machine, router = load_for_planning(topology)
-    ranks = len(machine.ranks)
     calls = (
-        read_calls(groups, ranks, collective, size)
+        read_calls(groups, machine, collective, size)
         if isinstance(groups, str)
-        else check_calls(groups, ranks)
+        else check_calls(groups, machine)
     )
-    chosen = choose_helpers(helpers, calls, ranks)
+    chosen = choose_any_helpers(helpers, calls, machine)
     return plan_jointly(calls, router, chosen, Effort(time_limit_s), progress).plan
 
 
@@ -125,10 +127,17 @@ def plan_jointly(
     for load in loads:
         for link, busy in load.items():
             total[link] += busy
+    # A group's plan has the bounds that hold while the others do nothing.
+    alone = {
+        call.collective: find_group_bounds(
+            call.collective, helpers_of(call, helpers), router, effort.grant(_ALONE_WORK_S)
+        )
+        for call in calls
+    }
     groups = []
     for (call, own), load in zip(columns, loads, strict=True):
         shares = {link: busy / total[link] for link, busy in load.items() if busy}
-        groups.append(_plan_group(call, own, router, shares, helpers))
+        groups.append(_plan_group(call, own, router, shares, helpers, alone[call.collective]))
     plan = JointPlan(
         topology.for_plans(), tuple(groups), tuple(helpers), multipath, single_path, router
     )
@@ -249,6 +258,7 @@ def _plan_group(
     router: Router,
     shares: dict[DirectedLink, Fraction],
     helpers: Sequence[int],
+    bounds: GroupBounds,
 ) -> GroupPlan:
     """Return a group's plan: the schedule in the number of segments that is best for each size."""
     topology = router.topology
@@ -261,30 +271,18 @@ def _plan_group(
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, replace(schedule, segments=segments[i])))
-    bounds = _find_bounds_alone(call.collective, router)
     plan = Plan(
         topology.for_plans(),
         call.collective,
         tuple(entries),
-        bounds.multipath,
-        bounds.single_path,
+        bounds.allowed.multipath,
+        bounds.allowed.single_path,
         router=router,
+        helpers=tuple(helpers_of(call, helpers)),
+        bound_alone=bounds.alone,
+        bound_with_helpers=bounds.with_helpers,
     )
     return GroupPlan(call, plan, shares)
-
-
-def _find_bounds_alone(collective: Collective, router: Router) -> Bounds:
-    """Return bounds of a collective that has all links for itself, by cuts around its ranks."""
-    topology = router.topology
-    around = [{topology.ranks[member]} for member in collective.members]
-    sides = [*around, *(topology.by_id.keys() - side for side in around)]
-    cuts = [
-        bound_of("cut", {"inside": [d.id for d in topology.devices if d.id in side]},
-                 collective, topology)
-        for side in sides
-    ]  # fmt: skip
-    best: Bound = max(cuts, key=lambda cut: cut.s_per_GB)
-    return Bounds(best, best)
 
 
 def plan_separately(

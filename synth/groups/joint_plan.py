@@ -140,7 +140,7 @@ class JointPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "router", self.router.on(self.topology))
-        check_calls(self.calls, len(self.topology.ranks))
+        check_calls(self.calls, self.topology)
         for group in self.groups:
             if group.plan.topology != self.topology or group.plan.collective != (
                 group.call.collective

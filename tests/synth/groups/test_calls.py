@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.synth.groups.calls import JointCall, choose_helpers, groups_of_mesh, read_calls
+from topoplan.synth.groups.calls import JointCall, choose_any_helpers, list_mesh_calls, read_calls
 from topoplan.topo.errors import InputError
+from topoplan.topo.presets import preset
 
 TWO_BY_TWO = "tp:allgather:64K:2=1,0|2,3 dp=0,2|1,3"
 
 
-def read(text: str, ranks: int = 4, collective: str | None = "allreduce") -> list[JointCall]:
-    return list(read_calls(text, ranks, collective, "1M"))
+RING = preset("ring:4")
+
+
+def read(text: str, collective: str | None = "allreduce") -> list[JointCall]:
+    return list(read_calls(text, RING, collective, "1M"))
 
 
 def test_a_kind_states_its_collective_bytes_and_weight_or_takes_the_defaults() -> None:
@@ -42,8 +46,8 @@ def test_the_first_rank_listed_is_the_root_and_a_group_of_all_is_the_whole_machi
     [
         ("tp=0,1,1", "rank 1 is there twice"),
         ("tp=0,1|1,2", "rank 1 is in two groups of kind tp"),
-        ("tp=0,4", "rank 4; the topology has ranks 0 to 3"),
-        ("tp=0", "one rank alone"),
+        ("tp=0,4", "rank 4; ring:4 has ranks 0 to 3"),
+        ("tp=0", "at least two ranks"),
         ("tp:allreduce:1M:0=0,1", "weight '0'"),
         ("tp:allreduce:1M:-1=0,1", "weight '-1'"),
         ("tp:allreduce:0=0,1", "0 bytes"),
@@ -72,25 +76,27 @@ def test_a_kind_without_any_collective_is_an_error() -> None:
 
 def test_helpers_are_all_none_or_ranks() -> None:
     calls = read("tp=0,1|2,3")
-    assert choose_helpers("rest", calls, 4) == [0, 1, 2, 3]
-    assert choose_helpers("none", calls, 4) == []
-    assert choose_helpers("3,2", calls, 4) == choose_helpers([2, 3], calls, 4) == [2, 3]
+    assert choose_any_helpers("rest", calls, RING) == (0, 1, 2, 3)
+    assert choose_any_helpers("none", calls, RING) == ()
+    assert (
+        choose_any_helpers("3,2", calls, RING) == choose_any_helpers([2, 3], calls, RING) == (2, 3)
+    )
     for helpers, said in (
-        ("4", "rank 4"),
-        ("2,2", "listed twice"),
+        ("4", "no rank 4"),
+        ("2,2", "listed 2 times"),
         ("some", "'some' is no rank"),
     ):
         with pytest.raises(InputError, match=said):
-            choose_helpers(helpers, calls, 4)
+            choose_any_helpers(helpers, calls, RING)
     with pytest.raises(InputError, match="rank 0 is in every group"):
-        choose_helpers("0", read("tp=0,1 dp=0,2"), 4)
+        choose_any_helpers("0", read("tp=0,1 dp=0,2"), RING)
 
 
 def test_a_mesh_has_a_group_for_each_row_and_column() -> None:
-    calls = groups_of_mesh(
+    calls = list_mesh_calls(
         [[0, 1], [2, 3]], ("dp", "tp"), [("tp", "allgather", 1 << 16), ("dp", "allreduce", 1)]
     )
     assert [call.name for call in calls] == ["tp 0,1", "tp 2,3", "dp 0,2", "dp 1,3"]
     assert calls[0].demand_GB == Fraction(1 << 16, 10**9)
     with pytest.raises(InputError, match="no dimension 'cp'"):
-        groups_of_mesh([[0, 1], [2, 3]], ("dp", "tp"), [("cp", "allreduce", 1)])
+        list_mesh_calls([[0, 1], [2, 3]], ("dp", "tp"), [("cp", "allreduce", 1)])

@@ -17,7 +17,8 @@ from thorough import count_examples
 
 import topoplan
 from topoplan.synth.ir.collective import COLLECTIVES
-from topoplan.synth.plan import Plan, _hash
+from topoplan.synth.plan import Plan
+from topoplan.synth.plan_text import hash_of
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
@@ -150,7 +151,7 @@ def test_what_the_file_of_a_plan_must_not_say(change: Callable[[Any], None], say
     data.pop("hash")
     change(data)
     with pytest.raises(VerificationError, match=says):
-        Plan.loads(json.dumps({**data, "hash": _hash(data)}))
+        Plan.loads(json.dumps({**data, "hash": hash_of(data)}))
 
 
 def test_helpers_may_be_fewer_than_the_bound_is_for() -> None:

@@ -192,4 +192,6 @@ def test_random_machines_are_shared_up_to_the_bound(
 
 def test_calls_of_a_file_are_those_of_a_text(tmp_path: Path) -> None:
     (tmp_path / "groups").write_text(MESH)
-    assert read_calls(str(tmp_path / "groups"), 4, None, "1G") == read_calls(MESH, 4, None, "1G")
+    ring = preset("ring:4")
+    written = read_calls(str(tmp_path / "groups"), ring, None, "1G")
+    assert written == read_calls(MESH, ring, None, "1G")
