@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
-    from .synth.groups.bound import JointBound
     from .synth.groups.calls import JointCall
     from .synth.groups.joint import synthesize_joint
+    from .synth.groups.joint_bound import JointBound
     from .synth.groups.joint_plan import GroupPlan, JointPlan
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
@@ -96,7 +96,7 @@ _HOMES = {
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
     "Job": "synth.place.job",
-    "JointBound": "synth.groups.bound",
+    "JointBound": "synth.groups.joint_bound",
     "JointCall": "synth.groups.calls",
     "JointPlan": "synth.groups.joint_plan",
     "Link": "topo.devices",

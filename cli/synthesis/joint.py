@@ -16,8 +16,8 @@ from .options import PROG
 if TYPE_CHECKING:
     import argparse
 
-    from ...synth.groups.bound import JointBound
     from ...synth.groups.joint import JointSynthesis, Separate
+    from ...synth.groups.joint_bound import JointBound
     from ...synth.groups.joint_plan import GroupPlan
 
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
     started, cpu_started_s = time.monotonic(), measure_cpu_s()
     topology, router = load_for_planning(args.topology)
     calls = read_calls(args.groups, topology, args.collective, args.size)
-    helpers = choose_any_helpers(args.helpers, calls, topology)
+    helpers = choose_any_helpers(args.helpers or "rest", calls, topology)
     progress = ProgressReporter(PROG, args)
     with progress.follow("synthesizing ...", args.time_limit) as work:
         effort = Effort(args.time_limit)

@@ -370,7 +370,13 @@ def _check_combinations(args: argparse.Namespace) -> None:
         "--without-rank": args.without_rank,
         "--scale-link": args.scale_link,
     }
-    rest = {"--group": args.group, "--root": args.root, "--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
+    rest = {
+        "--group": args.group,
+        "--root": args.root,
+        "--trace": args.trace,
+        "--plot": args.plot,
+        "--csv": args.csv,
+    }
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
         (

@@ -22,7 +22,7 @@ from ...topo.graph import Topology
 from ..ir.collective import Collective, spell_ranks
 from ..numeric.steiner import MAX_TERMINALS
 from ..sizes import parse_size, show_size
-from .ranks import NONE, REST, check_ranks, parse_ranks
+from .ranks import REST, check_ranks, parse_helpers, parse_ranks
 
 ONE = Fraction(1)
 # Bytes of a file: 4,096 groups of 64 ranks take 1.5 MB.
@@ -159,12 +159,10 @@ def choose_any_helpers(
     `helpers` is "rest" (all), "none", ranks in text ("2,3"), or ranks. Raise InputError for ranks
     that the topology does not have, a rank twice, and one that is a member of all groups.
     """
-    if helpers == REST:
-        return tuple(range(len(topology.ranks)))
-    if helpers == NONE:
-        return ()
-    listed = parse_ranks(helpers, "helpers") if isinstance(helpers, str) else helpers
-    chosen = check_ranks("helpers", listed, topology)
+    named = parse_helpers(helpers) if isinstance(helpers, str) else helpers
+    if isinstance(named, str):
+        return tuple(range(len(topology.ranks))) if named == REST else ()
+    chosen = check_ranks("helpers", named, topology)
     for rank in chosen:
         if all(rank in call.collective.members for call in calls):
             raise InputError(

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from .bound import JointBound
     from .joint import Separate
+    from .joint_bound import JointBound
     from .joint_plan import JointPlan
 
 _TITLES = (

@@ -31,12 +31,12 @@ from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Entry, Plan
 from ..planner.synthesize import lower_envelope
 from ..request import segment_counts
-from .bound import JointBound
+from .bounds import GroupBounds, find_group_bounds
 from .calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_calls
+from .joint_bound import JointBound
 from .joint_plan import GroupPlan, JointPlan, share_out
 from .packing import Branches, JointPacking, prove
 from .ranks import REST
-from .synthesize import GroupBounds, find_group_bounds
 
 # Shares of the work and of the time left for the packing on the hardware's routes, and then for the
 # bound on any use of the links.

@@ -33,8 +33,8 @@ from ..ir.schedule import Schedule
 from ..plan import Plan
 from ..plan_text import check_hash, dumps, hash_of, parse, read_text
 from ..verify import verify
-from .bound import MULTIPATH_KIND, JointBound, JointBoundFields, check_joint_bound
 from .calls import JointCall, check_calls
+from .joint_bound import MULTIPATH_KIND, JointBound, JointBoundFields, check_joint_bound
 
 FORMAT = "topoplan-joint-plan"
 # Only files of this version are read.

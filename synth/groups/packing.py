@@ -30,8 +30,8 @@ from ..forest.weigh import TOLERANCE, SharePacking
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
 from ..numeric.steiner import SteinerTrees
-from .bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
 from .calls import JointCall, helpers_of
+from .joint_bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
 
 # Work in seconds of an idle core: for all distances, and per tree that is priced.
 _METRIC_S, _TREE_S = 1e-3, 5e-4

@@ -398,7 +398,7 @@ def test_groups_that_run_at_once_share_the_links(tmp_path: Path) -> None:
         (["--groups", "tp=0,1", "--helpers", "7"], "--helpers"),
         (["--groups", "tp=0,1", "--pareto"], "--pareto with --groups"),
         (["--groups", "tp=0,1", "--without-rank", "2"], "--without-rank with --groups"),
-        (["--helpers", "none"], "--helpers without --groups"),
+        (["--helpers", "none"], "--helpers without --group"),
     ],
 )
 def test_wrong_groups_are_one_line_each(options: list[str], said: str) -> None:

@@ -65,7 +65,7 @@ class JointBound:
     """A proof that the calls of several groups, made together, take at least `time_s` seconds.
 
     `certificate` is the proof. `kind` is "joint-prices", or "route-joint-prices" if it holds for
-    schedules on the hardware's routes; see synth/groups/bound.py.
+    schedules on the hardware's routes; see synth/groups/joint_bound.py.
     """
 
     time_s: Fraction
