@@ -16,6 +16,7 @@ BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks/kernels_on_gpu.py"
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_calls_are_exact_on_one_gpu(ranks: int) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
