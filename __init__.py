@@ -25,6 +25,7 @@ from .topo.version import VERSION
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
     from .runtime.backend.account import summary
+    from .runtime.backend.new_group import new_group
     from .runtime.backend.options import Plans, backend_options
     from .runtime.choose import Choice, ChooseMode
     from .runtime.communicator import Communicator
@@ -133,6 +134,7 @@ _HOMES = {
     "load": "topo.loader.resolve",
     "mesh_groups": "runtime.ranks.mesh",
     "nccl_graph": "runtime.ranks.nccl_graph",
+    "new_group": "runtime.backend.new_group",
     "pareto": "synth.planner.api",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
@@ -213,6 +215,7 @@ __all__ = [
     "load",
     "mesh_groups",
     "nccl_graph",
+    "new_group",
     "pareto",
     "place",
     "probe",

@@ -131,10 +131,15 @@ class Communicator:
                     self._service = Service(parts.participants, members, lambda _: self.plan, codec)
                 return
             helped = None
+            announcer, number = self._transport.announcer, 0
             if parts.participants is not None:
-                self._announcer = Announcer(parts.participants, members, self.plan.used_helpers)
-                weakref.finalize(self, self._announcer.close)
-                helped = HelpedExecutor(self._announcer, self.plan, 0, codec, parts.members.faults)
+                announcer = Announcer(parts.participants, members, self.plan.used_helpers)
+                self._announcer = announcer
+                weakref.finalize(self, announcer.close)
+            elif announcer is not None and self.plan.used_helpers:
+                number = announcer.add_plan(self.plan)
+            if announcer is not None and self.plan.used_helpers:
+                helped = HelpedExecutor(announcer, self.plan, number, codec, parts.members.faults)
             self.engine = Engine(
                 self.plan,
                 parts.members,

@@ -53,6 +53,7 @@ SECTIONS = {
         "SizeSummary",
         "join_mpi",
         "nccl_graph",
+        "new_group",
     ),
     "Your own strategies": ("strategy", "Request", "Send", "build_schedule"),
     "Types in signatures": ("DdpHook", "Effort", "Job", "Note", "Router", "Transfers", "Transport"),

@@ -108,6 +108,7 @@ class PlanHead(Struct):
     collective: CollectiveName
     ranks: Count
     root: Index | None
+    members: list[Index] = []
 
 
 def check_counts(data: Mapping[str, Any], where: str) -> None:

@@ -350,3 +350,5 @@ def _close(group: weakref.ref[BaseGroup]) -> None:
         alive.account.close()
         alive.check.close()
         alive.planned.close_queues()
+        if alive.planned.announcer is not None:
+            alive.planned.announcer.close()

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import AllreduceOptions, Store
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..communicator import Communicator
+from ..helpers.announcer import Announcer
 from ..ranks.addresses import Addresses
 from ..ranks.groups import make_group
 from ..ranks.stock import has_stock
@@ -163,6 +164,8 @@ class Communicators:
         self._passes = Passes()
         self._shared: dict[str, Transport] = {}
         self._queues: dict[str, ThreadQueue] = {}
+        self.announcer: Announcer | None = None
+        """Tells helpers of calls, if the group has some."""
 
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
@@ -283,6 +286,8 @@ class Communicators:
         with transport.faults.stock(f"setting up {collective} by plans", number):
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
+            if options.helped is not None and options.helped.device == device:
+                transport.announcer = self.announcer
             communicator = Communicator(
                 plan,
                 transport,
@@ -303,10 +308,12 @@ class Communicators:
         """
         if device not in self._shared:
             name, timeout = f"topoplan/{self.name}/{device}", self.plans.timeout
+            helped = self.options.helped
+            labels = helped.members if helped is not None and helped.device == device else None
             transport = self.transports.get(device, "gloo")
             if transport == "gloo":
                 self._shared[device] = SharedTransport(
-                    self.plain, timeout, self._store, self._addresses, name
+                    self.plain, timeout, self._store, self._addresses, name, labels
                 )
             else:
                 make = partial(
@@ -318,7 +325,7 @@ class Communicators:
                     number=self.plans.rank,
                 )
                 self._shared[device] = Transport(
-                    make, timeout, self.options.transport, self._addresses
+                    make, timeout, self.options.transport, self._addresses, labels
                 )
         return self._shared[device]
 
@@ -351,6 +358,9 @@ class Communicators:
     def close(self) -> None:
         """Close the queues, and destroy the communicators and their transports."""
         self.close_queues()
+        if self.announcer is not None:
+            self.announcer.close()
+            self.announcer.transport.close()
         self._preparations.clear()
         self._sizes.clear()
         self.by_key.clear()

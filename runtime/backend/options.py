@@ -7,6 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from torch._C._distributed_c10d import Store
+
+from ...synth.groups.ranks import NONE, REST, Helpers, parse_ranks
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..cache import find_cache_folder
@@ -19,7 +22,7 @@ from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
 _OFF_NAMES = (OFF, "stock")
-VARIABLE = "TOPOPLAN_PLANS"
+VARIABLE, HELPERS = "TOPOPLAN_PLANS", "TOPOPLAN_HELPERS"
 # A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
 # "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
@@ -28,6 +31,22 @@ _TIME_LIMIT_S = 20.0
 # Default of `least_bytes`: gloo or NCCL handle smaller floating-point buffers.
 _MIN_BYTES = 1024
 _YES, _NO = ("yes", "1", "true", "on"), ("no", "0", "false", "off", "")
+
+
+@dataclass(frozen=True)
+class Helped:
+    """The launch around a group that has helpers, in the launch's numbers.
+
+    `ranks` is the number of all ranks, `rank` this one; `store` is shared by all of them. Tensors
+    on the device type `device` are helped with.
+    """
+
+    members: tuple[int, ...]
+    helpers: tuple[int, ...]
+    rank: int
+    ranks: int
+    store: Store
+    device: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,8 @@ class BackendOptions:
     transport: str = "auto"
     executor: str = "auto"
     scratch_bytes: int | None = None
+    helpers: Helpers = REST
+    helped: Helped | None = None
 
     @property
     def off(self) -> bool:
@@ -72,6 +93,7 @@ def backend_options(
     transport: str | None = None,
     scratch: str | int | None = None,
     executor: str | None = None,
+    helpers: Helpers | None = None,
 ) -> Any:
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
@@ -104,6 +126,10 @@ def backend_options(
     - `scratch` (TOPOPLAN_SCRATCH, twice the largest buffer that was used): bytes of scratch memory,
       such as "512M", that this process may hold between calls; a call that needs more allocates it
       and frees it at its end.
+
+    - `helpers` (TOPOPLAN_HELPERS, rest): the ranks that may carry bytes for a group that
+      `topoplan.new_group` makes: `rest` for all others, `none`, or a list of ranks; torch's own
+      new_group has none.
 
     All ranks use rank 0's plans; the other options must be the same on all ranks. Raise InputError
     if an option is invalid or contradicts another one.
@@ -141,7 +167,22 @@ def backend_options(
         transport=check_transport(transport),
         executor=find_executor(executor),
         scratch_bytes=parse_scratch(scratch),
+        helpers=_parse_helpers(helpers),
     )
+
+
+def _parse_helpers(helpers: Helpers | None) -> Helpers:
+    """Return an option's helpers, else those of TOPOPLAN_HELPERS, by default all other ranks."""
+    if helpers is None:
+        text = os.environ.get(HELPERS) or REST
+        if text == NONE:
+            return NONE
+        return REST if text == REST else tuple(parse_ranks(text, HELPERS))
+    if not isinstance(helpers, str):
+        return tuple(helpers)
+    if helpers not in (REST, NONE):
+        raise InputError(f"helpers={helpers!r:.40}: expected {REST}, {NONE}, or a list of ranks")
+    return helpers
 
 
 def are_plans_off() -> bool:

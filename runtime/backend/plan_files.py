@@ -34,10 +34,11 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class _PlanEntry:
-    """A plan, or its file, with its collective, number of ranks and root."""
+    """A plan, or its file, with its collective, number of ranks, members if listed, and root."""
 
     collective: str
     ranks: int
+    members: tuple[int, ...]
     root: int | None
     plan: Plan | Path
 
@@ -57,7 +58,12 @@ class PlanFiles:
         Raise PlanMismatchError, if `strict`, when all plans for the collective are for other
         numbers of ranks, InputError if two plans fit, VerificationError if the plan is wrong.
         """
-        entries = [entry for entry in self.entries if entry.collective == wanted.name]
+        members = _list_members(wanted)
+        entries = [
+            entry
+            for entry in self.entries
+            if entry.collective == wanted.name and entry.members == members
+        ]
         fitting = [entry for entry in entries if entry.ranks == wanted.ranks]
         if entries and not fitting and strict:
             numbers = " and ".join(map(str, sorted({entry.ranks for entry in entries})))
@@ -89,7 +95,8 @@ def is_plan_file(path: Path) -> bool:
 
 def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
     if isinstance(plan, Plan):
-        return [_PlanEntry(plan.collective.name, plan.collective.ranks, plan.collective.root, plan)]
+        of = plan.collective
+        return [_PlanEntry(of.name, of.ranks, _list_members(of), of.root, plan)]
     path = Path(plan)
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; expected plans written by topo-synth -o")
@@ -117,7 +124,12 @@ def _read_head(path: Path) -> _PlanEntry:
         raise InputError(
             f"{path}: not a plan, or damaged; expected a file written by topo-synth -o"
         ) from None
-    return _PlanEntry(head.collective, head.ranks, head.root, path)
+    return _PlanEntry(head.collective, head.ranks, tuple(head.members), head.root, path)
+
+
+def _list_members(collective: Collective) -> tuple[int, ...]:
+    """Return the members of a collective; none if it is over all GPUs."""
+    return () if collective.has_all_gpus else tuple(collective.members)
 
 
 def load_or_synthesize(
@@ -129,15 +141,17 @@ def load_or_synthesize(
     reproducible: bool = False,
     router: Router = HARDWARE,
     stop: threading.Event | None = None,
+    helpers: Sequence[int] = (),
 ) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    With `stop` a process of its own synthesizes, which is ended when the event is set. A plan whose
-    search reached the time limit is not saved. A file that is damaged, or for another machine, is
-    replaced. A folder that is None or cannot be used costs one warning. Raises like `synthesize`.
+    If the collective is not over all GPUs, `helpers` may help. With `stop` a process of its own
+    synthesizes, which is ended when the event is set. A plan whose search reached the time limit is
+    not saved. A file that is damaged, or for another machine, is replaced. A folder that is None or
+    cannot be used costs one warning. Raises like `synthesize`.
     """
-    name = _make_file_name(collective, topology, reproducible=reproducible)
-    what = f"{collective.name} over {collective.ranks} ranks"
+    name = _make_file_name(collective, topology, helpers, reproducible=reproducible)
+    what = f"{collective.name} over {collective.spelled_ranks}"
     loaded = None if folder is None else _load_fitting(folder / name, collective, topology)
     if loaded is not None and (loaded.bracketing is not None) == reproducible:
         log.info("%s: plan %s from %s", what, loaded.hash[:16], folder)
@@ -146,15 +160,21 @@ def load_or_synthesize(
     # Strategies of the script's own are known in this process alone.
     if stop is not None and not DECORATED:
         result = synthesize_apart(
-            collective, topology, time_limit_s, reproducible=reproducible, stop=stop
+            collective,
+            topology,
+            time_limit_s,
+            reproducible=reproducible,
+            stop=stop,
+            helpers=helpers,
         )
     if result is None:
         # The planner's imports take more than a second of a core, and only the first rank of the
         # first start needs them.
-        from ...synth.planner.synthesize import synthesize
+        from ...synth.groups.synthesize import synthesize_any
 
-        result = synthesize(
+        result = synthesize_any(
             collective,
+            helpers,
             topology,
             time_limit_s=time_limit_s,
             reproducible=reproducible,
@@ -210,13 +230,18 @@ def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Pla
     return plan
 
 
-def _make_file_name(collective: Collective, topology: Topology, *, reproducible: bool) -> str:
+def _make_file_name(
+    collective: Collective, topology: Topology, helpers: Sequence[int], *, reproducible: bool
+) -> str:
     """Return a file name made of all inputs of a plan.
 
     It includes names and the order of ranks, which fingerprints ignore.
     """
     root = "" if collective.root is None else f"-root{collective.root}"
-    exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]
+    inputs = _encode(topology)
+    if not collective.has_all_gpus:
+        inputs += f" {list(collective.members)} {list(helpers)}"
+    exact = hashlib.sha256(inputs.encode()).hexdigest()[:16]
     of_plan = f"{collective.name}-{collective.ranks}{root}{'-same-bits' if reproducible else ''}"
     return f"{of_plan}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
 

@@ -31,7 +31,7 @@ from ...topo.graph import Topology
 from ..ranks.addresses import Addresses, find_ended
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
-from .options import AUTO, BackendOptions, Plans
+from .options import AUTO, BackendOptions, Helped, Plans
 from .plan_files import PlanFiles, is_plan_file, load_or_synthesize
 
 log = logging.getLogger("topoplan")
@@ -79,7 +79,11 @@ class PlanFinder:
         Collective over the group. Raises the same error on every rank if a named plan cannot be
         used, and ExecutionError if a rank does not answer.
         """
-        wanted = Collective(name, len(self.ranks), root)
+        helped = self._find_help(device)
+        members = () if helped is None else helped.members
+        if members and root is not None:
+            root = members[root]
+        wanted = Collective(name, len(self.ranks), root, members)
         key = f"plan/{device.type}/{name}/{root}"
         try:
             machine = self._find_machine(device) if self._auto else None
@@ -125,18 +129,25 @@ class PlanFinder:
             if device.type not in self._machines:
                 from ..ranks.places import find_machine
 
+                helped = self._find_help(device)
                 try:
                     self._machines[device.type] = find_machine(
-                        PrefixStore(device.type, self.store),
-                        self.rank,
-                        self.ranks,
+                        PrefixStore(device.type, self.store) if helped is None else helped.store,
+                        self.rank if helped is None else helped.rank,
+                        self.ranks if helped is None else range(helped.ranks),
                         device.index if device.type == "cuda" else None,
                         self.timeout,
                         self.stop,
+                        0 if helped is None else helped.members[0],
                     )
                 except TopoplanError as error:
                     self._machines[device.type] = error
             return self._machines[device.type]
+
+    def _find_help(self, device: torch.device) -> Helped | None:
+        """Return the launch around the group, if others may help with tensors of a device."""
+        helped = self.options.helped
+        return helped if helped is not None and helped.device == device.type else None
 
     def _make_answer(
         self, wanted: Collective, machine: Topology | TopoplanError | None
@@ -177,6 +188,7 @@ class PlanFinder:
                 reproducible=self.options.keeps_bits and wanted.reduces,
                 router=router,
                 stop=self.stop,
+                helpers=() if self.options.helped is None else self.options.helped.helpers,
             )
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
@@ -184,9 +196,16 @@ class PlanFinder:
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
+        helped = None if wanted.has_all_gpus else self.options.helped
         if isinstance(self._source, PlanFiles):
-            return self._source.find(wanted, strict=self.whole)
+            plan = self._source.find(wanted, strict=self.whole)
+            if plan is not None and helped is not None:
+                _check_launch(plan.topology, helped)
+            return plan
         machine = self._source
+        if helped is not None:
+            _check_launch(machine, helped)
+            return self._synthesize(wanted, machine)
         if self.whole and len(machine.ranks) != wanted.ranks:
             raise PlanMismatchError(
                 f"topology {machine.name!r} has {len(machine.ranks)} GPUs, the group has "
@@ -197,6 +216,15 @@ class PlanFinder:
         from ..ranks.places import restrict
 
         return self._synthesize(wanted, restrict(machine, self.ranks))
+
+
+def _check_launch(topology: Topology, helped: Helped) -> None:
+    """Raise PlanMismatchError unless a topology has a GPU for each rank of the launch."""
+    if len(topology.ranks) != helped.ranks:
+        raise PlanMismatchError(
+            f"topology {topology.name!r} has {len(topology.ranks)} GPUs, {helped.ranks} ranks run; "
+            "a group with helpers needs a topology of all of them"
+        )
 
 
 class Preparation:

@@ -11,6 +11,7 @@ from ..compiled import Compiled
 from ..executor import Executor
 from ..players.contract import Player, PlayError
 from ..ranks.faults import Call, Faults
+from ..ranks.store import put
 from ..ranks.transport import Transport
 from .headers import Header, HeaderChannel, HeaderKind
 
@@ -32,7 +33,18 @@ class Announcer:
         self.is_leader = transport.label == members[0]
         self.channel = HeaderChannel(transport)
         self._is_over = False
+        self._plans = 0
         transport.faults.find_mismatch = self._find_left
+
+    def add_plan(self, plan: Plan) -> int:
+        """Return the number by which helpers know a plan, which they find in the store.
+
+        All members add their plans in one order.
+        """
+        self._plans += 1
+        if self.is_leader:
+            put(self.transport.faults.store, f"plan/{self._plans}", plan.to_json())
+        return self._plans
 
     def announce(self, header: Header, helpers: Iterable[int], call: Call) -> None:
         """Send a header to helpers, if this rank is the one that does; raise as a call does."""
@@ -94,7 +106,7 @@ def has_left(faults: Faults, helper: int) -> bool:
 class HelpedExecutor(Executor):
     """Runs a member's programs of schedules with helpers, which it tells of each call before.
 
-    `plan` is number `number` of those that the helpers know. `faults` are those of the members'
+    `number` is that by which the helpers know `plan`. `faults` are those of the members'
     own transport, which a failed call breaks, too.
     """
 

@@ -28,6 +28,8 @@ def find_parts(plan: Plan, transport: Transport) -> Parts:
     The transport has a rank for each GPU of the topology, in its order, or for each participant,
     in ascending order. Raise PlanMismatchError if it has neither.
     """
+    if transport.announcer is not None:  # the members of a group that others help
+        return Parts(transport.label, transport, None)
     labels = _label_ranks(plan, transport.size)
     if plan.collective.has_all_gpus:
         return Parts(transport.label, transport, None)

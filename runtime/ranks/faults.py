@@ -124,7 +124,7 @@ class Faults:
         is_open: Callable[[], bool] = lambda: True,
         labels: Sequence[int] | None = None,
     ) -> None:
-        self.group, self.store, self._is_open = group, store, is_open
+        self.group, self.store, self.is_open = group, store, is_open
         self.ranks = range(group.size()) if labels is None else labels
         self.rank = self.ranks[group.rank()]
         by_number = find_addresses(group, timeout) if addresses is None else addresses
@@ -170,7 +170,7 @@ class Faults:
                 f"rank {self.rank}: an earlier call failed; destroy the process group and start "
                 f"anew ({self.broken})"
             )
-        if not self._is_open():
+        if not self.is_open():
             raise ExecutionError(
                 f"rank {self.rank}: the process group was destroyed; set one up, and make this anew"
             )

@@ -131,8 +131,9 @@ def find_machine(
     device: int | None,
     timeout: timedelta,
     stop: threading.Event | None = None,
+    wanted_by: int = 0,
 ) -> Topology | None:
-    """Return the machine that a group's ranks form on the group's rank 0, and None on the others.
+    """Return the machine that a group's ranks form on rank `wanted_by`, and None on the others.
 
     Collective over the group alone, through its `store`. `ranks` are its global ranks, in the order
     of the machine's GPUs; `rank` is this process's index in it. `device` is this rank's CUDA
@@ -143,17 +144,17 @@ def find_machine(
     """
     emulated_machine = emulated()
     if emulated_machine is not None:
-        return restrict(emulated_machine, ranks) if rank == 0 else None
+        return restrict(emulated_machine, ranks) if rank == wanted_by else None
     put(store, f"place/{rank}", asdict(place_of(device)))
     places = [Place(**take(store, f"place/{other}", timeout, stop)) for other in range(len(ranks))]
     first_on_host = {place.host: number for number, place in reversed(list(enumerate(places)))}
     if device is not None and rank in first_on_host.values():
         try:
             probed = {"topology": probe_local().dumps()}
-        except TopoplanError as error:  # rank 0 waits for either
+        except TopoplanError as error:  # that rank waits for either
             probed = {"error": str(error)}
         put(store, f"host/{rank}", probed)
-    if rank != 0:
+    if rank != wanted_by:
         return None
     texts: list[str | None] = [None] * len(ranks)
     if device is not None:

@@ -91,6 +91,8 @@ class Transport:
     def _begin(self, group: Any, device: torch.device, timeout: timedelta, faults: Faults) -> None:
         self.group, self.device, self.faults = group, device, faults
         self.rank, self.size = group.rank(), group.size()
+        self.announcer: Any = None
+        """The Announcer of a group of the backend that has helpers."""
         self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.timeout_s = timeout.total_seconds()
         self.mpi, self.batched = None, False
@@ -202,6 +204,19 @@ class Transport:
         )
         timeout = timedelta(seconds=self.timeout_s)
         return Transport(make, timeout, "auto" if self.mpi is None else "mpi", labels=labels)
+
+    def outlive_default_group(self) -> None:
+        """Keep the transport's group out of destroy_process_group(), which then leaves it open.
+
+        Not over NCCL, whose batches need torch's tables.
+        """
+        if self.batched:
+            return
+        c10d: Any = dist.distributed_c10d
+        for table in ("pg_map", "pg_names", "pg_group_ranks", "pg_to_tag", "pg_backend_config"):
+            getattr(c10d._world, table).pop(self.group, None)
+        c10d._unregister_process_group(self.group.group_name)
+        self.faults.is_open = lambda: True
 
     @property
     def name(self) -> str:

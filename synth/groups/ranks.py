@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ...topo.errors import InputError
 from ..ir.collective import Collective
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 # The GPUs that may help a group: all others, none, or these ranks.
 Helpers = Literal["rest", "none"] | Sequence[int]
-REST, NONE = "rest", "none"
+REST: Final = "rest"
+NONE: Final = "none"
 
 
 def parse_ranks(text: str, parameter: str) -> list[int]:

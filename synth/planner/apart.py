@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -45,14 +46,18 @@ def synthesize_apart(
     *,
     reproducible: bool,
     stop: threading.Event,
+    helpers: Sequence[int] = (),
 ) -> FoundPlan | None:
     """Return the plan that a process of its own makes, or None if there can be no such process.
 
-    It has no strategies that this process alone has registered. Raises like `synthesize`, and
-    TimeLimitError when `stop` is set.
+    If the collective is not over all GPUs, `helpers` may help. The process has no strategies that
+    this process alone has registered. Raises like `synthesize`, and TimeLimitError when `stop` is
+    set.
     """
     request = {
         "collective": [collective.name, collective.ranks, collective.root],
+        "members": [] if collective.has_all_gpus else list(collective.members),
+        "helpers": list(helpers),
         "topology": topology.to_json(),
         "time_limit_s": time_limit_s,
         "reproducible": reproducible,
@@ -104,13 +109,14 @@ def _wait(
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request, in the process of its own."""
-    from .synthesize import synthesize
+    from ..groups.synthesize import synthesize_any
 
     topology, router = load_for_planning(Topology.from_json(request["topology"]))
     name, ranks, root = request["collective"]
     try:
-        result = synthesize(
-            Collective(name, ranks, root),
+        result = synthesize_any(
+            Collective(name, ranks, root, request["members"]),
+            request["helpers"],
             topology,
             time_limit_s=request["time_limit_s"],
             reproducible=request["reproducible"],
