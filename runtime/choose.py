@@ -189,17 +189,25 @@ class Chooser:
         """
         if not self.plays_one_sided or self.codec is not None:
             return []
-        own: list[OneSidedSchedule] = [
-            play_one_sided(schedule)
-            for schedule in self.plan.schedules
-            if not schedule.helpers  # which share no memory with the members
-        ]
+        own = self._played.values()
         if self.machine.batched:  # on GPUs, whose links it depends on what is best
             topology = self.plan.topology
             flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective, topology)
             return list_shapes([*own, *flat], topology)
         flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective)
         return list(dict.fromkeys([*own, *flat]))
+
+    @cached_property
+    def _played(self) -> dict[int, OneSidedSchedule]:
+        """The plan's schedules as they are played one-sided, by the identity of each.
+
+        They are always the same objects: compiled programs are kept by the schedule's identity.
+        Those with helpers are left out, which share no memory with the members.
+        """
+        members_alone = [schedule for schedule in self.plan.schedules if not schedule.helpers]
+        played = {id(schedule): play_one_sided(schedule) for schedule in members_alone}
+        distinct = {schedule: schedule for schedule in played.values()}
+        return {number: distinct[schedule] for number, schedule in played.items()}
 
     def _rank_one_sided(self, size_bytes: int) -> list[Schedule]:
         """Return the one-sided schedules worth trying for a size, the most promising first."""
@@ -208,8 +216,8 @@ class Chooser:
         if self.machine.batched:
             shapes = rank_shapes(self.one_sided, self.plan.topology, size_bytes)
             return [*shapes[:_RACED_BY_KERNEL]]
-        chosen = self.plan.entry_for(size_bytes).schedule
-        own = [] if chosen.helpers else [play_one_sided(chosen)]
+        chosen = self._played.get(id(self.plan.entry_for(size_bytes).schedule))
+        own = [] if chosen is None else [chosen]
         if self.mode == SAME_BITS:
             return [*own]
         flat = [x for x in self.one_sided if x in build_flat(self.plan.collective)]
@@ -236,7 +244,7 @@ class Chooser:
         if mode == "plan":
             schedule = self.plan.entry_for(size_bytes).schedule
             is_shared = self.executor == ONE_SIDED and not schedule.helpers
-            return self._choice_of(play_one_sided(schedule) if is_shared else schedule)
+            return self._choice_of(self._played[id(schedule)] if is_shared else schedule)
         return self.choices.get(size_bytes.bit_length())
 
     def _mode_for(self, size_bytes: int) -> Schedule | str | None:

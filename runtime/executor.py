@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..synth.ir.schedule import Schedule
-from ..topo.errors import ExecutionError, InfeasibleError
+from ..topo.errors import ExecutionError, InfeasibleError, TopoplanError
 from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import Binding, BoundProgram, Buffers, Compiled, CompiledOneSided
@@ -164,6 +164,9 @@ class Executor:
             play(deadline)
         except PlayError as interrupted:
             raise self._blame(compiled, number, deadline, interrupted) from interrupted
+        except BaseException as error:
+            self._break_off(compiled, error)
+            raise
         self.sent_bytes += compiled.sent_bytes
         compiled.tally.add()
 
@@ -273,10 +276,20 @@ class Executor:
             self._quietly(player.play, deadline, self.stamp or record)
         except PlayError as interrupted:
             raise self._blame(compiled, number, deadline, interrupted) from interrupted
+        except BaseException as error:
+            self._break_off(compiled, error)
+            raise
         if watch is not None:
             watch.end(compiled, compiled.call, number, record)
         self.sent_bytes += compiled.sent_bytes
         compiled.tally.add()
+
+    def _break_off(self, compiled: Compiled, error: BaseException) -> None:
+        """End all calls after Ctrl-C or the like: the next call would meet messages of this one."""
+        if self.faults.broken is None and not isinstance(error, TopoplanError):
+            self.faults.break_off(
+                ExecutionError(f"rank {self.rank}: {compiled.call} was interrupted ({error!r})")
+            )
 
     def _blame(
         self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError

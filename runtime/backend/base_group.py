@@ -325,7 +325,9 @@ class BaseGroup(PlainCalls):
     def abort(self) -> None:
         """Abort all groups: calls in progress fail, then the threads end."""
         self.account.close()
-        self.plain.abort()  # first: the threads may be in calls of the plain group
+        # First: the threads may be in calls.
+        self.planned.abort()
+        self.plain.abort()
         self.check.close()
         self.planned.close()
 

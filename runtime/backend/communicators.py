@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from ...synth.plan import Plan
-from ...topo.errors import InputError
+from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..helpers.announcer import Announcer
 from ..ranks.addresses import Addresses
@@ -354,6 +354,12 @@ class Communicators:
         for queue in self._queues.values():
             queue.close()
         self._queues.clear()
+
+    def abort(self) -> None:
+        """Make all calls fail, those in progress too; peers that wait for this rank notice."""
+        for transport in list(self._shared.values()):
+            error = ExecutionError(f"rank {transport.rank}: the process group was aborted")
+            transport.faults.break_off(error)
 
     def close(self) -> None:
         """Close the queues, and destroy the communicators and their transports."""

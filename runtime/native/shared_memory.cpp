@@ -22,7 +22,7 @@ using namespace topoplan;
 
 // Codes of players/shared_memory.py.
 enum Instruction : int64_t { PUT, SIGNAL, WAIT, COMBINE };
-enum Outcome : int { DONE, PAUSED, TIMED_OUT, PEER_ENDED, PEER_FAILED, OTHER_CALL };
+enum Outcome : int { DONE, PAUSED, TIMED_OUT, PEER_ENDED, PEER_FAILED, OTHER_CALL, GAVE_UP };
 
 constexpr int SIGNAL_BITS = 20;
 constexpr uint64_t END = (1u << SIGNAL_BITS) - 1;
@@ -116,6 +116,9 @@ struct Player {
     return outcome;
   }
 
+  // This rank has failed, or another thread of it has ended all calls.
+  bool has_given_up() const { return own.failed.load(std::memory_order_relaxed); }
+
   uint64_t current_call() const { return channel.run << 32 | call; }
 
   // A peer that is two runs ahead has written another run there; it has passed this one.
@@ -158,10 +161,12 @@ struct Player {
       if (line.counter.load(std::memory_order_seq_cst) >= needed) break;
       if (!first) {
         double time = now();
-        if (line.failed.load(std::memory_order_acquire)) { outcome = fail(PEER_FAILED, peer); break; }
-        if (has_ended(channel.processes[peer])) {
+        if (has_given_up()) { outcome = fail(GAVE_UP, peer); break; }
+        bool failed = line.failed.load(std::memory_order_acquire);
+        if (failed || has_ended(channel.processes[peer])) {
           // It may have ended after its last signal, which is all that this rank needs.
-          if (line.counter.load(std::memory_order_seq_cst) < needed) outcome = fail(PEER_ENDED, peer);
+          if (line.counter.load(std::memory_order_seq_cst) < needed)
+            outcome = fail(failed ? PEER_FAILED : PEER_ENDED, peer);
           break;
         }
         if (time >= deadline) { outcome = fail(TIMED_OUT, peer); break; }
@@ -214,6 +219,8 @@ struct Player {
   int play() {
     const int64_t words = program[0];
     const int64_t *x = program + 1;
+    // Before a paused program goes on, too: another one must not go on in its place.
+    if (has_given_up()) return fail(GAVE_UP, channel.rank);
     if (!channel.is_paused) {
       channel.slice = channel.at = 0;
       own.calls[channel.run & 1].store(current_call(), std::memory_order_relaxed);
@@ -284,7 +291,7 @@ void topoplan_leave(void *channel_) {
   delete channel;
 }
 
-// Tell ranks that wait for this one that it has given up.
+// End this rank's calls, in progress and future, and those of ranks that wait for it.
 void topoplan_fail(void *channel_) {
   auto *channel = static_cast<Channel *>(channel_);
   Line &own = channel->lines[channel->rank];

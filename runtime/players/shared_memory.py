@@ -17,7 +17,7 @@ from .contract import PlayError, Stamp
 
 # Codes of native/shared_memory.cpp, by their order there.
 _PUT, _SIGNAL, _WAIT, _COMBINE = range(4)
-_DONE, _PAUSED, _TIMED_OUT, _PEER_ENDED, _PEER_FAILED, _OTHER_CALL = range(6)
+_DONE, _PAUSED, _TIMED_OUT, _PEER_ENDED, _PEER_FAILED, _OTHER_CALL, _GAVE_UP = range(7)
 _REASONS = {
     _TIMED_OUT: "timed out",
     _PEER_ENDED: "its process has ended",
@@ -41,11 +41,6 @@ class PlayerInSharedMemory:
         self._work = work  # a view that owns nothing if it is the caller's
         library = load_library()
         assert not isinstance(library, str)
-        if memory.channel is None:
-            raise ExecutionError(
-                f"rank {memory.rank}: the process group was destroyed; set one up, and make this "
-                "anew"
-            )
         self._play, self._discard = library.topoplan_play, library.topoplan_discard
         self._blame = (ctypes.c_int64 * 2)()
         self._player = ctypes.c_void_p(
@@ -67,18 +62,22 @@ class PlayerInSharedMemory:
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """Run the program once. Raise PlayError, at `deadline` (time.monotonic) at the latest.
 
-        Nothing is stamped, since there are no messages.
+        Raise ExecutionError if this rank has ended its calls. Nothing is stamped, since there are
+        no messages.
         """
-        if self._memory.channel is None:
-            raise ExecutionError("the shared memory was closed")
         outcome = self._play(self._player, deadline)
         while outcome == _PAUSED:  # Python handles signals, such as Ctrl-C, in between
             outcome = self._play(self._player, deadline)
         if outcome != _DONE:
             raise self._explain(outcome)
 
-    def _explain(self, outcome: int) -> PlayError:
+    def _explain(self, outcome: int) -> PlayError | ExecutionError:
         peer, word = self._blame
+        if outcome == _GAVE_UP:
+            return ExecutionError(
+                f"rank {self._memory.rank}: the process group was destroyed, or another call "
+                "failed; set one up, and make this anew"
+            )
         waits = _find_wait(self._program, word)
         # A wait for a free slot is a wait for the peer to have received.
         kind, step = ("receive", waits.step) if waits.step >= 0 else ("send", 0)

@@ -42,7 +42,8 @@ class _Seat(NamedTuple):
 class SharedMemory:
     """The memory that the ranks of one host share, as this rank sees it.
 
-    Its ranks play programs in one order. `fail` tells the others that this one has given up.
+    Its ranks play programs in one order. The memory is freed when nothing refers to it any more,
+    so that a call in progress never loses it.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:
@@ -52,7 +53,7 @@ class SharedMemory:
         self.rank, self.ranks = rank, len(processes)
         descriptors = [_open_process(process) for process in processes]
         self._base = ctypes.c_char.from_buffer(memory)
-        self.channel: int | None = library.topoplan_join(
+        self.channel: int = library.topoplan_join(
             ctypes.addressof(self._base),
             HALF_BYTES,
             rank,
@@ -62,19 +63,13 @@ class SharedMemory:
         )
 
     def fail(self) -> None:
-        """Tell the ranks that wait for this one that it has given up."""
-        if self.channel is not None:
-            self._library.topoplan_fail(self.channel)
+        """End this rank's calls, in progress and future, and those of ranks that wait for it."""
+        self._library.topoplan_fail(self.channel)
 
-    def close(self) -> None:
-        """Leave the memory, which is freed when the last rank has left."""
-        if self.channel is None:
-            return
-        self.fail()
-        self._library.topoplan_leave(self.channel)
-        self.channel = None
-        del self._base
-        self._memory.close()
+    def __del__(self) -> None:
+        if hasattr(self, "channel"):
+            self.fail()
+            self._library.topoplan_leave(self.channel)
 
 
 def open_shared_memory(

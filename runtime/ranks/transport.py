@@ -271,7 +271,7 @@ class Transport:
     def close(self) -> None:
         """Destroy the group if it is the transport's own; later calls raise ExecutionError."""
         if self._memory is not None and not isinstance(self._memory, str):
-            self._memory.close()
+            self._memory.fail()
         if self.mpi is not None:
             self.mpi.close()
         if self._is_private and self.group in dist.distributed_c10d._world.pg_map:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import signal
+import threading
 import time
 from collections.abc import Mapping
 
 import patience
+import pytest
 import torch
 import torch.distributed as dist
 from rank_process import Events, leave
@@ -14,7 +17,7 @@ from rank_process import Events, leave
 import topoplan
 from ranks.checks import normal, refused
 from ranks.faults import die
-from topoplan import Communicator
+from topoplan import Communicator, backend_options
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.request import Request, Send, build_schedule
 
@@ -164,6 +167,47 @@ def ranks_make_other_calls(path: str) -> str:
     except topoplan.ExecutionError as error:
         leave(str(error))
     raise AssertionError("ranks with other calls were not noticed")
+
+
+def a_call_is_interrupted(path: str) -> str:
+    """Ctrl-C in a call, after which another program must not go on in its place."""
+    communicator, events = make(path, "one-sided", 10), Events()
+    rank = dist.get_rank()
+    for numel in (1000, 2000):
+        communicator.allreduce(torch.ones(numel))
+    if rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)  # surely in the call by then
+        try:
+            communicator.allreduce(torch.ones(1000))
+        except KeyboardInterrupt:
+            events.tell("interrupted")
+    events.wait("interrupted")
+    try:
+        communicator.allreduce(torch.ones(2000))
+    except topoplan.ExecutionError as error:
+        leave(str(error))
+    raise AssertionError("went on after an interrupted call")
+
+
+def a_group_is_aborted(path: str, executor: str) -> None:
+    """Another thread aborts the group during a call, which then ends before its deadline."""
+    options = backend_options(plans=path, choose="plan", executor=executor, least_bytes=0)
+    group = dist.new_group(backend="topo", pg_options=options, timeout=patience.deadline(60))
+    assert group is not None
+    events, x = Events(), torch.ones(1000)
+    for _ in range(3):
+        dist.all_reduce(x, group=group)
+    if dist.get_rank() == 1:
+        events.wait("ended")
+        leave()
+    began = time.monotonic()
+    threading.Timer(0.3, group.abort).start()
+    with pytest.raises(topoplan.ExecutionError, match=r"aborted|destroyed"):
+        dist.all_reduce(x, group=group)
+    assert time.monotonic() - began < patience.seconds(10)
+    events.tell("ended")
+    leave()
 
 
 def what_cannot_share(path: str) -> None:

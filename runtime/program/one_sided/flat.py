@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class OneSidedSchedule(Schedule):
     # A dataclass would make its own, which hashes a million fractions.
     __hash__ = Schedule.__hash__
 
-    @property
+    @cached_property  # one object, since compiled programs are kept by the schedule's identity
     def as_messages(self) -> Schedule:
         """The same schedule, to be sent as messages."""
         return Schedule(**{x.name: getattr(self, x.name) for x in fields(Schedule)})

@@ -53,6 +53,17 @@ def test_ranks_that_make_other_calls_are_named(plans: Plans) -> None:
     assert all("1000 elements" in error and "2000 elements" in error for error in errors), errors
 
 
+def test_no_other_program_goes_on_after_an_interrupted_call(plans: Plans) -> None:
+    errors = run_ranks(one_sided.a_call_is_interrupted, 2, plans("switch:2"))
+    assert "was interrupted" in errors[0]
+    assert "rank 0 does not answer" in errors[1]
+
+
+@pytest.mark.parametrize("executor", ["one-sided", "point-to-point"])
+def test_aborting_a_group_ends_the_call_in_progress(plans: Plans, executor: str) -> None:
+    run_ranks(one_sided.a_group_is_aborted, 2, plans("switch:2"), executor)
+
+
 def test_a_schedule_too_fine_for_the_memory_is_sent_as_messages() -> None:
     run_ranks(one_sided.a_schedule_too_fine_for_the_memory, 2)
 

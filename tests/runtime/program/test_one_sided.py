@@ -203,3 +203,4 @@ def test_the_label_says_how_a_schedule_is_played() -> None:
     assert played.label == "ring, one-sided"
     assert played != ring
     assert played.as_messages == ring
+    assert played.as_messages is played.as_messages  # whose compiled program is used again
