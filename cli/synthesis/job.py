@@ -311,8 +311,7 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
         return out
     out["plan_hash"] = plan.hash
     if not plan.collective.has_all_gpus:
-        used = {rank for e in plan.entries for rank in e.schedule.helpers}
-        out["helpers"] = sorted(used)
+        out["helpers"] = plan.used_helpers
     if plan.bracketing is not None:
         out["reproducible"] = {"bracketing": plan.bracketing}
     out["entries"] = [

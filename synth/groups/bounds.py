@@ -47,7 +47,7 @@ class SubMachine:
         machine = keep_gpus(router.topology, kept)
         return cls(collective.among(kept), router.on(machine), kept)
 
-    def find_bounds(self, effort: Effort, progress: Callable[[str], None] | None) -> Bounds:
+    def find_bounds(self, effort: Effort, progress: Callable[[str], None] | None = None) -> Bounds:
         """Return the bounds on this machine."""
         granted = effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
         return find_bounds(self.collective, self.router, granted, progress)

@@ -217,7 +217,8 @@ class _Adviser:
             advice = f"start ranks in that order: {self._place(collective, rank_map)}"
             findings.append(write("order", order.what, order.algbw_GBps, advice))
         if plan is not None:
-            command = self.spell("topo-synth", **synth, output="plan.json")
+            part = _name_group(rank_map)
+            command = self.spell("topo-synth", **synth, **part, output="plan.json")
             advice = f"{prepare}{command}; then topo-run plan.json, or the hook"
             findings.append(write("offer", "a plan", plan.algbw_GBps, advice))
         return findings
@@ -244,6 +245,13 @@ class _Adviser:
         }
         given = {name: value for name, value in options.items() if value}
         return self.spell("topo-place", self.verdict.machine.argument, **given)
+
+
+def _name_group(rank_map: RankMap) -> dict[str, str]:
+    """Return the option that names the GPUs in use, if they are a part of the machine."""
+    if len(rank_map.in_use) == len(rank_map.whole.ranks):
+        return {}
+    return {"group": ",".join(map(str, rank_map.in_use))}
 
 
 def _advise_on_tuner(channels: ChannelVerdict, collective: str) -> list[FileFinding]:

@@ -12,8 +12,16 @@ from ...topo.loader.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
 from .advice import Spell, advise, name_command
-from .machine import Machines, RankMap, map_ranks
-from .options import OVER_RINGS, Limits, Options, find_limits, find_options
+from .machine import Machines, RankMap, map_group, map_ranks
+from .options import (
+    OVER_RINGS,
+    Limits,
+    Options,
+    find_helped_options,
+    find_limits,
+    find_options,
+    find_part_limits,
+)
 from .ranking import rank_findings
 from .rates import rate_rings, rate_trees
 from .readers.table_ranks import TOLERANCE
@@ -32,6 +40,8 @@ from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 _MAX_COMMUNICATORS = 8
 # NCCL's tuner rates trees at 92 % of their channels' rate, and each direction gets half of that.
 _TREE_FACTOR = Fraction(92, 200)
+# How topo-run names the measurements of the stock collective.
+STOCK = "stock"
 # Pattern numbers in NCCL's search: the ring's, and the trees' in the order of preference.
 _RING_PATTERN, _TREE_PATTERNS = 4, (1, 2, 3)
 
@@ -52,6 +62,7 @@ class Judge:
     ) -> None:
         self.machines, self.collective, self.say, self.spell = machines, collective, say, spell
         self._limits, self._options = cache(self._find_limits), cache(self._find_options)
+        self._part_limits = cache(self._find_part_limits)
         self._router = cache(Router)
 
     def judge(self, reading: Reading) -> FileVerdict:
@@ -124,10 +135,12 @@ class Judge:
             [MeasuredRow(m, None) for m in measurements],
         )
         try:
-            measured.rank_map = self._map_ranks(verdict, measured.ranks, verdict.reading.locations)
-            router = self._router(measured.rank_map.topology)
+            reading = verdict.reading
+            measured.rank_map = self._map_ranks(verdict, measured.ranks, reading.locations)
             collective = Collective.with_default_root(name, measured.ranks)
-            measured.limits = self._limits(collective, router)
+            measured.limits = self._find_any_limits(
+                collective, measured.rank_map, reading.helpers if reading.group else ()
+            )
         except TopoplanError as error:
             measured.why_not = str(error)
         return measured
@@ -144,12 +157,33 @@ class Judge:
             )
             return
         collective = Collective.with_default_root(measured.collective, measured.ranks)
-        router = self._router(measured.rank_map.topology)
-        measured.options = self._options(collective, router)
+        rank_map, limits = measured.rank_map, measured.limits
+        if limits.helpers:
+            whole = self._router(rank_map.whole)
+            measured.options = find_helped_options(
+                collective, whole, rank_map.in_use, limits.helpers
+            )
+        else:
+            measured.options = self._options(collective, self._router(rank_map.topology))
+        # With helpers, the stock collective has none.
+        alone = float(limits.alone_GBps) if limits.helpers and limits.alone_GBps else bound
         measured.rows = [
-            MeasuredRow(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes))
+            MeasuredRow(
+                m,
+                m.algbw_GBps / (alone if m.how == STOCK else bound),
+                _predict(measured.options, m.size_bytes),
+            )
             for m in (row.measured for row in measured.rows)
         ]
+
+    def _find_any_limits(
+        self, collective: Collective, rank_map: RankMap, helpers: tuple[int, ...] = ()
+    ) -> Limits:
+        """Return the bounds of the GPUs in use, which may be a part of the machine."""
+        if len(rank_map.in_use) == len(rank_map.whole.ranks):
+            return self._limits(collective, self._router(rank_map.topology))
+        whole = self._router(rank_map.whole)
+        return self._part_limits(collective, whole, rank_map.in_use, helpers)
 
     def _count_ranks(self, verdict: FileVerdict, name: str, measurements: list[Measurement]) -> int:
         """Return the number of ranks of a table that does not state it; 0 if it stays unknown.
@@ -191,6 +225,10 @@ class Judge:
                 else "the number of ranks is not known: the file does not say it, and busbw / "
                 "algbw is not that of all GPUs of the machine"
             )
+        if verdict.reading.group:
+            group = (*verdict.reading.group, *verdict.reading.helpers)
+            map_group(verdict.machine.topology, group, verdict.reading.where)
+            return map_group(verdict.machine.topology, verdict.reading.group, verdict.reading.where)
         # A file may have several tables, and the list of devices is that of the largest.
         listed = locations if max(locations, default=0) < ranks else {}
         return map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
@@ -222,7 +260,7 @@ class Judge:
                 rates += [rate_trees(trees, router)] if trees and name == "allreduce" else []
                 if rates:
                     collective = Collective(name, communicator.ranks)
-                    channels.limits[name] = self._limits(collective, router)
+                    channels.limits[name] = self._find_any_limits(collective, rank_map)
                     channels.options[name] = self._options(collective, router)
                     channels.rates[name] = rates
         except TopoplanError as error:
@@ -232,6 +270,16 @@ class Judge:
     def _find_limits(self, collective: Collective, router: Router) -> Limits:
         self.say(f"bounds of {collective.name} on {router.topology.name} ...")
         return find_limits(collective, router)
+
+    def _find_part_limits(
+        self,
+        collective: Collective,
+        router: Router,
+        members: tuple[int, ...],
+        helpers: tuple[int, ...],
+    ) -> Limits:
+        self.say(f"bounds of {collective.name} on a part of {router.topology.name} ...")
+        return find_part_limits(collective, router, members, helpers)
 
     def _find_options(self, collective: Collective, router: Router) -> Options:
         self.say(f"other options of {router.topology.name} for {collective.name} ...")

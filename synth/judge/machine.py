@@ -1,7 +1,7 @@
 """The machine that a file was made on, and the GPU of each rank there."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -85,12 +85,15 @@ class JudgedMachine:
 class RankMap:
     """The GPU of each rank of a file, and how it was found in words.
 
-    `topology` has only the GPUs in use; `gpu_of[rank]` is a GPU's number among them.
+    `topology` has only the GPUs in use; `gpu_of[rank]` is a GPU's number among them. `whole` is the
+    machine with all GPUs, and `in_use` the numbers there of those in use, ascending.
     """
 
     topology: Topology
     gpu_of: tuple[int, ...]
     how: str
+    whole: Topology
+    in_use: tuple[int, ...]
 
 
 class Machines:
@@ -228,8 +231,27 @@ def map_ranks(
             "another machine; give the topology of theirs",
             parameter="topology",
         )
+    return _map_to(topology, chosen, how)
+
+
+def map_group(topology: Topology, group: Sequence[int], where: str) -> RankMap:
+    """Return the GPU of each rank of a group that a file lists by their numbers on the machine.
+
+    `where` names the file in errors. Raise InputError if the machine does not have one of them.
+    """
+    if max(group) >= len(topology.ranks):
+        raise InputError(
+            f"{where}: names GPU {max(group)}, and {topology.name} has 0 to "
+            f"{len(topology.ranks) - 1}: another machine; give the topology of theirs",
+            parameter="topology",
+        )
+    return _map_to(topology, list(group), "as the file lists them")
+
+
+def _map_to(topology: Topology, chosen: list[int], how: str) -> RankMap:
     in_use = sorted(chosen)
-    return RankMap(_drop_other_gpus(topology, in_use), tuple(map(in_use.index, chosen)), how)
+    gpu_of = tuple(map(in_use.index, chosen))
+    return RankMap(_drop_other_gpus(topology, in_use), gpu_of, how, topology, tuple(in_use))
 
 
 def _choose_gpus(

@@ -4,8 +4,8 @@ Alternatives are a graph file for NCCL, one ring in the best rank order, and a p
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError, TopoplanError
@@ -18,6 +18,8 @@ from ..bounds.single_path import find_bounds
 from ..export.choice import choose_graphs
 from ..export.graph_file import NEWEST
 from ..export.guard import USUAL_SIZE_bytes
+from ..groups.bounds import SubMachine
+from ..groups.synthesize import synthesize_group
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..place.job import WHOLE
@@ -53,6 +55,8 @@ _ABOVE_COUNTED = {"pcie": 15.75 / 12, "nvlink": 25 / 20}
 # Collectives that NCCL runs over rings (allreduce over trees as well).
 OVER_RINGS = ("allreduce", "allgather", "reduce-scatter")
 GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
+# With more GPUs, the help that those could give which take no part is not computed.
+_MAX_HELPED_RANKS = 32
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,10 @@ class Limits:
     bound's certificate. `is_assumed` is whether no source states the rate of one of these links.
     Measurements count as reaching the bound from the share `near` on, and as exceeding it from
     `most`: the rates that NCCL counts are below those of the links.
+
+    If the machine has more GPUs than take part, `alone_GBps` is the single-path bound without the
+    others' help, None if there is none without it, and `helped_GBps` that with the help of
+    `helpers`: the ranks that did help, for which the other bounds hold too, or else of all others.
     """
 
     one_way_GBps: Fraction
@@ -78,6 +86,9 @@ class Limits:
     is_assumed: bool = False
     near: float = NEAR
     most: float = ROUNDING
+    alone_GBps: Fraction | None = None
+    helped_GBps: Fraction | None = None
+    helpers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,56 @@ def find_limits(collective: Collective, router: Router) -> Limits:
         _NEAR_DATASHEET if is_datasheet else NEAR,
         max((_find_room(link) for link in links), default=ROUNDING),
     )
+
+
+def find_part_limits(
+    collective: Collective, router: Router, members: Sequence[int], helpers: Sequence[int]
+) -> Limits:
+    """Return the bounds of some GPUs of a machine, with the help of others, or without.
+
+    `collective` is over the members alone, and the router that of the whole machine. Raise
+    InfeasibleError if the GPUs are not connected.
+    """
+    name, root, everyone = collective.name, collective.root, range(len(router.topology.ranks))
+    group = Collective(name, len(members), None if root is None else members[root], members)
+    alone = SubMachine.of(group, router, members)
+    if not helpers:
+        limits = find_limits(alone.collective, alone.router)
+        limits = replace(limits, alone_GBps=limits.one_way_GBps)
+        if len(everyone) > _MAX_HELPED_RANKS:
+            return limits
+        whole = SubMachine.of(group, router, everyone)
+        helped = whole.find_bounds(Effort(_TIME_LIMIT_S)).single_path.algbw_GBps
+        return replace(limits, helped_GBps=helped)
+    usable = SubMachine.of(group, router, (*members, *helpers))
+    limits = find_limits(usable.collective, usable.router)
+    try:
+        without = alone.find_bounds(Effort(_TIME_LIMIT_S)).single_path.algbw_GBps
+    except InfeasibleError:
+        without = None
+    return replace(
+        limits, alone_GBps=without, helped_GBps=limits.one_way_GBps, helpers=tuple(helpers)
+    )
+
+
+def find_helped_options(
+    collective: Collective, router: Router, members: Sequence[int], helpers: Sequence[int]
+) -> Options:
+    """Return the plan for some GPUs of a machine with the help of others.
+
+    Arguments are those of `find_part_limits`.
+    """
+    root = None if collective.root is None else members[collective.root]
+    group = Collective(collective.name, len(members), root, members)
+    try:
+        made = synthesize_group(
+            group, helpers, router.topology, "packing", _TIME_LIMIT_S, router=router
+        )
+    except TopoplanError as error:
+        return Options((), None, (f"plan: {error}",))
+    best = max(limit for e in made.plan.entries if (limit := made.plan.limit_GBps(e)) is not None)
+    what = "a plan by topoplan with the same helpers (topo-synth, topo-run)"
+    return Options((Option(PLAN, best, what),), made.plan, ())
 
 
 def _find_room(link: Link) -> float:

@@ -112,7 +112,9 @@ class Reading:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
-    topology that the text names, `machine` the topology that the text itself has.
+    topology that the text names, `machine` the topology that the text itself has. `group` are the
+    GPUs that took part, numbered as on the machine, if the file says so, and `helpers` the others
+    that helped them.
     """
 
     where: str
@@ -127,6 +129,8 @@ class Reading:
     topology_files: tuple[str, ...] = ()
     is_graph_file: bool = False
     machine: Topology | None = None
+    group: tuple[int, ...] = ()
+    helpers: tuple[int, ...] = ()
 
 
 def chain_parents(order: Sequence[int]) -> Parents:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...topo.output_head import output_head
+from ..describe import help_text
 from .advice import describe_limit, gbps, percent, size_text
 from .options import ROUNDING, Limits, Options
 from .paper import write_model
@@ -67,7 +68,16 @@ def _list_finding_lines(head: str, finding: FileFinding) -> list[str]:
 
 
 def _describe_limits(collective: str, limits: Limits) -> str:
-    text = f"  {collective}: at most {gbps(limits.one_way_GBps)} GB/s algbw ({limits.assumption})"
+    helped = f" {help_text(limits.helpers)}" if limits.helped_GBps is not None else ""
+    text = (
+        f"  {collective}: at most {gbps(limits.one_way_GBps)} GB/s algbw{helped} "
+        f"({limits.assumption})"
+    )
+    if limits.helpers:
+        alone = limits.alone_GBps
+        text += "; none without help" if alone is None else f"; {gbps(alone)} without help"
+    elif limits.helped_GBps is not None:
+        text += f"; {gbps(limits.helped_GBps)} with the help of the GPUs that are idle"
     if limits.any_way_GBps > limits.one_way_GBps:
         text += f"; {gbps(limits.any_way_GBps)} with multipath"
     if limits.in_network_GBps is not None and limits.in_network_GBps > limits.any_way_GBps:
@@ -257,7 +267,12 @@ def _finding_json(finding: FileFinding) -> dict[str, Any]:
 def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
     if limits is None:
         return None
-    in_network = limits.in_network_GBps
+    in_network, helped, alone = limits.in_network_GBps, limits.helped_GBps, limits.alone_GBps
+    part = {
+        "alone_GBps": None if alone is None else float(alone),
+        "with_help_GBps": None if helped is None else float(helped),
+        "helpers": list(limits.helpers),
+    }
     return {
         "one_way_GBps": float(limits.one_way_GBps),
         "any_way_GBps": float(limits.any_way_GBps),
@@ -265,6 +280,7 @@ def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
         "kind": limits.kind,
         "assumption": limits.assumption,
         "rests_on": limits.rates,
+        **({} if helped is None and alone is None else part),
     }
 
 

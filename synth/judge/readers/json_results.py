@@ -59,7 +59,17 @@ def _read_any(text: str, where: str) -> Reading:
     if isinstance(data.get("runs"), list):
         runs = [_check_measured(_read_topo_run(run, where)) for run in _rows(data, "runs")]
         listed = tuple(m for run in runs for m in run.measurements)
-        return Reading(where, "topo-run's JSON", measurements=listed)
+        groups = {run.group for run in runs}
+        if len(groups) > 1:
+            raise InputError(f"{where}: runs of different groups; give the runs of one group")
+        helpers = sorted({helper for run in runs for helper in run.helpers})
+        return Reading(
+            where,
+            "topo-run's JSON",
+            measurements=listed,
+            group=groups.pop() if groups else (),
+            helpers=tuple(helpers),
+        )
     if isinstance(data.get("rows"), list):
         return _read_topo_run(data, where)
     if data.get("format") == "topoplan-plan":
@@ -200,7 +210,22 @@ def _read_topo_run(data: Mapping[str, Any], where: str) -> Reading:
                 measurements.append(
                     Measurement(name, ranks, size, algbw, algbw * factor, time_us, how, wrong)
                 )
-    return Reading(where, "topo-run's JSON", None, tuple(measurements))
+    group, helpers = (_read_ranks(data, key, where) for key in ("group", "helpers"))
+    if group and len(group) != ranks:
+        raise InputError(f"{where}: a group of {len(group)} GPUs and {ranks} ranks; is it damaged?")
+    return Reading(
+        where, "topo-run's JSON", None, tuple(measurements), group=group, helpers=helpers
+    )
+
+
+def _read_ranks(data: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
+    """Return the GPUs that a result lists, none if it does not."""
+    listed = data.get(key) or []
+    ranks = [_whole(rank) for rank in listed] if isinstance(listed, list) else [None]
+    known = tuple(rank for rank in ranks if rank is not None and rank < _MAX_RANKS)
+    if len(known) < len(ranks) or known != tuple(sorted(set(known))):
+        raise InputError(f"{where}: {key}: expected different ranks, ascending")
+    return known
 
 
 def _read_inspector(entries: list[Any], where: str) -> Reading:

@@ -293,3 +293,50 @@ def test_a_gate_is_one_line_of_json_and_an_exit_code(desk: Desk) -> None:
         assert data["files"][0]["verdict"]["name"] == "near-bound-allreduce"
     code, out, err = desk.run(GRAPH.format('<gpu dev="0"/><gpu dev="1"/>'), "--at-least", "0.9")
     assert code == 2 and json.loads(out)["passed"] is False and len(err.splitlines()) == 1
+
+
+def write_run(plan_us: float, stock_us: float, **more: object) -> str:
+    rows = [{"size_bytes": 1 << 30, "plan_us": plan_us, "stock_us": stock_us, "wrong": 0}]
+    return json.dumps({"collective": "allreduce", "ranks": 2, "rows": rows, **more})
+
+
+def test_a_part_of_a_machine_has_the_bounds_with_and_without_help(desk: Desk) -> None:
+    (measured,) = desk.judge(write_run(18000, 18000), "--topology", "mi300x")["measured"]
+    bound = measured["bound"]
+    assert (bound["one_way_GBps"], bound["alone_GBps"], bound["with_help_GBps"]) == (64, 64, 448)
+    assert measured["share"] == pytest.approx((1 << 30) / 18000e3 / 64)
+    _, text, _ = desk.run(write_run(18000, 18000), "--topology", "mi300x")
+    assert "at most 64 GB/s algbw without help (" in text
+    assert "; 448 with the help of the GPUs that are idle" in text
+    (whole,) = desk.judge(write_table(234, 8), "--topology", "dgx-a100")["measured"]
+    assert "with_help_GBps" not in whole["bound"]
+
+
+def test_a_plan_with_helpers_is_judged_by_the_bound_with_their_help(desk: Desk) -> None:
+    run = write_run(2900, 18000, group=[1, 4], helpers=[0, 2, 3, 5, 6, 7])
+    file = desk.judge(run, "--topology", "mi300x")
+    (measured,) = file["measured"]
+    assert measured["bound"]["one_way_GBps"] == measured["bound"]["with_help_GBps"] == 448
+    assert measured["bound"]["alone_GBps"] == 64
+    shares = {row["how"]: row["share"] for row in measured["rows"]}
+    assert shares["plan"] == pytest.approx((1 << 30) / 2900e3 / 448)
+    assert shares["stock"] == pytest.approx((1 << 30) / 18000e3 / 64)
+    assert names(file)[0].startswith("near-bound")
+    _, text, _ = desk.run(run, "--topology", "mi300x")
+    assert "at most 448 GB/s algbw with the help of ranks 0, 2, 3, 5, 6, 7 (" in text
+    assert "; 64 without help" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"group": [0, 9]}, "names GPU 9, and mi300x has 0 to 7"),
+        ({"group": [0, 0]}, "group: expected different ranks, ascending"),
+        ({"group": [0, 1, 2]}, "a group of 3 GPUs and 2 ranks"),
+        ({"group": [0, 1], "helpers": ["x"]}, "helpers: expected different ranks"),
+    ],
+)
+def test_damaged_groups_are_refused(desk: Desk, more: dict[str, object], says: str) -> None:
+    _, out, err = desk.run(write_run(2900, 18000, **more), "--topology", "mi300x")
+    assert says in out + err
+    assert "Traceback" not in err
