@@ -7,12 +7,14 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
+from .running.joint import load_joint
 from .running.nccl_tests import read_ranks
 from .running.options import (
     PROG,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ..runtime.measuring.bench_options import BenchOptions
     from ..runtime.ranks.transport import Transport
     from ..synth.cost.host_costs import HostCosts
+    from ..synth.groups.joint_plan import JointPlan
     from ..synth.plan import Plan
     from ..topo.graph import Topology
     from .running.rows import Run
@@ -74,16 +77,22 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         if not torch.cuda.is_available():
             options = replace(options, backend="mpi")
     check_files(args, is_writer=not is_rank() or os.environ["RANK"] == "0")
-    plans = load_plans(args)
+    joint = load_joint(args)
+    plans = [] if joint is not None else load_plans(args)
     jobs: list[Job] = [(options, plan) for plan in plans] or [
         (replace(options, collective=name), None) for name in list_collectives(args.collective)
     ]
-    ranks = count_ranks(plans[0]) if plans else args.nproc
+    if joint is not None:
+        jobs, ranks = [], len(joint.topology.ranks)
+        described = f"{ranks} ranks"
+    else:
+        ranks = count_ranks(plans[0]) if plans else args.nproc
+        described = describe_ranks(plans[0]) if plans else ""
     if not is_rank():
-        if plans and args.nproc is not None and args.nproc != ranks:
+        if described and args.nproc is not None and args.nproc != ranks:
             flag = "--nproc" if args.gpus is args.threads is None else "-g and -t"
             raise InputError(
-                f"{args.nproc} ranks: the plan is for {describe_ranks(plans[0])}; leave {flag} "
+                f"{args.nproc} ranks: the plan is for {described}; leave {flag} "
                 f"out, or synthesize for {args.nproc}"
             )
         _check_jobs(jobs, ranks, ranks, with_memory=not args.calibrate)
@@ -102,14 +111,14 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             [f"{package}.runtime.communicator", f"{package}.runtime.measuring.bench"],
         )
     world = int(os.environ["WORLD_SIZE"])
-    if plans and world != ranks:
-        raise PlanMismatchError(
-            f"the plan is for {describe_ranks(plans[0])}, {world} were started; start {ranks}"
-        )
+    if described and world != ranks:
+        raise PlanMismatchError(f"the plan is for {described}, {world} were started; start {ranks}")
     # topo-run checked the memory before it started these ranks, if it did.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     is_unchecked = RENDEZVOUS not in os.environ and not args.calibrate
     _check_jobs(jobs, world, local, with_memory=is_unchecked)
+    if joint is not None:
+        return _run_joint(args, options, joint)
     return _run_rank(args, jobs, world)
 
 
@@ -128,12 +137,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     """Join the other ranks, measure or calibrate, print on rank 0, and return the exit code."""
     from datetime import timedelta
 
-    import torch
-    import torch.distributed as dist
-
     from ..runtime.native.library import load_library
-    from ..runtime.ranks.faults import first_line
-    from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
     from ..runtime.ranks.transport import Transport
 
     # Checks without communication come first, so that bad input ends every rank before any of
@@ -141,14 +145,63 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     options = jobs[0][0]
     for one, plan in jobs:
         one.settings_for(one.collective_over(plan, world))
+    rank, timeout = int(os.environ["RANK"]), timedelta(seconds=options.timeout_s)
+    progress = ProgressReporter(PROG, args, speaks=rank == 0)
+    with _joined(options, world) as over, progress.follow("starting ...") as work:
+        measured = [
+            _run_job(args, job, Transport(None, timeout, over), timeout, work) for job in jobs
+        ]
+    runs = [run for run, _, _ in measured]
+    if rank == 0:
+        _write_all(args, runs, *measured[0][1:], progress)
+        library = load_library()
+        if isinstance(library, str) and any(plan is not None for _, plan in jobs):
+            progress.tell(f"schedules were played as messages alone: {library}")
+    return 1 if any(row.wrong for run in runs for row in run.rows) else 0
+
+
+def _run_joint(args: argparse.Namespace, options: BenchOptions, joint: JointPlan) -> int:
+    """Join the other ranks, make all groups' calls at once, print on rank 0; return the code."""
+    from datetime import timedelta
+
+    from ..runtime.measuring.joint import run_joint
+    from ..runtime.ranks.transport import Transport
+    from .running.joint import print_joint, write_joint
+
+    rank, timeout = int(os.environ["RANK"]), timedelta(seconds=options.timeout_s)
+    progress = ProgressReporter(PROG, args, speaks=rank == 0)
+    world = len(joint.topology.ranks)
+    with _joined(options, world) as over, progress.follow("starting ...") as work:
+        transport = Transport(None, timeout, over)
+        times = run_joint(joint, options, transport, timeout, lambda text: work.advance(text, 0, 0))
+        backend = transport.name
+    if rank == 0 and args.json:
+        print(write_joint(joint, times, backend))
+    elif rank == 0:
+        print_joint(joint, times, backend)
+    return 1 if any(row.wrong for row in times.groups) else 0
+
+
+@contextmanager
+def _joined(options: BenchOptions, world: int) -> Iterator[str]:
+    """Join the other ranks in a default group for the `with` block, and leave it with them.
+
+    Yields the transport: "mpi", or "auto" for that of the group.
+    """
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from ..runtime.ranks.faults import first_line
+    from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
+
     backend = options.resolve_backend(world)
     over, backend = ("mpi", _choose_beside_mpi(world)) if backend == "mpi" else ("auto", backend)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    timeout = timedelta(seconds=options.timeout_s)
-    rank = int(os.environ["RANK"])
-    progress = ProgressReporter(PROG, args, speaks=rank == 0)
+    timeout, rank = timedelta(seconds=options.timeout_s), int(os.environ["RANK"])
     with keep_output_clean():
         try:
             dist.init_process_group(
@@ -160,24 +213,13 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
                 f"{world} started, and with the same rendezvous?"
             ) from error
         try:
-            with progress.follow("starting ...") as work:
-                measured = [
-                    _run_job(args, job, Transport(None, timeout, over), timeout, work)
-                    for job in jobs
-                ]
+            yield over
             dist.barrier()
         except (InputError, VerificationError):
             meet_before_leaving(world)
             raise
         finally:
             dist.destroy_process_group()
-    runs = [run for run, _, _ in measured]
-    if rank == 0:
-        _write_all(args, runs, *measured[0][1:], progress)
-        library = load_library()
-        if isinstance(library, str) and any(plan is not None for _, plan in jobs):
-            progress.tell(f"schedules were played as messages alone: {library}")
-    return 1 if any(row.wrong for run in runs for row in run.rows) else 0
 
 
 def _run_job(

@@ -45,6 +45,11 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-synth allreduce full:4 --group 0,1 -o two.json && topo-run two.json -e 16M",
         "two of four GPUs with the others as helpers: 4 ranks",
     ),
+    (
+        "topo-synth allreduce full:4 --size 64K --groups 'tp=0,1|2,3 dp=0,2|1,3' -o joint.json "
+        "&& topo-run joint.json",
+        "calls of several groups at once, on 4 ranks",
+    ),
     ("mpirun -n 2 topo-run plan.json", "the same over MPI, compared with MPI's own allreduce"),
     (
         "topo-run plan.json --calibrate -o machine.json",
@@ -61,6 +66,7 @@ At each size the plan and the backend's own (stock) collective take turns. Every
 results is checked, on random data, against float64. Exit code 1 if any element is wrong. A plan
 for some GPUs of a machine (topo-synth --group) runs with a rank for each GPU: members make the
 calls, and run the stock collective among themselves; helpers carry bytes; the others wait.
+A joint plan (topo-synth --groups) is timed until the calls of all its groups have ended.
 """
 
 

@@ -96,8 +96,8 @@ def _measure_size(
     calls = [
         (None if call is None else buffers.call_in_its_place(call), list[float]())
         for call in (
-            None if communicator is None else _choose_plan_call(buffers, communicator),
-            _prepare_stock(buffers, transport),
+            None if communicator is None else choose_plan_call(buffers, communicator),
+            prepare_stock(buffers, transport),
         )
     ]
     # Plan and stock take turns, so that other load on the machine affects both.
@@ -126,7 +126,7 @@ def _measure_size(
         choice = communicator.choice(sent)
         if choice is not None:
             schedule, predicted = choice.label, choice.predict_us(sent)
-        scale = _find_scale(communicator)
+        scale = find_scale(communicator)
         if scale is not None:
             fraction = algbw / (float(communicator.plan.bound_one_way.algbw_GBps) * scale)
     return BenchRow(
@@ -193,7 +193,8 @@ def _count_sent(communicator: Communicator | None) -> tuple[dict[int, int], dict
     return {communicator.rank: communicator.wire_bytes}, communicator.count_relayed_bytes()
 
 
-def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Callable[[], object]:
+def choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Callable[[], object]:
+    """Return a call of the communicator's collective on buffers."""
     op, is_root = OPS[buffers.settings.op], buffers.rank == buffers.root
     calls: dict[str, Callable[[], object]] = {
         "allreduce": lambda: communicator.allreduce(buffers.output, op),
@@ -208,7 +209,7 @@ def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Call
     return calls[buffers.name]
 
 
-def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
+def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
     """Return a call of the stock collective, or None on all ranks if it lacks the dtype.
 
     gloo and MPI have no AVG, so the call sums and divides.
@@ -242,7 +243,7 @@ def _find_stock_group(transport: Transport) -> object:
     return dist.group.WORLD if transport.size == dist.get_world_size() else transport.group
 
 
-def _find_scale(communicator: Communicator) -> float | None:
+def find_scale(communicator: Communicator) -> float | None:
     """Return the emulated machine's speed over the plan's, None if it is another machine."""
     at_hand, plan = communicator.engine.machine.topology, communicator.plan.topology
     if at_hand is None or at_hand is plan:
