@@ -17,6 +17,8 @@ from .ir.columns import MAX_COLUMN_BYTES
 from .ir.schedule import MAX_STEPS, RANKS_ABOUT, Ranks, ScheduleFields, Segments
 
 FORMAT = "topoplan-plan"
+# The format of plans of several groups in one file (groups/joint_plan.py).
+JOINT_FORMAT = "topoplan-joint-plan"
 # Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, and columns
 # in place of rows for many ranks. A plan is written in the lowest version that can hold it.
 VERSIONS = (1, 2)

@@ -42,11 +42,11 @@ def load_joint(args: argparse.Namespace) -> JointPlan | None:
 
 
 def _is_joint(name: str) -> bool:
-    from ...synth.groups.joint_plan import FORMAT
+    from ...synth.plan_file import JOINT_FORMAT
 
     try:
         with Path(name).open("rb") as file:
-            return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)
+            return f'"{JOINT_FORMAT}"'.encode() in file.read(_HEAD_BYTES)
     except (OSError, ValueError):
         return False
 

@@ -142,7 +142,7 @@ class BaseGroup(PlainCalls):
         return self.planned.by_key
 
     def _break_off(self, error: ExecutionError) -> None:
-        self.planned.transport("cpu").faults.break_off(error)
+        self.planned.break_off(error)
 
     def summary(self) -> Summary:
         """Return what this group's calls ran by so far; see topoplan.summary."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, Store
+from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, Store
 
 from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
@@ -162,7 +162,8 @@ class Communicators:
         self._preparations: dict[Key, Preparation] = {}
         self._sizes: dict[tuple[Key, int, bool], Size] = {}
         self._passes = Passes()
-        self._shared: dict[str, Transport] = {}
+        # By device type, and whether ranks have their numbers in the launch, not in the group.
+        self._shared: dict[tuple[str, bool], Transport] = {}
         self._queues: dict[str, ThreadQueue] = {}
         self.announcer: Announcer | None = None
         """Tells helpers of calls, if the group has some."""
@@ -282,7 +283,8 @@ class Communicators:
 
     def _make(self, key: Key, plan: Plan, number: int) -> Communicator:
         collective, _, device = key
-        options, transport = self.options, self.transport(device)
+        options = self.options
+        transport = self.transport(device, in_launch=not plan.collective.has_all_gpus)
         with transport.faults.stock(f"setting up {collective} by plans", number):
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
@@ -301,19 +303,27 @@ class Communicators:
         communicator.engine.executor.tallies.report = accounts.report
         return communicator
 
-    def transport(self, device: str) -> Transport:
+    def transport(self, device: str, *, in_launch: bool = False) -> Transport:
         """Return the transport of all communicators for a device type.
 
-        Collective the first time on GPUs.
+        Its ranks have their numbers in the group, or `in_launch`, for plans that number the ranks
+        so. Collective the first time on GPUs.
         """
-        if device not in self._shared:
+        helped = self.options.helped
+        is_helped = helped is not None and helped.device == device
+        key = device, in_launch or is_helped
+        if key not in self._shared:
             name, timeout = f"topoplan/{self.name}/{device}", self.plans.timeout
-            helped = self.options.helped
-            labels = helped.members if helped is not None and helped.device == device else None
+            labels: Sequence[int] | None = None
+            if helped is not None and is_helped:
+                labels = helped.members
+            elif in_launch:
+                labels, name = self.plans.ranks, f"{name}/launch"
             transport = self.transports.get(device, "gloo")
             if transport == "gloo":
-                self._shared[device] = SharedTransport(
-                    self.plain, timeout, self._store, self._addresses, name, labels
+                store = PrefixStore("launch", self._store) if in_launch else self._store
+                self._shared[key] = SharedTransport(
+                    self.plain, timeout, store, self._addresses, name, labels
                 )
             else:
                 make = partial(
@@ -324,10 +334,17 @@ class Communicators:
                     store=self._store,
                     number=self.plans.rank,
                 )
-                self._shared[device] = Transport(
+                self._shared[key] = Transport(
                     make, timeout, self.options.transport, self._addresses, labels
                 )
-        return self._shared[device]
+        return self._shared[key]
+
+    def break_off(self, error: ExecutionError) -> None:
+        """Let all calls on CPU tensors fail with an error, those in progress too."""
+        self.transport("cpu").faults.break_off(error)
+        for (device, in_launch), transport in list(self._shared.items()):
+            if device == "cpu" and in_launch:
+                transport.faults.break_off(error)
 
     def queue(self, tensor: torch.Tensor) -> ThreadQueue:
         """Return the queue that orders calls on tensors of this device type."""

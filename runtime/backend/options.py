@@ -100,7 +100,8 @@ def backend_options(
     An option that is not given is taken from the environment variable named here, else from its
     default. TOPOPLAN_PLANS=off alone wins over what is given: it turns plans off for a whole job.
 
-    - `plans` (TOPOPLAN_PLANS): a plan, a plan file, several of them, or a folder of plan files; a
+    - `plans` (TOPOPLAN_PLANS): a plan, a plan file (also of a joint plan, for the groups of a
+      DeviceMesh, whose ranks are the GPUs' numbers), several of them, or a folder of plan files; a
       topology (file or preset), for which plans are synthesized when they are first needed; `auto`
       (default), the same for the machine that runs the ranks; or `off`, so that gloo or NCCL run
       everything.

@@ -14,7 +14,7 @@ import msgspec
 from ...synth.cost.host_costs import FIELD as HOST
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
-from ...synth.plan_file import FORMAT, MAX_PLAN_BYTES, PlanHead
+from ...synth.plan_file import FORMAT, JOINT_FORMAT, MAX_PLAN_BYTES, PlanHead
 from ...synth.planner.apart import FoundPlan, synthesize_apart
 from ...synth.planner.names import DECORATED
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
@@ -25,6 +25,7 @@ from ...topo.version import VERSION
 from ..cache import warn_without_cache
 
 if TYPE_CHECKING:
+    from ...synth.groups.joint_plan import JointPlan
     from ...synth.planner.synthesize import Synthesis
 
 log = logging.getLogger("topoplan")
@@ -32,15 +33,31 @@ log = logging.getLogger("topoplan")
 _HEAD_BYTES = 4096
 
 
+class _GroupHead(msgspec.Struct):
+    """What identifies a group's plan in a joint plan."""
+
+    plan: PlanHead
+
+
+class _JointHead(msgspec.Struct):
+    """What identifies the plans of a joint plan."""
+
+    groups: list[_GroupHead]
+
+
 @dataclass(frozen=True)
 class _PlanEntry:
-    """A plan, or its file, with its collective, number of ranks, members if listed, and root."""
+    """A plan, or its file, with its collective, number of ranks, members if listed, and root.
+
+    `group` is its place in the file of a joint plan, None in a file of its own.
+    """
 
     collective: str
     ranks: int
     members: tuple[int, ...]
     root: int | None
     plan: Plan | Path
+    group: int | None = None
 
 
 class PlanFiles:
@@ -51,13 +68,19 @@ class PlanFiles:
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
         self.entries = [entry for plan in plans for entry in _list_plans(plan)]
+        self._joint: dict[Path, JointPlan] = {}
 
-    def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
+    def find(self, wanted: Collective, *, strict: bool, ranks: Sequence[int] = ()) -> Plan | None:
         """Return the plan for a collective, or None if there is none.
 
+        A collective of all ranks of a group, which have the numbers `ranks` in the launch, may also
+        have a plan for these GPUs of a whole machine, if it needs no helpers: it has precedence.
         Raise PlanMismatchError, if `strict`, when all plans for the collective are for other
         numbers of ranks, InputError if two plans fit, VerificationError if the plan is wrong.
         """
+        own = self._find_among(wanted, ranks) if ranks and wanted.has_all_gpus else None
+        if own is not None:
+            return own
         members = _list_members(wanted)
         entries = [
             entry
@@ -72,25 +95,51 @@ class PlanFiles:
                 "start as many ranks, or synthesize a plan for this number"
             )
         exact = [entry for entry in fitting if entry.root == wanted.root]
-        if len(exact) > 1:
+        # Kinds of groups in a joint plan may have the same members.
+        if len({entry.plan for entry in exact}) > 1:
             names = ", ".join(str(entry.plan) for entry in exact if isinstance(entry.plan, Path))
             raise InputError(
                 f"there are {len(exact)} plans for {wanted.name} over {wanted.ranks} ranks "
                 f"({names}); leave one"
             )
-        if not exact:
-            return None
-        plan = exact[0].plan
-        return plan if isinstance(plan, Plan) else Plan.load(plan)
+        return self._load(exact[0]) if exact else None
+
+    def _find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
+        """Return the plan for a group's GPUs of a whole machine, None if it needs helpers."""
+        root = None if wanted.root is None else ranks[wanted.root]
+        for entry in self.entries:
+            if (entry.collective, entry.members, entry.root) == (wanted.name, tuple(ranks), root):
+                plan = self._load(entry)
+                if not plan.used_helpers:
+                    return plan
+                log.warning(
+                    "%s over ranks %s: its plan has helpers, which torch's own groups lack; make "
+                    "the group by topoplan.new_group, or plan with --helpers none",
+                    wanted.name,
+                    list(ranks),
+                )
+        return None
+
+    def _load(self, entry: _PlanEntry) -> Plan:
+        if isinstance(entry.plan, Plan):
+            return entry.plan
+        if entry.group is None:
+            return Plan.load(entry.plan)
+        if entry.plan not in self._joint:
+            from ...synth.groups.joint_plan import JointPlan  # few scripts need it
+
+            self._joint[entry.plan] = JointPlan.load(entry.plan)
+        return self._joint[entry.plan].groups[entry.group].plan
 
 
 def is_plan_file(path: Path) -> bool:
     """Return whether a file's first characters are those of a plan; the rest is not read."""
     try:
         with path.open("rb") as file:
-            return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)
+            head = file.read(_HEAD_BYTES)
     except OSError:
         return False
+    return any(f'"{name}"'.encode() in head for name in (FORMAT, JOINT_FORMAT))
 
 
 def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
@@ -101,8 +150,9 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; expected plans written by topo-synth -o")
     if not path.is_dir():
-        return [_read_head(path)]
-    entries = [_read_head(file) for file in sorted(path.glob("*.json")) if is_plan_file(file)]
+        return _read_heads(path)
+    files = filter(is_plan_file, sorted(path.glob("*.json")))
+    entries = [entry for file in files for entry in _read_heads(file)]
     if not entries:
         raise InputError(
             f"{path}: there is no plan in this folder; expected .json files written by topo-synth "
@@ -111,20 +161,29 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
     return entries
 
 
-def _read_head(path: Path) -> _PlanEntry:
-    """Read the collective of a file's plan, without verifying the plan."""
+def _read_heads(path: Path) -> list[_PlanEntry]:
+    """Read the collectives of a file's plan, or joint plan, without verifying it."""
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
+        data = path.read_bytes()
         with CONVERTING:
-            head = msgspec.json.decode(path.read_bytes(), type=PlanHead)
+            if f'"{JOINT_FORMAT}"'.encode() in data[:_HEAD_BYTES]:
+                joint = msgspec.json.decode(data, type=_JointHead)
+                return [
+                    _PlanEntry(
+                        head.collective, head.ranks, tuple(head.members), head.root, path, group
+                    )
+                    for group, head in enumerate(x.plan for x in joint.groups)
+                ]
+            head = msgspec.json.decode(data, type=PlanHead)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InputError(
             f"{path}: not a plan, or damaged; expected a file written by topo-synth -o"
         ) from None
-    return _PlanEntry(head.collective, head.ranks, tuple(head.members), head.root, path)
+    return [_PlanEntry(head.collective, head.ranks, tuple(head.members), head.root, path)]
 
 
 def _list_members(collective: Collective) -> tuple[int, ...]:

@@ -198,7 +198,7 @@ class PlanFinder:
                 self._source = _read_source(self.options.plans)
         helped = None if wanted.has_all_gpus else self.options.helped
         if isinstance(self._source, PlanFiles):
-            plan = self._source.find(wanted, strict=self.whole)
+            plan = self._source.find(wanted, strict=self.whole, ranks=self.ranks)
             if plan is not None and helped is not None:
                 _check_launch(plan.topology, helped)
             return plan

@@ -35,6 +35,8 @@ def find_parts(plan: Plan, transport: Transport) -> Parts:
         return Parts(transport.label, transport, None)
     own, helpers = labels[transport.rank], plan.used_helpers
     members = plan.collective.members
+    if not helpers and list(transport.labels) == list(members):
+        return Parts(own, transport, None)
     taking_part = sorted((*members, *helpers))
     participants = (
         _narrow(transport, labels, taking_part) if helpers and own in taking_part else None

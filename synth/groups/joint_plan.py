@@ -31,12 +31,12 @@ from ..cost.loads import DirectedLink
 from ..ir.collective import spell_collective
 from ..ir.schedule import Schedule
 from ..plan import Plan
+from ..plan_file import JOINT_FORMAT as FORMAT
 from ..plan_text import check_hash, dumps, hash_of, parse, read_text
 from ..verify import verify
 from .calls import JointCall, check_calls
 from .joint_bound import MULTIPATH_KIND, JointBound, JointBoundFields, check_joint_bound
 
-FORMAT = "topoplan-joint-plan"
 # Only files of this version are read.
 VERSION = 1
 # Groups in a file: 64 kinds of 64 groups.

@@ -1,0 +1,38 @@
+"""Meshes whose groups have plans in one file: collectives of torch.distributed use them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+import topoplan
+
+
+def calls_by_a_joint_plan(path: str) -> list[str]:
+    """Several collectives on both dimensions of a 2 x 2 mesh; return what ran them on this rank."""
+    rank = dist.get_rank()
+    options = topoplan.backend_options(path, choose="plan")
+    mesh_groups = []
+    for ranks in ([0, 1], [2, 3], [0, 2], [1, 3]):
+        group = dist.new_group(ranks, backend="topo", pg_options=options)
+        if rank in ranks:
+            mesh_groups.append((ranks, group))
+    used = []
+    for ranks, group in mesh_groups:
+        for numel in (1000, 4096):
+            x = torch.full((numel,), float(rank))
+            dist.all_reduce(x, group=group)
+            assert torch.equal(x, torch.full((numel,), float(sum(ranks)))), (ranks, numel)
+            gathered = torch.empty(2 * numel)
+            dist.all_gather_into_tensor(gathered, torch.full((numel,), float(rank)), group=group)
+            wanted = torch.tensor(ranks, dtype=torch.float32).repeat_interleave(numel)
+            assert torch.equal(gathered, wanted), (ranks, numel)
+        root = ranks[1]
+        y = torch.full((2048,), float(rank))
+        dist.broadcast(y, root, group=group)
+        assert torch.equal(y, torch.full((2048,), float(root)))
+        for (name, _, _), communicator in sorted(group.communicators.items(), key=str):
+            if communicator is not None:
+                members = communicator.plan.collective.members
+                used.append(f"{name} {list(members)} of {len(communicator.plan.topology.ranks)}")
+    return used

@@ -1,0 +1,31 @@
+"""Joint plans on the backend: each group of a mesh finds its own plan in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch import run_ranks
+from ranks import meshes
+
+from topoplan.synth.groups.joint import synthesize_joint
+
+# Both dimensions of a 2 x 2 mesh, whose groups of tp make a second call.
+GROUPS = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3 experts:allgather:64K=0,1|2,3"
+
+
+def save(path: Path, helpers: str) -> str:
+    synthesize_joint(GROUPS, "full:4", helpers=helpers).save(path)
+    return str(path)
+
+
+def test_each_group_of_a_mesh_uses_its_own_plan(tmp_path: Path) -> None:
+    used = run_ranks(meshes.calls_by_a_joint_plan, 4, save(tmp_path / "joint.json", "none"))
+    for rank, of_rank in enumerate(used):
+        tp, dp = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
+        assert of_rank == [f"allgather {tp} of 4", f"allreduce {tp} of 4", f"allreduce {dp} of 4"]
+
+
+def test_plans_with_helpers_are_left_out_in_groups_without(tmp_path: Path) -> None:
+    """Sums are right all the same; a warning names topoplan.new_group."""
+    used = run_ranks(meshes.calls_by_a_joint_plan, 4, save(tmp_path / "joint.json", "rest"))
+    assert all(len(of_rank) < 3 for of_rank in used)
