@@ -52,7 +52,7 @@ def new_group(
     raced at each size against the members' own schedules and the stock collective.
 
     `helpers` are `rest` (all other ranks), `none`, or ranks (default: those of the options).
-    `plans` are as in backend_options: plans for such groups (topo-synth --group), or a topology
+    `plans` are as in backend_options: plans for such groups, or a topology
     with a GPU for each rank of the launch, whose numbers they use. `options` come from
     backend_options (default: those of the default group), and must be the same on all ranks, like
     the group's `timeout` (default: 30 minutes). Raise InputError if ranks are wrong.

@@ -171,3 +171,20 @@ def refuse_number(path: str) -> str:
     except PlanMismatchError as error:
         return str(error)
     return ""
+
+
+def compress(path: str, codecs: list[str]) -> None:
+    """Encode what members and helpers send: all members end with the same bits, near the sum."""
+    for codec in codecs:
+        communicator = Communicator(path, timeout=TIMEOUT, choose="plan", compress=codec)
+        if communicator.rank not in communicator.plan.collective.members:
+            communicator.serve()
+            continue
+        members = list(communicator.plan.collective.members)
+        inputs = [torch.randn(5000, generator=torch.Generator().manual_seed(x)) for x in members]
+        mine, wanted = inputs[members.index(communicator.rank)].clone(), sum(inputs)
+        communicator.allreduce(mine)
+        assert (mine - wanted).abs().max() < 0.1 * wanted.abs().max(), codec
+        others = communicator.engine.transport.exchange(mine.tolist())
+        assert all(other == mine.tolist() for other in others), codec
+        communicator.close()

@@ -124,3 +124,9 @@ def test_a_group_of_another_size_is_refused(tmp_path: Path) -> None:
         "the plan is for allreduce over ranks 0, 2 of 4 GPUs, with helpers 1, 3; the group has 3 "
         "ranks, expected 4 (one for each GPU), in their order"
     }
+
+
+def test_helpers_encode_what_they_send(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    build_plan(build_helped("allreduce", 4, [0, 2], [1, 3], None, 1), gpus=4).save(path)
+    run_ranks(helped.compress, 4, str(path), ["bf16", "int8"])

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from nccl_standin import NcclError, NcclStandIn
 from played import PARTED, expected
 from random_graphs import graphs, on
+from sample_helped import build_helped
 
 from topoplan.runtime import compiled
 from topoplan.runtime.codecs import find_codec
@@ -231,6 +232,21 @@ def test_calls_on_two_streams_share_their_buffers_in_turn(seed: int) -> None:
         assert all(
             torch.equal(tensors[rank][call], torch.full((50,), 6.0 + 4 * call)) for rank in range(4)
         )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_helpers_exchange_batches_with_members(seed: int) -> None:
+    """Both ends of a message put it into the same batch, though not all ranks are members."""
+    standin, schedule = NcclStandIn(4), build_helped("allreduce", 4, [0, 2], [1, 3], None, seed)
+    tensors = {rank: torch.full((5000,), float(rank + 1)) for rank in (0, 2)}
+    for rank in schedule.participants:
+        with standin.host_of(rank) as transport:
+            tensor = tensors.get(rank, torch.empty(0))
+            Executor(transport, None).run(
+                schedule, Buffers(5000, tensor, tensor, dist.ReduceOp.AVG)
+            )
+    standin.play()
+    assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors.values())
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
