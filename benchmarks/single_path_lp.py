@@ -1,4 +1,5 @@
-"""The single-path bound as one linear program: the judge of random_machines.py, group_bounds.py.
+"""The single-path bound as one linear program: the judge of random_machines.py, group_bounds.py and
+joint.py.
 
 It shares no code with synth/. It takes a topology and the hardware's route of each ordered pair of
 GPUs (topo/routes.py, which defines them), and finds the least time per GB of schedules in which
@@ -46,22 +47,29 @@ def find_least_s_per_GB(
     `members` are the ranks of a group that all GPUs help; None: all are members.
     """
     n = len(topology.ranks)
-    members = range(n) if members is None else members
-    program = _Program(n, _list_routes(topology), topology, members)
-    even = [1 / len(members) if v in members else 0.0 for v in range(n)]
-    alone = [float(v == root) for v in range(n)]
-    if name in ("alltoall", "scatter", "gather"):
-        sources = members if root is None else [root]
-        for source in sources:
-            program.add_paths(source, is_reversed=name == "gather")
-    elif name in ("broadcast", "allgather", "reduce", "reduce-scatter"):
-        parts = even if root is None else alone
-        is_reversed = name in ("reduce", "reduce-scatter")
-        program.add_trees(program.add_shares(parts), is_reversed=is_reversed)
-    else:
-        shares = program.add_shares(None)
-        program.add_trees(shares, is_reversed=True)
-        program.add_trees(shares, is_reversed=False)
+    program = _Program(topology, range(n) if members is None else members)
+    program.add_collective(name, root, listed=False)
+    return program.solve()
+
+
+def find_joint_s(
+    calls: Sequence[tuple[str, int | None, Sequence[int], float]],
+    topology: Topology,
+    *,
+    helped: bool,
+    listed: bool,
+) -> float | None:
+    """Return the least time in seconds of several groups' calls that share the links.
+
+    A call is a collective, its root, its members, and its GB. All other GPUs help each group if
+    `helped`, else none. Trees are all `listed`, which is for up to 6 GPUs, or replaced by flows.
+    """
+    program = _Program(topology, ())
+    for name, root, members, size_GB in calls:
+        gpus = range(program.n) if helped else members
+        program.members, program.size_GB = members, size_GB
+        program.edges = [(u, v) for u, v in program.links if u in gpus and v in gpus]
+        program.add_collective(name, root, listed=listed)
     return program.solve()
 
 
@@ -72,17 +80,8 @@ def find_tree_s_per_GB(
 
     The collective has trees: it is none of alltoall, gather and scatter.
     """
-    n = len(topology.ranks)
-    program = _Program(n, _list_routes(topology), topology, members)
-    even = [1 / len(members) if v in members else 0.0 for v in range(n)]
-    alone = [float(v == root) for v in range(n)]
-    if name == "allreduce":
-        shares = program.add_shares(None)
-        program.add_listed_trees(shares, is_reversed=True)
-        program.add_listed_trees(shares, is_reversed=False)
-    else:
-        shares = program.add_shares(even if root is None else alone)
-        program.add_listed_trees(shares, is_reversed=name in ("reduce", "reduce-scatter"))
+    program = _Program(topology, members)
+    program.add_collective(name, root, listed=True)
     return program.solve()
 
 
@@ -94,17 +93,15 @@ def _list_routes(topology: Topology) -> dict[Edge, list[tuple[str, str]]]:
 
 
 class _Program:
-    """A linear program that minimises x[0], the time of the busiest link in seconds per GB."""
+    """A linear program that minimises x[0], the time of the busiest link in seconds.
 
-    def __init__(
-        self,
-        n: int,
-        links: dict[Edge, list[tuple[str, str]]],
-        topology: Topology,
-        members: Sequence[int],
-    ) -> None:
-        self.n, self.links, self.edges = n, links, list(links)
-        self.members = members
+    `members`, `edges` (the pairs of GPUs that may send) and `size_GB` are those of the collective
+    that is added next.
+    """
+
+    def __init__(self, topology: Topology, members: Sequence[int]) -> None:
+        self.n, self.links = len(topology.ranks), _list_routes(topology)
+        self.members, self.edges, self.size_GB = members, list(self.links), 1.0
         capacity = topology.capacity_GBps
         # The unit of bandwidth: with it, times are near 1, as HiGHS's tolerances are absolute.
         self.unit_GBps = float(
@@ -116,6 +113,23 @@ class _Program:
         self.width = 1
         self.at_most: list[tuple[Terms, float]] = []
         self.equal: list[tuple[Terms, float]] = []
+
+    def add_collective(self, name: str, root: int | None, *, listed: bool) -> None:
+        """Add a collective; its trees are all `listed`, or replaced by flows."""
+        members = self.members
+        even = [1 / len(members) if v in members else 0.0 for v in range(self.n)]
+        alone = [float(v == root) for v in range(self.n)]
+        add_trees = self.add_listed_trees if listed else self.add_trees
+        if name in ("alltoall", "scatter", "gather"):
+            for source in members if root is None else [root]:
+                self.add_paths(source, is_reversed=name == "gather")
+        elif name == "allreduce":
+            shares = self.add_shares(None)
+            add_trees(shares, is_reversed=True)
+            add_trees(shares, is_reversed=False)
+        else:
+            shares = self.add_shares(even if root is None else alone)
+            add_trees(shares, is_reversed=name in ("reduce", "reduce-scatter"))
 
     def add_shares(self, parts: Sequence[float] | None) -> range:
         """Return variables of root shares: the given ones, or free ones with a sum of 1."""
@@ -166,8 +180,8 @@ class _Program:
         self.equal += [(terms, 0.0) for terms in carried.values()]
 
     def solve(self) -> float | None:
-        """Return the optimum in seconds per GB, or None if there is no solution."""
-        if not self.edges:
+        """Return the optimum in seconds, or None if there is no solution."""
+        if not self.links:
             return None
         objective = np.zeros(self.width)
         objective[0] = 1.0
@@ -195,7 +209,7 @@ class _Program:
         used = self._take(len(self.edges))
         for edge, b in zip(self.edges, used, strict=True):
             for link in self.links[edge]:
-                self.load[link].append((b, 1.0))
+                self.load[link].append((b, self.size_GB))
         return used
 
     def _find_surplus(self, flow: range, *, is_reversed: bool) -> list[Terms]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from ...topo.errors import InfeasibleError
@@ -26,7 +27,7 @@ from ...topo.routes import Route, Router
 from ..bounds.multipath import DENOMINATORS
 from ..forest.machine.links import Floats
 from ..forest.machine.routes import Metric, OwnRoutes, RoutedMetric
-from ..forest.weigh import TOLERANCE, SharePacking
+from ..forest.weigh import TOLERANCE, SharePacking, divide
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
 from ..numeric.steiner import SteinerTrees
@@ -37,6 +38,10 @@ from .joint_bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bou
 _METRIC_S, _TREE_S = 1e-3, 5e-4
 # Roots whose trees are added for one allreduce in a turn.
 _FRESH_ROOTS = 4
+# Steps that are worth avoiding one more send, since a send takes bandwidth that others may need.
+_SEND_STEPS = 4
+# Trees through hubs of one call to begin with, at most.
+_MAX_HUB_TREES = 1000
 # From this relative error of floats on, rounding has weakened a bound.
 _CLOSE = 1e-9
 _BY_PATHS = ("alltoall", "gather", "scatter")
@@ -104,19 +109,26 @@ class JointPacking(SharePacking[Branches]):
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> None:
         """Generate columns until they are optimal or the effort is spent.
 
-        Raise InfeasibleError if a group's ranks cannot reach each other.
+        Of equally fast shares, those of columns with few sends and steps are taken. Raise
+        InfeasibleError if a group's ranks cannot reach each other.
         """
         if not self.generate(effort, "sharing links among groups", say):
             raise InfeasibleError(
                 "the packing of several groups has no optimum; are the bandwidths of very "
                 "different sizes?"
             )
+        columns, uses = list(self.columns), list(self.columns.values())
+        groups, efforts = list(map(self.group_of, columns)), list(map(_count_sends, columns))
+        solved = divide(uses, self.row_capacity, groups, efforts, effort)
+        if solved is not None:
+            self.shares, self.reached = solved.shares, solved.time
 
     def price_columns(self) -> list[Branches]:
         """Return new columns that cost less than their part's dual; store the bound."""
         by_link = self.prices[self.row]
         metric = Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
-        total, fresh = 0.0, list[Branches]()
+        # Trees of few steps come first, so that they carry what they can.
+        total, fresh = 0.0, [] if self.columns else self._list_hub_trees(metric)
         for number in range(len(self.calls)):
             least: dict[Hashable, float] = defaultdict(lambda: np.inf)
             for column in self._offer(number, metric):
@@ -129,6 +141,41 @@ class JointPacking(SharePacking[Branches]):
         # of all links.
         self.raise_bound(total / float(self.row_capacity @ self.prices))
         return fresh
+
+    def _list_hub_trees(self, metric: Metric) -> list[Branches]:
+        """Return the trees of calls in which data goes to a hub, any rank, and on from there.
+
+        They take one or two hops in each direction. There are none for calls with very many.
+        """
+        exists = np.isfinite(metric.distance)
+        np.fill_diagonal(exists, val=True)
+        out: list[Branches] = []
+        for number, call in enumerate(self.calls):
+            collective, own = call.collective, self.participants[number]
+            members = list(collective.members)
+            roots = members if collective.root is None else [collective.root]
+            if collective.name in _BY_PATHS or len(roots) * len(own) > _MAX_HUB_TREES:
+                continue
+            for hub in own:
+                up = tuple(metric.route(v, hub) for v in members if v != hub and exists[v, hub])
+                down = tuple(metric.route(hub, v) for v in members if v != hub and exists[hub, v])
+                reached = len(members) - (hub in members)
+                if collective.name == "allreduce":
+                    if len(up) == len(down) == reached:
+                        out.append(Branches(number, None, None, hub, up, down))
+                    continue
+                for root in roots:
+                    end = root if collective.root is None else None
+                    there, back = exists[root, hub], exists[hub, root]
+                    if not collective.reduces and there and len(down) == reached:
+                        first = () if root == hub else (metric.route(root, hub),)
+                        rest = (route for route in down if route[-1] != self.names[self.gpus[root]])
+                        out.append(Branches(number, end, None, root, (), (*first, *rest)))
+                    elif collective.reduces and back and len(up) == reached:
+                        last = () if root == hub else (metric.route(hub, root),)
+                        rest = (route for route in up if route[0] != self.names[self.gpus[root]])
+                        out.append(Branches(number, None, end, root, (*last, *rest), ()))
+        return out
 
     def _improves(self, column: Branches) -> bool:
         """Return whether a column costs less than its part's dual at the duals themselves."""
@@ -165,7 +212,10 @@ class JointPacking(SharePacking[Branches]):
             return route_pairs((v, p) for v, p in enumerate(trees.find(node)) if p >= 0)
 
         if name in _BY_PATHS:
-            closed, before = shortest_path(full, return_predecessors=True)
+            # A sparse matrix: of a dense one, SciPy drops all prices below 1e-8.
+            ends = np.nonzero(finite)
+            graph = csr_matrix((distance[ends], ends), shape=full.shape)
+            closed, before = shortest_path(graph, return_predecessors=True)
             sources = roots if name == "scatter" else members
             targets = roots if name == "gather" else members
             pairs = [(u, v) for u in sources for v in targets if u != v]
@@ -193,15 +243,15 @@ class JointPacking(SharePacking[Branches]):
             ]
         trees = _OutTrees(full.T if collective.reduces else full, members)
         self._check_joined(number, max(trees.price(v) for v in roots), far)
-        ends = [own[v] if collective.root is None else None for v in roots]
+        owners = [own[v] if collective.root is None else None for v in roots]
         if collective.reduces:
             return [
-                Branches(number, None, end, own[v], collect(trees, v), ())
-                for v, end in zip(roots, ends, strict=True)
+                Branches(number, None, owner, own[v], collect(trees, v), ())
+                for v, owner in zip(roots, owners, strict=True)
             ]
         return [
-            Branches(number, end, None, own[v], (), spread(trees, v))
-            for v, end in zip(roots, ends, strict=True)
+            Branches(number, owner, None, own[v], (), spread(trees, v))
+            for v, owner in zip(roots, owners, strict=True)
         ]
 
     def _check_joined(self, number: int, price: float, far: float) -> None:
@@ -212,6 +262,26 @@ class JointPacking(SharePacking[Branches]):
                 f"{call.name}: no routes on {topology.name!r} join its ranks"
                 + ("" if helped else " without helpers; let other GPUs help")
             )
+
+
+def _count_sends(column: Branches) -> int:
+    """Return a cost of a column: its sends, and in second place its steps."""
+    steps = _count_steps(column.up) + _count_steps(column.down)
+    return _SEND_STEPS * (len(column.up) + len(column.down)) + steps
+
+
+def _count_steps(routes: Sequence[Route]) -> int:
+    """Return the hops of the longest path that some routes of a tree or path make up."""
+    parents = {route[-1]: route[0] for route in routes}
+    if len(parents) < len(routes):  # an in-tree: each GPU sends once
+        parents = {route[0]: route[-1] for route in routes}
+    most = 0
+    for node in parents:
+        hops = 0
+        while node in parents:
+            node, hops = parents[node], hops + 1
+        most = max(most, hops)
+    return most
 
 
 class _OutTrees:
