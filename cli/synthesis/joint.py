@@ -16,7 +16,7 @@ from .options import PROG
 if TYPE_CHECKING:
     import argparse
 
-    from ...synth.groups.joint import JointSynthesis, Separate
+    from ...synth.groups.joint import JointSynthesis
     from ...synth.groups.joint_bound import JointBound
     from ...synth.groups.joint_plan import GroupPlan
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     """Synthesize a joint plan, print it and write the requested file."""
     from ...synth.groups.calls import choose_any_helpers, read_calls
     from ...synth.groups.describe import print_joint
-    from ...synth.groups.joint import plan_jointly, plan_separately
+    from ...synth.groups.joint import plan_jointly
     from ...synth.numeric.effort import Effort
     from ...topo.loader.resolve import load_for_planning
     from ...topo.pictures.console import SafeConsole
@@ -36,9 +36,7 @@ def run(args: argparse.Namespace) -> None:
     helpers = choose_any_helpers(args.helpers or "rest", calls, topology)
     progress = ProgressReporter(PROG, args)
     with progress.follow("synthesizing ...", args.time_limit) as work:
-        effort = Effort(args.time_limit)
-        result = plan_jointly(calls, router, helpers, effort, work.say)
-        separate = plan_separately(calls, router, helpers, effort)
+        result = plan_jointly(calls, router, helpers, Effort(args.time_limit), work.say)
     if args.output:
         result.plan.save(args.output, overwrite=args.force)
     if args.json:
@@ -46,11 +44,11 @@ def run(args: argparse.Namespace) -> None:
             "synthesis_s": time.monotonic() - started,
             "cpu_s": measure_cpu_s() - cpu_started_s,
         }
-        print(json.dumps(_to_json(result, separate) | times))
+        print(json.dumps(_to_json(result) | times))
     else:
         columns = shutil.get_terminal_size((WIDTH, 24)).columns
         console = SafeConsole(width=None if sys.stdout.isatty() else columns)
-        print_joint(console, result.plan, separate)
+        print_joint(console, result.plan, result.separate)
         if result.cut_short:
             console.print(
                 "search cut short by --time-limit; the gap may be loose "
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         progress.tell(f"joint plan written to {args.output}")
 
 
-def _to_json(result: JointSynthesis, separate: Separate) -> dict[str, Any]:
+def _to_json(result: JointSynthesis) -> dict[str, Any]:
     plan, topology = result.plan, result.plan.topology
     return output_head("topoplan-synth") | {
         "topology": {
@@ -78,8 +76,8 @@ def _to_json(result: JointSynthesis, separate: Separate) -> dict[str, Any]:
         "bound_one_way": _bound_json(plan.bound_one_way),
         "gap": float(plan.gap),
         "separate": {
-            "together_s": float(separate.together_s),
-            "in_turn_s": float(separate.in_turn_s),
+            "together_s": float(result.separate.together_s),
+            "in_turn_s": float(result.separate.in_turn_s),
         },
         "groups": [_group_json(group) for group in plan.groups],
         "verified": True,

@@ -9,41 +9,39 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from os import PathLike
 
-import numpy as np
-
-from ...topo.errors import InputError
+from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load_for_planning
-from ...topo.routes import Route, Router
-from ..bounds.certificate import join_devices
-from ..bounds.multipath import find_nearest_gpu
-from ..cost.affine import costs_between_gpus, tighten, total_seconds
-from ..cost.loads import DirectedLink, list_computing
+from ...topo.routes import Router
+from ..bounds.certificate import SINGLE_PATH, Bound, join_devices
+from ..bounds.cuts import cut_bound
+from ..bounds.multipath import directed_bounds, find_nearest_gpu
+from ..bounds.single_path import Bounds
+from ..cost.affine import costs_between_gpus
+from ..cost.loads import DirectedLink, computes_in_network, list_computing
 from ..forest.machine.routes import OwnRoutes
-from ..ir.collective import Chunk
-from ..ir.schedule import Schedule
-from ..ir.transfers import COPY, REDUCE, Transfers
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Entry, Plan
 from ..planner.synthesize import lower_envelope
 from ..request import segment_counts
-from .bounds import GroupBounds, find_group_bounds
+from .bounds import SubMachine
 from .calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_calls
+from .draw import draw_schedule, measure_seconds
 from .joint_bound import JointBound
 from .joint_plan import GroupPlan, JointPlan, share_out
-from .packing import Branches, JointPacking, prove
+from .packing import BY_PATHS, Columns, JointPacking, prove
 from .ranks import REST
 
 # Shares of the work and of the time left for the packing on the hardware's routes, and then for the
 # bound on any use of the links.
 _MAIN, _SECOND = 0.5, 0.6
-# Work for the bounds of each group by itself, in seconds of an idle core.
-_ALONE_WORK_S = 2.0
-NAME = "joint"
+# Work for each call as if it had all links for itself, in seconds of an idle core.
+_ALONE_WORK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,12 +58,13 @@ class Separate:
 
 @dataclass(frozen=True)
 class JointSynthesis:
-    """A joint plan, and how long the search took.
+    """A joint plan, the comparison with separate plans, and how long the search took.
 
     `cut_short` lists the searches that the time limit stopped.
     """
 
     plan: JointPlan
+    separate: Separate
     seconds: float
     cut_short: tuple[str, ...] = ()
 
@@ -120,41 +119,29 @@ def plan_jointly(
     routes = OwnRoutes(router)
     packing = JointPacking(calls, topology, helpers, routes)
     packing.run(effort.grant(effort.left_s / effort.scale * _MAIN, _MAIN), progress)
-    columns = _list_columns(packing)
+    columns = packing.list_columns()
     multipath, single_path = _find_bounds(calls, router, helpers, packing, effort, progress)
-    loads = [_measure(_draw(call, own, topology), topology, call) for call, own in columns]
+    loads = [
+        measure_seconds(draw_schedule(call, own, topology), topology, call)
+        for call, own in zip(calls, columns, strict=True)
+    ]
     total: dict[DirectedLink, Fraction] = defaultdict(Fraction)
     for load in loads:
         for link, busy in load.items():
             total[link] += busy
-    # A group's plan has the bounds that hold while the others do nothing.
-    alone = {
-        call.collective: find_group_bounds(
-            call.collective, helpers_of(call, helpers), router, effort.grant(_ALONE_WORK_S)
-        )
-        for call in calls
-    }
+    alone = [
+        _plan_alone(call, router, helpers, routes, effort.grant(_ALONE_WORK_S)) for call in calls
+    ]
     groups = []
-    for (call, own), load in zip(columns, loads, strict=True):
+    for call, own, load, one in zip(calls, columns, loads, alone, strict=True):
         shares = {link: busy / total[link] for link, busy in load.items() if busy}
-        groups.append(_plan_group(call, own, router, shares, helpers, alone[call.collective]))
+        groups.append(_plan_group(call, own, router, shares, helpers, one))
     plan = JointPlan(
         topology.for_plans(), tuple(groups), tuple(helpers), multipath, single_path, router
     )
     plan.verify()
-    return JointSynthesis(plan, time.monotonic() - started, tuple(effort.cut_short))
-
-
-Columns = list[tuple[Branches, Fraction]]
-
-
-def _list_columns(packing: JointPacking) -> list[tuple[JointCall, Columns]]:
-    """Return each call with its columns and their exact shares of the parts, without idle ones."""
-    out: list[tuple[JointCall, Columns]] = [(call, []) for call in packing.calls]
-    for column, share in zip(packing.columns, packing.round(), strict=True):
-        if share:
-            out[column.call][1].append((column, share))
-    return out
+    seconds = time.monotonic() - started
+    return JointSynthesis(plan, _compare(calls, alone), seconds, tuple(effort.cut_short))
 
 
 def _find_bounds(
@@ -183,87 +170,18 @@ def _find_bounds(
     return multipath, max(single_path, multipath, key=lambda bound: bound.time_s)
 
 
-def _draw(call: JointCall, columns: Columns, topology: Topology) -> Schedule:
-    """Return the schedule of a call's columns: each carries a chunk of its own from step 0 on."""
-    collective, rank = call.collective, {gpu: i for i, gpu in enumerate(topology.ranks)}
-    whole = collective.even_chunks(1)[0].share
-    chunks: list[Chunk] = []
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    number: dict[Route, int] = {}
-    depth = 0
-    for column, share in columns:
-        up = {rank[r[0]]: (rank[r[-1]], r[1:-1]) for r in column.up}
-        down = {rank[r[-1]]: (rank[r[0]], r[1:-1]) for r in column.down}
-        heights, depths = _measure_heights(up, column.root), _measure_depths(down, column.root)
-        start = heights[column.root]
-        depth = max(depth, start, *depths.values())
-        for child, (parent, between) in up.items():
-            place = number.setdefault(between, len(number))
-            rows.append((heights[child], child, parent, len(chunks), REDUCE, place))
-        for child, (parent, between) in down.items():
-            place = number.setdefault(between, len(number))
-            rows.append((start + depths[child] - 1, parent, child, len(chunks), COPY, place))
-        chunks.append(Chunk(share * whole, column.source, column.target))
-    # The parts that stay where they are, such as a root's own part of a gather.
-    moved = {(column.source, column.target) for column, _ in columns}
-    chunks += [c for c in collective.even_chunks(1) if (c.source, c.target) not in moved]
-    transfers = Transfers.from_columns(zip(*rows, strict=True), list(number)).sorted()
-    named = {int(r) for r in np.unique(np.r_[transfers.src, transfers.dst])}
-    schedule = Schedule(
-        collective,
-        NAME,
-        tuple(chunks),
-        transfers,
-        (),
-        trees=len(columns),
-        depth=depth,
-        helpers=tuple(sorted(named.difference(collective.members))),
-    )
-    return tighten(schedule, topology)
-
-
-def _measure_depths(parents: dict[int, tuple[int, Route]], root: int) -> dict[int, int]:
-    """Return the hops from the root to each node of a tree, given the nodes' parents."""
-    depths = {root: 0}
-    for node in parents:
-        path = [node]
-        while path[-1] not in depths:
-            path.append(parents[path[-1]][0])
-        for above, below in zip(path[::-1], path[-2::-1], strict=False):
-            depths[below] = depths[above] + 1
-    return depths
-
-
-def _measure_heights(parents: dict[int, tuple[int, Route]], root: int) -> dict[int, int]:
-    """Return the hops from each node of a tree to the farthest node below it."""
-    depths = _measure_depths(parents, root)
-    heights = dict.fromkeys(depths, 0)
-    for node in sorted(parents, key=depths.__getitem__, reverse=True):
-        parent = parents[node][0]
-        heights[parent] = max(heights[parent], heights[node] + 1)
-    return heights
-
-
-def _measure(
-    schedule: Schedule, topology: Topology, call: JointCall
-) -> dict[DirectedLink, Fraction]:
-    """Return how long each link is busy with a call, in seconds times the call's weight."""
-    busy = total_seconds(schedule, topology)
-    return {link: seconds * call.demand_GB for link, seconds in busy.items()}
-
-
 def _plan_group(
     call: JointCall,
     columns: Columns,
     router: Router,
     shares: dict[DirectedLink, Fraction],
     helpers: Sequence[int],
-    bounds: GroupBounds,
+    alone: _Alone,
 ) -> GroupPlan:
     """Return a group's plan: the schedule in the number of segments that is best for each size."""
     topology = router.topology
     machine = share_out(topology, shares)
-    schedule = _draw(call, columns, machine)
+    schedule = draw_schedule(call, columns, machine)
     segments = segment_counts(len(columns))
     costed = costs_between_gpus(schedule, machine, segments)
     entries: list[Entry] = []
@@ -275,33 +193,72 @@ def _plan_group(
         topology.for_plans(),
         call.collective,
         tuple(entries),
-        bounds.allowed.multipath,
-        bounds.allowed.single_path,
+        alone.bounds.multipath,
+        alone.bounds.single_path,
         router=router,
         helpers=tuple(helpers_of(call, helpers)),
-        bound_alone=bounds.alone,
-        bound_with_helpers=bounds.with_helpers,
+        bound_alone=None if call.collective.has_all_gpus else alone.unhelped,
     )
     return GroupPlan(call, plan, shares)
 
 
-def plan_separately(
-    calls: Sequence[JointCall], router: Router, helpers: Sequence[int], effort: Effort | None = None
-) -> Separate:
-    """Return what plans take that were made for each group as if it had all links for itself.
+@dataclass(frozen=True)
+class _Alone:
+    """A call that has all links for itself.
 
-    The arguments are those of `plan_jointly`.
+    `bounds` are with the help that its plan may use, `unhelped` is the single-path bound without
+    any, None if the members cannot reach each other. `seconds` is how long each link is busy with
+    the call, times its weight.
     """
-    effort = effort if effort is not None else Effort()
-    topology, routes = router.topology, OwnRoutes(router)
+
+    bounds: Bounds
+    unhelped: Bound | None
+    seconds: dict[DirectedLink, Fraction]
+
+
+def _plan_alone(
+    call: JointCall, router: Router, helpers: Sequence[int], routes: OwnRoutes, effort: Effort
+) -> _Alone:
+    """Plan for a call as if it had all links for itself."""
+    topology = router.topology
+    packing = JointPacking([call], topology, helpers, routes)
+    packing.run(effort)
+    seconds = measure_seconds(
+        draw_schedule(call, packing.list_columns()[0], topology), topology, call
+    )
+    bounds = _prove_alone(packing, router)
+    unhelped = bounds.single_path if not packing.is_helped else None
+    if packing.is_helped:
+        members_only = JointPacking([call], topology, (), routes)
+        with suppress(InfeasibleError):  # its members only reach each other with help
+            members_only.run(effort)
+            unhelped = _prove_alone(members_only, router).single_path
+    return _Alone(bounds, unhelped, seconds)
+
+
+def _prove_alone(packing: JointPacking, router: Router) -> Bounds:
+    """Return the bounds of a packing of one call, on the machine of those that may take part."""
+    call = packing.calls[0]
+    part = SubMachine.of(call.collective, router, packing.participants[0])
+    collective, machine = part.collective, part.router.topology
+    best = cut = cut_bound(collective, machine)
+    if not computes_in_network(machine, collective):
+        links = machine.capacity_GBps
+        prices = {link: p for link, p in packing.link_prices.items() if link in links}
+        by_paths = collective.name in BY_PATHS
+        wanted = packing.value * float(packing.unit_GB / call.demand_GB)
+        kind = SINGLE_PATH + ("prices" if by_paths else "tree-prices")
+        proved = directed_bounds(kind, prices, collective, machine, wanted, part.router)
+        best = max([cut, *proved], key=lambda bound: bound.s_per_GB)
+    return Bounds(cut, best)
+
+
+def _compare(calls: Sequence[JointCall], alone: Sequence[_Alone]) -> Separate:
+    """Return what plans take that were made for each group as if it had all links for itself."""
     busy: dict[str, dict[DirectedLink, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
-    for call in calls:
-        packing = JointPacking([call], topology, helpers, routes)
-        packing.run(effort.grant(effort.left_s / effort.scale / len(calls)))
-        for _, columns in _list_columns(packing):
-            schedule = _draw(call, columns, topology)
-            for link, seconds in _measure(schedule, topology, call).items():
-                busy[call.kind][link] += seconds
+    for call, one in zip(calls, alone, strict=True):
+        for link, seconds in one.seconds.items():
+            busy[call.kind][link] += seconds
     total: dict[DirectedLink, Fraction] = defaultdict(Fraction)
     for loads in busy.values():
         for link, seconds in loads.items():

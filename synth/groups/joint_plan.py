@@ -262,7 +262,7 @@ class JointPlan:
             "groups": [_group_to_json(group) for group in self.groups],
             "topology": self.topology.to_json(),
         }
-        return {**body, "hash": _hash(body)}
+        return {**body, "hash": hash_of(_without_plans(body))}
 
     @cached_property
     def hash(self) -> str:
@@ -347,7 +347,3 @@ def _without_plans(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a file with the hash of each plan in place of the plan."""
     groups = [{**group, "plan": group["plan"].get("hash")} for group in body["groups"]]
     return {**body, "groups": groups}
-
-
-def _hash(body: dict[str, Any]) -> str:
-    return hash_of(_without_plans(body))

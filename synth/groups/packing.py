@@ -8,7 +8,7 @@ columns, and prove the bound.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -27,6 +27,7 @@ from ...topo.routes import Route, Router
 from ..bounds.multipath import DENOMINATORS
 from ..forest.machine.links import Floats
 from ..forest.machine.routes import Metric, OwnRoutes, RoutedMetric
+from ..forest.trees import levels
 from ..forest.weigh import TOLERANCE, SharePacking, divide
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
@@ -40,11 +41,9 @@ _METRIC_S, _TREE_S = 1e-3, 5e-4
 _FRESH_ROOTS = 4
 # Steps that are worth avoiding one more send, since a send takes bandwidth that others may need.
 _SEND_STEPS = 4
-# Trees through hubs of one call to begin with, at most.
-_MAX_HUB_TREES = 1000
 # From this relative error of floats on, rounding has weakened a bound.
 _CLOSE = 1e-9
-_BY_PATHS = ("alltoall", "gather", "scatter")
+BY_PATHS = ("alltoall", "gather", "scatter")
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,26 @@ class Branches:
     root: int
     up: tuple[Route, ...]
     down: tuple[Route, ...]
+
+    def list_parents(self, ranks: Mapping[str, int], direction: str) -> list[int]:
+        """Return the parent of every rank in the tree "up" or "down", -1 for none.
+
+        `ranks` maps the ids of GPUs to ranks.
+        """
+        out = [-1] * len(ranks)
+        for first, *_, last in getattr(self, direction):
+            child, parent = (first, last) if direction == "up" else (last, first)
+            out[ranks[child]] = ranks[parent]
+        return out
+
+    def count_effort(self, ranks: Mapping[str, int]) -> int:
+        """Return a cost: the sends, and in second place the steps."""
+        steps = sum(max(levels(self.list_parents(ranks, d))[0]) for d in ("up", "down"))
+        return _SEND_STEPS * (len(self.up) + len(self.down)) + steps
+
+
+# Columns of one call, each with its share of the part that it carries.
+Columns = list[tuple[Branches, Fraction]]
 
 
 class JointPacking(SharePacking[Branches]):
@@ -118,10 +137,29 @@ class JointPacking(SharePacking[Branches]):
                 "different sizes?"
             )
         columns, uses = list(self.columns), list(self.columns.values())
-        groups, efforts = list(map(self.group_of, columns)), list(map(_count_sends, columns))
+        groups, efforts = (
+            list(map(self.group_of, columns)),
+            [c.count_effort(self._rank) for c in columns],
+        )
         solved = divide(uses, self.row_capacity, groups, efforts, effort)
         if solved is not None:
             self.shares, self.reached = solved.shares, solved.time
+
+    @property
+    def is_helped(self) -> bool:
+        """Whether any group may have helpers."""
+        return any(
+            len(own) > call.collective.ranks
+            for own, call in zip(self.participants, self.calls, strict=True)
+        )
+
+    def list_columns(self) -> list[Columns]:
+        """Return the columns of each call that carry data, with their exact shares of the parts."""
+        out: list[Columns] = [[] for _ in self.calls]
+        for column, share in zip(self.columns, self.round(), strict=True):
+            if share:
+                out[column.call].append((column, share))
+        return out
 
     def price_columns(self) -> list[Branches]:
         """Return new columns that cost less than their part's dual; store the bound."""
@@ -143,39 +181,32 @@ class JointPacking(SharePacking[Branches]):
         return fresh
 
     def _list_hub_trees(self, metric: Metric) -> list[Branches]:
-        """Return the trees of calls in which data goes to a hub, any rank, and on from there.
+        """Return the trees of calls in which all data goes to or from one rank in one hop.
 
-        They take one or two hops in each direction. There are none for calls with very many.
+        For an allreduce it is any rank, else the root of a part.
         """
-        exists = np.isfinite(metric.distance)
-        np.fill_diagonal(exists, val=True)
         out: list[Branches] = []
         for number, call in enumerate(self.calls):
-            collective, own = call.collective, self.participants[number]
-            members = list(collective.members)
-            roots = members if collective.root is None else [collective.root]
-            if collective.name in _BY_PATHS or len(roots) * len(own) > _MAX_HUB_TREES:
-                continue
-            for hub in own:
-                up = tuple(metric.route(v, hub) for v in members if v != hub and exists[v, hub])
-                down = tuple(metric.route(hub, v) for v in members if v != hub and exists[hub, v])
-                reached = len(members) - (hub in members)
-                if collective.name == "allreduce":
-                    if len(up) == len(down) == reached:
-                        out.append(Branches(number, None, None, hub, up, down))
-                    continue
-                for root in roots:
-                    end = root if collective.root is None else None
-                    there, back = exists[root, hub], exists[hub, root]
-                    if not collective.reduces and there and len(down) == reached:
-                        first = () if root == hub else (metric.route(root, hub),)
-                        rest = (route for route in down if route[-1] != self.names[self.gpus[root]])
-                        out.append(Branches(number, end, None, root, (), (*first, *rest)))
-                    elif collective.reduces and back and len(up) == reached:
-                        last = () if root == hub else (metric.route(hub, root),)
-                        rest = (route for route in up if route[0] != self.names[self.gpus[root]])
-                        out.append(Branches(number, None, end, root, (*last, *rest), ()))
+            one, exists = call.collective, np.isfinite(metric.distance)
+            roots = one.members if one.root is None else [one.root]
+            for hub in self.participants[number] if one.name == "allreduce" else roots:
+                others = [v for v in one.members if v != hub]
+                joined = (not one.reduces or exists[others, hub].all()) and (
+                    not one.spreads or exists[hub, others].all()
+                )
+                if one.name not in BY_PATHS and joined:
+                    up = [metric.route(v, hub) for v in others] if one.reduces else []
+                    down = [metric.route(hub, v) for v in others] if one.spreads else []
+                    ends = self._name_ends(number, hub)
+                    out.append(Branches(number, *ends, hub, tuple(up), tuple(down)))
         return out
+
+    def _name_ends(self, number: int, root: int) -> tuple[int | None, int | None]:
+        """Return the source and the target of the part that a tree with this root carries."""
+        one = self.calls[number].collective
+        if one.name not in ("allgather", "reduce-scatter"):
+            return None, None
+        return (None, root) if one.reduces else (root, None)
 
     def _improves(self, column: Branches) -> bool:
         """Return whether a column costs less than its part's dual at the duals themselves."""
@@ -211,7 +242,7 @@ class JointPacking(SharePacking[Branches]):
         def collect(trees: _OutTrees, node: int) -> tuple[Route, ...]:
             return route_pairs((v, p) for v, p in enumerate(trees.find(node)) if p >= 0)
 
-        if name in _BY_PATHS:
+        if name in BY_PATHS:
             # A sparse matrix: of a dense one, SciPy drops all prices below 1e-8.
             ends = np.nonzero(finite)
             graph = csr_matrix((distance[ends], ends), shape=full.shape)
@@ -243,15 +274,15 @@ class JointPacking(SharePacking[Branches]):
             ]
         trees = _OutTrees(full.T if collective.reduces else full, members)
         self._check_joined(number, max(trees.price(v) for v in roots), far)
-        owners = [own[v] if collective.root is None else None for v in roots]
-        if collective.reduces:
-            return [
-                Branches(number, None, owner, own[v], collect(trees, v), ())
-                for v, owner in zip(roots, owners, strict=True)
-            ]
         return [
-            Branches(number, owner, None, own[v], (), spread(trees, v))
-            for v, owner in zip(roots, owners, strict=True)
+            Branches(
+                number,
+                *self._name_ends(number, own[v]),
+                own[v],
+                collect(trees, v) if collective.reduces else (),
+                () if collective.reduces else spread(trees, v),
+            )
+            for v in roots
         ]
 
     def _check_joined(self, number: int, price: float, far: float) -> None:
@@ -262,26 +293,6 @@ class JointPacking(SharePacking[Branches]):
                 f"{call.name}: no routes on {topology.name!r} join its ranks"
                 + ("" if helped else " without helpers; let other GPUs help")
             )
-
-
-def _count_sends(column: Branches) -> int:
-    """Return a cost of a column: its sends, and in second place its steps."""
-    steps = _count_steps(column.up) + _count_steps(column.down)
-    return _SEND_STEPS * (len(column.up) + len(column.down)) + steps
-
-
-def _count_steps(routes: Sequence[Route]) -> int:
-    """Return the hops of the longest path that some routes of a tree or path make up."""
-    parents = {route[-1]: route[0] for route in routes}
-    if len(parents) < len(routes):  # an in-tree: each GPU sends once
-        parents = {route[0]: route[-1] for route in routes}
-    most = 0
-    for node in parents:
-        hops = 0
-        while node in parents:
-            node, hops = parents[node], hops + 1
-        most = max(most, hops)
-    return most
 
 
 class _OutTrees:

@@ -173,7 +173,7 @@ def traffic(draw: st.DrawFn) -> tuple[Topology, list[JointCall]]:
     return topology, calls
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(traffic())
 def test_random_machines_are_shared_up_to_the_bound(
     drawn: tuple[Topology, list[JointCall]],
@@ -181,14 +181,17 @@ def test_random_machines_are_shared_up_to_the_bound(
     topology, calls = drawn
     everyone = list(range(len(topology.ranks)))
     try:
-        plan = plan_jointly(calls, HARDWARE.on(topology), everyone).plan
+        result = plan_jointly(calls, HARDWARE.on(topology), everyone)
     except InfeasibleError:
         return  # GPUs that only a switch joins in one direction
+    plan, separate = result.plan, result.separate
     assert 0 <= plan.gap < Fraction(1, 10**6)
     assert plan.bound.time_s <= plan.bound_one_way.time_s
-    alone = [plan_jointly([call], HARDWARE.on(topology), everyone).plan for call in calls]
-    assert max(one.bound_one_way.time_s for one in alone) <= plan.limit_s
-    assert plan.bound_one_way.time_s <= sum(one.limit_s for one in alone)
+    # No call is faster than alone, and sharing links is no slower than one call after the other.
+    assert plan.bound_one_way.time_s <= separate.together_s
+    for group in plan.groups:
+        alone_s = group.plan.bound_one_way.s_per_GB * group.call.demand_GB
+        assert alone_s <= plan.limit_s
 
 
 def test_calls_of_a_file_are_those_of_a_text(tmp_path: Path) -> None:
