@@ -66,7 +66,7 @@ def synthesize_apart(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable or "", "-m", __name__],  # none in some embedded interpreters
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=environment,
         )  # fmt: skip
@@ -88,17 +88,17 @@ def _wait(
 ) -> dict[str, Any] | None:
     """Return the process's answer; None if it has none, after it was ended if need be."""
     output = b""
-    for poll in range(int(limit_s / _STOP_POLL_S)):
-        try:
-            given = None if poll else request
-            output, _ = process.communicate(given, timeout=_STOP_POLL_S)
-            break
-        except subprocess.TimeoutExpired:
-            if stop.is_set():
+    with process:
+        for poll in range(int(limit_s / _STOP_POLL_S)):
+            try:
+                given = None if poll else request
+                output, _ = process.communicate(given, timeout=_STOP_POLL_S)
                 break
-    if process.poll() is None:
-        process.kill()
-        process.communicate()
+            except subprocess.TimeoutExpired:
+                if stop.is_set():
+                    break
+        if process.poll() is None:
+            process.kill()
     if stop.is_set():
         raise errors.TimeLimitError("the search for a plan was stopped")
     with suppress(ValueError):

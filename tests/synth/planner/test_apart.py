@@ -1,0 +1,73 @@
+"""Planning in a process of its own: what it returns, how it is stopped, and where there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import patience
+import pytest
+
+from topoplan.synth.planner.apart import FoundPlan, synthesize_apart
+from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.topo.errors import InfeasibleError, TimeLimitError
+from topoplan.topo.graph import Topology
+from topoplan.topo.presets import preset
+
+RING = preset("ring:3")
+
+
+def plan(topology: Topology = RING, stop: threading.Event | None = None) -> FoundPlan | None:
+    return synthesize_apart(
+        collective_on("allreduce", topology),
+        topology,
+        10.0,
+        reproducible=False,
+        stop=stop or threading.Event(),
+    )
+
+
+def test_the_plan_is_that_of_this_process() -> None:
+    found = plan()
+    assert found is not None
+    assert found.plan.hash == synthesize(collective_on("allreduce", RING), RING).plan.hash
+    assert found.cut_short == ()
+
+
+def test_an_error_arrives_as_the_same_class() -> None:
+    links = tuple(x for x in RING.links if "gpu2" not in (x.src, x.dst))
+    with pytest.raises(InfeasibleError, match="gpu2"):
+        plan(Topology("apart", RING.devices, links))
+
+
+def test_a_stop_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = tmp_path / "started"
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 99\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    stop = threading.Event()
+
+    def wait_and_stop() -> None:
+        patience.wait_until(started.exists, 10, "the start of the process")
+        stop.set()
+
+    thread = threading.Thread(target=wait_and_stop)
+    thread.start()
+    with pytest.raises(TimeLimitError, match="stopped"):
+        plan(stop=stop)
+    thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
+@pytest.mark.parametrize("python", ["/nonexistent/python", "/bin/false", "", None])
+def test_a_python_that_cannot_be_started_again_makes_no_plan(
+    python: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+    assert plan() is None
