@@ -16,7 +16,7 @@ from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
 from ..topo.pictures.cables import format_rate
 from ..topo.routes import Router, route_links
-from .bounds.certificate import SINGLE_PATH, Bound, join_devices, keep_crossed
+from .bounds.certificate import SINGLE_PATH, Bound, join_helpers, keep_crossed
 from .bounds.single_path import find_bounds
 from .cost.affine import Cost
 from .forest.machine.symmetry import colours
@@ -199,9 +199,8 @@ def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> di
         # Links of a device that is joined with a GPU have the prices of the GPU's links.
         gpu_of = dict(limit.certificate["joined"])
         alone = {key: value for key, value in limit.certificate.items() if key != "joined"}
-        merged = _read_prices(
-            replace(limit, certificate=alone), collective, join_devices(topology, gpu_of)
-        )
+        whole, machine = join_helpers(collective, topology, gpu_of)
+        merged = _read_prices(replace(limit, certificate=alone), whole, machine)
         ends = {(a, b): (gpu_of.get(a, a), gpu_of.get(b, b)) for a, b in topology.capacity_GBps}
         return {link: merged[pair] for link, pair in ends.items() if pair in merged}
     both = (limit.kind, collective.name) == ("prices", "allreduce")

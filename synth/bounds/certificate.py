@@ -31,7 +31,8 @@ spread it from there. (Whether any other could pay less if prices differ by dire
 A group on a larger machine has members, and helpers: the machine's other GPUs, which relay, copy
 and add. Cuts count members only. Out(v) and in(v) are then the cheapest trees between v and the
 members, through any GPUs (directed Steiner trees, by dynamic programming: numeric/steiner.py), and
-v is any GPU for allreduce, else a member. There is no kind "prices" for allreduce of a group.
+v is any GPU for allreduce, else a member. There is no kind "prices" for allreduce of a group,
+unless all its helpers are `joined` with members (see below), which leaves a machine of members.
 
 Kinds "route-prices" and "route-tree-prices" hold if each ordered pair of GPUs has a single path,
 the hardware's route (topo/routes.py), and only GPUs relay, combine and copy. They are as above with
@@ -45,16 +46,17 @@ links; in a "route-cut" only links count that some hardware route crosses.
 Prices alone prove nothing if switches add or copy what the collective needs: copies help where
 several ranks receive the same data, sums where data is added. In that case a certificate of prices
 names, for every such device, a GPU that it is `joined` with; prices are then those of the machine
-in which each is one with its GPU. That machine can do at least as much: its GPU does the work of
-the switch at no cost, all links between different GPUs and plain devices are still there, and a
-step's streams through a switch become messages to its GPU and on from it, one stream after the
-other, beginning at the leaves of a reduction (or at the source of a copy). As no plain device adds
-or copies, a bound that prices prove for it holds for both.
+in which each is one with its GPU. Helpers may be joined with members in the same way. That machine
+can do at least as much: its GPU does the work of the switch at no cost, all links between different
+GPUs and plain devices are still there, and a step's streams through a switch become messages to its
+GPU and on from it, one stream after the other, beginning at the leaves of a reduction (or at the
+source of a copy). As no plain device adds or copies, a bound that prices prove for it holds for
+both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
@@ -225,11 +227,11 @@ def proved_s_per_GB(
     # Prices over routes depend on the router; all other kinds hold for any use of the links.
     own = router if kind.startswith(SINGLE_PATH) else None
     kind = kind.removeprefix(SINGLE_PATH)
+    if "joined" in certificate and own is None:
+        collective, topology = join_helpers(collective, topology, dict(certificate["joined"]))
     mirrored = (kind, collective.name) == _MIRRORED and collective.has_all_gpus
     if not mirrored and (kind, collective.name) not in _PRICED:
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective}")
-    if "joined" in certificate and own is None:
-        topology = join_devices(topology, dict(certificate["joined"]))
     if computes_in_network(topology, collective):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
     fractions = read_prices(
@@ -270,20 +272,33 @@ def keep_crossed(router: Router) -> Topology:
     return replace(topology, links=tuple(links))
 
 
-def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
+def join_helpers(
+    collective: Collective, topology: Topology, gpu_of: Mapping[str, str]
+) -> tuple[Collective, Topology]:
+    """Return the machine of `join_devices`, in which helpers may be joined, and the collective."""
+    helpers = set(topology.ranks) - {topology.ranks[member] for member in collective.members}
+    joined = join_devices(topology, gpu_of, helpers)
+    left = [rank for rank, gpu in enumerate(topology.ranks) if gpu in joined.by_id]
+    return (collective if len(left) == len(topology.ranks) else collective.among(left)), joined
+
+
+def join_devices(
+    topology: Topology, gpu_of: Mapping[str, str], helpers: Collection[str] = ()
+) -> Topology:
     """Return the machine in which each device in `gpu_of` is one with its GPU.
 
-    The links between a device and its GPU are removed.
+    The links between a device and its GPU are removed. Of GPUs, only `helpers` may be joined with
+    others.
     """
     for device, gpu in gpu_of.items():
-        if device not in topology.by_id or gpu not in topology.ranks:
+        if device not in topology.by_id or gpu not in topology.ranks or gpu in gpu_of:
             raise VerificationError(
                 f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the "
                 "topology"
             )
-        if device in topology.ranks:
+        if device in topology.ranks and device not in helpers:
             raise VerificationError(
-                f"bound: {device!r} is a GPU; only other devices may be joined with one"
+                f"bound: {device!r} is a member's GPU; only other devices may be joined with one"
             )
     links = []
     for link in topology.links:

@@ -8,6 +8,7 @@ exactly, however imprecise the floats were.
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import Any
 
 import networkx as nx
 
@@ -24,7 +25,7 @@ from ..forest.survey import MAX_PAIRS, Survey, survey
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..numeric.steiner import MAX_TERMINALS
-from .certificate import Bound, bound_of, join_devices
+from .certificate import Bound, bound_of, join_devices, join_helpers
 from .cuts import bound_of_cut, cut_bound
 
 # Prices are rounded to fractions of at most one of these denominators, the smallest one without
@@ -99,6 +100,8 @@ def bound(
     bounds += _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology, collective):
         bounds += _joined_prices(collective, topology, effort, progress, by_link=by_link)
+    elif collective.ranks > MAX_TERMINALS and not collective.has_all_gpus:
+        bounds += _joined_helpers(collective, topology, effort, progress, by_link=by_link)
     elif collective.name == "alltoall" and not collective.has_all_gpus:
         bounds += _group_path_prices(collective, topology, effort, progress)
     elif not collective.has_all_gpus:
@@ -147,12 +150,49 @@ def _joined_prices(
         for device in list_computing(topology, collective)
     }
     joined = bound(collective, join_devices(topology, gpu_of), effort, progress, by_link=by_link)
+    return [_separate(joined, gpu_of, collective, topology)]
+
+
+def _joined_helpers(
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+    *,
+    by_link: bool,
+) -> list[Bound]:
+    """Return the bound of the machine in which each helper is one with the nearest member.
+
+    It is for groups whose cheapest trees take too long to find.
+    """
+    members = [topology.ranks[member] for member in collective.members]
+    # Over wide links a member is near: those of its own box are.
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from(topology.by_id)
+    widths = topology.capacity_GBps.items()
+    graph.add_weighted_edges_from((b, a, float(1 / c)) for (a, b), c in widths)
+    search: Any = nx.multi_source_dijkstra(graph, members)
+    gpu_of = {
+        gpu: search[1].get(gpu, members)[0] for gpu in topology.ranks if gpu not in set(members)
+    }
+    whole, machine = join_helpers(collective, topology, gpu_of)
+    joined = bound(whole, machine, effort, progress, by_link=by_link)
+    return [_separate(joined, gpu_of, collective, topology)]
+
+
+def _separate(
+    joined: Bound, gpu_of: Mapping[str, str], collective: Collective, topology: Topology
+) -> Bound:
+    """Return what a bound of the machine with joined devices proves for the machine itself."""
+    # Devices may be joined with helpers, which are joined with members in turn.
+    then = dict(joined.certificate.get("joined", ()))
+    last = {device: then.get(gpu, gpu) for device, gpu in gpu_of.items()} | then
     if joined.kind == "cut":  # it is a cut of the whole machine too
         inside = set(joined.certificate["inside"])
-        inside |= {device for device, gpu in gpu_of.items() if gpu in inside}
-        return [bound_of_cut(inside, collective, topology)]
-    certificate = {**joined.certificate, "joined": [list(pair) for pair in gpu_of.items()]}
-    return [bound_of(joined.kind, certificate, collective, topology)]
+        inside |= {device for device, gpu in last.items() if gpu in inside}
+        return bound_of_cut(inside, collective, topology)
+    certificate = {**joined.certificate, "joined": [list(pair) for pair in last.items()]}
+    return bound_of(joined.kind, certificate, collective, topology)
 
 
 def find_nearest_gpu(device: str, topology: Topology) -> str:

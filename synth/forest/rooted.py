@@ -21,7 +21,7 @@ from ...topo.graph import Topology
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
-from ..numeric.steiner import SteinerTrees, count_work
+from ..numeric.steiner import MAX_TERMINALS, SteinerTrees, count_work
 from .machine.links import Floats, Ints, LinkArrays
 from .machine.routes import Metric, OwnRoutes, RoutedMetric
 from .machine.symmetry import find_transitive_group
@@ -37,6 +37,10 @@ _EXACT_RANKS = 320
 _SIMILAR, _RAISE = 8, 0.05
 # Most trees through a hub to begin with.
 _MAX_HUB_TREES = 1000
+# Trees that avoid used links: how many, and how much one raises the price of its busiest link.
+_SPREAD_TREES, _SPREAD = 256, 0.5
+# Roots take turns in steps of this prime, so that successive trees begin far apart.
+_ROOT_STRIDE = 37
 # Pairs of trees for allreduce added per turn.
 _FRESH_PAIRS = 4
 # Seconds of an idle core: to price all routes, per tree, and per pair of ranks in it.
@@ -204,6 +208,37 @@ class RootedPacking(SharePacking[RootedTree]):
                     parents[hub] = root
                 out.append(self._route_tree(metric, root, parents, parents))
         return out
+
+    def grow_spread_trees(self, effort: Effort) -> list[RootedTree]:
+        """Return trees for a group of many members, one after the other, that avoid used links.
+
+        Each raises the prices of its links for the following ones (multiplicative weights, as Garg
+        and Koenemann 2007 pack columns). With few members, whose cheapest trees are found exactly,
+        column generation is as quick: none are returned.
+        """
+        if self.members is None or len(self.members) <= MAX_TERMINALS:
+            return []
+        work_s = count_work(len(self.members), len(self.gpus)) * (2 if self.both else 1)
+        prices, out = 1 / self.row_capacity, dict[RootedTree, None]()
+        for number in range(_SPREAD_TREES):
+            if effort.is_over("trees that avoid used links"):
+                break
+            effort.spend(work_s)
+            metric = self._price_routes(prices[self.row])
+            search = self._make_search(_fill_in(metric.distance), both=self.both)
+            # An odd stride visits all roots, and boxes in turn.
+            root = self.roots[number * _ROOT_STRIDE % len(self.roots)]
+            down, up = search.down(root), search.up(root) if search.up else None
+            if not _has_routes(metric.distance, down, up):
+                continue
+            tree = self._route_tree(metric, root, down, up)
+            out[tree] = None
+            uses = self.count_uses(tree)
+            rows, times = np.array([*uses.keys()]), np.array([*uses.values()], dtype=np.float64)
+            load = times / self.row_capacity[rows]
+            prices[rows] *= 1 + _SPREAD * load / load.max()
+            prices /= prices.max()
+        return list(out)
 
     def prefer_few_steps(self, effort: Effort) -> None:
         """Divide the shares anew: of equally fast shares, those of trees with the fewest hops."""

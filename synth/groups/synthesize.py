@@ -29,7 +29,7 @@ from .bounds import GroupBounds, SubMachine, find_group_bounds
 # Work for packing, in seconds of an idle core.
 _PACKING_WORK_S = 30.0
 # Share of the time at which the clock stops the schedules without help.
-_ALONE_CLOCK = 0.4
+_ALONE_CLOCK = 0.6
 
 
 def synthesize_any(

@@ -212,6 +212,8 @@ class _Packer:
         parts = len(self.roots) if self.collective.name == "allgather" else 1
         enough = float(1 / self.bound_GBps) * parts * (1 + TOLERANCE)
         seeds = packing.list_hub_trees() if self.limits.max_depth is None else []
+        if self.limits.max_depth is None:
+            seeds += packing.grow_spread_trees(self.effort)
         packing.run(self.effort, enough, self.say, seeds)
         packing.prefer_few_steps(self.effort)
         forests = self._list_forests(packing, self.limits.max_trees)

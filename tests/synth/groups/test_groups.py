@@ -223,3 +223,19 @@ def test_helpers_that_cannot_reach_all_members_are_no_hindrance() -> None:
         assert plan.bound_alone is not None
         assert plan.bound_one_way.s_per_GB == plan.bound_alone.s_per_GB
         assert min(map(plan.gap_of, plan.entries)) == 0
+
+
+def test_many_members_have_a_bound_with_helpers_joined_to_them() -> None:
+    plan = topoplan.synthesize("allreduce", "mesh:5x5", "packing", group=range(13))
+    assert plan.bound_one_way.kind == "prices"
+    joined = dict(plan.bound_one_way.certificate["joined"])
+    assert set(joined) == {f"gpu{rank}" for rank in range(13, 25)}
+    assert plan.bound_alone is not None
+    assert (plan.bound_one_way.algbw_GBps, plan.bound_alone.algbw_GBps) == (Fraction(9, 5), 1.5)
+    assert min(map(plan.gap_of, plan.entries)) == 0
+    assert Plan.loads(json.dumps(plan.to_json())) == plan
+    data = plan.to_json()
+    data.pop("hash")
+    data["bound"]["certificate"]["joined"][0] = ["gpu0", "gpu1"]
+    with pytest.raises(VerificationError, match="'gpu0' is a member's GPU"):
+        Plan.loads(json.dumps({**data, "hash": hash_of(data)}))
