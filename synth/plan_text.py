@@ -29,7 +29,9 @@ def parse(text: str, where: str, form: str, versions: Sequence[int]) -> dict[str
     except ValueError as error:
         raise InputError(f"{where}: not usable JSON: {error}") from None
     if not isinstance(data, dict) or data.get("format") != form:
-        raise InputError(f"{where}: not a plan; expected a file written by topo-synth")
+        raise InputError(
+            f"{where}: not a plan; expected a file written by topo-synth, of format {form!r}"
+        )
     if data.get("version") not in versions:
         raise InputError(
             f"{where}: plan version {data.get('version')!r}; this topoplan reads versions "
