@@ -3,9 +3,11 @@
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
-from ...topo.errors import ExecutionError
+from ...topo.errors import ExecutionError, InputError
 from ..codecs import Codec
 from ..compiled import Compiled
 from ..executor import Executor
@@ -126,6 +128,11 @@ class HelpedExecutor(Executor):
         self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
 
     def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
+        if self.transport.batched and torch.cuda.is_current_stream_capturing():
+            raise InputError(
+                "a CUDA graph would replay this call without its helpers: leave helpers out "
+                "(helpers='none', or a plan without them) where calls are captured"
+            )
         # The participants count their calls by themselves: helpers are in some of the group's only.
         number, deadline = self.faults.admit()
         schedule = compiled.schedule
