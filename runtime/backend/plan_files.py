@@ -114,7 +114,7 @@ class PlanFiles:
                     return plan
                 log.warning(
                     "%s over ranks %s: its plan has helpers, which torch's own groups lack; make "
-                    "the group by topoplan.new_group, or plan with --helpers none",
+                    "the group by topoplan.new_group, or plan without helpers",
                     wanted.name,
                     list(ranks),
                 )

@@ -11,6 +11,9 @@ from launch import run_module, run_ranks
 from ranks import helped
 from sample_helped import build_helped, build_plan
 
+from topoplan.cli.running.rows import Run, print_run
+from topoplan.runtime.measuring.bench import BenchRow
+from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.synth.ir.collective import COLLECTIVES
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -74,13 +77,14 @@ def test_a_helper_names_a_lost_member(tmp_path: Path) -> None:
     assert "rank 0 does not answer (process ended)" in said
 
 
-def test_topo_run_reports_what_helpers_relayed(tmp_path: Path) -> None:
+def test_topo_run_reports_what_helpers_relayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 0, which prints, is a helper; rank 3 takes no part."""
-    helped_alone = build_helped("allreduce", 4, [1, 2], [0], seed=1)
-    path = tmp_path / "plan.json"
-    build_plan(helped_alone, gpus=4).save(path)
-    options = ("-b", "1M", "-e", "1M", "-n", "2", "--choose", "plan")
-    done = run_module("topoplan.cli.run", str(path), *options, "--json")
+    plan, path = build_plan(build_helped("allreduce", 4, [1, 2], [0], seed=1), gpus=4), "plan.json"
+    plan.save(tmp_path / path)
+    sizes = ("-b", "1M", "-e", "1M", "-n", "2")
+    done = run_module("topoplan.cli.run", path, *sizes, "--choose", "plan", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["group"], result["helpers"]) == ([1, 2], [0])
@@ -90,9 +94,13 @@ def test_topo_run_reports_what_helpers_relayed(tmp_path: Path) -> None:
     assert result["rows"][0]["relayed_bytes"] == relayed
     assert result["rows"][0]["wrong"] == 0
     assert result["rows"][0]["wire_bytes"] > relayed[0]
-    table = run_module("topoplan.cli.run", str(path), *options)
-    assert "allreduce on full:4, ranks 1, 2, helper 0, gloo" in table.stdout
-    assert f" {relayed[0]}\n" in table.stdout
+    rows = [BenchRow(**row) for row in result["rows"]]
+    options = BenchOptions(choose="plan")
+    settings = options.settings_for(options.collective_over(plan, 4))
+    print_run(Run(options, settings, "gloo", "gloo", plan, rows))
+    table = capsys.readouterr().out
+    assert "allreduce on full:4, ranks 1, 2, helper 0, gloo" in table
+    assert f" {relayed[0]}\n" in table
 
 
 @pytest.mark.parametrize(
