@@ -32,6 +32,7 @@ def _run(args: argparse.Namespace) -> int:
     # These modules import solvers, which takes a second that --help and wrong names do not need.
     with job.off_the_clock():
         from .synthesis import bound, explain, front, plan, schedule_files
+    bound.check_left(job)
     if args.bound_only:
         run = bound.run_bound
     elif args.format in SCHEDULE_FORMATS:

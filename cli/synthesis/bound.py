@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 from ...synth.bounds.in_network import bound_in_network
+from ...synth.bounds.multipath import check_connected
 from ...synth.bounds.single_path import Bounds, find_bounds
 from ...synth.describe import bounds_text, help_lines
 from ...synth.groups.bounds import GroupBounds, find_group_bounds
 from ...synth.groups.ranks import group_on
 from ...synth.numeric.effort import Effort
 from ...topo.derived.degrade import Change, degrade
+from ...topo.errors import InfeasibleError
 from ...topo.files import write_whole
 from ...topo.loader.resolve import load_for_planning
 from ...topo.pictures.cables import describe_rates
@@ -90,6 +92,19 @@ def _head_line(job: SynthRun, bounds: Bounds | None) -> str:
     text = f"{job.collective.name} on {job.topology.name}, {job.collective.spelled_ranks}"
     helpers = None if job.collective.has_all_gpus else job.helpers
     return text if bounds is None else f"{text}: {bounds_text(bounds, helpers)}"
+
+
+def check_left(job: SynthRun) -> None:
+    """Raise InfeasibleError if the ranks that --without-rank leaves are not connected."""
+    if not job.args.without_rank:
+        return
+    try:
+        check_connected(job.collective, job.topology)
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"{error}; the links of the ranks left out are gone: ranks that only have no part in "
+            "the collective can carry data for the others (--group)"
+        ) from None
 
 
 def find_lost_help(job: SynthRun, say: Say) -> None:

@@ -59,6 +59,9 @@ def test_a_rank_that_is_left_out_takes_its_links_along() -> None:
     out = json.loads(synth("allreduce", "mi300x", *gone, "--bound-only", "--json"))
     assert out["bound_alone"]["algbw_GBps"] == 64
     assert out["bound_with_helpers"]["algbw_GBps"] == 448
+    error = synth("allreduce", "ring:4", "--without-rank", "1", "--without-rank", "3", code=3)
+    assert "no path leads to gpu2" in error
+    assert "the links of the ranks left out are gone" in error and "(--group)" in error
     whole = json.loads(synth("allreduce", "mi300x", "--bound-only", "--json"))
     assert "bound_alone" not in whole
 
