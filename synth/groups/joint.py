@@ -118,7 +118,13 @@ def plan_jointly(
     topology = router.topology
     routes = OwnRoutes(router)
     packing = JointPacking(calls, topology, helpers, routes)
-    packing.run(effort.grant(effort.left_s / effort.scale * _MAIN, _MAIN), progress)
+    granted = effort.grant(effort.left_s / effort.scale * _MAIN, _MAIN)
+    # What members carry by themselves comes first: of equally fast plans, that with less help wins.
+    unhelped = JointPacking(calls, topology, (), routes)
+    if packing.is_helped:
+        with suppress(InfeasibleError):  # some members only reach each other with help
+            unhelped.run(granted)
+    packing.run(granted, progress, unhelped.columns)
     columns = packing.list_columns()
     multipath, single_path = _find_bounds(calls, router, helpers, packing, effort, progress)
     loads = [

@@ -28,9 +28,10 @@ from ..bounds.multipath import DENOMINATORS
 from ..forest.machine.links import Floats
 from ..forest.machine.routes import Metric, OwnRoutes, RoutedMetric
 from ..forest.trees import levels
-from ..forest.weigh import TOLERANCE, SharePacking, divide
+from ..forest.weigh import TOLERANCE, SharePacking
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
+from ..numeric.linear import Rows, minimise
 from ..numeric.steiner import SteinerTrees
 from .calls import JointCall, helpers_of
 from .joint_bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
@@ -100,7 +101,7 @@ class JointPacking(SharePacking[Branches]):
         routes: OwnRoutes | None,
     ) -> None:
         super().__init__(topology, None)
-        self.calls, self.routes = list(calls), routes
+        self.calls, self.routes, self.start = list(calls), routes, list[Branches]()
         helping = set(helpers)
         # The ranks that take part in each call, ascending.
         self.participants = [
@@ -125,25 +126,41 @@ class JointPacking(SharePacking[Branches]):
         """Return how many units a column sends over each row if it carries its whole part."""
         return self.count_rows((*column.up, *column.down), self.demand[column.call])
 
-    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> None:
-        """Generate columns until they are optimal or the effort is spent.
+    def run(
+        self,
+        effort: Effort,
+        say: Callable[[str], None] | None = None,
+        start: Iterable[Branches] = (),
+    ) -> None:
+        """Generate columns until they are optimal or the effort is spent; begin with `start`.
 
         Of equally fast shares, those of columns with few sends and steps are taken. Raise
         InfeasibleError if a group's ranks cannot reach each other.
         """
+        self.start = list(start)
         if not self.generate(effort, "sharing links among groups", say):
             raise InfeasibleError(
                 "the packing of several groups has no optimum; are the bandwidths of very "
                 "different sizes?"
             )
-        columns, uses = list(self.columns), list(self.columns.values())
-        groups, efforts = (
-            list(map(self.group_of, columns)),
-            [c.count_effort(self._rank) for c in columns],
-        )
-        solved = divide(uses, self.row_capacity, groups, efforts, effort)
+        self._prefer_few_sends(effort)
+
+    def _prefer_few_sends(self, effort: Effort) -> None:
+        """Divide the parts anew: of equally fast shares, those with the fewest sends and steps."""
+        loads, whole, place = Rows(), Rows(), dict[Hashable, list[tuple[int, float]]]()
+        users: list[list[tuple[int, float]]] = [[] for _ in self.row_capacity]
+        for j, (column, uses) in enumerate(self.columns.items()):
+            place.setdefault(self.group_of(column), []).append((j, 1.0))
+            for row, times in uses.items():
+                users[row].append((j, times / self.reached / float(self.row_capacity[row])))
+        for terms in users:
+            loads.add(terms, 1.0 + TOLERANCE)
+        for terms in place.values():
+            whole.add(terms, 1.0)
+        costs = np.array([float(column.count_effort(self._rank)) for column in self.columns])
+        solved = minimise(costs, loads, whole, effort)
         if solved is not None:
-            self.shares, self.reached = solved.shares, solved.time
+            self.shares = solved.x
 
     @property
     def is_helped(self) -> bool:
@@ -163,10 +180,9 @@ class JointPacking(SharePacking[Branches]):
 
     def price_columns(self) -> list[Branches]:
         """Return new columns that cost less than their part's dual; store the bound."""
-        by_link = self.prices[self.row]
-        metric = Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
+        metric, total = self._price_routes(), 0.0
         # Trees of few steps come first, so that they carry what they can.
-        total, fresh = 0.0, [] if self.columns else self._list_hub_trees(metric)
+        fresh = [] if self.columns else [*self.start, *self._list_hub_trees(metric)]
         for number in range(len(self.calls)):
             least: dict[Hashable, float] = defaultdict(lambda: np.inf)
             for column in self._offer(number, metric):
@@ -179,6 +195,10 @@ class JointPacking(SharePacking[Branches]):
         # of all links.
         self.raise_bound(total / float(self.row_capacity @ self.prices))
         return fresh
+
+    def _price_routes(self) -> Metric:
+        by_link = self.prices[self.row]
+        return Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
 
     def _list_hub_trees(self, metric: Metric) -> list[Branches]:
         """Return the trees of calls in which all data goes to or from one rank in one hop.
