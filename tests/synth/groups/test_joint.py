@@ -51,6 +51,12 @@ def test_helpers_level_out_the_links(mesh_plan: JointPlan) -> None:
     assert set(total.values()) == {Fraction(1)}
 
 
+def test_help_that_gains_nothing_is_not_used() -> None:
+    plan = synthesize_joint(MESH, "switch:4")
+    assert plan.helpers == (0, 1, 2, 3)
+    assert all(group.helpers == () for group in plan.groups)
+
+
 def test_without_helpers_members_have_their_own_links_alone() -> None:
     plan = synthesize_joint(MESH, "hypercube:2", helpers="none")
     assert plan.limit_s == plan.bound.time_s == Fraction(128 << 20, 10**9)
