@@ -41,15 +41,13 @@ EXAMPLES: tuple[Example, ...] = (
         "torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json",
         "join ranks that torchrun has started",
     ),
+    ("topo-synth allreduce full:4 --group 0,1 -o two.json", "a plan for two of four GPUs"),
+    ("topo-run two.json -e 16M", "run it on 4 ranks, with the others as helpers"),
     (
-        "topo-synth allreduce full:4 --group 0,1 -o two.json && topo-run two.json -e 16M",
-        "two of four GPUs with the others as helpers: 4 ranks",
+        "topo-synth allreduce full:4 --size 9K --groups 'a=0,1|2,3 b=0,2|1,3' -o j.json",
+        "a plan for calls of several groups at once",
     ),
-    (
-        "topo-synth allreduce full:4 --size 64K --groups 'tp=0,1|2,3 dp=0,2|1,3' -o joint.json "
-        "&& topo-run joint.json",
-        "calls of several groups at once, on 4 ranks",
-    ),
+    ("topo-run j.json", "run them together, on 4 ranks"),
     ("mpirun -n 2 topo-run plan.json", "the same over MPI, compared with MPI's own allreduce"),
     (
         "topo-run plan.json --calibrate -o machine.json",
