@@ -94,7 +94,7 @@ class Executor:
             # replays with other calls.
             self._play_on(compiled, compiled.bind_apart(), buffers, number)
         else:
-            if target.is_cuda:
+            if self.transport.device.type == "cuda" or self.transport.batched:
                 arena.follow_last_call()
             arena.busy = True
             try:
