@@ -388,7 +388,7 @@ class StandInTransport(Transport):
         self.faults = Faults(group, timedelta(seconds=60), HashStore(), addresses={})
         self.mpi = None
         self._places = [("host", frozenset(range(8)))]
-        self._memory = "the stand-in has no shared memory"
+        self._memory = self.kernels = "the stand-in has no shared memory"
 
 
 class NcclStandIn:
