@@ -4,8 +4,9 @@
 These ways take turns at each size, in a random order: MPI's own allreduce by mpi4py alone; the same
 through torch.distributed with nothing else behind it, which is as fast as a backend in Python can
 be; a Communicator (the plan, or MPI's own where that won the race); the backend "topo" through
-torch.distributed; plans alone; and, with --gloo, plans alone over gloo. A time is the slowest
-rank's from MPI's barrier on, the median over the turns.
+torch.distributed; plans alone, over MPI; the plans' programs without a Communicator, played by the
+library in C++ and by Python; and, with --gloo, plans alone over gloo. A time is the slowest rank's
+from MPI's barrier on, the median over the turns.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from harness import make_parser
 
 from topoplan import Communicator, Plan, backend_options, synthesize
+from topoplan.runtime import compiled
 from topoplan.runtime.mpi.channel import MpiChannel
 from topoplan.runtime.mpi.launched import join_mpi
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.works import get_done_work
+from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.sizes import parse_size
 
 _TURNS = (9, 200)
@@ -88,6 +92,10 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
             "backend": lambda x=x: dist.all_reduce(x),
             "plan": lambda x=x: planned.allreduce(x),
         }
+        schedule = plan.entry_for(size).schedule
+        ways["in C++"] = make_player(planned, schedule, size // 4)
+        with mock.patch.object(compiled, "can_play_natively", lambda *_: False):
+            ways["in Python"] = make_player(planned, schedule, size // 4)
         if over_gloo is not None:
             ways["plan over gloo"] = lambda x=x: over_gloo.allreduce(x)
         times = time_in_turns(list(ways.values()), transport)
@@ -104,6 +112,17 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
     if dist.get_rank() == 0:
         _print(rows, args.json, channel.what, dist.get_world_size())
     dist.destroy_process_group()
+
+
+def make_player(communicator: Communicator, schedule: Schedule, numel: int) -> Callable[[], object]:
+    """Return a function that plays a schedule on scratch memory, by the player alone."""
+    engine = communicator.engine
+    buffers = engine.make_scratch(numel, torch.float32)
+    engine.executor.run(schedule, buffers)
+    (program,) = buffers.bindings or {}
+    binding = program.find_binding(buffers)
+    player = (binding.bound or program.bind(binding)).player
+    return lambda buffers=buffers: player.play(time.monotonic() + 60)
 
 
 class _BareGroup(dist.ProcessGroup):

@@ -25,11 +25,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from harness import make_parser
-from mpi import time_in_turns
+from mpi import make_player, time_in_turns
 
 from topoplan import Communicator, Plan, backend_options, synthesize
 from topoplan.runtime.mpi.launched import join_mpi
-from topoplan.runtime.program.one_sided.flat import OneSidedSchedule
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.sizes import parse_size
@@ -115,19 +114,6 @@ def measure(args: argparse.Namespace, cache: str) -> None:
     if rank == 0:
         print_rows(rows, args.json, channel.what, world)
     dist.destroy_process_group()
-
-
-def make_player(
-    communicator: Communicator, schedule: OneSidedSchedule, numel: int
-) -> Callable[[], object]:
-    """Return a function that plays a schedule on scratch memory, by the player alone."""
-    engine = communicator.engine
-    buffers = engine.make_scratch(numel, torch.float32)
-    engine.executor.run(schedule, buffers)
-    (compiled,) = buffers.bindings or {}
-    binding = compiled.find_binding(buffers)
-    player = (binding.bound or compiled.bind(binding)).player
-    return lambda buffers=buffers: player.play(time.monotonic() + 60)
 
 
 def print_rows(rows: list[dict[str, object]], as_json: bool, what: str, ranks: int) -> None:

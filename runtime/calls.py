@@ -42,7 +42,7 @@ class PersistentCall:
     """
 
     def __init__(self, engine: Engine, buffers: Buffers) -> None:
-        self.engine, self.buffers = engine, buffers
+        self.engine, self.buffers, self.op = engine, buffers, buffers.op
         self.then: list[Callable[[], object]] = []
         self.play: Callable[..., None] | None = None
         """How the call is run once its schedule is settled: the program, bound to the target."""
@@ -99,11 +99,16 @@ class CallCache:
         if _profiler._is_profiler_enabled:
             return None
         try:
-            call = self._find((tensor.data_ptr(), tensor.numel(), tensor.dtype), op)
+            calls = self._calls.get((tensor.data_ptr(), tensor.numel(), tensor.dtype))
+            if calls is None or not tensor.is_contiguous():
+                return None
         # A sparse tensor, which has no address, or no tensor at all: the checks refuse it.
         except (RuntimeError, AttributeError):
             return None
-        return call.play if call is not None and tensor.is_contiguous() else None
+        for call in calls:
+            if op is call.op or op == call.op:
+                return call.play
+        return None
 
     def prepare(
         self,
@@ -165,14 +170,10 @@ class CallCache:
         return call
 
     def _find(self, key: Key, op: object) -> PersistentCall | None:
-        return next(
-            (
-                call
-                for call in self._calls.get(key, ())
-                if op is call.buffers.op or op == call.buffers.op
-            ),
-            None,
-        )
+        for call in self._calls.get(key, ()):
+            if op is call.op or op == call.op:
+                return call
+        return None
 
     def _add(
         self, key: Key, numel: int, target: torch.Tensor, op: ReduceOp

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from operator import contains
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class Transport:
             timeout,
             PrefixStore(f"topoplan/{private.group_name}", self._client.store),
             addresses,
-            is_open=lambda: private in dist.distributed_c10d._world.pg_map,
+            is_open=partial(contains, groups, private),
             labels=labels,
         )
         self._begin(private, device_of(private), timeout, faults)
