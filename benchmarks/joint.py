@@ -200,14 +200,18 @@ def _summarize(rows: list[dict[str, Any]], helped: bool) -> dict[str, Any]:
     }
 
 
-def list_meshes() -> Iterator[dict[str, Any]]:
-    """Yield the figures of each mesh on each machine, with and without helpers."""
-    machines = {
+def build_machines() -> dict[str, Topology]:
+    """Return the machines of the meshes, of 8 GPUs each."""
+    return {
         "dgx1": preset("dgx1"),
         "two-hosts": build_two_hosts(),
         "leaf-spine": build_boxes(8, 1, 4, leaf_GBps=100),
     }
-    for name, topology in machines.items():
+
+
+def list_meshes() -> Iterator[dict[str, Any]]:
+    """Yield the figures of each mesh on each machine, with and without helpers."""
+    for name, topology in build_machines().items():
         router = HARDWARE.on(topology)
         for dp, tp in ((2, 4), (4, 2)):
             mesh = [[row * tp + i for i in range(tp)] for row in range(dp)]

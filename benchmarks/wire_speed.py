@@ -196,10 +196,16 @@ def topo(command: str) -> list[str]:
 
 def run(command: list[str], *, parse: bool = True) -> list[dict[str, Any]]:
     """Run a command; return the rows that it prints as JSON."""
+    text = run_text(command)
+    return json.loads(text)["rows"] if parse else []
+
+
+def run_text(command: list[str]) -> str:
+    """Run a command; return what it prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout)["rows"] if parse else []
+    return done.stdout
 
 
 def synthesize_to_file(name: str, topology: str, folder: Path) -> str:

@@ -78,8 +78,10 @@ def run_joint(
     checked. Collective; all ranks return the same. Raise ExecutionError if a rank fails.
     """
     say("setting up groups ...")
+    # Schedules that share links by fractions belong together: all of them against all stock.
+    choose = "plan" if options.choose == "race" else options.choose
     communicators = [
-        Communicator(group.plan, transport, timeout, options.choose, executor=options.executor)
+        Communicator(group.plan, transport, timeout, choose, executor=options.executor)
         for group in joint.groups
     ]
     parts = [
