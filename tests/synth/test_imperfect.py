@@ -222,7 +222,7 @@ def test_no_schedule_beats_the_bound_where_some_switches_compute(
     [
         ([], "prove nothing"),
         ([["switch0", "gpu9"]], "joined with"),
-        ([["gpu1", "gpu0"]], "is a GPU"),
+        ([["gpu1", "gpu0"]], "is a member's GPU"),
         ([["x", "gpu0"]], "joined"),
     ],
 )

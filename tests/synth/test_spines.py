@@ -141,5 +141,6 @@ def test_plans_from_the_drawn_file_run_with_the_drawn_file(tmp_path: Path) -> No
     path.write_text(full(2, 2, 2).dumps())
     topoplan.synthesize("allreduce", path, "packing").save(out)
     # what topo-run does with --topology
-    assert load_plans(Namespace(plans=[out], topology=str(path)))
+    asked = Namespace(plans=[out], topology=str(path), calibrate=False, trace=None)
+    assert load_plans(asked)
     run_ranks(collectives.same_bits, 4, [out])

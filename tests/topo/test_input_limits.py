@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from topoplan.synth import plan as plan_module
+from topoplan.synth import plan_text as plan_module
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.judge.readers.json_results import read_json
 from topoplan.synth.plan import Plan

@@ -111,6 +111,7 @@ def test_a_runs_table_fits_and_keeps_bound_and_wrong_elements(
         wrong=0,
         wire_bytes=1 << 20,
         rms_error=0.01,
+        relayed_bytes=None,
     )
     run = Run(
         BenchOptions(place="both", compress="int8"),
