@@ -92,6 +92,10 @@ def _check_kernels() -> list[str]:
     """Play random calls by the kernel on ranks that share a GPU; return what came of it."""
     if find_spec("triton") is None:
         return ["Kernels: not checked, since Triton is not installed (extra `kernels`)."]
+    import torch
+
+    if not torch.cuda.is_available():
+        return ["Kernels: not checked, since torch cannot use the GPUs."]
     lines = []
     for ranks in KERNEL_STREAMS:
         row = _measure_kernels([sys.executable, BENCHMARK, "--streams", str(ranks)])
