@@ -107,7 +107,8 @@ class Engine:
             why_not = "kernels play plans for all GPUs alone"
         elif transport.batched and choose == SAME_BITS:
             why_not = (
-                f"kernels add in float32, messages in the dtype: choose={SAME_BITS!r} allows one"
+                "kernels add half precision in float32, messages do not, and "
+                f"choose={SAME_BITS!r} promises the same bits; leave executor out"
             )
         if executor == POINT_TO_POINT or (why_not is not None and executor == AUTO):
             return False

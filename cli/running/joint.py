@@ -79,6 +79,8 @@ def print_joint(joint: JointPlan, times: JointTimes, backend: str) -> None:
     stock = "" if times.stock_us is None else f", stock collectives {times.stock_us:.1f} us"
     ratio = "" if times.ratio is None else f", {times.ratio:.2f} times as long"
     print(f"# together: {times.plan_us:.1f} us{stock}{ratio}")
+    if times.ratio is not None and times.ratio < 1:
+        print("# stock is faster at these sizes: leave the joint plan out, or plan for larger ones")
     if times.bound_us is not None:
         share = times.bound_us / times.plan_us
         print(f"# joint bound: {times.bound_us:.1f} us, {share:.3f} of the plans' time")

@@ -29,6 +29,8 @@ OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 _CHECK_TIMEOUT_S: Final = 20.0
 # Elements of a rank's part in these sums: some that are no whole vector of 16 bytes.
 _CHECKED_BLOCK: Final = 1003
+# Different values there: a prime, so that no slot or slice begins with the same one as its peers'.
+_VALUES: Final = 251
 _MODES: Final[tuple[Mode, ...]] = ("pull", "push")
 
 
@@ -106,7 +108,8 @@ def _find_unreachable(device: torch.device, uuids: list[str]) -> str | None:
 def _check_kernels(player: Any, rank: int, ranks: int, device: torch.device) -> str | None:
     """Play small sums in both modes; return what went wrong on this rank, None if nothing."""
     numel = _CHECKED_BLOCK * ranks
-    own = torch.arange(numel, device=device, dtype=torch.float32)
+    # Small whole numbers, whose sums over any number of ranks that share a host are exact.
+    own = torch.arange(numel, device=device).remainder(_VALUES).to(torch.float32)
     try:
         for factor, schedule in enumerate(build_flat(Collective("allreduce", ranks)), 1):
             for mode in _MODES:
