@@ -34,7 +34,7 @@ from .calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_
 from .draw import draw_schedule, measure_seconds
 from .joint_bound import JointBound
 from .joint_plan import GroupPlan, JointPlan, share_out
-from .packing import BY_PATHS, Columns, JointPacking, prove
+from .packing import BY_PATHS, Branches, Columns, JointPacking, prove
 from .ranks import REST
 
 # Shares of the work and of the time left for the packing on the hardware's routes, and then for the
@@ -124,7 +124,8 @@ def plan_jointly(
     if packing.is_helped:
         with suppress(InfeasibleError):  # some members only reach each other with help
             unhelped.run(granted)
-    packing.run(granted, progress, unhelped.columns)
+    of_kinds = _pack_kinds(calls, topology, helpers, routes, effort)
+    packing.run(granted, progress, [*unhelped.columns, *of_kinds])
     columns = packing.list_columns()
     multipath, single_path = _find_bounds(calls, router, helpers, packing, effort, progress)
     loads = [
@@ -148,6 +149,24 @@ def plan_jointly(
     plan.verify()
     seconds = time.monotonic() - started
     return JointSynthesis(plan, _compare(calls, alone), seconds, tuple(effort.cut_short))
+
+
+def _pack_kinds(
+    calls: Sequence[JointCall],
+    topology: Topology,
+    helpers: Sequence[int],
+    routes: OwnRoutes,
+    effort: Effort,
+) -> list[Branches]:
+    """Return the columns with which each kind's groups are fast by themselves, if several run."""
+    kinds = dict.fromkeys(call.kind for call in calls)
+    out: list[Branches] = []
+    for kind in kinds if len(kinds) > 1 else ():
+        numbers = [number for number, call in enumerate(calls) if call.kind == kind]
+        packing = JointPacking([calls[number] for number in numbers], topology, helpers, routes)
+        packing.run(effort.grant(_ALONE_WORK_S))
+        out += (replace(column, call=numbers[column.call]) for column in packing.columns)
+    return out
 
 
 def _find_bounds(

@@ -134,8 +134,9 @@ class JointPacking(SharePacking[Branches]):
     ) -> None:
         """Generate columns until they are optimal or the effort is spent; begin with `start`.
 
-        Of equally fast shares, those of columns with few sends and steps are taken. Raise
-        InfeasibleError if a group's ranks cannot reach each other.
+        Of equally fast shares, those are taken with which each kind of groups is fast by itself,
+        then those of columns with few sends and steps. Raise InfeasibleError if a group's ranks
+        cannot reach each other.
         """
         self.start = list(start)
         if not self.generate(effort, "sharing links among groups", say):
@@ -143,20 +144,45 @@ class JointPacking(SharePacking[Branches]):
                 "the packing of several groups has no optimum; are the bandwidths of very "
                 "different sizes?"
             )
-        self._prefer_few_sends(effort)
+        self._choose_shares(effort)
 
-    def _prefer_few_sends(self, effort: Effort) -> None:
-        """Divide the parts anew: of equally fast shares, those with the fewest sends and steps."""
-        loads, whole, place = Rows(), Rows(), dict[Hashable, list[tuple[int, float]]]()
+    def _choose_shares(self, effort: Effort) -> None:
+        """Divide the parts anew, as fast as before.
+
+        Groups that start together do not keep to their shares of a link exactly. If one kind of
+        groups is ahead, the other ends in time only if what is left does not crowd another link: so
+        the kinds' own busiest links come first, then few sends and steps.
+        """
+        kinds = list(dict.fromkeys(call.kind for call in self.calls))
+        count = len(self.columns)
         users: list[list[tuple[int, float]]] = [[] for _ in self.row_capacity]
+        whole, place = Rows(), dict[Hashable, list[tuple[int, float]]]()
+        kind_of = list[int]()
         for j, (column, uses) in enumerate(self.columns.items()):
             place.setdefault(self.group_of(column), []).append((j, 1.0))
+            kind_of.append(kinds.index(self.calls[column.call].kind))
             for row, times in uses.items():
                 users[row].append((j, times / self.reached / float(self.row_capacity[row])))
-        for terms in users:
-            loads.add(terms, 1.0 + TOLERANCE)
         for terms in place.values():
             whole.add(terms, 1.0)
+        limits = [1.0] * len(kinds)
+        if len(kinds) > 1:
+            together = Rows()
+            for terms in users:
+                together.add(terms, 1.0 + TOLERANCE)
+                for kind in range(len(kinds)):
+                    own = [term for term in terms if kind_of[term[0]] == kind]
+                    together.add([*own, (count + kind, -1.0)], 0.0)
+            costs = np.r_[np.zeros(count), np.ones(len(kinds))]
+            solved = minimise(costs, together, whole, effort)
+            if solved is not None:
+                limits = solved.x[count:].tolist()
+        loads = Rows()
+        for terms in users:
+            loads.add(terms, 1.0 + TOLERANCE)
+            for kind, limit in enumerate(limits):
+                own = [term for term in terms if kind_of[term[0]] == kind]
+                loads.add(own, limit + TOLERANCE)
         costs = np.array([float(column.count_effort(self._rank)) for column in self.columns])
         solved = minimise(costs, loads, whole, effort)
         if solved is not None:
