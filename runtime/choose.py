@@ -307,6 +307,10 @@ class Chooser:
         self.choices[size_bytes.bit_length()] = choice
         return choice
 
+    def settle(self, size_bytes: int, schedule: Schedule | None) -> None:
+        """Choose a schedule, or the stock collective (None), for a size; the same on all ranks."""
+        self.choices[size_bytes.bit_length()] = self._choice_of(schedule)
+
     def rank_candidates(
         self, size_bytes: int, is_raced: bool, with_stock: bool, number: int | None = None
     ) -> tuple[list[int], CachedRace | None]:
@@ -534,8 +538,7 @@ class Chooser:
         """
         own = min((x for x in times_s if x is not None), key=times_s.__getitem__)
         stock_s = times_s.get(None, float("inf"))
-        worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
-        winner = own if times_s[own] <= worthwhile * stock_s else None
+        winner = own if is_worthwhile(times_s[own], stock_s) else None
         # Schedules of a strategy may share a label: the fastest comes last and overwrites others.
         raced_us = {
             _label(x): seconds * 1e6
@@ -560,6 +563,12 @@ class Chooser:
             raced_bytes=size_bytes,
             raced_on=raced_on,
         )
+
+
+def is_worthwhile(own_s: float, stock_s: float) -> bool:
+    """Return whether schedules take enough less time than the stock collective."""
+    worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
+    return own_s <= worthwhile * stock_s
 
 
 def _label(schedule: Schedule | None) -> str:

@@ -178,7 +178,7 @@ class Engine:
         if self.transport.mpi is not None or not buffers.numel:
             return False
         choice = self._choice_for(buffers)
-        return choice is not None and choice.schedule is None and self._has_stock(buffers)
+        return choice is not None and choice.schedule is None and self.has_stock(buffers)
 
     def set_host_costs(self, costs: HostCosts) -> None:
         """Predict with these host costs from now on. They must be the same on every rank."""
@@ -196,7 +196,7 @@ class Engine:
             number = number or self.transport.faults.draw_number()
             trial = self.chooser.find_trial(
                 self.wire_size(buffers.numel, buffers.target.dtype),
-                has_stock=self.codec is None and self._has_stock(buffers),
+                has_stock=self.codec is None and self.has_stock(buffers),
                 number=number,
             )
             if trial is not None:
@@ -206,7 +206,7 @@ class Engine:
         if choice is None:
             choice = self._race(buffers)
         schedule = choice.schedule
-        if schedule is None and not self._has_stock(buffers):
+        if schedule is None and not self.has_stock(buffers):
             schedule = choice.own  # the race was run with another dtype
         self._run_by(schedule, buffers, number)
 
@@ -225,7 +225,7 @@ class Engine:
         After the last call of the trial, make the choice.
         """
         schedule, is_timed = trial.entrant, True
-        if schedule is None and not self._has_stock(buffers):
+        if schedule is None and not self.has_stock(buffers):
             schedule, is_timed = trial.first_schedule, False
         # On a GPU a call has only been launched when it returns.
         synchronize = (
@@ -258,7 +258,7 @@ class Engine:
         if choice is None:
             return None
         if choice.schedule is None:
-            is_mpis = self.transport.mpi is not None and self._has_stock(buffers)
+            is_mpis = self.transport.mpi is not None and self.has_stock(buffers)
             return self._make_stock(buffers) if is_mpis else None
         return self._bind(choice.schedule, buffers)
 
@@ -349,7 +349,7 @@ class Engine:
         call = describe_call(name, op, collective.root, buffers.numel, buffers.target.dtype)
         return f"{call} by the stock {name}"
 
-    def _has_stock(self, buffers: Buffers) -> bool:
+    def has_stock(self, buffers: Buffers) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
 
         The answer is the same on all ranks, and needs no communication.
@@ -371,6 +371,24 @@ class Engine:
             target = allocate_zeros_like(target)
             source = target if source is buffers.target else allocate_zeros_like(source)
         scratch = Buffers(buffers.numel, source, target, buffers.op, None, make_bindings(target))
+        run = self.make_run(scratch)
+        try:
+            choice = self.chooser.choose(
+                self.wire_size(buffers.numel, target.dtype),
+                run,
+                partial(run, None),
+                lambda: self.codec is None and self.has_stock(buffers),
+            )
+        finally:
+            free_arenas(self.transport)  # the winner may need much less
+        self._forget(buffers.numel, target.dtype, choice.schedule)
+        return choice
+
+    def make_run(self, scratch: Buffers) -> Callable[[Schedule | None], None]:
+        """Return a function that runs a schedule, or the stock collective for None, for timing.
+
+        It may be called repeatedly on the buffers, which are those of `make_scratch` or the like.
+        """
         calls: dict[int | None, Callable[..., None]] = {}
 
         def run(schedule: Schedule | None) -> None:
@@ -380,18 +398,17 @@ class Engine:
                 calls[key] = make(scratch)
             calls[key]()
 
-        dtype = target.dtype
-        try:
-            choice = self.chooser.choose(
-                self.wire_size(buffers.numel, dtype),
-                run,
-                partial(run, None),
-                lambda: self.codec is None and self._has_stock(buffers),
-            )
-        finally:
-            free_arenas(self.transport)  # the winner may need much less
-        self._forget(buffers.numel, dtype, choice.schedule)
-        return choice
+        return run
+
+    def settle(self, buffers: Buffers, schedule: Schedule | None) -> None:
+        """Use a schedule, or the stock collective (None), for buffers of a size from now on.
+
+        It must be the same on all ranks. Programs of other schedules of this size are dropped.
+        """
+        dtype = buffers.target.dtype
+        self.chooser.settle(self.wire_size(buffers.numel, dtype), schedule)
+        free_arenas(self.transport)
+        self._forget(buffers.numel, dtype, schedule)
 
     def _executor_of(self, schedule: Schedule) -> Executor:
         if not schedule.helpers or self._helped is None:

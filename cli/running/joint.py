@@ -79,7 +79,10 @@ def print_joint(joint: JointPlan, times: JointTimes, backend: str) -> None:
     stock = "" if times.stock_us is None else f", stock collectives {times.stock_us:.1f} us"
     ratio = "" if times.ratio is None else f", {times.ratio:.2f} times as long"
     print(f"# together: {times.plan_us:.1f} us{stock}{ratio}")
-    if times.ratio is not None and times.ratio < 1:
+    if times.raced_us:
+        raced = ", ".join(f"{label} {us:.0f}" for label, us in times.raced_us.items())
+        print(f"# raced together, us: {raced}")
+    elif times.ratio is not None and times.ratio < 1:
         print("# stock is faster at these sizes: leave the joint plan out, or plan for larger ones")
     if times.bound_us is not None:
         share = times.bound_us / times.plan_us
@@ -113,6 +116,7 @@ def write_joint(joint: JointPlan, times: JointTimes, backend: str) -> str:
             "ratio": times.ratio,
             "bound_us": times.bound_us,
             "bound_fraction": times.bound_fraction,
+            "raced_us": times.raced_us,
             "groups": groups,
         }
     )

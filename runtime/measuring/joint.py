@@ -1,15 +1,17 @@
 """Time a joint plan: all groups' calls at once, by their plans and by the stock collectives."""
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 from ...synth.groups.joint_plan import GroupPlan, JointPlan
+from ..cache import find_cache_folder
 from ..communicator import Communicator
+from ..joint.groups import JointGroups
+from ..joint.race import race_jointly
 from ..ranks.groups import device_of
 from ..ranks.transport import Transport
 from .bench import choose_plan_call, find_scale, prepare_stock
@@ -35,13 +37,15 @@ class JointTimes:
     """Median microseconds until all groups' calls have ended that start together.
 
     `bound_us` is the joint bound for the machine at hand, None if that is not the plan's.
-    `stock_us` is None if some group's stock collective lacks the dtype.
+    `stock_us` is None if some group's stock collective lacks the dtype. `raced_us` are the
+    candidates of the race of the whole plan, empty without one.
     """
 
     plan_us: float
     stock_us: float | None
     bound_us: float | None
     groups: list[GroupTimes]
+    raced_us: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
@@ -74,51 +78,42 @@ def run_joint(
 ) -> JointTimes:
     """Measure a joint plan over a transport that has a rank for each GPU of its topology.
 
-    The groups' plans and their stock collectives take turns, and every element of the results is
-    checked. Collective; all ranks return the same. Raise ExecutionError if a rank fails.
+    By default a race decides first what all groups use. The groups' plans and their stock
+    collectives take turns, and every element of the results is checked. Collective; all ranks
+    return the same. Raise ExecutionError if a rank fails.
     """
     say("setting up groups ...")
-    # Schedules that share links by fractions belong together: all of them against all stock.
-    choose = "plan" if options.choose == "race" else options.choose
-    communicators = [
-        Communicator(group.plan, transport, timeout, choose, executor=options.executor)
-        for group in joint.groups
-    ]
+    groups = JointGroups(joint, transport, timeout, options.choose, executor=options.executor)
     parts = [
-        _make_part(number, group, communicator, options)
-        for number, (group, communicator) in enumerate(
-            zip(joint.groups, communicators, strict=True)
-        )
-        if transport.rank in group.call.collective.members
+        _make_part(number, joint.groups[number], communicator, options)
+        for number, communicator in groups.own.items()
     ]
-    helping = [
-        threading.Thread(target=communicator.serve, daemon=True)
-        for group, communicator in zip(joint.groups, communicators, strict=True)
-        if transport.rank in group.helpers
-    ]
-    for thread in helping:
-        thread.start()
+    raced_us: dict[str, float] = {}
+    if options.choose == "race":
+        say("racing ...")
+        scratch = {
+            part.number: part.communicator.engine.make_scratch(
+                part.buffers.numel, part.buffers.settings.dtype
+            )
+            for part in parts
+        }
+        raced_us = race_jointly(groups, scratch, find_cache_folder()).raced_us
     has_stock = all(transport.exchange(all(part.calls[1] is not None for part in parts)))
     joint_s: tuple[list[float], list[float]] = [], []
-    with ThreadPoolExecutor(max(1, len(parts))) as pool:
-        for turn in range(options.warmup + options.iterations):
-            say(f"call {turn + 1} of {options.warmup + options.iterations} ...")
-            for which in range(2 if has_stock else 1):
-                seconds = _call_together(pool, parts, which, transport)
-                if turn >= options.warmup:
-                    joint_s[which].append(seconds)
-                    continue
-                for part in parts:
-                    part.times_s[which].clear()
-        _call_together(pool, parts, 0, transport)
+    for turn in range(options.warmup + options.iterations):
+        say(f"call {turn + 1} of {options.warmup + options.iterations} ...")
+        for which in range(2 if has_stock else 1):
+            seconds = _call_together(groups, parts, which)
+            if turn >= options.warmup:
+                joint_s[which].append(seconds)
+                continue
+            for part in parts:
+                part.times_s[which].clear()
+    _call_together(groups, parts, 0)
     wrong = {part.number: part.buffers.count_errors()[0] for part in parts}
-    times = _combine(joint, transport, communicators, parts, joint_s, wrong)
-    # Members let their helpers go.
-    for part in parts:
-        part.communicator.close()
-    for thread in helping:
-        thread.join()
-    return times
+    times = _combine(joint, transport, parts, joint_s, wrong)
+    groups.close()
+    return replace(times, raced_us=raced_us)
 
 
 def _make_part(
@@ -131,13 +126,11 @@ def _make_part(
     return _Part(number, buffers, communicator, calls)
 
 
-def _call_together(
-    pool: ThreadPoolExecutor, parts: Sequence[_Part], which: int, transport: Transport
-) -> float:
+def _call_together(groups: JointGroups, parts: Sequence[_Part], which: int) -> float:
     """Make the calls of all parts at once after a barrier; return this rank's seconds."""
     for part in parts:
         part.buffers.reset()
-    transport.meet()
+    groups.transport.meet()
     began = time.monotonic()
 
     def carry_out(part: _Part) -> None:
@@ -146,14 +139,13 @@ def _call_together(
         call()
         part.times_s[which].append(time.monotonic() - began)
 
-    list(pool.map(carry_out, parts))
+    groups.run({part.number: partial(carry_out, part) for part in parts})
     return time.monotonic() - began
 
 
 def _combine(
     joint: JointPlan,
     transport: Transport,
-    communicators: Sequence[Communicator],
     parts: Sequence[_Part],
     joint_s: tuple[list[float], list[float]],
     wrong: dict[int, int],
