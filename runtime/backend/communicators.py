@@ -300,6 +300,8 @@ class Communicators:
                 executor=options.executor,
             )
         communicator.engine.times_calls = True
+        if plan.hash in self.plans.settled:
+            communicator.engine.chooser.settle(*self.plans.settled[plan.hash])
         communicator.engine.executor.tallies.report = accounts.report
         return communicator
 

@@ -104,6 +104,13 @@ class PlanFiles:
             )
         return self._load(exact[0]) if exact else None
 
+    def find_joint(self, plan: Plan) -> "JointPlan | None":
+        """Return the joint plan that a plan returned by `find` is a part of, None without one."""
+        for joint in self._joint.values():
+            if any(group.plan is plan for group in joint.groups):
+                return joint
+        return None
+
     def _find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
         """Return the plan for a group's GPUs of a whole machine, None if it needs helpers."""
         root = None if wanted.root is None else ranks[wanted.root]

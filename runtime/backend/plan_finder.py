@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...synth.ir.collective import Collective
+from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo import errors
 from ...topo.errors import (
@@ -28,11 +29,16 @@ from ...topo.errors import (
     TopoplanError,
 )
 from ...topo.graph import Topology
+from ..choose import MODES
 from ..ranks.addresses import Addresses, find_ended
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
+from ..ranks.transport import check_transport
 from .options import AUTO, BackendOptions, Helped, Plans
 from .plan_files import PlanFiles, is_plan_file, load_or_synthesize
+
+if TYPE_CHECKING:
+    from ...synth.groups.joint_plan import JointPlan
 
 log = logging.getLogger("topoplan")
 # Held by the thread that makes a plan: several at once would take as long, and more memory. It
@@ -70,6 +76,10 @@ class PlanFinder:
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
+        self.settled: dict[str, tuple[int, Schedule | None]] = {}
+        """The size in bytes and the schedule (None: stock) that a race of a joint plan has settled
+        for one of its plans, by the plan's hash.
+        """
         self.whys: dict[str, str] = {}
         """Why there is no plan for a collective, by its name; on rank 0 only."""
 
@@ -89,7 +99,13 @@ class PlanFinder:
             machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
                 plan, answer = self._make_answer(wanted, machine)
+                joint = self._find_joint(plan, device)
+                if joint is not None:
+                    put(self.store, f"{key}/joint", joint.to_json())
+                    answer["joint"] = True
                 put(self.store, key, answer)
+                if joint is not None:
+                    self._settle(joint)
                 if "error" not in answer:
                     return plan
             else:
@@ -100,6 +116,8 @@ class PlanFinder:
                     self.stop,
                     self._check_rank_0,
                 )
+                if "joint" in answer:
+                    self._settle_by(f"{key}/joint")
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -113,6 +131,38 @@ class PlanFinder:
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
+
+    def _find_joint(self, plan: Plan | None, device: torch.device) -> "JointPlan | None":
+        """Return the joint plan that has to race as a whole before a plan of it is used."""
+        options, source = self.options, self._source
+        races = options.choose == MODES[0] and options.compress is None
+        if plan is None or not isinstance(source, PlanFiles) or not races:
+            return None
+        if device.type != "cpu" or check_transport(options.transport) == "mpi":
+            return None
+        joint = source.find_joint(plan)
+        if joint is None:
+            return None
+        from ..joint.choices import suits_launch
+
+        return joint if suits_launch(joint) else None
+
+    def _settle_by(self, key: str) -> None:
+        """Settle the plans of the joint plan that rank 0 has put into the store."""
+        from ...synth.groups.joint_plan import JointPlan
+
+        data = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
+        self._settle(JointPlan.loads(json.dumps(data), "rank 0's joint plan"))
+
+    def _settle(self, joint: "JointPlan") -> None:
+        """Race a joint plan on the ranks of all its groups, and store what its plans use then."""
+        from ..joint.choices import find_choice
+
+        options = self.options
+        choice = find_choice(joint, self.timeout, options.executor, options.cache, self.stop)
+        if choice is not None:
+            for group in joint.groups:
+                self.settled[group.plan.hash] = group.call.size_bytes, choice.schedule_of(group)
 
     def _check_rank_0(self) -> None:
         """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""

@@ -76,7 +76,7 @@ def make_private_group(
         return group(timeout)
     members = group or dist.group.WORLD
     assert members is not None
-    if _attempt():
+    if name_attempt():
         return make_group_maker(members)(timeout)
     private = dist.new_group(
         dist.get_process_group_ranks(members), timeout=timeout, backend=_transport(group)
@@ -182,7 +182,7 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
         ranks = dist.get_process_group_ranks(group)
     except (KeyError, TypeError):
         raise InputError("this rank is not in the group that the communicator is for") from None
-    name = f"topoplan/{_attempt()}/{group.group_name}"
+    name = f"topoplan/{name_attempt()}/{group.group_name}"
     # Each member's own count.
     number = dist.distributed_c10d._get_default_store().add(
         f"{name}/groups/{dist.get_rank(group)}", 1
@@ -190,7 +190,7 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
     return partial(make_group, f"{name}/{number}", ranks, _transport(group))
 
 
-def _attempt() -> str:
+def name_attempt() -> str:
     """Return the name of this attempt of the launch, as the backend "topo" knows it.
 
     torch's own groups cannot be made again in a store that outlives their ranks.

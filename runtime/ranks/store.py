@@ -94,6 +94,11 @@ def find_client(store: Store) -> StoreClient:
     return client
 
 
+def may_outlive_ranks() -> bool:
+    """Return whether the default group's store may be that of an earlier attempt of the launch."""
+    return os.environ.get(KEPT_STORE) == "True"
+
+
 def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) -> str:
     """Return a name that all `ranks` get and no earlier attempt got.
 
@@ -102,7 +107,7 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
     The name is "" if the store cannot outlive ranks. Collective over the ranks that share `store`.
     Raise ExecutionError if one of them does not come in time.
     """
-    if os.environ.get(KEPT_STORE) != "True":
+    if not may_outlive_ranks():
         return ""
     own_name = uuid.uuid4().hex
     try:

@@ -202,6 +202,7 @@ class Transport:
             f"{self.group.group_name}/{spelled}/{self._narrowed[tuple(numbers)]}",
             [dist.get_global_rank(self.group, number) for number in numbers],
             kind,
+            store=self._client.store,  # no user thread waits on it
         )
         timeout = timedelta(seconds=self.timeout_s)
         return Transport(make, timeout, "auto" if self.mpi is None else "mpi", labels=labels)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch.distributed as dist
 
 import topoplan
+from topoplan.runtime.joint import choices
 
 
 def calls_by_a_joint_plan(path: str) -> list[str]:
@@ -36,3 +39,28 @@ def calls_by_a_joint_plan(path: str) -> list[str]:
                 members = communicator.plan.collective.members
                 used.append(f"{name} {list(members)} of {len(communicator.plan.topology.ranks)}")
     return used
+
+
+def labels_after_a_joint_race(path: str, cache: str, meeting_s: float, idle: int) -> list[str]:
+    """Make calls on both dimensions of a 2 x 2 mesh by a joint plan that races as a whole.
+
+    The rank `idle` makes its first calls only after the `meeting_s` in which ranks meet for the
+    race. Return what each of this rank's groups uses at the planned size.
+    """
+    choices._MEETING_S = meeting_s
+    rank, options = dist.get_rank(), topoplan.backend_options(path, "race", cache=cache)
+    labels = []
+    for ranks in ([0, 1], [2, 3], [0, 2], [1, 3]):
+        group = dist.new_group(ranks, backend="topo", pg_options=options)
+        if rank not in ranks:
+            continue
+        if rank == idle:
+            time.sleep(2 * meeting_s)
+        for _ in range(2):
+            x = torch.full((1 << 14,), float(rank))
+            dist.all_reduce(x, group=group)
+            assert torch.equal(x, torch.full((1 << 14,), float(sum(ranks)))), ranks
+        (communicator,) = group.communicators.values()
+        choice = communicator.choice(1 << 16)
+        labels.append("none yet" if choice is None else choice.label)
+    return labels

@@ -29,3 +29,17 @@ def test_plans_with_helpers_are_left_out_in_groups_without(tmp_path: Path) -> No
     """Sums are right all the same; a warning names topoplan.new_group."""
     used = run_ranks(meshes.calls_by_a_joint_plan, 4, save(tmp_path / "joint.json", "rest"))
     assert all(len(of_rank) < 3 for of_rank in used)
+
+
+def test_all_groups_use_what_the_race_of_the_whole_plan_chose(tmp_path: Path) -> None:
+    path = tmp_path / "joint.json"
+    mesh = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3"
+    synthesize_joint(mesh, "full:4", helpers="none").save(path)
+    program, cache = meshes.labels_after_a_joint_race, str(tmp_path / "cache")
+    used = run_ranks(program, 4, str(path), cache, 10.0, -1)
+    labels = {label for of_rank in used for label in of_rank}
+    assert labels == {"stock"} or not labels & {"stock", "none yet"}
+    assert len(list((tmp_path / "cache" / "races").iterdir())) == 1
+    # Without all ranks there is no race, and calls go on: each group times its own.
+    late = run_ranks(program, 4, str(path), cache, 0.3, 3)
+    assert all(label == "none yet" for of_rank in late for label in of_rank)
