@@ -6,6 +6,10 @@ and the backend "topo" through torch.distributed, both with executor="one-sided"
 buffer by each rank, at the same time; and the flat schedules played alone, called from Python. A
 time is the slowest rank's from a barrier on, the median over the turns.
 
+--hosts 2 makes the ranks pass for those of two hosts, each with its share of the cores. Columns are
+then gloo's allreduce; Communicators with executor="point-to-point" and "one-sided", each with the
+winner of its race; and the latter's schedule, by its player alone and as messages over gloo.
+
 --check plays random sizes, dtypes and collectives beside busy processes instead, and counts wrong
 results and calls above 50 ms.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -29,9 +34,12 @@ from mpi import make_player, time_in_turns
 
 from topoplan import Communicator, Plan, backend_options, synthesize
 from topoplan.runtime.mpi.launched import join_mpi
+from topoplan.runtime.program.one_sided.flat import SharedSchedule
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.sizes import parse_size
+from topoplan.topo.derived.hosts import join_cpu_hosts
+from topoplan.topo.graph import Topology
 
 TIMEOUT = timedelta(seconds=30)
 # Calls up to this size must take less than SLOW_S beside busy processes.
@@ -52,6 +60,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("-b", default="1K", help="smallest size")
     parser.add_argument("-e", default="64M", help="largest size")
+    parser.add_argument("--hosts", type=int, help="pretended hosts of equal numbers of ranks")
     parser.add_argument("--check", type=int, metavar="CALLS", help="calls beside busy processes")
     parser.add_argument("--busy", type=int, default=4, help="busy processes (default: 4)")
     parser.add_argument("--seed", type=int, default=1, help="of the calls that --check makes")
@@ -62,15 +71,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="topoplan-") as cache:
         if args.check:
             check(args)
+        elif args.hosts:
+            measure_hosts(args, cache)
         else:
             measure(args, cache)
 
 
-def share_plan(collective: str, world: int) -> Plan:
+def share_plan(collective: str, machine: str | Topology) -> Plan:
     """Return rank 0's plan on all ranks."""
     plans: list[Plan | None] = [None]
     if dist.get_rank() == 0:
-        plans = [synthesize(collective, f"switch:{world}")]
+        plans = [synthesize(collective, machine)]
     dist.broadcast_object_list(plans, 0)
     assert plans[0] is not None
     return plans[0]
@@ -80,7 +91,7 @@ def measure(args: argparse.Namespace, cache: str) -> None:
     """Print a row for each size."""
     dist.init_process_group("gloo")
     world, rank = dist.get_world_size(), dist.get_rank()
-    plan = share_plan("allreduce", world)
+    plan = share_plan("allreduce", f"switch:{world}")
     dist.destroy_process_group()
     options = backend_options(plans=plan, cache=cache, least_bytes=0, executor="one-sided")
     dist.init_process_group("topo", pg_options=options, timeout=TIMEOUT)
@@ -116,13 +127,55 @@ def measure(args: argparse.Namespace, cache: str) -> None:
     dist.destroy_process_group()
 
 
+def measure_hosts(args: argparse.Namespace, cache: str) -> None:
+    """Print a row for each size, on pretended hosts."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host_of = [other * args.hosts // world for other in range(world)]
+    host, cores = host_of[rank], sorted(os.sched_getaffinity(0))
+    share = cores[host * len(cores) // args.hosts : (host + 1) * len(cores) // args.hosts]
+    os.sched_setaffinity(0, share or cores)
+    os.environ["TOPOPLAN_HOST"] = f"host{host}"
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    names = [f"host{other}" for other in range(args.hosts)]
+    plan = share_plan("allreduce", join_cpu_hosts(names, host_of))
+    clock = Transport(None, TIMEOUT, "mpi")
+    transport = Transport(None, TIMEOUT)
+    sent, shared = (
+        Communicator(plan, transport, cache=cache, executor=executor)
+        for executor in ("point-to-point", "one-sided")
+    )
+    rows = []
+    size = parse_size(args.b)
+    while size <= parse_size(args.e):
+        x, y, z = (torch.zeros(size // 4) for _ in range(3))
+        shared.allreduce(z)
+        choice = shared.choice(size)
+        schedule = None if choice is None else choice.own
+        assert isinstance(schedule, SharedSchedule)
+        ways: dict[str, Callable[[], object]] = {
+            "stock": lambda x=x: dist.all_reduce(x),
+            "messages": lambda x=y: sent.allreduce(x),
+            "within hosts": lambda x=z: shared.allreduce(x),
+            "its player": make_player(shared, schedule, size // 4),
+            "as messages": make_player(shared, schedule.as_messages, size // 4),
+        }
+        row: dict[str, object] = {"size_bytes": size, "ranks": world, "hosts": args.hosts}
+        row |= dict(zip(ways, time_in_turns(list(ways.values()), clock), strict=True))
+        row["used"] = schedule.label
+        rows.append(row)
+        size *= 4
+    if rank == 0:
+        print_rows(rows, args.json, f"gloo, {args.hosts} hosts", world)
+    dist.destroy_process_group()
+
+
 def print_rows(rows: list[dict[str, object]], as_json: bool, what: str, ranks: int) -> None:
     """Print the rows as a table of microseconds, or as JSON."""
     if as_json:
         print(json.dumps({"mpi": what, "ranks": ranks, "rows": rows}))
         return
-    ways = [key for key in rows[0] if key not in ("size_bytes", "ranks", "used")]
-    print(f"# {what}, {ranks} ranks; microseconds, and in brackets as a part of MPI's own time")
+    ways = [key for key in rows[0] if key not in ("size_bytes", "ranks", "hosts", "used")]
+    print(f"# {what}, {ranks} ranks; microseconds, and in brackets as a part of {ways[0]}'s time")
     print(f"{'bytes':>10} " + " ".join(f"{way:>18}" for way in ways) + "  used")
     for row in rows:
         own = float(str(row[ways[0]]))
@@ -137,7 +190,9 @@ def check(args: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     world, rank = dist.get_world_size(), dist.get_rank()
     communicators = {
-        name: Communicator(share_plan(name, world), None, TIMEOUT, "plan", executor="one-sided")
+        name: Communicator(
+            share_plan(name, f"switch:{world}"), None, TIMEOUT, "plan", executor="one-sided"
+        )
         for name in COLLECTIVES
     }
     busy = []

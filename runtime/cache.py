@@ -88,7 +88,8 @@ class CachedRaces:
 
     The files' names are made of the inputs that decide which schedule wins and never change. Host
     costs are not among them: they are measured, so they differ from start to start, and they only
-    decide which schedules race. `with_stock` says whether the stock collective raced too.
+    decide which schedules race. `with_stock` says whether the stock collective raced too, `players`
+    names what may play schedules, if that differs between races of one plan.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class CachedRaces:
         codec: str | None,
         *,
         with_stock: bool,
+        players: str = "",
     ) -> None:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         host = machine.host
@@ -113,6 +115,7 @@ class CachedRaces:
             gpu,
             codec,
             with_stock,
+            players,
             torch.__version__,
             VERSION,
         ]

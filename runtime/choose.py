@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from enum import Enum
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ from .program.lowering import lower
 from .program.one_sided.flat import (
     AUTO,
     ONE_SIDED,
+    HostsSchedule,
     OneSidedSchedule,
+    SharedSchedule,
     build_flat,
     play_one_sided,
+    play_within_hosts,
 )
 from .ranks.machine import Machine
 from .ranks.transport import Transport
@@ -70,6 +74,8 @@ _TRIES = 3
 _LONG_TRY_S = 0.1
 # One-sided schedules that race on GPUs, where their times are predicted.
 _RACED_BY_KERNEL = 3
+# Schedules that race within hosts besides the same ones sent as messages.
+_RACED_WITHIN_HOSTS = 3
 # From _LEAN_BYTES on, candidates that need more staging memory on some rank than _MAX_STAGING times
 # the buffer do not race. With the copy of the buffer that is used in the race, the first call needs
 # at most 2.5 times the buffer. Smaller calls need little memory anyway.
@@ -79,6 +85,14 @@ _SAMPLE_NUMEL = 1 << 20
 # Schedules with more messages are not lowered to find their staging memory: it is small, since
 # their segments are. Lowering this many messages takes about 50 ms.
 _MAX_LOWERED_MESSAGES = 4096
+
+
+class Sharing(Enum):
+    """Which ranks share memory, in which schedules may be played."""
+
+    NONE = "none"
+    WITHIN_HOSTS = "those of each host"
+    ALL = "all"
 
 
 def check_choose_mode(choose: object, compress: str | None) -> None:
@@ -136,10 +150,9 @@ class Chooser:
     """The choices of one communicator, for each size on the wire, rounded down to a power of two.
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be
-    used; `codec` encodes messages. `executor` is one of EXECUTORS, `plays_one_sided` says whether
-    the ranks share memory, so that schedules can be played one-sided. Rank 0 caches races in the
-    folder `cache`; with None, nowhere. `choices` and `trials` (see `find_trial`) are by the size
-    in bits.
+    used; `codec` encodes messages. `executor` is one of EXECUTORS, `shares` says which ranks share
+    memory, so that schedules can be played one-sided. Rank 0 caches races in the folder `cache`;
+    with None, nowhere. `choices` and `trials` (see `find_trial`) are by the size in bits.
     """
 
     def __init__(
@@ -153,9 +166,9 @@ class Chooser:
         codec: Codec | None = None,
         executor: str = AUTO,
         *,
-        plays_one_sided: bool = False,
+        shares: Sharing = Sharing.NONE,
     ) -> None:
-        self.executor, self.plays_one_sided = executor, plays_one_sided
+        self.executor, self.shares = executor, shares
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.transport, self.is_usable, self.codec = transport, is_usable, codec
         self.choices: dict[int, Choice] = {}
@@ -182,14 +195,20 @@ class Chooser:
         ]
 
     @cached_property
-    def one_sided(self) -> list[OneSidedSchedule]:
-        """The schedules that may be played one-sided; empty if the ranks share no memory.
-
-        Those of the plan come first, then flat ones, unless results must have the same bits.
-        """
-        if not self.plays_one_sided or self.codec is not None:
+    def one_sided(self) -> Sequence[SharedSchedule]:
+        """The schedules that may be played one-sided; empty if no ranks share memory."""
+        if self.shares is Sharing.NONE or self.codec is not None:
             return []
-        own = self._played.values()
+        within_hosts = self.shares is Sharing.WITHIN_HOSTS
+        return list(self._within_hosts.values()) if within_hosts else self._in_one_memory
+
+    @cached_property
+    def _in_one_memory(self) -> list[OneSidedSchedule]:
+        """The schedules for memory that all ranks share: the plan's, and flat ones after them.
+
+        There are no flat ones if results must have the same bits.
+        """
+        own = self._whole.values()
         if self.machine.batched:  # on GPUs, whose links it depends on what is best
             topology = self.plan.topology
             flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective, topology)
@@ -198,29 +217,52 @@ class Chooser:
         return list(dict.fromkeys([*own, *flat]))
 
     @cached_property
-    def _played(self) -> dict[int, OneSidedSchedule]:
-        """The plan's schedules as they are played one-sided, by the identity of each.
+    def _within_hosts(self) -> dict[Schedule, HostsSchedule]:
+        """The schedules that share memory within hosts, by the same ones sent as messages."""
+        sent = [schedule for schedule in self.sent if not schedule.helpers]
+        return {x: play_within_hosts(x) for x in dict.fromkeys([*sent, *self._members_alone])}
+
+    @property
+    def _members_alone(self) -> list[Schedule]:
+        """The plan's schedules without helpers, which share no memory with the members."""
+        return [schedule for schedule in self.plan.schedules if not schedule.helpers]
+
+    @cached_property
+    def _whole(self) -> dict[int, OneSidedSchedule]:
+        """The plan's schedules for memory that all ranks share, by the identity of each.
 
         They are always the same objects: compiled programs are kept by the schedule's identity.
-        Those with helpers are left out, which share no memory with the members.
         """
-        members_alone = [schedule for schedule in self.plan.schedules if not schedule.helpers]
-        played = {id(schedule): play_one_sided(schedule) for schedule in members_alone}
+        played = {id(schedule): play_one_sided(schedule) for schedule in self._members_alone}
         distinct = {schedule: schedule for schedule in played.values()}
         return {number: distinct[schedule] for number, schedule in played.items()}
 
-    def _rank_one_sided(self, size_bytes: int) -> list[Schedule]:
-        """Return the one-sided schedules worth trying for a size, the most promising first."""
+    @cached_property
+    def _played(self) -> Mapping[int, SharedSchedule]:
+        """The plan's schedules as they are played one-sided, by the identity of each."""
+        if self.shares is not Sharing.WITHIN_HOSTS:
+            return self._whole
+        return {id(schedule): self._within_hosts[schedule] for schedule in self._members_alone}
+
+    def _rank_one_sided(self, size_bytes: int, sent: Sequence[Schedule]) -> list[Schedule]:
+        """Return the one-sided schedules worth trying for a size, the most promising first.
+
+        `sent` are those worth sending as messages, in this order.
+        """
         if not self.one_sided:
             return []
+        if self.shares is Sharing.WITHIN_HOSTS:
+            within = [self._within_hosts[x] for x in sent if x in self._within_hosts]
+            room = len(within) if self.executor == ONE_SIDED else _RACED_WITHIN_HOSTS
+            return [*within[: room - 1], *within[room - 1 :][-1:]]
         if self.machine.batched:
-            shapes = rank_shapes(self.one_sided, self.plan.topology, size_bytes)
+            shapes = rank_shapes(self._in_one_memory, self.plan.topology, size_bytes)
             return [*shapes[:_RACED_BY_KERNEL]]
-        chosen = self._played.get(id(self.plan.entry_for(size_bytes).schedule))
+        chosen = self._whole.get(id(self.plan.entry_for(size_bytes).schedule))
         own = [] if chosen is None else [chosen]
         if self.mode == SAME_BITS:
             return [*own]
-        flat = [x for x in self.one_sided if x in build_flat(self.plan.collective)]
+        flat = [x for x in self._in_one_memory if x in build_flat(self.plan.collective)]
         if size_bytes <= _ONE_SHOT_BYTES:
             flat.reverse()
         elif len(flat) > 1:
@@ -269,7 +311,7 @@ class Chooser:
     def _predict_us(self, schedule: Schedule | None, size_bytes: int) -> float | None:
         """Return a schedule's predicted microseconds on this machine, None without a prediction."""
         machine = self.machine
-        if schedule is None or isinstance(schedule, OneSidedSchedule):
+        if schedule is None or isinstance(schedule, SharedSchedule):
             return None
         return (
             time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched)
@@ -339,6 +381,7 @@ class Chooser:
             self.transport.device,
             None if self.codec is None else self.codec.name,
             with_stock=with_stock,
+            players=f"messages: {self.executor != ONE_SIDED}, sharing: {self.shares.value}",
         )
 
     def _fits(self, cached: CachedRace, size_bytes: int, *, with_stock: bool) -> bool:
@@ -425,9 +468,10 @@ class Chooser:
         candidates |= {reroute(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
-        order, one_sided = lean or usable, self._rank_one_sided(size_bytes)
+        order = lean or usable
+        one_sided = self._rank_one_sided(size_bytes, order)
         if self.executor == ONE_SIDED:
-            order = one_sided
+            order = one_sided or order  # a plan may have helpers in all its schedules
         elif is_raced:
             # Trials have few entrants: the first ones of the list, and the last.
             order = [*one_sided[:1], *order[:-1], *one_sided[1:], *order[-1:]]

@@ -72,7 +72,8 @@ class Communicator:
     `executor` (default: TOPOPLAN_EXECUTOR, else `auto`) decides how schedules are executed:
     `point-to-point` sends messages over gloo, NCCL or MPI; `one-sided` plays them in memory that
     all ranks share, which takes ranks on one host, and on GPUs Triton (extra `kernels`) and
-    peer-to-peer between all of them; with `auto` both race.
+    peer-to-peer between all of them; with `auto` both race. If ranks on CPUs are on several hosts,
+    `one-sided` sends messages within a host through its memory, and the others over gloo.
     """
 
     # On members alone; see __getattr__.

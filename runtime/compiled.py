@@ -23,6 +23,7 @@ from .players.local import LocalOperations
 from .players.over_mpi import PlayerAsTheyCome, PlayerInWaves, Requests, can_play_in_waves
 from .players.over_mpi_native import NativePlayerOverMpi, can_play_natively, encode
 from .players.shared_memory import PlayerInSharedMemory
+from .players.within_hosts import EncodedParts, PlayerWithinHosts
 from .program.dependencies import Wave, find_dependencies, find_waves
 from .program.instructions import (
     Await,
@@ -41,7 +42,8 @@ from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
 from .program.one_sided.instructions import OneSidedProgram
 from .program.one_sided.lowering import lower_one_sided
-from .ranks.shared_memory import HALF_BYTES
+from .program.within_hosts import Outside
+from .ranks.shared_memory import HALF_BYTES, HostMemory, SharedMemory
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena
@@ -266,9 +268,13 @@ class Compiled:
                 return NativePlayerOverMpi(requests, self.words, buffers, op, as_they_come)
             waves = self.waves if can_play_in_waves(requests) else None
             return as_they_come if waves is None else PlayerInWaves(requests, waves, as_they_come)
+        return PlayerInOrder(self._backend, self.messages, operations)
+
+    @property
+    def _backend(self) -> object:
         # gloo's backend itself: posting through the group costs 5 us more.
-        backend = self.group if transport.batched else self.group._get_backend(torch.device("cpu"))
-        return PlayerInOrder(backend, self.messages, operations)
+        is_batched = self.transport.batched
+        return self.group if is_batched else self.group._get_backend(torch.device("cpu"))
 
     @cached_property
     def dependencies(self) -> list[tuple[int, ...]]:
@@ -395,9 +401,34 @@ class CompiledOneSided(Compiled):
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
     ) -> Player:
         memory = self.transport.open_shared_memory()
-        assert not isinstance(memory, str)
+        assert isinstance(memory, SharedMemory)
         op = self.op if self.schedule.collective.reduces else None
         return PlayerInSharedMemory(memory, self._one_sided, work, op, self.call)
+
+
+class CompiledWithinHosts(Compiled):
+    """The messages of one rank, those within its host through the memory of the host."""
+
+    @cached_property
+    def encoded(self) -> EncodedParts:
+        """The program's parts, as the library in C++ plays those within the host."""
+        memory, labels = self.transport.open_shared_memory(), self.transport.labels
+        assert isinstance(memory, HostMemory)
+        return EncodedParts(self.messages, memory, labels, self.ranks, self.dtype.itemsize)
+
+    def _make_player(
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+    ) -> Player:
+        op = self.op if self.schedule.collective.reduces else None
+        buffers = {"work": work, "staging": staging}
+        messages = {}
+        for part in self.encoded.parts:
+            if isinstance(part, Outside) and part.begins:
+                post, span = part.post, part.post.span
+                view = buffers[span.buffer][span.start : span.end]
+                peer = self.transport.number_of(post.peer)
+                messages[part.number] = [view], peer, self._tag(post)
+        return PlayerWithinHosts(self.encoded, self._backend, messages, buffers, op, self.call)
 
 
 def describe_call(name: str, op: object, root: int | None, numel: int, dtype: torch.dtype) -> str:

@@ -18,7 +18,7 @@ from ..synth.ir.addition_order import rounded
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .choose import SAME_BITS, Choice, ChooseMode, Chooser
+from .choose import SAME_BITS, Choice, ChooseMode, Chooser, Sharing
 from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
@@ -28,6 +28,7 @@ from .players.over_mpi import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .program.one_sided.flat import AUTO, ONE_SIDED, POINT_TO_POINT
 from .ranks.machine import describe_machine
+from .ranks.shared_memory import HostMemory
 from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
 from .ranks.turns import Trial
@@ -88,15 +89,15 @@ class Engine:
             self._is_usable,
             codec,
             executor,
-            plays_one_sided=self._can_play_one_sided(executor, choose),
+            shares=self._find_sharing(executor, choose),
         )
         self.times_calls = False
         """Whether candidates are timed on the calls that users make (ranks/turns.py), and not
         before the first.
         """
 
-    def _can_play_one_sided(self, executor: str, choose: ChooseMode) -> bool:
-        """Return whether schedules may be played one-sided. Collective.
+    def _find_sharing(self, executor: str, choose: ChooseMode) -> Sharing:
+        """Return which ranks share memory, in which schedules may be played. Collective.
 
         Raise InputError if they must be (executor "one-sided"), but cannot.
         """
@@ -111,15 +112,20 @@ class Engine:
                 f"choose={SAME_BITS!r} promises the same bits; leave executor out"
             )
         if executor == POINT_TO_POINT or (why_not is not None and executor == AUTO):
-            return False
+            return Sharing.NONE
+        memory = None
         if why_not is None:
             memory = (
                 open_kernels(transport) if transport.batched else transport.open_shared_memory()
             )
+            if isinstance(memory, HostMemory) and transport.mpi is not None:
+                memory = "the ranks are on several hosts, within which MPI shares memory by itself"
             why_not = memory if isinstance(memory, str) else None
         if executor == ONE_SIDED and why_not is not None:
             raise InputError(f"executor={ONE_SIDED!r}: {why_not}")
-        return why_not is None
+        if why_not is not None:
+            return Sharing.NONE
+        return Sharing.WITHIN_HOSTS if isinstance(memory, HostMemory) else Sharing.ALL
 
     # Compression
 

@@ -19,14 +19,21 @@ from ..synth.ir.schedule import Schedule
 from ..topo.errors import ExecutionError, InfeasibleError, TopoplanError
 from ..topo.graph import Topology
 from .codecs import Codec
-from .compiled import Binding, BoundProgram, Buffers, Compiled, CompiledOneSided
+from .compiled import (
+    Binding,
+    BoundProgram,
+    Buffers,
+    Compiled,
+    CompiledOneSided,
+    CompiledWithinHosts,
+)
 from .kernels.calls import KernelCalls
 from .native.library import suits
 from .players.contract import Player, PlayError, Stamp
 from .players.local import is_numpys, make_quiet
 from .players.slow_links import MIN_WATCHED_BYTES, SlowLinks
 from .program.layout import ends_with_result
-from .program.one_sided.flat import OneSidedSchedule
+from .program.one_sided.flat import HostsSchedule, OneSidedSchedule, SharedSchedule
 from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
@@ -173,7 +180,7 @@ class Executor:
     def uses_torch(self, schedule: Schedule, buffers: Buffers) -> bool:
         """Return whether torch carries out some operations of a program in place on CPU tensors."""
         is_shared = isinstance(schedule, OneSidedSchedule)
-        if is_shared and self._can_play_one_sided(schedule, buffers):
+        if is_shared and self._can_share(schedule, buffers):
             return False
         return self.transport.mpi is None or not is_numpys(buffers.target.dtype)
 
@@ -220,9 +227,7 @@ class Executor:
             del self._compiled[key]
 
     def _compile(self, schedule: Schedule, buffers: Buffers) -> Compiled:
-        if isinstance(schedule, OneSidedSchedule) and not self._can_play_one_sided(
-            schedule, buffers
-        ):
+        if isinstance(schedule, SharedSchedule) and not self._can_share(schedule, buffers):
             schedule = schedule.as_messages
         like, feedback = buffers.target, buffers.residual is not None
         key = id(schedule), buffers.numel, like.dtype, like.device, buffers.op, feedback
@@ -239,7 +244,9 @@ class Executor:
                     self._too_fine.add((schedule, buffers.numel, like.dtype))
                     return self._compile(schedule.as_messages, buffers)
             else:
-                compiled = Compiled(schedule, buffers, self.transport, self.codec, tally)
+                is_shared = isinstance(schedule, HostsSchedule)
+                make = CompiledWithinHosts if is_shared else Compiled
+                compiled = make(schedule, buffers, self.transport, self.codec, tally)
             nbytes = buffers.numel * like.element_size()
             process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
@@ -252,7 +259,7 @@ class Executor:
         self._compiled[key] = compiled
         return compiled
 
-    def _can_play_one_sided(self, schedule: Schedule, buffers: Buffers) -> bool:
+    def _can_share(self, schedule: Schedule, buffers: Buffers) -> bool:
         """Return whether a call can be played in shared memory; the same on all ranks."""
         op = buffers.op if schedule.collective.reduces else None
         dtype = buffers.target.dtype

@@ -71,6 +71,19 @@ def run_ranks(body: Callable[P, T], world: int, *args: P.args, **_: P.kwargs) ->
     return _run(body, args, [{} for _ in range(world)], "gloo", 150)
 
 
+def run_on_hosts(
+    body: Callable[P, T], hosts: Sequence[int], *args: P.args, **_: P.kwargs
+) -> list[T]:
+    """Run it on ranks that pass for those of several hosts, each with so many ranks."""
+    return _run(body, args, list_hosts(hosts), "gloo", 150)
+
+
+def list_hosts(hosts: Sequence[int]) -> list[dict[str, str]]:
+    """Return, for each rank, the variable that makes it pass for a rank of its host."""
+    host_of = [host for host, ranks in enumerate(hosts) for _ in range(ranks)]
+    return [{"TOPOPLAN_HOST": f"host{host}"} for host in host_of]
+
+
 def run_on_one_gpu(body: Callable[P, T], *args: P.args, **_: P.kwargs) -> list[T]:
     """Run it as two NCCL ranks, which share a GPU as NCCL takes them for two hosts."""
     nccl = {
@@ -79,6 +92,11 @@ def run_on_one_gpu(body: Callable[P, T], *args: P.args, **_: P.kwargs) -> list[T
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
     }
     return _run(body, args, [{**nccl, "NCCL_HOSTID": f"r{rank}"} for rank in range(2)], "nccl", 240)
+
+
+def list_memory() -> set[Path]:
+    """Return what is in the folder of named shared memory."""
+    return set(Path("/dev/shm").glob("*topoplan*"))
 
 
 def run_command(
@@ -117,9 +135,15 @@ def run_module(
     return run_modules(module, args, [env or {}], quiet_s, cwd)[0]
 
 
-def run_joined(module: str, *args: str, ranks: int, quiet_s: float = 200) -> list[Ended]:
+def run_joined(
+    module: str,
+    *args: str,
+    ranks: int,
+    quiet_s: float = 200,
+    hosts: Sequence[int] = (),
+) -> list[Ended]:
     """Run a command's module on `ranks` ranks that find each other, as a launcher such as torchrun
-    starts them.
+    starts them. With `hosts` they pass for those of several hosts, as in `run_on_hosts`.
     """
     with tempfile.TemporaryDirectory(prefix="joined-") as folder:
         common = {
@@ -128,6 +152,8 @@ def run_joined(module: str, *args: str, ranks: int, quiet_s: float = 200) -> lis
             "GLOO_SOCKET_IFNAME": "lo",
         }
         places = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+        for place, host in zip(places, list_hosts(hosts), strict=False):
+            place |= host
         return run_modules(module, args, places, quiet_s)
 
 

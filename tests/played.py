@@ -5,7 +5,9 @@ without processes. What a collective ends with.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from topoplan.runtime.program.instructions import (
     Program,
     Span,
 )
+from topoplan.runtime.program.within_hosts import Arrived, Outside, split
 
 Array = np.ndarray
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
@@ -57,6 +60,22 @@ class SentMessage:
         self.data: Array | None = None
 
 
+class PlayedHosts:
+    """The hosts that ranks are on, and the pipes between ranks of a host, by sender and receiver.
+
+    Each holds `room` elements.
+    """
+
+    def __init__(self, host_of: Sequence[int], room: int) -> None:
+        self.host_of, self.room = host_of, room
+        self.pipes: dict[tuple[int, int], deque[float]] = defaultdict(deque)
+
+    def list_peers(self, rank: int) -> list[int]:
+        return [
+            x for x, host in enumerate(self.host_of) if host == self.host_of[rank] and x != rank
+        ]
+
+
 class PlayedRank:
     """One rank's program over buffers of its own. What is in flight is read and written as late, or
     as early, as may be: a buffer that is overwritten too early shows in the result.
@@ -69,7 +88,10 @@ class PlayedRank:
         work: Array,
         wires: dict[tuple[int, int, int], SentMessage],
         late: random.Random,
+        hosts: PlayedHosts | None = None,
     ) -> None:
+        self.hosts, self.moved, self.arrived = hosts, 0, defaultdict[int, int](int)
+        self.expected: dict[int, list[Post]] = defaultdict(list)
         self.program, self.ranks, self.work, self.wires, self.late = (
             program,
             ranks,
@@ -86,6 +108,9 @@ class PlayedRank:
         buffer = self.work if span.buffer == "work" else self.staging
         assert span.start >= 0 and span.start + span.length <= len(buffer)
         return buffer[span.start : span.start + span.length]
+
+    def count_progress(self) -> tuple[int, int, int]:
+        return len(self.posts), len(self.open), self.moved
 
     def post(self, post: Post) -> None:
         self.open.append(len(self.posts))
@@ -209,6 +234,58 @@ class PlayedRank:
             for number in wave.local:
                 self.do_locally(instructions[number])
 
+    def run_within_hosts(self) -> Iterator[None]:
+        """Play messages within hosts over pipes, which are read while waiting for one alone."""
+        assert self.hosts is not None
+        self.meets = True
+        opened: dict[int, int] = {}
+        for part in split(self.program, self.hosts.list_peers(self.program.rank)):
+            if self.late.random() < 0.3:
+                yield
+            if not isinstance(part, Outside):
+                for x in part:
+                    yield from self.do_within_host(x, self.hosts)
+            elif part.begins:
+                opened[part.number] = len(self.posts)
+                self.post(part.post)
+            else:
+                yield from self.wait(opened[part.number])
+        assert not any(self.expected.values()), "a message of the host is never awaited"
+
+    def do_within_host(self, x: Instruction | Arrived, hosts: PlayedHosts) -> Iterator[None]:
+        if isinstance(x, Post) and x.kind == "receive":
+            self.expected[x.peer].append(x)
+        elif isinstance(x, Post):
+            pipe = hosts.pipes[self.program.rank, x.peer]
+            for value in self.view(x.span):
+                while len(pipe) == hosts.room:
+                    yield from self.read_pipes(hosts)
+                pipe.append(value)
+                self.moved += 1
+        elif isinstance(x, Arrived):
+            while self.arrived[x.post.peer] < x.count:
+                yield from self.read_pipes(hosts)
+        else:
+            self.do_locally(x)
+
+    def read_pipes(self, hosts: PlayedHosts) -> Iterator[None]:
+        """Read what has come; what goes to other hosts moves meanwhile."""
+        for peer, posts in self.expected.items():
+            pipe = hosts.pipes[peer, self.program.rank]
+            while posts and len(pipe) >= min(hosts.room, posts[0].span.length):
+                # Messages longer than a pipe come in parts.
+                post, span = posts[0], posts[0].span
+                n = min(len(pipe), span.length)
+                self.view(Span(span.buffer, span.start, n))[:] = [pipe.popleft() for _ in range(n)]
+                posts[0] = replace(post, span=Span(span.buffer, span.start + n, span.length - n))
+                self.moved += n
+                if n == span.length:
+                    posts.pop(0)
+                    self.arrived[peer] += 1
+        if self.open:
+            self.move(self.late.choice(self.open))
+        yield
+
 
 def advance(steps: Iterator[None]) -> bool:
     """Let a rank go on until it waits; return whether it is not done."""
@@ -225,6 +302,7 @@ def play(
     seed: int,
     how: str = "run",
     members: int | None = None,
+    hosts: PlayedHosts | None = None,
 ) -> list[Array]:
     """Ranks in random turns, by a method of PlayedRank; when none can go on and some are not done
     it is a deadlock. Averages are over `members` (default: all).
@@ -236,16 +314,16 @@ def play(
         work = x.copy() if in_place else np.full(program.work_numel, -1e9, x.dtype)
         for f in program.fills:
             work[f.to : f.to + f.hi - f.lo] = x[f.lo : f.hi]
-        players.append(PlayedRank(program, members or len(programs), work, wires, late))
+        players.append(PlayedRank(program, members or len(programs), work, wires, late, hosts))
     going = {rank: getattr(p, how)() for rank, p in enumerate(players)}
     idle = 0
     while going and idle < 2000:
         rank = late.choice(list(going))
-        before = (len(players[rank].posts), len(players[rank].open))
+        before = players[rank].count_progress()
         if not advance(going[rank]):
             del going[rank]
             idle = 0
-        idle = 0 if (len(players[rank].posts), len(players[rank].open)) != before else idle + 1
+        idle = 0 if players[rank].count_progress() != before else idle + 1
     assert not going, "deadlock"
     assert all(wire.arrived for wire in wires.values()), "something was sent that nobody received"
     out = []

@@ -141,8 +141,9 @@ def build_parser() -> Parser:
     add(
         "--executor",
         choices=("auto", "one-sided", "point-to-point"),
-        help="what plays schedules: one-sided programs in memory that the ranks share, "
-        "point-to-point messages, or auto (default): the faster of both",
+        help="what plays schedules: one-sided programs in memory that the ranks share (on several "
+        "hosts: messages within each through its memory), point-to-point messages, or auto "
+        "(default): the faster of both",
     )
     add(
         "--compress",

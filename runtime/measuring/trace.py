@@ -23,7 +23,7 @@ from ..executor import Executor
 from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
-from ..program.one_sided.flat import OneSidedSchedule
+from ..program.one_sided.flat import SharedSchedule
 from ..ranks.faults import first_line
 from .bench_data import BenchSettings
 
@@ -45,7 +45,7 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
     size = engine.wire_size(numel, dtype)
     choice = communicator.choice(size)
     schedule = (choice and (choice.schedule or choice.own)) or plan.entry_for(size).schedule
-    if isinstance(schedule, OneSidedSchedule):  # which sends no messages
+    if isinstance(schedule, SharedSchedule):  # which sends no messages, or not all
         schedule = schedule.as_messages
     if len(schedule.transfers) * schedule.segments > MAX_TIMES:
         raise InputError(

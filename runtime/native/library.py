@@ -50,8 +50,15 @@ def load_library() -> ctypes.CDLL | str:
         return "the library in C++ was not built; install topoplan where a C++ compiler is at hand"
     try:
         library = ctypes.CDLL(str(path))
+        _declare_functions(library)
     except OSError as error:
         return f"the library in C++ cannot be loaded: {error}"
+    except AttributeError as error:  # in a checkout that was updated
+        return f"the library in C++ is another version's ({error}); install topoplan again"
+    return library
+
+
+def _declare_functions(library: ctypes.CDLL) -> None:
     pointer, number_64, number_32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     _declare(library, "topoplan_lines_bytes", number_64, number_32)
     _declare(
@@ -67,6 +74,22 @@ def load_library() -> ctypes.CDLL | str:
     )  # fmt: skip
     _declare(library, "topoplan_discard", None, pointer)
     _declare(library, "topoplan_play", number_32, pointer, ctypes.c_double)
+    _declare(library, "topoplan_pipes_bytes", number_64, number_32)
+    _declare(
+        library, "topoplan_pipes_join", pointer, pointer, number_32, number_32, number_32, pointer
+    )
+    _declare(library, "topoplan_pipes_leave", None, pointer)
+    _declare(library, "topoplan_pipes_fail", None, pointer)
+    _declare(
+        library, "topoplan_pipes_prepare",
+        pointer, pointer, pointer, pointer, pointer, number_32, number_64, number_64,
+        ctypes.c_uint32, pointer,
+    )  # fmt: skip
+    _declare(library, "topoplan_pipes_discard", None, pointer)
+    _declare(
+        library, "topoplan_pipes_play",
+        number_32, pointer, number_64, number_64, ctypes.c_double, number_32,
+    )  # fmt: skip
     _declare(
         library, "topoplan_mpi_prepare",
         pointer, pointer, pointer, number_64, number_64, pointer, pointer, number_64, number_64,
@@ -75,7 +98,6 @@ def load_library() -> ctypes.CDLL | str:
     _declare(library, "topoplan_mpi_discard", None, pointer)
     _declare(library, "topoplan_mpi_play", number_32, pointer, ctypes.c_double, number_32)
     _declare(library, "topoplan_mpi_error", number_32, pointer)
-    return library
 
 
 def _declare(library: ctypes.CDLL, name: str, result: object, *arguments: object) -> None:

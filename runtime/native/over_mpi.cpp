@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "clock.hpp"
-#include "sums.hpp"
+#include "operations.hpp"
 
 namespace {
 
@@ -18,7 +18,6 @@ using namespace topoplan;
 
 // Codes of players/over_mpi_native.py.
 enum Kind : int64_t { MESSAGE, LOCAL };
-enum Code : int64_t { COPY, COMBINE, DIVIDE };
 enum Outcome : int { DONE, PAUSED, TIMED_OUT, FAILED };
 enum State : char { IDLE, BEGUN, ENDED };
 
@@ -32,14 +31,6 @@ struct Mpi {
   int (*start_all)(int requests, void *handles);
   int (*test_some)(int requests, void *handles, int *ended, int *places, void *statuses);
   int64_t handle_bytes, status_bytes;
-};
-
-struct Operation {
-  int64_t code;
-  char *into;
-  const char *other;   // what is copied or combined
-  int64_t count;       // elements, or bytes to copy
-  int64_t divisor;
 };
 
 struct Node {
@@ -80,10 +71,9 @@ struct Player {
       node.followers_end = int64_t(followers.size());
       node.operations = int64_t(operations.size());
       int64_t bytes = 0;
-      for (int64_t left = *x++; left; left--, x += 7) {
-        operations.push_back({x[0], static_cast<char *>(buffers[x[1]]) + x[2],
-                              static_cast<const char *>(buffers[x[3]]) + x[4], x[5], x[6]});
-        bytes += x[0] == COPY ? x[5] : x[5] * WIDTHS[dtype];
+      for (int64_t left = *x++; left; left--, x += OPERATION_WORDS) {
+        operations.push_back(read_operation(x, buffers));
+        bytes += operations.back().bytes(dtype);
       }
       node.operations_end = int64_t(operations.size());
       node.is_large = bytes >= LARGE_BYTES;
@@ -115,12 +105,7 @@ struct Player {
   }
 
   void carry_out(const Node &node) const {
-    for (int64_t i = node.operations; i < node.operations_end; i++) {
-      const Operation &x = operations[i];
-      if (x.code == COPY) memcpy(x.into, x.other, size_t(x.count));
-      else if (x.code == COMBINE) COMBINE_BY[dtype][reduction](x.into, x.into, x.other, x.count);
-      else DIVIDE_BY[dtype](x.into, x.count, x.divisor);
-    }
+    for (int64_t i = node.operations; i < node.operations_end; i++) operations[i].carry_out(dtype, reduction);
   }
 
   // Messages start before large operations, and are tested after each.

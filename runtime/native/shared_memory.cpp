@@ -4,17 +4,11 @@
 // runs are those of program/one_sided/instructions.py.
 
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <linux/futex.h>
-#include <poll.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include "clock.hpp"
 #include "sums.hpp"
+#include "waiting.hpp"
 
 namespace {
 
@@ -22,15 +16,9 @@ using namespace topoplan;
 
 // Codes of players/shared_memory.py.
 enum Instruction : int64_t { PUT, SIGNAL, WAIT, COMBINE };
-enum Outcome : int { DONE, PAUSED, TIMED_OUT, PEER_ENDED, PEER_FAILED, OTHER_CALL, GAVE_UP };
 
 constexpr int SIGNAL_BITS = 20;
 constexpr uint64_t END = (1u << SIGNAL_BITS) - 1;
-// Times that a waiting rank lets others run before it sleeps, some 200 us without others. With 4
-// ranks on 2 cores calls of 4 KB take a third of the time that they take with 5 (measured).
-constexpr int YIELDS = 500;
-// A wait checks the deadline, and whether the peer is alive, after sleeping this long.
-constexpr long NAP_NS = 20'000'000;
 // Elements that are combined at a time: the sum so far stays in the first-level cache.
 constexpr int64_t BLOCK = 2048;
 
@@ -60,34 +48,6 @@ struct Channel {
   uint64_t *seen;          // the last counter seen of each rank
 };
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-long futex(std::atomic<uint32_t> *word, int operation, uint32_t value, const timespec *timeout) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation, value, timeout, nullptr, 0);
-}
-
-void ring(Line &line) {
-  // Sleepers first announce themselves and then read the counter; a signal is stored before they are
-  // counted here. So either they see it, or they are woken.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (line.sleepers.load(std::memory_order_relaxed)) {
-    line.rung.fetch_add(1, std::memory_order_seq_cst);
-    futex(&line.rung, FUTEX_WAKE, INT32_MAX, nullptr);
-  }
-}
-
-bool has_ended(int process) {
-  if (process < 0) return false;
-  pollfd poller{process, POLLIN, 0};
-  return poll(&poller, 1, 0) == 1;
-}
-
 struct Player {
   Channel &channel;
   const int64_t *program;  // words, see _encode() in players/shared_memory.py
@@ -107,7 +67,7 @@ struct Player {
 
   void signal(uint64_t number) {
     own.counter.store(channel.run << SIGNAL_BITS | number, std::memory_order_release);
-    ring(own);
+    ring(own.rung, own.sleepers);
   }
 
   int fail(Outcome outcome, int64_t peer) {
@@ -172,8 +132,7 @@ struct Player {
         if (time >= deadline) { outcome = fail(TIMED_OUT, peer); break; }
         if (time - began >= PAUSE_S) { outcome = PAUSED; break; }
       }
-      timespec nap{0, NAP_NS};
-      futex(&line.rung, FUTEX_WAIT, rung, &nap);
+      nap(line.rung, rung);
     }
     line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     return outcome;
@@ -241,7 +200,7 @@ struct Player {
         case WAIT: {
           int outcome = wait(y[1], uint64_t(y[2]), uint64_t(y[3]));
           if (outcome == PAUSED) channel.is_paused = true;
-          else if (outcome != DONE) { own.failed.store(1, std::memory_order_release); ring(own); }
+          else if (outcome != DONE) { own.failed.store(1, std::memory_order_release); ring(own.rung, own.sleepers); }
           if (outcome != DONE) return outcome;
           channel.at += 4;
           break;
@@ -296,7 +255,7 @@ void topoplan_fail(void *channel_) {
   auto *channel = static_cast<Channel *>(channel_);
   Line &own = channel->lines[channel->rank];
   own.failed.store(1, std::memory_order_release);
-  ring(own);
+  ring(own.rung, own.sleepers);
 }
 
 // A player refers to the program, the work buffer and `blame`, which must outlive it.

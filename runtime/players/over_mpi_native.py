@@ -4,7 +4,7 @@ The order of operations is that of PlayerAsTheyCome, so results have the same bi
 """
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,17 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from ..native.library import load_library, number, suits
-from ..program.instructions import Await, Combine, Copy, Divide, Pack, Post, Program, Span
+from ..program.instructions import Await, Post, Program
 from ..reductions import ReduceOp
 from .contract import Player, PlayError, Stamp
+from .native_words import BUFFERS, encode_local
 from .over_mpi import Requests
 
 # Codes of native/over_mpi.cpp, by their order there.
 _MESSAGE, _LOCAL = range(2)
-_COPY, _COMBINE, _DIVIDE = range(3)
 _DONE, _PAUSED, _TIMED_OUT, _FAILED = range(4)
 _IDLE, _BEGUN, _ENDED = range(3)
-_BUFFERS = ("work", "staging")
 
 
 def can_play_natively(requests: Requests, dtype: torch.dtype, op: ReduceOp | None) -> bool:
@@ -61,14 +60,14 @@ class NativePlayerOverMpi:
             if request is not None
         )
         self._states = ctypes.create_string_buffer(len(requests.posts))
-        self._buffers = [buffers[name] for name in _BUFFERS]  # views that may own nothing
+        self._buffers = [buffers[name] for name in BUFFERS]  # views that may own nothing
         self._player = ctypes.c_void_p(
             library.topoplan_mpi_prepare(
                 *_find_functions(channel.mpi),
                 width,
                 mpi._sizeof(mpi.Status),
                 words.ctypes.data,
-                (ctypes.c_void_p * len(_BUFFERS))(*(x.data_ptr() for x in self._buffers)),
+                (ctypes.c_void_p * len(BUFFERS))(*(x.data_ptr() for x in self._buffers)),
                 *number(self._buffers[0].dtype, op),
                 channel.yields,
                 self._handles,
@@ -150,7 +149,7 @@ def encode(
     first: list[tuple[bool, int]] = []
     for at, node in node_of.items():
         x = program.instructions[at]
-        operations = list(_encode_local(x, ranks, width))
+        operations = list(encode_local(x, ranks, width))
         words += [_MESSAGE if isinstance(x, Post) else _LOCAL, len(dependencies[at])]
         words += [len(followers[node]), *followers[node], len(operations)]
         words += [word for operation in operations for word in operation]
@@ -158,29 +157,3 @@ def encode(
             first.append((isinstance(x, Post) and x.kind == "send", node))
     words += [len(first), *(node for _, node in sorted(first))]
     return np.array(words, dtype=np.int64)
-
-
-def _encode_local(x: object, ranks: int, width: int) -> Iterable[tuple[int, ...]]:
-    """Yield an instruction's operations.
-
-    Each is a code, two buffers with offsets in bytes, a count, and what to divide by.
-    """
-
-    def place(span: Span, start: int | None = None) -> tuple[int, int]:
-        return _BUFFERS.index(span.buffer), (span.start if start is None else start) * width
-
-    match x:
-        case Pack():
-            start = x.into.start
-            for part in x.parts:
-                yield _COPY, *place(x.into, start), *place(part), part.length * width, 0
-                start += part.length
-        case Copy():
-            for into, other in x.pairs:
-                yield _COPY, *place(into), *place(other), other.length * width, 0
-        case Combine():
-            for into, other in x.pairs:
-                yield _COMBINE, *place(into), *place(other), other.length, 0
-        case Divide():
-            for span in x.spans:
-                yield _DIVIDE, *place(span), *place(span), span.length, ranks

@@ -17,8 +17,9 @@ from .contract import PlayError, Stamp
 
 # Codes of native/shared_memory.cpp, by their order there.
 _PUT, _SIGNAL, _WAIT, _COMBINE = range(4)
-_DONE, _PAUSED, _TIMED_OUT, _PEER_ENDED, _PEER_FAILED, _OTHER_CALL, _GAVE_UP = range(7)
-_REASONS = {
+# Codes of native/waiting.hpp.
+DONE, PAUSED, _TIMED_OUT, _PEER_ENDED, _PEER_FAILED, _OTHER_CALL, GAVE_UP = range(7)
+REASONS = {
     _TIMED_OUT: "timed out",
     _PEER_ENDED: "its process has ended",
     _PEER_FAILED: "it gave up",
@@ -66,25 +67,30 @@ class PlayerInSharedMemory:
         no messages.
         """
         outcome = self._play(self._player, deadline)
-        while outcome == _PAUSED:  # Python handles signals, such as Ctrl-C, in between
+        while outcome == PAUSED:  # Python handles signals, such as Ctrl-C, in between
             outcome = self._play(self._player, deadline)
-        if outcome != _DONE:
+        if outcome != DONE:
             raise self._explain(outcome)
 
     def _explain(self, outcome: int) -> PlayError | ExecutionError:
         peer, word = self._blame
-        if outcome == _GAVE_UP:
-            return ExecutionError(
-                f"rank {self._memory.rank}: the process group was destroyed, or another call "
-                "failed; set one up, and make this anew"
-            )
+        if outcome == GAVE_UP:
+            return describe_end(self._memory.rank)
         waits = _find_wait(self._program, word)
         # A wait for a free slot is a wait for the peer to have received.
         kind, step = ("receive", waits.step) if waits.step >= 0 else ("send", 0)
         post = Post(
             "receive" if kind == "receive" else "send", peer, 0, step, step, Span("work", 0, 0)
         )
-        return PlayError(post, [post], _REASONS[outcome])
+        return PlayError(post, [post], REASONS[outcome])
+
+
+def describe_end(rank: int) -> ExecutionError:
+    """Return the error of a rank that has ended its calls in shared memory."""
+    return ExecutionError(
+        f"rank {rank}: the process group was destroyed, or another call failed; set one up, and "
+        "make this anew"
+    )
 
 
 def _encode(program: OneSidedProgram) -> NDArray[np.int64]:

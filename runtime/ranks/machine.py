@@ -13,6 +13,14 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from .launch import EMULATED
 
+# The variable that names the host of a rank in place of its hostname.
+HOST = "TOPOPLAN_HOST"
+
+
+def name_host() -> str:
+    """Return the name by which this process's host is told apart from other ranks' hosts."""
+    return os.environ.get(HOST) or socket.gethostname()
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -80,7 +88,7 @@ def find_own_cores() -> tuple[str, frozenset[int]]:
     cores = (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
-    return os.environ.get(EMULATED) or socket.gethostname(), frozenset(cores)
+    return os.environ.get(EMULATED) or name_host(), frozenset(cores)
 
 
 def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:

@@ -5,7 +5,6 @@ that is being set up use its store (`find_machine`).
 """
 
 import os
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
 from .faults import first_line
 from .launch import init_method, is_rank, keep_output_clean
-from .machine import emulated
+from .machine import emulated, name_host
 from .store import put, take
 
 
@@ -230,14 +229,14 @@ def place_of(device: int | None) -> Place:
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device is None:
-        return Place(socket.gethostname(), local, None, None, False)
+        return Place(name_host(), local, None, None, False)
     properties = torch.cuda.get_device_properties(device)
     uuid, bus, slot, domain = (
         getattr(properties, key, None)
         for key in ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id")
     )
     bus_id = f"{domain or 0:04x}:{bus:02x}:{slot or 0:02x}.0" if isinstance(bus, int) else None
-    return Place(socket.gethostname(), local, None if uuid is None else str(uuid), bus_id, True)
+    return Place(name_host(), local, None if uuid is None else str(uuid), bus_id, True)
 
 
 def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:

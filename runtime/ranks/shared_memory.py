@@ -1,7 +1,7 @@
-"""Memory that the ranks of one host share, in which the library in C++ plays programs.
+"""Memory that the ranks of a host share, in which the library in C++ plays programs.
 
-Rank 0 creates the memory as a memfd, which has no name: it is gone when the last rank has ended,
-however it ended. The others open it through /proc.
+A host's first rank creates the memory as a memfd, which has no name: it is gone when the last rank
+has ended, however it ended. The others open it through /proc.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..native.library import load_library
+from .machine import HOST
 
 # Half a window of a rank. Both halves of it, and as much of a buffer, fit into the second-level
 # cache of current servers (1 to 2 MB a core).
@@ -31,12 +32,11 @@ _opening = threading.Lock()
 
 
 class _Seat(NamedTuple):
-    """What a rank says of itself before the ranks share memory; `why_not` if it cannot."""
+    """What a rank says of itself before ranks share memory; `why_not` if it cannot."""
 
     why_not: str | None
     host: str
     process: int
-    memfd: int
 
 
 class SharedMemory:
@@ -72,77 +72,132 @@ class SharedMemory:
             self._library.topoplan_leave(self.channel)
 
 
+class HostMemory:
+    """The memory of one of several hosts, as a rank on it sees it: a pipe between any two ranks.
+
+    `places` has the places of the host's ranks, this one included, by number in the group. Calls
+    and lifetime are as for SharedMemory.
+    """
+
+    def __init__(self, memory: mmap.mmap, rank: int, processes: dict[int, int], spins: int) -> None:
+        library = load_library()
+        assert not isinstance(library, str)
+        self._library, self._memory = library, memory
+        self.rank, self.places = rank, {number: place for place, number in enumerate(processes)}
+        descriptors = [_open_process(process) for process in processes.values()]
+        self._base = ctypes.c_char.from_buffer(memory)
+        self.links: int = library.topoplan_pipes_join(
+            ctypes.addressof(self._base),
+            self.places[rank],
+            len(processes),
+            spins,
+            (ctypes.c_int * len(processes))(*descriptors),
+        )
+
+    def fail(self) -> None:
+        """End this rank's calls, in progress and future, and those of ranks that wait for it."""
+        self._library.topoplan_pipes_fail(self.links)
+
+    def __del__(self) -> None:
+        if hasattr(self, "links"):
+            self.fail()
+            self._library.topoplan_pipes_leave(self.links)
+
+
 def open_shared_memory(
     rank: int,
     ranks: int,
     exchange: Callable[[object], list[Any]],
     why_not: str | None,
     crowded: bool,
-) -> SharedMemory | str:
-    """Return memory that all ranks share, or why there is none, the same on all ranks.
+) -> SharedMemory | HostMemory | str:
+    """Return memory that all ranks share, or those of each host, or why there is none.
 
-    `exchange` gathers a value of each rank. `why_not` is this rank's own reason against it, if it
-    has one; `crowded` says that the host has more ranks than cores. Collective.
+    The answer is of the same kind on all ranks. `exchange` gathers a value of each rank. `why_not`
+    is this rank's own reason against it, if it has one; `crowded` says that a host has more ranks
+    than cores. Collective.
     """
     library = load_library()
     if why_not is None and isinstance(library, str):
         why_not = library
-    if why_not is None and ranks > MAX_RANKS:
-        why_not = f"{ranks} ranks; at most {MAX_RANKS} share memory"
-    seats: list[_Seat]
-    memfd = -1
-    try:
-        if why_not is None and rank == 0:
-            assert not isinstance(library, str)
-            memfd = os.memfd_create("topoplan", os.MFD_CLOEXEC)
-            os.ftruncate(memfd, library.topoplan_lines_bytes(ranks) + 2 * ranks * HALF_BYTES)
-    except (OSError, AttributeError) as error:
-        why_not = f"no shared memory: {error}"
-    seats = exchange(_Seat(why_not, _name_memory(), os.getpid(), memfd))
-    memory: mmap.mmap | str
+    seats: list[_Seat] = exchange(_Seat(why_not, _name_memory(), os.getpid()))
     refused = [f"rank {x}: {seat.why_not}" for x, seat in enumerate(seats) if seat.why_not]
     if refused:
-        memory = refused[0]
-    elif len({seat.host for seat in seats}) > 1:
-        memory = "the ranks are on several hosts, or in containers that do not see each other"
-    else:
-        memory = _map(seats[0], memfd)
-    # All have opened it before rank 0 closes it.
-    answers = exchange(memory if isinstance(memory, str) else None)
-    if memfd >= 0:
-        os.close(memfd)
-    failed = [answer for answer in answers if answer is not None]
-    if isinstance(memory, str) or failed:
-        return memory if isinstance(memory, str) else failed[0]
-    joined = SharedMemory(
-        memory,
-        rank,
-        [seat.process for seat in seats],
-        _SPINS_IF_CROWDED if crowded else _SPINS,
+        return refused[0]
+    of_hosts: dict[str, dict[int, int]] = {}
+    for number, seat in enumerate(seats):
+        of_hosts.setdefault(seat.host, {})[number] = seat.process
+    largest = max(map(len, of_hosts.values()))
+    if largest > MAX_RANKS:
+        return f"{largest} ranks on one host; at most {MAX_RANKS} share memory"
+    if largest == 1 < ranks:
+        return "each rank is on a host of its own, or in a container that does not see the others"
+    assert not isinstance(library, str)
+    mine = of_hosts[seats[rank].host]
+    size = (
+        library.topoplan_lines_bytes(ranks) + 2 * ranks * HALF_BYTES
+        if len(of_hosts) == 1
+        else library.topoplan_pipes_bytes(len(mine))
+    )
+    memory = _share(rank, mine, size, exchange)
+    if isinstance(memory, str):
+        return memory
+    spins = _SPINS_IF_CROWDED if crowded else _SPINS
+    joined = (
+        SharedMemory(memory, rank, list(mine.values()), spins)
+        if len(of_hosts) == 1
+        else HostMemory(memory, rank, mine, spins)
     )
     exchange(None)  # each rank's counter has its first value
     return joined
 
 
-def _map(seat: _Seat, own: int) -> mmap.mmap | str:
-    """Return the memory of rank 0, or why this rank cannot map it."""
+def _share(
+    rank: int, processes: dict[int, int], size: int, exchange: Callable[[object], list[Any]]
+) -> mmap.mmap | str:
+    """Return memory that the ranks of this host share, or why some rank of any host has none.
+
+    `processes` are those of the host's ranks by number. Collective over the ranks of all hosts.
+    """
+    first, memfd = min(processes), -1
+    created: int | str | None = None
+    if rank == first:
+        try:
+            created = memfd = os.memfd_create("topoplan", os.MFD_CLOEXEC)
+            os.ftruncate(memfd, size)
+        except (OSError, AttributeError) as error:
+            created = f"rank {rank}: no shared memory: {error}"
+    answers = exchange(created)
+    failed = [answer for answer in answers if isinstance(answer, str)]
+    memory: mmap.mmap | str = (
+        failed[0] if failed else _map(first, processes[first], answers[first], memfd)
+    )
+    # All have opened it before the first rank closes it.
+    answers = exchange(memory if isinstance(memory, str) else None)
+    if memfd >= 0:
+        os.close(memfd)
+    failed = [answer for answer in answers if answer is not None]
+    return failed[0] if failed else memory
+
+
+def _map(first: int, process: int, memfd: int, own: int) -> mmap.mmap | str:
+    """Return the memory of a host's first rank, or why this rank cannot map it."""
     try:
-        descriptor = (
-            os.dup(own) if own >= 0 else os.open(f"/proc/{seat.process}/fd/{seat.memfd}", os.O_RDWR)
-        )
+        descriptor = os.dup(own) if own >= 0 else os.open(f"/proc/{process}/fd/{memfd}", os.O_RDWR)
         try:
             return mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
-        return f"the memory of rank 0 cannot be opened: {error}"
+        return f"the memory of rank {first} cannot be opened: {error}"
 
 
 def _name_memory() -> str:
     """Return a name that ranks have in common if they can share memory: host and PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
-        return f"{boot.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+        namespace = Path("/proc/self/ns/pid").readlink()
+        return f"{boot.read_text().strip()} {namespace} {os.environ.get(HOST, '')}"
     return f"unknown {os.getpid()}"
 
 

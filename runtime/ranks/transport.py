@@ -29,7 +29,7 @@ from .groups import (
 )
 from .launch import EMULATED, TRANSPORT
 from .machine import are_crowded, count_cores, find_own_cores
-from .shared_memory import SharedMemory, open_shared_memory
+from .shared_memory import HostMemory, SharedMemory, open_shared_memory
 from .store import find_client
 from .timing import find_slowest_s
 
@@ -100,7 +100,7 @@ class Transport:
         self.has_logged_new_race = False
         """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
-        self._memory: SharedMemory | str | None = None
+        self._memory: SharedMemory | HostMemory | str | None = None
         self.kernels: Any = None
         """The player of kernels on the ranks' GPUs, or why there is none; see kernels/opening."""
 
@@ -151,10 +151,10 @@ class Transport:
             self._places = self.exchange(find_own_cores())
         return self._places
 
-    def open_shared_memory(self) -> SharedMemory | str:
-        """Return memory that all ranks share, or why there is none, the same on all ranks.
+    def open_shared_memory(self) -> SharedMemory | HostMemory | str:
+        """Return memory that all ranks share, or those of each host, or why there is none.
 
-        Collective the first time.
+        The answer is of the same kind on all ranks. Collective the first time.
         """
         if self._memory is None:
             why_not = None

@@ -240,3 +240,31 @@ def a_schedule_too_fine_for_the_memory() -> None:
             x = torch.arange(6000, dtype=dtype)
             communicator.allreduce(x)
             assert torch.equal(x, world * torch.arange(6000, dtype=dtype))
+
+
+def the_race_is_between_messages_shared_memory_and_stock(path: str) -> None:
+    """Both the default race and `one-sided` play within hosts; `point-to-point` does not."""
+    x = torch.ones(5000)
+    labels = {}
+    for executor in ("auto", "one-sided", "point-to-point"):
+        communicator = Communicator(path, executor=executor)
+        communicator.allreduce(x)
+        choice = communicator.choice(x.nbytes)
+        assert choice is not None
+        labels[executor] = [label for label in choice.raced if label != "stock"]
+        assert ("stock" in choice.raced) == (len(choice.raced) > 1), choice.raced
+    shared = {
+        executor: [label.endswith(", one-sided within hosts") for label in raced]
+        for executor, raced in labels.items()
+    }
+    assert any(shared["auto"]), labels
+    assert not all(shared["auto"]), labels
+    assert all(shared["one-sided"]), labels
+    assert not any(shared["point-to-point"]), labels
+
+
+def each_rank_is_on_a_host_of_its_own(path: str) -> None:
+    with refused("each rank is on a host of its own"):
+        Communicator(path, executor="one-sided")
+    x = torch.ones(1000)
+    assert (Communicator(path).allreduce(x) == dist.get_world_size()).all()

@@ -1,4 +1,4 @@
-"""Schedules that are played one-sided: those of a plan, and flat ones for one host's memory."""
+"""Schedules that are played in shared memory: those of a plan, and flat ones for one host."""
 
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -24,9 +24,18 @@ POINT_TO_POINT, ONE_SIDED, AUTO = "point-to-point", "one-sided", "auto"
 EXECUTORS = (AUTO, ONE_SIDED, POINT_TO_POINT)
 
 
+class SharedSchedule(Schedule):
+    """A schedule to be played in shared memory; it differs from the same one sent as messages."""
+
+    @cached_property  # one object, since compiled programs are kept by the schedule's identity
+    def as_messages(self) -> Schedule:
+        """The same schedule, to be sent as messages."""
+        return Schedule(**{x.name: getattr(self, x.name) for x in fields(Schedule)})
+
+
 @dataclass(frozen=True)
-class OneSidedSchedule(Schedule):
-    """A schedule that is to be played one-sided; it differs from the same one sent as messages.
+class OneSidedSchedule(SharedSchedule):
+    """A schedule that is to be played one-sided, by ranks that all share memory.
 
     `mode` says whether ranks read each other's memory or write it.
     """
@@ -41,10 +50,22 @@ class OneSidedSchedule(Schedule):
     # A dataclass would make its own, which hashes a million fractions.
     __hash__ = Schedule.__hash__
 
-    @cached_property  # one object, since compiled programs are kept by the schedule's identity
-    def as_messages(self) -> Schedule:
-        """The same schedule, to be sent as messages."""
-        return Schedule(**{x.name: getattr(self, x.name) for x in fields(Schedule)})
+
+@dataclass(frozen=True)
+class HostsSchedule(SharedSchedule):
+    """A schedule whose messages within hosts go through the hosts' memory, all others as before."""
+
+    @property
+    def label(self) -> str:
+        """The schedule's own label, and how it is played: "ring x4, one-sided within hosts"."""
+        return f"{super().label}, {ONE_SIDED} within hosts"
+
+    __hash__ = Schedule.__hash__
+
+
+def play_within_hosts(schedule: Schedule) -> HostsSchedule:
+    """Return the same schedule, to be played one-sided within hosts."""
+    return HostsSchedule(**{x.name: getattr(schedule, x.name) for x in fields(Schedule)})
 
 
 def play_one_sided(schedule: Schedule, mode: Mode = "pull") -> OneSidedSchedule:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import run_module, run_ranks
+from launch import list_memory, run_module, run_ranks
 from ranks import one_sided
 
 from topoplan.runtime.native.library import load_library
@@ -18,12 +18,6 @@ Plans = Callable[..., str]
 LIBRARY = load_library()
 
 pytestmark = pytest.mark.skipif(isinstance(LIBRARY, str), reason=str(LIBRARY))
-
-
-def list_memory() -> set[Path]:
-    """Return what is in the folder of named shared memory."""
-    folder = Path("/dev/shm")
-    return set(folder.glob("*topoplan*"))
 
 
 def test_every_dtype_and_reduction_has_the_bits_of_messages(plans: Plans) -> None:
