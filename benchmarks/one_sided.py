@@ -10,8 +10,8 @@ time is the slowest rank's from a barrier on, the median over the turns.
 then gloo's allreduce; Communicators with executor="point-to-point" and "one-sided", each with the
 winner of its race; and the latter's schedule, by its player alone and as messages over gloo.
 
---check plays random sizes, dtypes and collectives beside busy processes instead, and counts wrong
-results and calls above 50 ms.
+--check plays random sizes, dtypes and collectives beside busy processes instead (with --hosts on
+pretended hosts), and counts wrong results and calls above 50 ms.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def main() -> None:
     if not join_mpi():
         raise SystemExit("start it by mpirun")
     torch.set_num_threads(1)
+    if args.hosts:
+        pretend_hosts(args.hosts)
     with tempfile.TemporaryDirectory(prefix="topoplan-") as cache:
         if args.check:
             check(args)
@@ -127,15 +129,25 @@ def measure(args: argparse.Namespace, cache: str) -> None:
     dist.destroy_process_group()
 
 
-def measure_hosts(args: argparse.Namespace, cache: str) -> None:
-    """Print a row for each size, on pretended hosts."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    host_of = [other * args.hosts // world for other in range(world)]
-    host, cores = host_of[rank], sorted(os.sched_getaffinity(0))
-    share = cores[host * len(cores) // args.hosts : (host + 1) * len(cores) // args.hosts]
+def find_host(hosts: int, rank: int, world: int) -> int:
+    """Return the number of a rank's pretended host."""
+    return rank * hosts // world
+
+
+def pretend_hosts(hosts: int) -> None:
+    """Make this rank pass for one of its host, with that host's share of the cores."""
+    host = find_host(hosts, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    cores = sorted(os.sched_getaffinity(0))
+    share = cores[host * len(cores) // hosts : (host + 1) * len(cores) // hosts]
     os.sched_setaffinity(0, share or cores)
     os.environ["TOPOPLAN_HOST"] = f"host{host}"
+
+
+def measure_hosts(args: argparse.Namespace, cache: str) -> None:
+    """Print a row for each size, on pretended hosts."""
     dist.init_process_group("gloo", timeout=TIMEOUT)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    host_of = [find_host(args.hosts, other, world) for other in range(world)]
     names = [f"host{other}" for other in range(args.hosts)]
     plan = share_plan("allreduce", join_cpu_hosts(names, host_of))
     clock = Transport(None, TIMEOUT, "mpi")
