@@ -7,7 +7,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite torch-versions trainers lint format schemas api cli-docs man notebook docs package shown setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man notebook docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,10 @@ gpu-check: $(VENV)/.demo
 
 torch-suite: $(VENV)/.dev
 	$(BIN)/python scripts/torch_suite.py
+
+# torch's test/distributed/test_c10d_fault_tolerance.py, which no wheel has: make fault-tolerance-suite FILE=...
+fault-tolerance-suite: $(VENV)/.dev
+	$(BIN)/python scripts/fault_tolerance_suite.py $(FILE)
 
 torch-versions: $(VENV)/.dev
 	$(BIN)/python scripts/torch_versions.py $(TORCH_VERSIONS_ARGS)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .runtime.backend.account import summary
     from .runtime.backend.new_group import new_group
     from .runtime.backend.options import Plans, backend_options
+    from .runtime.backend.reconfigure import reconfigure, reconfigure_handle
     from .runtime.choose import Choice, ChooseMode
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
@@ -138,6 +139,8 @@ _HOMES = {
     "pareto": "synth.planner.api",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
+    "reconfigure": "runtime.backend.reconfigure",
+    "reconfigure_handle": "runtime.backend.reconfigure",
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
@@ -219,6 +222,8 @@ __all__ = [
     "pareto",
     "place",
     "probe",
+    "reconfigure",
+    "reconfigure_handle",
     "strategy",
     "summary",
     "synthesize",

@@ -54,6 +54,8 @@ SECTIONS = {
         "join_mpi",
         "nccl_graph",
         "new_group",
+        "reconfigure",
+        "reconfigure_handle",
     ),
     "Your own strategies": ("strategy", "Request", "Send", "build_schedule"),
     "Types in signatures": ("DdpHook", "Effort", "Job", "Note", "Router", "Transfers", "Transport"),

@@ -1,33 +1,21 @@
 """A group of the backend "topo", which runs its calls by a plan or by the plain group."""
 
-import atexit
-import uuid
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
-from ..ranks.addresses import publish_in, read_published
-from ..ranks.groups import find_engine, list_members
-from ..ranks.store import agree_on_attempt, find_client
 from ..summaries.summary import Summary
 from ..works import get_done_work, start
 from . import NAME
-from .account import Account
-from .call_check import CallCheck
-from .communicators import Communicators, Key, Size
-from .options import BackendOptions, backend_options
-from .plain_calls import PlainCalls, backend_type, make_plain_group
-from .plan_finder import PlanFinder
+from .communicators import Key, Size
+from .membership import MemberGroup
 from .torch_tools import show_as
 
 # The names of collectives in torch's API, as profiles show them.
@@ -72,66 +60,8 @@ class GroupCall:
             )
 
 
-class BaseGroup(PlainCalls):
-    """Set-up, calls and shutdown of a TopoGroup; all other methods are the plain group's."""
-
-    def __init__(self, place: Any, options: BackendOptions | None) -> None:
-        super().__init__(place.group_rank, place.group_size)  # type: ignore[call-arg]
-        if options is not None and not isinstance(options, BackendOptions):
-            raise InputError(
-                f"pg_options is {type(options).__name__}; the backend topo expects "
-                "topoplan.backend_options()"
-            )
-        self.ranks, self.whole = list_members(place)
-        world = dist.group.WORLD  # its options are those of groups that are created without any
-        self.options: BackendOptions = (
-            options
-            or (world.options if isinstance(world, BaseGroup) else None)
-            or backend_options()
-        )
-        self.attempt = agree_on_attempt(
-            place.store, place.group_rank, place.group_size, place.timeout
-        )
-        store = PrefixStore(f"attempt/{self.attempt}", place.store)
-        shown = PrefixStore("topoplan", store)
-        publish_in(shown, place.group_rank)
-        if place.group_rank == 0:
-            shown.set("nonce", uuid.uuid4().hex)
-        self.plain, self.transports = make_plain_group(place, store)
-        # All ranks took part in making the plain group: all addresses are published, so nothing
-        # waits for the store from here on.
-        addresses = read_published(shown, place.group_size)
-        self._client = find_client(place.store)
-        own_store = PrefixStore(f"topoplan/{shown.get('nonce').decode()}", self._client.store)
-        for device in self.plain._device_types:
-            self._register_backend(
-                device, backend_type(self.transports[device.type]), self.plain._get_backend(device)
-            )
-        self._set_default_backend(backend_type(self.transports["cuda"]))
-        plans = PlanFinder(
-            self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole
-        )
-        plans.addresses = {self.ranks[number]: address for number, address in addresses.items()}
-        self.planned = Communicators(
-            f"{place.group_id}{self.attempt}",
-            plans,
-            self.plain,
-            self.transports,
-            own_store,
-            addresses,
-        )
-        self.check = CallCheck(own_store, place.group_rank, self.ranks, self._break_off)
-        self.account = Account(
-            f"group {place.group_id}",
-            self.ranks,
-            None if self.options.off else partial(_name_used, self.planned.by_key),
-            self.options.choose,
-            is_first=place.group_rank == 0,
-            stock=find_engine(self.plain, torch.device("cuda")),
-        )
-        self._devices_are_known, self._refused = False, dict[str, str]()
-        # Weak: the exit handler must not keep a destroyed group alive.
-        atexit.register(_close, weakref.ref(self))
+class BaseGroup(MemberGroup):
+    """The calls of a TopoGroup; all other methods are the plain group's."""
 
     @property
     def communicators(self) -> dict[Key, Communicator | None]:
@@ -140,9 +70,6 @@ class BaseGroup(PlainCalls):
         The value is None where there is no plan.
         """
         return self.planned.by_key
-
-    def _break_off(self, error: ExecutionError) -> None:
-        self.planned.break_off(error)
 
     def summary(self) -> Summary:
         """Return what this group's calls ran by so far; see topoplan.summary."""
@@ -312,45 +239,3 @@ class BaseGroup(PlainCalls):
                 may_be_stock=True,
             ),
         )
-
-    # The end
-
-    def shutdown(self) -> None:
-        """End the group's threads after the calls that wait, and destroy all groups."""
-        self.account.close()
-        self.check.close()
-        self.planned.close()
-        self.plain.shutdown()
-
-    def abort(self) -> None:
-        """Abort all groups: calls in progress fail, then the threads end."""
-        self.account.close()
-        # First: the threads may be in calls.
-        self.planned.abort()
-        self.plain.abort()
-        self.check.close()
-        self.planned.close()
-
-
-def _name_used(by_key: Mapping[Key, Communicator | None]) -> dict[str, Communicator]:
-    """Return the communicators by their collective and root, as texts."""
-    used = {}
-    for (name, root, _), communicator in list(by_key.items()):
-        if communicator is not None:
-            at = "" if root is None else f" {'from' if name == 'broadcast' else 'to'} {root}"
-            used[name + at] = communicator
-    return used
-
-
-def _close(group: weakref.ref[BaseGroup]) -> None:
-    """Close the queues at exit if the group was not destroyed.
-
-    Otherwise a thread in a call would outlive the interpreter.
-    """
-    alive = group()
-    if alive is not None:
-        alive.account.close()
-        alive.check.close()
-        alive.planned.close_queues()
-        if alive.planned.announcer is not None:
-            alive.planned.announcer.close()

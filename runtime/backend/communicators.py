@@ -187,10 +187,13 @@ class Communicators:
                     partial(self.plans.find, name, root, tensor.device)
                 )
             # Unless plans are found automatically, and the stock collective may compete with them,
-            # the first call must already go through a plan.
+            # the first call must already go through a plan. After a change of membership, plans
+            # that were named may have to be synthesized, too.
             may_wait = (
-                self.options.plans == AUTO
-                and self.options.choose in ("race", "model")
+                (
+                    (self.options.plans == AUTO and self.options.choose in ("race", "model"))
+                    or self.plans.is_remade
+                )
                 and self._codec(name) is None
                 and not self.must_plan(tensor, op)
             )
@@ -320,7 +323,7 @@ class Communicators:
             if helped is not None and is_helped:
                 labels = helped.members
             elif in_launch:
-                labels, name = self.plans.ranks, f"{name}/launch"
+                labels, name = self.plans.seats, f"{name}/launch"
             transport = self.transports.get(device, "gloo")
             if transport == "gloo":
                 store = PrefixStore("launch", self._store) if in_launch else self._store
@@ -374,10 +377,10 @@ class Communicators:
             queue.close()
         self._queues.clear()
 
-    def abort(self) -> None:
-        """Make all calls fail, those in progress too; peers that wait for this rank notice."""
+    def abort(self, why: str) -> None:
+        """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""
         for transport in list(self._shared.values()):
-            error = ExecutionError(f"rank {transport.rank}: the process group was aborted")
+            error = ExecutionError(f"rank {transport.rank}: the process group was {why}")
             transport.faults.break_off(error)
 
     def close(self) -> None:

@@ -309,7 +309,6 @@ FORWARDED = (
     "_wait_for_pending_works",
     "get_group_store",
     "merge_remote_group",
-    "set_timeout",
     "split_group",
 )
 

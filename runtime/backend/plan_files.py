@@ -127,6 +127,37 @@ class PlanFiles:
                 )
         return None
 
+    def find_machine(self, gpus: int) -> Topology | None:
+        """Return the machine of a plan over all of at least so many GPUs, None without such one."""
+        for entry in self.entries:
+            if not entry.members and entry.ranks >= gpus:
+                return self._load(entry).topology
+        return None
+
+    def find_spare(
+        self, wanted: Collective, gpus: Sequence[int], machine: Topology | None
+    ) -> Plan | None:
+        """Return the plan for a collective over these GPUs of the `machine`, or None.
+
+        It is one for these members, or one for a machine of these GPUs alone, as is made when the
+        others are left out. If the machine is not known, a plan for as many GPUs will do.
+        """
+        own = self._find_among(wanted, gpus)
+        if own is not None:
+            return own
+        ids = None if machine is None else [machine.ranks[gpu] for gpu in gpus]
+        for entry in self.entries:
+            if (entry.collective, entry.ranks, entry.root, entry.members) == (
+                wanted.name,
+                wanted.ranks,
+                wanted.root,
+                (),
+            ):
+                plan = self._load(entry)
+                if ids is None or list(plan.topology.ranks) == ids:
+                    return plan
+        return None
+
     def _load(self, entry: _PlanEntry) -> Plan:
         if isinstance(entry.plan, Plan):
             return entry.plan

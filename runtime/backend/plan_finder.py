@@ -52,7 +52,8 @@ class PlanFinder:
     """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
 
     `whole` says that the group has all ranks of the launch: then the plans that the user named must
-    fit it. Other groups go without a plan if none fits.
+    fit it. Other groups go without a plan if none fits. After a change of membership, `seats` are
+    the ranks' GPUs on the machine that the user named: a plan for these is used, or synthesized.
     """
 
     def __init__(
@@ -64,10 +65,14 @@ class PlanFinder:
         timeout: timedelta,
         *,
         whole: bool,
+        seats: Sequence[int] | None = None,
     ) -> None:
         self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
         self._auto = options.plans == AUTO
         self.rank, self.ranks = rank, list(ranks)
+        self.is_remade = seats is not None
+        """Whether the group's membership has changed."""
+        self.seats = list(ranks) if seats is None else list(seats)
         self.off = options.off or len(ranks) < 2
         """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
@@ -184,7 +189,7 @@ class PlanFinder:
                     self._machines[device.type] = find_machine(
                         PrefixStore(device.type, self.store) if helped is None else helped.store,
                         self.rank if helped is None else helped.rank,
-                        self.ranks if helped is None else range(helped.ranks),
+                        self.seats if helped is None else range(helped.ranks),
                         device.index if device.type == "cuda" else None,
                         self.timeout,
                         self.stop,
@@ -212,8 +217,10 @@ class PlanFinder:
                 plan.check_same_bits()
             return plan, {"plan": json.dumps(plan.to_json())}
         except TopoplanError as error:
-            if self._auto or (
-                not self.whole and isinstance(error, (InfeasibleError, TimeLimitError))
+            if (
+                self._auto
+                or self.is_remade
+                or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
                 self.whys[wanted.name] = str(error)
                 log.warning(
@@ -246,6 +253,8 @@ class PlanFinder:
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
+        if self.is_remade:
+            return self._pick_spare(wanted, self._source)
         helped = None if wanted.has_all_gpus else self.options.helped
         if isinstance(self._source, PlanFiles):
             plan = self._source.find(wanted, strict=self.whole, ranks=self.ranks)
@@ -266,6 +275,27 @@ class PlanFinder:
         from ..ranks.places import restrict
 
         return self._synthesize(wanted, restrict(machine, self.ranks))
+
+    def _pick_spare(self, wanted: Collective, source: PlanFiles | Topology) -> Plan:
+        """Return the user's plan for the GPUs that the group now has, or synthesize one.
+
+        Raise InfeasibleError if the machine is not known, or has no GPU for a rank.
+        """
+        machine: Topology | None
+        if isinstance(source, PlanFiles):
+            machine = source.find_machine(max(self.seats) + 1)
+            plan = source.find_spare(wanted, self.seats, machine)
+            if plan is not None:
+                return plan
+        else:
+            machine = source if max(self.seats) < len(source.ranks) else None
+        if machine is None:
+            raise InfeasibleError(
+                f"the machine that was named has no GPU for each of {len(self.seats)} ranks"
+            )
+        from ..ranks.places import restrict
+
+        return self._synthesize(wanted, restrict(machine, self.seats))
 
 
 def _check_launch(topology: Topology, helped: Helped) -> None:

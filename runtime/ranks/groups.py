@@ -148,6 +148,19 @@ def _enter(
     c10d._register_process_group(name, group)
 
 
+def leave_tables(group: dist.ProcessGroup) -> None:
+    """Take a group out of torch's tables of groups, without ending it."""
+    c10d: Any = dist.distributed_c10d
+    world, name = c10d._world, c10d._world.pg_names.get(group)
+    for table in ("pg_map", "pg_names", "pg_group_ranks", "pg_to_tag", "pg_backend_config"):
+        getattr(world, table).pop(group, None)
+    for groups in world.tags_to_pg.values():
+        if group in groups:
+            groups.remove(group)
+    if name is not None:
+        c10d._unregister_process_group(name)
+
+
 def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
     """Return torch's arguments for a backend of `size` ranks with a store but no default group.
 

@@ -11,8 +11,9 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,8 +27,6 @@ _LOOK_S = 1.0  # between calls of `look`, which may be expensive
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 # Environment variable: "True" if torchrun itself hosts the store that its workers use.
 KEPT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-_LOOK_AGAIN = timedelta(seconds=0.25)
-_PAUSE_S = 0.02  # between polls of the store
 
 
 def put(store: Store, key: str, value: Any) -> None:
@@ -109,13 +108,8 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
     """
     if not may_outlive_ranks():
         return ""
-    own_name = uuid.uuid4().hex
     try:
-        return (
-            _name_attempt(store, own_name, ranks, timeout)
-            if rank == 0
-            else _learn_attempt(store, own_name, rank, timeout)
-        )
+        return agree_on_name(store, rank, ranks, timeout)
     except RuntimeError as error:
         raise ExecutionError(
             f"rank {rank} of a group of {ranks}: not all ranks came within "
@@ -124,28 +118,85 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
         ) from error
 
 
-def _name_attempt(store: Store, name: str, ranks: int, timeout: timedelta) -> str:
+def agree_on_name(
+    store: Store,
+    rank: int,
+    ranks: int,
+    timeout: timedelta,
+    look: Callable[[list[int]], object] = lambda absent: None,
+) -> str:
+    """Return a name that all `ranks` get and no earlier agreement in `store` got.
+
+    Collective over the ranks that share `store`. `look` is called a few times a second with the
+    ranks that this one waits for, to end the wait by an exception of its own. Raise RuntimeError if
+    a rank does not come in time; what rank 0 raises, the ranks that came raise too.
+    """
+    own_name = uuid.uuid4().hex
+    if rank == 0:
+        return _name_attempt(store, own_name, ranks, timeout, look)
+    return _learn_attempt(store, own_name, rank, timeout, look)
+
+
+def _name_attempt(
+    store: Store,
+    name: str,
+    ranks: int,
+    timeout: timedelta,
+    look: Callable[[list[int]], object],
+) -> str:
     """Name the attempt, wait for all ranks to add their own names to it, and confirm these."""
+    keys = {other: f"{name}/{other}" for other in range(1, ranks)}
     store.set("attempt", name)
-    keys = [f"{name}/{rank}" for rank in range(1, ranks)]
-    if keys:
-        store.wait(keys, timeout)
-    store.set(f"{name}/all", b" ".join(store.get(key) for key in keys))  # type: ignore[arg-type]
-    return name
+    absent, failure = list(keys), ""
+    try:
+        for _ in _poll(timeout, partial(look, absent)):
+            absent[:] = [other for other in absent if not store.check([keys[other]])]
+            if not absent:
+                return name
+        raise RuntimeError(
+            f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))} did not come within "
+            f"{timeout.total_seconds():g} s"
+        )
+    except RuntimeError as error:
+        failure = str(error)
+        raise
+    finally:
+        came = [store.get(keys[other]) for other in keys if other not in absent]
+        confirmed: Any = b"\n".join((b" ".join(came), failure.encode()))
+        store.set(f"{name}/all", confirmed)
 
 
-def _learn_attempt(store: Store, own_name: str, rank: int, timeout: timedelta) -> str:
+def _learn_attempt(
+    store: Store,
+    own_name: str,
+    rank: int,
+    timeout: timedelta,
+    look: Callable[[list[int]], object],
+) -> str:
     """Return the attempt's name: the one in which rank 0 confirmed this rank's own, unique name."""
-    deadline = time.monotonic() + timeout.total_seconds()
-    store.wait(["attempt"], timeout)
-    while time.monotonic() < deadline:
+    for _ in _poll(timeout, partial(look, [0])):
+        if not store.check(["attempt"]):
+            continue
         attempt = store.get("attempt").decode()
         store.set(f"{attempt}/{rank}", own_name)
-        try:
-            store.wait([f"{attempt}/all"], _LOOK_AGAIN)
-        except RuntimeError:  # a rank is late, or an earlier attempt with this name came no further
-            continue
-        if own_name.encode() in store.get(f"{attempt}/all").split():
+        if not store.check([f"{attempt}/all"]):
+            continue  # a rank is late, or an earlier attempt with this name came no further
+        names, _, failure = store.get(f"{attempt}/all").partition(b"\n")
+        if own_name.encode() in names.split():
+            if failure:
+                raise RuntimeError(failure.decode())
             return attempt
-        time.sleep(_PAUSE_S)
-    raise RuntimeError("out of time")
+    raise RuntimeError(f"rank 0 did not confirm this rank within {timeout.total_seconds():g} s")
+
+
+def _poll(timeout: timedelta, look: Callable[[], object]) -> Iterator[None]:
+    """Yield for each poll of the store until `timeout`, and call `look` a few times a second."""
+    deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
+    next_look = time.monotonic() + _LOOK_S / 4
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if time.monotonic() > next_look:
+            look()
+            next_look = time.monotonic() + _LOOK_S / 4

@@ -23,6 +23,7 @@ from .groups import (
     GroupMaker,
     device_of,
     find_engine,
+    leave_tables,
     make_group,
     make_private_group,
     uses_nccl,
@@ -214,10 +215,7 @@ class Transport:
         """
         if self.batched:
             return
-        c10d: Any = dist.distributed_c10d
-        for table in ("pg_map", "pg_names", "pg_group_ranks", "pg_to_tag", "pg_backend_config"):
-            getattr(c10d._world, table).pop(self.group, None)
-        c10d._unregister_process_group(self.group.group_name)
+        leave_tables(self.group)
         self.faults.is_open = lambda: True
 
     @property

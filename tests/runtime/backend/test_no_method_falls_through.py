@@ -5,6 +5,7 @@ GIL (plain_calls.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -38,7 +39,15 @@ HARMLESS = {
     "_pybind11_conduit_v1_",
 }
 # What a TopoGroup does by itself, with the plain group's help.
-OWN = {"abort", "shutdown", "_get_sequence_number_for_group"}
+OWN = {
+    "abort",
+    "get_reconfigure_handle",
+    "reconfigure",
+    "register_abort_hook",
+    "shutdown",
+    "unregister_abort_hook",
+    "_get_sequence_number_for_group",
+}
 
 
 def methods() -> list[str]:
@@ -97,6 +106,8 @@ def _arguments(name: str) -> tuple[object, ...]:
     import torch
 
     one = torch.ones(1, dtype=torch.int64)
+    if name == "set_timeout":
+        return (timedelta(minutes=5),)
     if "single_coalesced" in name or name.endswith("_coalesced"):
         return ([one, one], [one, one]) if "allreduce" not in name else ([one, one],)
     if name in (

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from launch import patient_ranks, run_command
+from launch import run_module
 
 from topoplan.synth.plan import Plan
 
@@ -27,24 +26,7 @@ def test_a_job_comes_up_again_and_takes_the_new_plan(
     plan, next_plan = tmp_path / "plan.json", tmp_path / "next.json"
     shutil.copy(first, plan)
     shutil.copy(second, next_plan)
-    done = run_command(
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=3",
-        "--max-restarts=1",
-        "--standalone",
-        str(SCRIPT),
-        str(plan),
-        str(next_plan),
-        str(tmp_path),
-        env={
-            **patient_ranks(),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0",
-        },
-    )
-    assert done.returncode == 0, done.stderr
+    run_by_torchrun(3, plan, next_plan, tmp_path)
     for attempt, path in enumerate((first, second)):
         wanted = [[6.0] * 4, [Plan.load(path).hash] * 2]
         found = [
@@ -52,3 +34,30 @@ def test_a_job_comes_up_again_and_takes_the_new_plan(
             for rank in range(3)
         ]
         assert found == [wanted] * 3
+
+
+def test_the_rest_starts_with_the_plan_without_a_rank(tmp_path: Path) -> None:
+    """The recipe of docs/training.md: a plan by topo-synth --without-rank, and a rank less."""
+    plan = tmp_path / "without-1.json"
+    wanted = ("allreduce", "ring:3", "--without-rank", "1", "-o", str(plan))
+    assert run_module("topoplan.cli.synth", *wanted).returncode == 0
+    run_by_torchrun(2, plan, plan, tmp_path)
+    of_both = [[3.0] * 4, [Plan.load(plan).hash] * 2]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"0-{rank}.json").read_text(encoding="utf-8")) == of_both
+
+
+def run_by_torchrun(ranks: int, plan: Path, next_plan: Path, results: Path) -> None:
+    """Run the script on `ranks` ranks, of which the third one dies once if there is one."""
+    done = run_module(
+        "torch.distributed.run",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=1",
+        "--standalone",
+        str(SCRIPT),
+        str(plan),
+        str(next_plan),
+        str(results),
+        env={"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"},
+    )
+    assert done.returncode == 0, done.stderr
