@@ -1,9 +1,11 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
 import os
+import sys
 import weakref
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from .program.one_sided.flat import EXECUTORS
 from .ranks.groups import GroupMaker, find_members
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
+from .recovery.connections import list_sockets
+from .recovery.guard import Guard
 from .reductions import check_are_tensors
 
 # Where values are rounded, see Communicator.
@@ -33,6 +37,10 @@ REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 # The environment variable with the default of `executor`.
 EXECUTOR = "TOPOPLAN_EXECUTOR"
+# What to do when a link is lost, and the environment variable with the default.
+REPLAN = "replan"
+ON_FAULTS = ("raise", REPLAN)
+ON_FAULT = "TOPOPLAN_ON_FAULT"
 
 
 class Communicator:
@@ -74,6 +82,13 @@ class Communicator:
     all ranks share, which takes ranks on one host, and on GPUs Triton (extra `kernels`) and
     peer-to-peer between all of them; with `auto` both race. If ranks on CPUs are on several hosts,
     `one-sided` sends messages within a host through its memory, and the others over gloo.
+
+    `on_fault` (default: TOPOPLAN_ON_FAULT, else `raise`) decides what happens when a link is lost
+    while all ranks live: `raise` ends the call by ExecutionError; `replan` (over gloo) finishes it
+    by a plan without the link, with the right result on all ranks, if the links left connect them.
+    It costs two copies of each buffer, memory for two, and a change of threads per call; the stock
+    collective then does not race, since it could not be left. `close` waits for the other ranks,
+    which may still need this one.
     """
 
     # On members alone; see __getattr__.
@@ -90,9 +105,11 @@ class Communicator:
         reduction: str = "hops",
         cache: str | Path | None = None,
         executor: str | None = None,
+        on_fault: str | None = None,
     ) -> None:
         check_choose_mode(choose, compress)
         executor = find_executor(executor)
+        replans = find_on_fault(on_fault) == REPLAN
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         if reduction == "once" and compress is None:
@@ -101,6 +118,7 @@ class Communicator:
         if not isinstance(group, Transport) and not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)
+        opened = frozenset(list_sockets().values() if replans else ())
         try:
             self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
         except TopoplanError:
@@ -113,6 +131,8 @@ class Communicator:
                 timeout,
             ) from error
         self._shares_transport = self._transport is group
+        if replans:
+            self._check_can_replan()
         # The backend makes communicators as part of a call of the user's, which has a number.
         is_in_call = isinstance(group, SharedTransport)
         with (
@@ -141,17 +161,33 @@ class Communicator:
                 number = announcer.add_plan(self.plan)
             if announcer is not None and self.plan.used_helpers:
                 helped = HelpedExecutor(announcer, self.plan, number, codec, parts.members.faults)
-            self.engine = Engine(
-                self.plan,
-                parts.members,
-                choose,
-                codec,
-                find_cache_folder(cache),
-                executor,
+            make_engine = partial(
+                Engine,
+                choose=choose,
+                codec=codec,
+                cache=find_cache_folder(cache),
                 rounds_once=reduction == "once",
-                helped=helped,
             )
+            self.engine = make_engine(self.plan, parts.members, executor=executor, helped=helped)
+            if replans:
+                if self.plan.used_helpers:
+                    raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
+                self.engine.guard = Guard(self.engine, make_engine, opened)
         self.calls = CallCache(self.engine)
+
+    def _check_can_replan(self) -> None:
+        """Raise InputError unless lost connections can be noticed and replaced."""
+        transport, why_not = self._transport, None
+        if self._shares_transport:
+            why_not = "the communicator needs connections of its own; give it no Transport"
+        elif transport.batched:
+            why_not = "NCCL does not say which connection is lost, and cannot leave a call"
+        elif transport.mpi is not None:
+            why_not = "MPI ends the job when a connection is lost; use gloo"
+        elif sys.platform != "linux":
+            why_not = f"lost connections are noticed by Linux's means; this is {sys.platform}"
+        if why_not is not None:
+            raise InputError(f"on_fault={REPLAN!r}: {why_not}")
 
     def __getattr__(self, name: str) -> Any:
         # Ranks that are no members have no engine.
@@ -254,14 +290,31 @@ class Communicator:
 
         None before the first call of that size, rounded to a power of two.
         """
-        return self.engine.chooser.known(size_bytes)
+        return self._engine.chooser.known(size_bytes)
+
+    @property
+    def _engine(self) -> Engine:
+        """The engine that calls are carried out by: another one after a fault."""
+        guard = self.engine.guard
+        return self.engine if guard is None else guard.engine
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that this rank has sent through schedules so far, races included."""
         if self.rank not in self.plan.collective.members:
             return 0 if self._service is None else self._service.sent_bytes
-        return self.engine.sent_bytes
+        guard = self.engine.guard
+        return self.engine.sent_bytes if guard is None else int(guard.sent_bytes)
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The faults after which calls went on, with `on_fault`: a dict for each.
+
+        It has the number of the `call`, the `lost_links`, the `seconds` from noticing the fault to
+        going on, and the `bound_GBps` of what is left.
+        """
+        guard = self.engine.guard
+        return [] if guard is None else list(guard.history)
 
     def count_relayed_bytes(self) -> dict[int, int]:
         """Return the bytes that each helper has sent for the members so far, by its rank.
@@ -279,6 +332,8 @@ class Communicator:
 
         Helpers are let go once the first member closes; a helper that closes stops to serve.
         """
+        if "engine" in vars(self) and self.engine.guard is not None:
+            self.engine.guard.close()
         if self._announcer is not None:
             self._announcer.close()
         if self._service is not None:
@@ -325,6 +380,19 @@ def find_executor(name: str | None) -> str:
     if chosen not in EXECUTORS:
         raise InputError(
             f"{'executor' if name else EXECUTOR}={chosen!r}: expected one of {', '.join(EXECUTORS)}"
+        )
+    return chosen
+
+
+def find_on_fault(name: str | None) -> str:
+    """Return what to do on a fault: `name`, else TOPOPLAN_ON_FAULT, else "raise".
+
+    Raise InputError if it is unknown.
+    """
+    chosen = name or os.environ.get(ON_FAULT) or ON_FAULTS[0]
+    if chosen not in ON_FAULTS:
+        raise InputError(
+            f"{'on_fault' if name else ON_FAULT}={chosen!r}: expected one of {', '.join(ON_FAULTS)}"
         )
     return chosen
 

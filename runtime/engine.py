@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,6 +96,10 @@ class Engine:
         """Whether candidates are timed on the calls that users make (ranks/turns.py), and not
         before the first.
         """
+        self.is_stock_excluded = False
+        """Whether no stock collective may run: it could not be left when a connection is lost."""
+        self.guard: Any = None
+        """The Guard that carries out the calls, if they are to go on after a lost link."""
 
     def _find_sharing(self, executor: str, choose: ChooseMode) -> Sharing:
         """Return which ranks share memory, in which schedules may be played. Collective.
@@ -197,6 +202,13 @@ class Engine:
 
         `number` is the call's number in its group if it was drawn before (None: the next one).
         """
+        if self.guard is None:
+            self.carry_out(buffers, number)
+        else:
+            self.guard.run(buffers)
+
+    def carry_out(self, buffers: Buffers, number: int | None = None) -> None:
+        """Do what `run` does, without a guard."""
         choice = self._choice_for(buffers)
         if choice is None and self.times_calls:
             number = number or self.transport.faults.draw_number()
@@ -260,7 +272,8 @@ class Engine:
         It takes the number of the call (None: the next one). None if the choice is not made, or may
         change from call to call, or if a call takes more than running one program.
         """
-        choice = None if callable(self.chooser.mode) else self._choice_for(buffers)
+        is_open = callable(self.chooser.mode) or self.guard is not None
+        choice = None if is_open else self._choice_for(buffers)
         if choice is None:
             return None
         if choice.schedule is None:
@@ -361,6 +374,8 @@ class Engine:
         The answer is the same on all ranks, and needs no communication.
         """
         dtype = buffers.target.dtype
+        if self.is_stock_excluded:
+            return False
         if self.transport.mpi is not None:
             return has_collective(self.transport.mpi, self.plan.collective, dtype, buffers.op)
         return has_stock(dtype)

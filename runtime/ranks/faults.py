@@ -128,7 +128,7 @@ class Faults:
         self.ranks = range(group.size()) if labels is None else labels
         self.rank = self.ranks[group.rank()]
         by_number = find_addresses(group, timeout) if addresses is None else addresses
-        self._addresses = {self.ranks[number]: address for number, address in by_number.items()}
+        self.addresses = {self.ranks[number]: address for number, address in by_number.items()}
         self.find_mismatch: Callable[[], ExecutionError | None] = lambda: None
         """Says, after a call has failed, which ranks are known to make other calls than the
         rest.
@@ -252,10 +252,10 @@ class Faults:
     def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
         """Return the ranks' reports, once they show the culprit or no more come in time."""
         # Equal on the group's ranks, and new if the group is made again.
-        nonces = " ".join(x.nonce for _, x in sorted(self._addresses.items()) if x is not None)
+        nonces = " ".join(x.nonce for _, x in sorted(self.addresses.items()) if x is not None)
         key = f"{self.group.group_name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"
         exchange = ReportExchange(
-            key, self.rank, self.ranks, self._addresses, report, 0.9 * self.grace_s
+            key, self.rank, self.ranks, self.addresses, report, 0.9 * self.grace_s
         )
         exchange.use_store(self.store)
         self.hang_up()

@@ -97,6 +97,11 @@ class Relay:
                 )
                 self._thread.start()
 
+    def stay(self, seconds: float) -> None:
+        """Go on relaying for some `seconds` from now on, at least."""
+        with self._lock:
+            self._until = max(self._until, time.monotonic() + seconds)
+
     def add(self, key: str, rank: int, edition: int, report: Report) -> None:
         """Store a rank's report and pass it on, unless this `edition` or a later one is known.
 
@@ -124,7 +129,9 @@ class Relay:
     def hear(self, key: str) -> dict[int, Report]:
         """Return the latest report of each rank of a group; ranks not heard of are missing."""
         with self._lock:
-            return {rank: report for rank, (_, report) in self._groups[key].heard.items()}
+            group = self._groups.get(key)
+            heard = {} if group is None else group.heard
+            return {rank: report for rank, (_, report) in heard.items()}
 
     def list_reach(self, key: str) -> dict[int, Reach]:
         """Return "trying", "reached" or "ended" (its process is gone) by rank, for those dialed."""

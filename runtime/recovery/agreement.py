@@ -1,0 +1,152 @@
+"""Agree with all ranks on what is lost and how to go on, by every route that still works.
+
+The reports travel like those of faults (ranks/reports.py): from rank to rank, so that they also
+reach ranks that have no route to the rank that decides, or to the store. Each recovery has a
+number. A rank for which one fails begins the next, and the others follow it there.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...topo.errors import ExecutionError
+from ..ranks.addresses import Addresses
+from ..ranks.blame import list_ranks
+from ..ranks.reports import POLL_S, relay
+
+# A rank that has not answered within this time is taken to be out of reach: a lost SYN is sent
+# again after 1 s.
+_REACH_S = 1.2
+
+
+class SupersededError(Exception):
+    """Other ranks have begun a later recovery, `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"recovery {number} has begun")
+        self.number = number
+
+
+class RankLostError(ExecutionError):
+    """The processes of some ranks have ended."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank reports in a recovery.
+
+    `ended` is the number of the last call that it has ended; its new gloo has the `address`, and
+    listens at `ports`; `unreached` are the ranks that it cannot connect to.
+    """
+
+    ended: int
+    address: Mapping[str, str]
+    ports: Sequence[int]
+    unreached: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What rank 0 decides in a recovery.
+
+    `unreached` are the pairs of ranks, the lower first, that are not connected any more; `links`
+    the links that are lost, by their devices' ids; `refusal` says why it is not possible to go on,
+    if it is not.
+    """
+
+    unreached: Sequence[tuple[int, int]] = ()
+    links: Sequence[tuple[str, str]] = ()
+    refusal: str = ""
+
+
+@dataclass
+class Recovery:
+    """One rank's part in the recovery `number` of the group that `name` identifies.
+
+    `addresses` are those at which the ranks receive reports, by rank; after `deadline`
+    (time.monotonic) no rank is waited for.
+    """
+
+    name: str
+    number: int
+    rank: int
+    addresses: Addresses
+    deadline: float
+    _edition: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self._key = self._key_of(self.number)
+        relay.join(self._key, self.rank, self.addresses, _REACH_S)
+        relay.dial(self._key, [rank for rank in self.addresses if rank != self.rank])
+
+    def _key_of(self, number: int) -> str:
+        return f"{self.name} recovery {number}"
+
+    def find_unreached(self) -> list[int]:
+        """Return the ranks that this one cannot connect to, after it has tried for some time.
+
+        Raise RankLostError if processes have ended.
+        """
+        ends = time.monotonic() + _REACH_S
+        while True:
+            reach = relay.list_reach(self._key)
+            self._check_ended()
+            unreached = sorted(rank for rank, state in reach.items() if state == "trying")
+            if not unreached or time.monotonic() > ends:
+                return unreached
+            time.sleep(POLL_S)
+
+    def report(self, part: Part) -> None:
+        """Report this rank's part to all others."""
+        self._add({"part": asdict(part)})
+        self._part = part
+
+    def decide(self, decision: Decision) -> None:
+        """Announce what is to be done; rank 0 does."""
+        self._add({"part": asdict(self._part), "decision": asdict(decision)})
+
+    def _add(self, report: Mapping[str, Any]) -> None:
+        relay.add(self._key, self.rank, self._edition, report)
+        self._edition += 1
+
+    def wait_for_parts(self) -> list[Part]:
+        """Return what all ranks report, by rank.
+
+        Raise SupersededError, RankLostError, or ExecutionError at the deadline.
+        """
+        while True:
+            heard = relay.hear(self._key)
+            if len(heard) == len(self.addresses):
+                return [Part(**heard[rank]["part"]) for rank in sorted(heard)]
+            self._pause(sorted(set(self.addresses) - set(heard)))
+
+    def wait_for_decision(self) -> Decision:
+        """Return what rank 0 decides; raises like `wait_for_parts`."""
+        while True:
+            decision = relay.hear(self._key).get(0, {}).get("decision")
+            if decision is not None:
+                return Decision(
+                    [(int(a), int(b)) for a, b in decision["unreached"]],
+                    [(str(a), str(b)) for a, b in decision["links"]],
+                    str(decision["refusal"]),
+                )
+            self._pause([0])
+
+    def _pause(self, missing: Sequence[int]) -> None:
+        if relay.hear(self._key_of(self.number + 1)):
+            raise SupersededError(self.number + 1)
+        self._check_ended()
+        if time.monotonic() > self.deadline:
+            raise ExecutionError(
+                f"{list_ranks(missing)} did not take part in the recovery until the call's deadline"
+            )
+        relay.stay(_REACH_S)
+        time.sleep(POLL_S)
+
+    def _check_ended(self) -> None:
+        reach = relay.list_reach(self._key)
+        ended = sorted(rank for rank, state in reach.items() if state == "ended")
+        if ended:
+            verb = "has" if len(ended) == 1 else "have"
+            raise RankLostError(f"{list_ranks(ended)} {verb} ended")

@@ -1,0 +1,448 @@
+"""Carry out the calls of a communicator so that a lost link costs seconds, and not the job.
+
+How a call goes on: each call runs on private buffers, in a thread that can be left behind in a wait
+of gloo's. The user's tensors are written once the call has ended, so a failed call has not changed
+them, and can be made again. When a connection is lost (connections.py), all ranks leave their call,
+agree on what is lost (agreement.py), connect anew where they still can (partial_transport.py), take
+a plan without the lost links (replan.py), and finish the call by it.
+
+One rank may have ended the call that another one has to make again. It cannot be further: a call
+ends for a rank when all ranks have begun it, so none begins the next before all have ended the one
+before. Therefore each rank keeps what its last call needs to be made again: the result, if it is
+the same on all ranks, so that all ranks get the same bits; else the input.
+"""
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from weakref import finalize
+
+import torch
+
+from ...synth.plan import Plan
+from ...topo.errors import ExecutionError, InfeasibleError, TopoplanError
+from ..compiled import Buffers, make_bindings
+from ..engine import Engine
+from ..program.layout import IN_PLACE
+from ..program.one_sided.flat import POINT_TO_POINT
+from ..ranks.blame import describe_link
+from ..ranks.transport import Transport
+from .agreement import Decision, Part, RankLostError, Recovery, SupersededError
+from .connections import ConnectionWatch, find_listening_ports
+from .partial_transport import PartialGloo, PartialTransport
+from .replan import find_lost_links, list_unreached, plan_without
+
+log = logging.getLogger("topoplan")
+
+# Collectives whose result is the same on all ranks.
+_SHARED = ("allreduce", "allgather", "broadcast")
+# Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
+_MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
+# Time for a call to end by itself after a connection was lost: another rank may just have closed
+# it, since it has ended the call.
+_SETTLE_S = 0.3
+# Recoveries in a row, for one call, after which the error is raised.
+_MAX_RECOVERIES = 8
+
+MakeEngine = Callable[..., Engine]
+
+
+class _LostError(Exception):
+    """A connection was lost."""
+
+
+# The shape of a call: numbers of elements, dtype, reduction, and whether there is error feedback.
+_Shape = tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class _Private:
+    """Buffers of one call that are not the user's, to be used again by later calls of a `shape`.
+
+    `kept` is a copy of the input that the call does not write to, where one is needed.
+    """
+
+    shape: _Shape
+    buffers: Buffers
+    kept: torch.Tensor | None
+
+
+class Guard:
+    """Carries out the calls of one communicator, and goes on after a link is lost.
+
+    `engine` is the communicator's own, over a transport of its own on gloo; `make_engine` makes
+    another for another plan and transport. All calls must be made through `run`, in one order on
+    all ranks. `watch` watches the connections of the transport, and reports to `note_loss`.
+    """
+
+    def __init__(
+        self, engine: Engine, make_engine: MakeEngine, opened_since: Collection[str]
+    ) -> None:
+        self.engine, self._make_engine = engine, make_engine
+        engine.is_stock_excluded = True
+        self._first = engine
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._worker = _Worker(self._events)
+        self._ended = self._recoveries = self._sent_before = 0
+        self._current: _Private | None = None
+        self._last: _Private | None = None
+        self._free: dict[_Shape, list[_Private]] = defaultdict(list)
+        self._name = engine.plan.collective.name
+        self._error: ExecutionError | None = None
+        self.history: list[dict[str, Any]] = []
+        """The recoveries so far, as rows of a table."""
+        transport = engine.transport
+        addresses = transport.faults.addresses
+        nonces = " ".join(x.nonce for _, x in sorted(addresses.items()) if x is not None)
+        self._key = f"{transport.group.group_name} {nonces}"
+        ports = transport.exchange(find_listening_ports(opened_since))
+        self._watch = ConnectionWatch(self._note_loss)
+        self._watch.follow(opened_since, set().union(*ports))
+        transport.faults.on_hang_up.append(self._watch.shut)
+        finalize(self, self._worker.stop)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent through schedules so far."""
+        return self._sent_before + self.engine.sent_bytes
+
+    def _note_loss(self) -> None:
+        self._events.put(None)
+
+    # Calls
+
+    def run(self, users: Buffers) -> None:
+        """Carry out the collective on the user's buffers, by another plan if a link is lost.
+
+        Raise ExecutionError if that is not possible.
+        """
+        if self._error is not None:
+            raise self._error
+        self._carry_out(users)
+        private = self._current
+        assert private is not None
+        if self._last is not None:
+            self._free[self._last.shape].append(self._last)
+        self._last, self._current = private, None
+        self._ended += 1
+        if users.target.numel():
+            users.target.copy_(private.buffers.target)
+        if users.residual is not None and private.buffers.residual is not None:
+            users.residual.copy_(private.buffers.residual)
+
+    def _carry_out(self, users: Buffers | None) -> None:
+        """Carry out a call, again and again if connections are lost; None waits for all ranks."""
+        for _ in range(_MAX_RECOVERIES):
+            try:
+                if users is not None:
+                    self._current = self._prepare(users)
+                self._try(self._meet if users is None else self._make_call)
+                return
+            except _LostError:
+                self._current = None  # the thread that was left behind may use its buffers
+                if self._recover(users):
+                    return
+        raise self._give_up(f"connections were lost {_MAX_RECOVERIES} times")
+
+    def _make_call(self) -> None:
+        assert self._current is not None
+        self.engine.carry_out(self._current.buffers)
+        if self._name not in _MEETING:
+            self._meet()
+
+    def _meet(self) -> None:
+        transport = self.engine.transport
+        with transport.faults.stock("the end of a call"):
+            transport.meet()
+
+    def _try(self, function: Callable[[], object]) -> None:
+        """Run a function in the other thread; raise _LostError if a connection is lost meanwhile.
+
+        The thread is then left behind: it may be in a wait that only a deadline ends.
+        """
+        if self._watch.is_lost:
+            raise _LostError
+        number = self._worker.begin(function)
+        try:
+            error = self._wait_for(number)
+        except BaseException as interruption:  # Ctrl-C: the other ranks would wait for this one
+            self._renew_worker()
+            self._give_up(f"it was interrupted ({interruption!r})")
+            raise
+        if error is None:
+            return
+        if isinstance(error, _LostError) or (
+            isinstance(error, RuntimeError) and self._is_lost_soon()
+        ):
+            self._renew_worker()
+            raise _LostError from error
+        raise error
+
+    def _wait_for(self, number: int) -> BaseException | None:
+        """Return the error of a function in the other thread, None if it ends well.
+
+        Return a _LostError if a connection is lost and the function does not end soon.
+        """
+        ends = None
+        while True:
+            if self._watch.is_lost and ends is None:
+                ends = time.monotonic() + _SETTLE_S
+            try:
+                event = self._events.get(
+                    timeout=None if ends is None else max(0.0, ends - time.monotonic())
+                )
+            except queue.Empty:
+                return _LostError()
+            if event is not None and event[:2] == (self._worker, number):
+                error: BaseException | None = event[2]
+                return error
+
+    def _renew_worker(self) -> None:
+        self._worker.stop()
+        self._worker = _Worker(self._events)
+
+    def _is_lost_soon(self) -> bool:
+        """Return whether a connection is lost, now or within a moment."""
+        ends = time.monotonic() + _SETTLE_S
+        while not self._watch.is_lost and time.monotonic() < ends:
+            time.sleep(0.01)
+        return self._watch.is_lost
+
+    def close(self) -> None:
+        """Wait until all ranks have ended their last call, and need this rank no more."""
+        if self._error is None:
+            try:
+                self._carry_out(None)
+            except RuntimeError as error:  # nothing is left to do for the others
+                log.debug("rank %d: at the end: %s", self._rank, error)
+        self._watch.shut()
+        self._worker.stop()
+
+    # Private buffers
+
+    def _prepare(self, users: Buffers) -> _Private:
+        """Return private buffers with the input of a call."""
+        shape = (
+            users.numel,
+            users.source.numel(),
+            users.target.numel(),
+            users.target.dtype,
+            users.op,
+            users.residual is None,
+        )
+        free = self._free[shape]
+        private = free.pop() if free else self._make_private(users, shape)
+        if private.buffers.source.numel():
+            private.buffers.source.copy_(users.source)
+        if private.kept is not None:
+            private.kept.copy_(users.source)
+        if users.residual is not None and private.buffers.residual is not None:
+            private.buffers.residual.copy_(users.residual)
+        return private
+
+    def _make_private(self, users: Buffers, shape: _Shape) -> _Private:
+        target = torch.empty_like(users.target)
+        source = target if self._name in IN_PLACE else torch.empty_like(users.source)
+        residual = None if users.residual is None else torch.empty_like(users.residual)
+        buffers = Buffers(users.numel, source, target, users.op, residual, make_bindings(target))
+        kept = torch.empty_like(source) if self._name == "reduce" else None
+        return _Private(shape, buffers, kept)
+
+    # Recovery
+
+    def _recover(self, users: Buffers | None) -> bool:
+        """Agree with all ranks how to go on, and do so; return whether that also ended the call.
+
+        Raise ExecutionError if it is not possible.
+        """
+        began = time.monotonic()
+        deadline = began + self._first.transport.timeout_s
+        for _ in range(_MAX_RECOVERIES):
+            self._watch.shut()
+            self._recoveries += 1
+            try:
+                return self._recover_once(users, deadline, began)
+            except SupersededError as other:
+                self._recoveries = other.number - 1
+                why: Exception = other
+            except (RankLostError, InfeasibleError) as error:
+                raise self._give_up(str(error)) from error
+            except (RuntimeError, _LostError) as error:
+                why = error
+                if time.monotonic() > deadline:
+                    break
+                log.info("rank %d: recovery %d failed: %r", self._rank, self._recoveries, error)
+        raise self._give_up(f"{_MAX_RECOVERIES} recoveries failed ({why!r})") from why
+
+    @property
+    def _rank(self) -> int:
+        return self._first.rank
+
+    def _recover_once(self, users: Buffers | None, deadline: float, began: float) -> bool:
+        first, number = self._first, self._recoveries
+        transport, plan = first.transport, first.plan
+        recovery = Recovery(self._key, number, self._rank, transport.faults.addresses, deadline)
+        unreached = recovery.find_unreached()
+        gloo = PartialGloo(self._rank, first.size, timedelta(seconds=transport.faults.wait_s))
+        recovery.report(Part(self._ended, gloo.address, gloo.list_ports(), unreached))
+        parts = recovery.wait_for_parts()
+        lost = list_unreached(parts)
+        new_plan: Plan | None = None
+        if self._rank == 0:
+            links = find_lost_links(plan.topology, lost)
+            try:
+                new_plan, refusal = plan_without(plan, links, frozenset(lost)), ""
+            except TopoplanError as error:
+                refusal = str(error)
+            recovery.decide(Decision(lost, links, refusal))
+        decision = recovery.wait_for_decision()
+        what = " and ".join(map(describe_link, decision.links)) or "no link"
+        if decision.refusal:
+            raise InfeasibleError(f"without {what} there is no plan: {decision.refusal}")
+        self._connect(gloo, parts, decision, number)
+        engine = self._take_plan(gloo, decision, number, new_plan)
+        self._sent_before += self.engine.sent_bytes
+        self.engine = engine
+        first_ended = min(part.ended for part in parts)
+        is_over = False
+        if any(part.ended > first_ended for part in parts):
+            is_over = self._finish_for_others(engine, users, parts, first_ended)
+        self._note(decision, number, began, engine)
+        return is_over
+
+    def _connect(
+        self, gloo: PartialGloo, parts: list[Part], decision: Decision, number: int
+    ) -> None:
+        """Connect to all ranks that this one still reaches, and watch these connections."""
+        lost = set(decision.unreached)
+        me = self._rank
+        peers = [
+            rank
+            for rank in range(gloo.size)
+            if rank != me and (min(rank, me), max(rank, me)) not in lost
+        ]
+        self._watch = ConnectionWatch(self._note_loss)
+        addresses = [dict(part.address) for part in parts]
+        ports = set().union(*(part.ports for part in parts))
+        self._try(partial(gloo.connect, addresses, peers, self._watch, ports))
+
+    def _take_plan(
+        self, gloo: PartialGloo, decision: Decision, number: int, plan: Plan | None
+    ) -> Engine:
+        """Return an engine for the new plan, which rank 0 has, over the new connections."""
+        made: list[Engine] = []
+
+        def make() -> None:
+            transport = PartialTransport(
+                self._first.transport,
+                gloo,
+                decision.unreached,
+                self._watch,
+                f"{self._key} {number}",
+            )
+            new: Plan = transport.exchange(plan)[0]
+            new.verify()
+            engine = self._make_engine(new, transport, executor=POINT_TO_POINT)
+            engine.times_calls = engine.is_stock_excluded = True
+            made.append(engine)
+
+        self._try(make)
+        return made[0]
+
+    def _finish_for_others(
+        self, engine: Engine, users: Buffers | None, parts: list[Part], first_ended: int
+    ) -> bool:
+        """Make a call again that some ranks have ended and others have not.
+
+        Return whether this rank had not ended it.
+        """
+        has_ended = self._ended > first_ended
+        if has_ended:
+            mine = self._last
+        else:
+            assert users is not None  # who closes its communicator has ended all calls
+            mine = self._current = self._prepare(users)
+        assert mine is not None
+        buffers = mine.buffers
+        if self._name in _SHARED:
+            server = next(rank for rank, part in enumerate(parts) if part.ended > first_ended)
+            self._try(partial(_pass_on, engine.transport, server, buffers.target))
+        else:
+            if has_ended:
+                source = buffers.source if mine.kept is None else mine.kept.clone()
+                target = source if self._name in IN_PLACE else torch.empty_like(buffers.target)
+                buffers = Buffers(buffers.numel, source, target, buffers.op)
+            self._try(partial(engine.carry_out, buffers))
+        return not has_ended
+
+    def _note(self, decision: Decision, number: int, began: float, engine: Engine) -> None:
+        seconds = time.monotonic() - began
+        links = [" - ".join(link) for link in decision.links]
+        row = {
+            "recovery": number,
+            "call": self._ended + 1,
+            "lost_links": links,
+            "seconds": round(seconds, 3),
+            "bound_GBps": float(engine.plan.bound_one_way.algbw_GBps),
+        }
+        self.history.append(row)
+        if self._rank == 0:
+            log.warning("went on after a fault: %s", json.dumps(row))
+
+    def _give_up(self, why: str) -> ExecutionError:
+        self._error = ExecutionError(
+            f"rank {self._rank}: a connection was lost in call {self._ended + 1}, and it is not "
+            f"possible to go on: {why}"
+        )
+        self._watch.shut()
+        self._first.transport.faults.broken = self._error
+        return self._error
+
+
+def _pass_on(transport: Transport, server: int, tensor: torch.Tensor) -> None:
+    """Give all ranks the bytes of the `server`'s tensor."""
+    flat = tensor.view(torch.uint8) if tensor.numel() else tensor
+    data = transport.exchange(flat.numpy().tobytes() if transport.rank == server else None)[server]
+    if tensor.numel():
+        flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+class _Worker:
+    """A thread that runs functions, and puts (itself, number, error or None) into a queue.
+
+    A thread that does not come back is left behind: it ends when its function does.
+    """
+
+    def __init__(self, events: "queue.SimpleQueue[Any]") -> None:
+        self._events, self._count = events, 0
+        self._functions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="topoplan-guarded", daemon=True).start()
+
+    def begin(self, function: Callable[[], object]) -> int:
+        """Run a function in the thread; return its number. Does not wait."""
+        self._count += 1
+        self._functions.put(function)
+        return self._count
+
+    def stop(self) -> None:
+        """End the thread, once it has run what it was given."""
+        self._functions.put(None)
+
+    def _serve(self) -> None:
+        count = 0
+        while (function := self._functions.get()) is not None:
+            count, error = count + 1, None
+            try:
+                function()
+            except BaseException as raised:
+                error = raised
+            del function
+            self._events.put((self, count, error))

@@ -1,0 +1,163 @@
+"""A transport over the pairs of ranks that still reach each other."""
+
+import pickle
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any
+
+import networkx as nx
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from ..ranks.faults import Faults
+from ..ranks.groups import describe_place, make_lazy_gloo_devices
+from ..ranks.transport import Transport
+from .connections import ConnectionWatch, find_listening_ports, list_sockets
+
+# Tags of messages that are not a plan's.
+_GREETING, _CONTROL = 1, 2
+# Connecting and greeting takes a few milliseconds, on a busy host some hundred.
+_GREET_S = 5.0
+
+
+class PartialGloo:
+    """This rank's gloo in a group whose ranks do not all reach each other; not yet connected.
+
+    gloo connects two ranks at their first message, so pairs without messages need no connection.
+    `address` is what the other ranks' `connect` needs.
+    """
+
+    def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self._store, self._opened = HashStore(), frozenset(list_sockets().values())
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = make_lazy_gloo_devices()
+        options._threads = 2 * len(options._devices)
+        options._timeout = timeout
+        self.backend: Any = dist.ProcessGroupGloo(self._store, rank, size, options)
+        self.address = {key: bytes(self._store.get(key)).hex() for key in self._list_keys()}
+
+    def list_ports(self) -> list[int]:
+        """Return the ports at which it listens."""
+        return find_listening_ports(self._opened)
+
+    def _list_keys(self) -> list[str]:
+        return [str(key) for key in self._store.list_keys()]
+
+    def connect(
+        self,
+        addresses: Sequence[dict[str, str]],
+        peers: Sequence[int],
+        watch: ConnectionWatch,
+        ports: Collection[int],
+    ) -> None:
+        """Connect to `peers`, given the addresses of all ranks, and watch these connections.
+
+        The ranks listen at `ports`. Raise RuntimeError if that fails.
+        """
+        for address in addresses:
+            for key, value in address.items():
+                self._store.set(key, bytes.fromhex(value))  # type: ignore[arg-type]
+        mine, theirs = torch.tensor([self.rank]), [torch.empty(1, dtype=torch.int64) for _ in peers]
+        works = [
+            work
+            for peer, buffer in zip(peers, theirs, strict=True)
+            for work in (
+                self.backend.send([mine], peer, _GREETING),
+                self.backend.recv([buffer], peer, _GREETING),
+            )
+        ]
+        for work in works:
+            work.wait(timedelta(seconds=_GREET_S))
+        watch.follow(self._opened, ports)
+
+
+class PartialTransport(Transport):
+    """A transport over gloo whose ranks do not all reach each other.
+
+    Plans run over it as over any other; what ranks tell each other meanwhile passes along a tree of
+    pairs that do. It has no stock collectives. `lost` are the pairs without a connection; `before`
+    is the transport that it replaces.
+    """
+
+    def __init__(
+        self,
+        before: Transport,
+        gloo: PartialGloo,
+        lost: Sequence[tuple[int, int]],
+        watch: ConnectionWatch,
+        name: str,
+    ) -> None:
+        place = describe_place(gloo._store, gloo.rank, gloo.size, gloo.timeout, name)
+        group = dist.ProcessGroup(gloo._store, gloo.rank, gloo.size)
+        kind = dist.ProcessGroup.BackendType.GLOO
+        group._set_default_backend(kind)
+        group._register_backend(torch.device("cpu"), kind, gloo.backend)
+        group._set_group_name(place.group_id)
+        self._client: Any = None
+        timeout = timedelta(seconds=before.timeout_s)
+        old = before.faults
+        faults = _PartialFaults(
+            group, timeout, old.store, old.addresses, labels=[*old.ranks] if old.ranks else None
+        )
+        faults.on_hang_up.append(watch.shut)
+        faults.topology = old.topology
+        self._is_private, self._gloo = False, gloo.backend
+        self._begin(group, torch.device("cpu"), timeout, faults)
+        tree = find_tree(self.size, lost)
+        self._parent = next(iter(tree.predecessors(self.rank)), None)
+        self._children = sorted(tree.successors(self.rank))
+        self._wait = timedelta(seconds=faults.wait_s)
+
+    def exchange(self, value: object) -> list[Any]:
+        """See Transport."""
+        known = {self.rank: value}
+        for child in self._children:
+            known |= self._receive(child)
+        if self._parent is not None:
+            self._send(self._parent, known)
+            known = self._receive(self._parent)
+        for child in self._children:
+            self._send(child, known)
+        return [known[rank] for rank in range(self.size)]
+
+    def find_slowest_s(self, seconds: list[float]) -> list[float]:
+        """See Transport."""
+        return [max(times) for times in zip(*self.exchange(seconds), strict=True)]
+
+    def meet(self) -> None:
+        """See Transport."""
+        self.exchange(None)
+
+    def _send(self, peer: int, value: object) -> None:
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        for message in (torch.tensor([data.numel()]), data):
+            self._gloo.send([message], peer, _CONTROL).wait(self._wait)
+
+    def _receive(self, peer: int) -> Any:
+        length = torch.empty(1, dtype=torch.int64)
+        self._gloo.recv([length], peer, _CONTROL).wait(self._wait)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        self._gloo.recv([data], peer, _CONTROL).wait(self._wait)
+        return pickle.loads(data.numpy().tobytes())
+
+
+class _PartialFaults(Faults):
+    """The faults of a group that is not connected completely."""
+
+    def hang_up(self) -> None:
+        """Close the connections that there are: gloo would first make those that are missing."""
+        for notify in self.on_hang_up:
+            notify()
+
+
+def find_tree(ranks: int, lost: Sequence[tuple[int, int]]) -> "nx.DiGraph[int]":
+    """Return a tree of pairs of ranks that are not among `lost`, directed from rank 0.
+
+    Raise networkx's error if these do not connect all ranks.
+    """
+    graph: nx.Graph[int] = nx.complete_graph(ranks)
+    graph.remove_edges_from(lost)
+    tree: nx.DiGraph[int] = nx.bfs_tree(graph, 0)
+    return tree
