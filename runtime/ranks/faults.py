@@ -350,7 +350,7 @@ class ReportExchange:
         """Return all reports; complete the own one with the fate of its connections, once known."""
         reach = relay.list_reach(self._key)
         ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
-        unreached = tuple(sorted(rank for rank, state in reach.items() if state == "trying"))
+        unreached = tuple(sorted(rank for rank, x in reach.items() if x in ("trying", "failed")))
         is_known = not unreached or time.monotonic() - self._begun > min(
             _REACH_S, self._seconds / 2
         )

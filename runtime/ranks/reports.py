@@ -31,8 +31,9 @@ _MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # per read, so that one connection does not keep others waiting
 
 Report = Mapping[str, Any]
-# Fate of the connection to a rank: `ended` if it was refused, or closed without a report.
-Reach = Literal["trying", "reached", "ended"]
+# Fate of the connection to a rank: `ended` if it was refused, or closed without a report; `failed`
+# if the network knows no route to its host.
+Reach = Literal["trying", "reached", "ended", "failed"]
 
 
 @dataclass
@@ -134,7 +135,7 @@ class Relay:
             return {rank: report for rank, (_, report) in heard.items()}
 
     def list_reach(self, key: str) -> dict[int, Reach]:
-        """Return "trying", "reached" or "ended" (its process is gone) by rank, for those dialed."""
+        """Return the fate of the connection to each rank that was dialed (see Reach)."""
         with self._lock:
             return dict(self._groups[key].reach)
 
@@ -219,9 +220,12 @@ class Relay:
     def _note_failure(self, connection: _Connection, failed: int) -> None:
         """Note the fate of a connection that could not be made, by its error number."""
         connection.is_over = True
-        if failed in (errno.ECONNREFUSED, errno.ECONNRESET):
-            with self._lock:
+        with self._lock:
+            if failed in (errno.ECONNREFUSED, errno.ECONNRESET):
                 self._note_end(connection, refused=True)
+            elif connection.dialed is not None:
+                key, rank = connection.dialed
+                self._groups[key].reach[rank] = "failed"
 
     def _progress(self, connection: _Connection, events: int) -> None:
         """Handle a connection that is made, has failed, or has data to read."""

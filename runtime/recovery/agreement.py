@@ -92,9 +92,8 @@ class Recovery:
         while True:
             reach = relay.list_reach(self._key)
             self._check_ended()
-            unreached = sorted(rank for rank, state in reach.items() if state == "trying")
-            if not unreached or time.monotonic() > ends:
-                return unreached
+            if "trying" not in reach.values() or time.monotonic() > ends:
+                return sorted(rank for rank, state in reach.items() if state != "reached")
             time.sleep(POLL_S)
 
     def report(self, part: Part) -> None:

@@ -31,7 +31,7 @@ class PartialGloo:
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self._store, self._opened = HashStore(), frozenset(list_sockets().values())
-        options = dist.ProcessGroupGloo._Options()
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = make_lazy_gloo_devices()
         options._threads = 2 * len(options._devices)
         options._timeout = timeout

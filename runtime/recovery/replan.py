@@ -11,8 +11,8 @@ from ...topo.routes import Route, Router
 from ..ranks.faults import Call
 from .agreement import Part
 
-# Allowance of work for the new plan, in seconds: the ranks wait for it.
-_PLAN_S = 1.0
+# Allowance of work for the new plan, in seconds, and more for each rank: all of them wait for it.
+_PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
 
 Pair = tuple[int, int]
 
@@ -59,9 +59,12 @@ def plan_without(plan: Plan, links: Sequence[tuple[str, str]], unreached: Set[Pa
     if links:
         topology = degrade(topology, Change(without_links=tuple(f"{a}:{b}" for a, b in links)))
     router = ReachedRouter(topology, unreached)
-    reproducible = plan.bracketing is not None
     return synthesize(
-        plan.collective, topology, time_limit_s=_PLAN_S, router=router, reproducible=reproducible
+        plan.collective,
+        topology,
+        time_limit_s=_PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks,
+        router=router,
+        reproducible=plan.bracketing is not None,
     ).plan
 
 
