@@ -37,6 +37,7 @@ def ddp_hook(
     error_feedback: bool = False,
     reduction: str = "hops",
     executor: str | None = None,
+    on_fault: str | None = None,
 ) -> "DdpHook":
     """Return a communication hook that averages gradients by an allreduce plan.
 
@@ -51,7 +52,9 @@ def ddp_hook(
     divide_by_initial_world_size=False changes nothing. With TOPOPLAN_PLANS=off the hook averages as
     DDP does without one, and the plan is not read. Raise InputError and PlanMismatchError.
     """
-    return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction, executor)
+    return DdpHook(
+        plan, group, timeout, choose, compress, error_feedback, reduction, executor, on_fault
+    )
 
 
 class DdpHook:
@@ -71,6 +74,7 @@ class DdpHook:
         error_feedback: bool,
         reduction: str,
         executor: str | None,
+        on_fault: str | None,
     ) -> None:
         if error_feedback and compress is None:
             raise InputError(
@@ -79,7 +83,7 @@ class DdpHook:
             )
         self.plan, self.timeout, self.choose = plan, timeout, choose
         self.compress, self.error_feedback, self.reduction = compress, error_feedback, reduction
-        self.executor = executor
+        self.executor, self.on_fault = executor, on_fault
         self._prepare()
         self._group = group
         if not self._is_off and (dist.is_initialized() or group is not None):
@@ -114,6 +118,7 @@ class DdpHook:
             self.compress,
             self.reduction,
             executor=self.executor,
+            on_fault=self.on_fault,
         )
         if communicator.plan.collective.name != "allreduce":
             raise InputError(
@@ -215,6 +220,7 @@ class DdpHook:
     def __getstate__(self) -> dict[str, object]:
         names = (
             "plan", "timeout", "choose", "compress", "error_feedback", "reduction", "executor",
+            "on_fault",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

@@ -18,6 +18,8 @@ from ..ranks.reports import POLL_S, relay
 # A rank that has not answered within this time is taken to be out of reach: a lost SYN is sent
 # again after 1 s.
 _REACH_S = 1.2
+# Time for a report to go out before this process may end.
+_FLUSH_S = 0.3
 
 
 class SupersededError(Exception):
@@ -29,7 +31,7 @@ class SupersededError(Exception):
 
 
 class RankLostError(ExecutionError):
-    """The processes of some ranks have ended."""
+    """The processes of some ranks have ended, or they do not go on."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,15 @@ class Recovery:
     def _key_of(self, number: int) -> str:
         return f"{self.name} recovery {number}"
 
+    def refuse(self, why: str) -> None:
+        """Report that this rank does not go on, so that the others need not wait for it."""
+        self._add({"refusal": why})
+        ends = time.monotonic() + _FLUSH_S
+        while time.monotonic() < ends and (
+            "trying" in relay.list_reach(self._key).values() or relay.is_behind(self._key)
+        ):
+            time.sleep(POLL_S)
+
     def find_unreached(self) -> list[int]:
         """Return the ranks that this one cannot connect to, after it has tried for some time.
 
@@ -116,8 +127,9 @@ class Recovery:
         """
         while True:
             heard = relay.hear(self._key)
-            if len(heard) == len(self.addresses):
-                return [Part(**heard[rank]["part"]) for rank in sorted(heard)]
+            parts = {rank: x["part"] for rank, x in heard.items() if "part" in x}
+            if len(parts) == len(self.addresses):
+                return [Part(**parts[rank]) for rank in sorted(parts)]
             self._pause(sorted(set(self.addresses) - set(heard)))
 
     def wait_for_decision(self) -> Decision:
@@ -133,6 +145,9 @@ class Recovery:
             self._pause([0])
 
     def _pause(self, missing: Sequence[int]) -> None:
+        for rank, report in relay.hear(self._key).items():
+            if "refusal" in report:
+                raise RankLostError(f"rank {rank} does not go on: {report['refusal']}")
         if relay.hear(self._key_of(self.number + 1)):
             raise SupersededError(self.number + 1)
         self._check_ended()

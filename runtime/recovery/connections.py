@@ -7,6 +7,8 @@ some seconds, whether or not its process is busy or stopped. A thread polls copi
 sockets for that.
 """
 
+import ctypes
+import logging
 import os
 import select
 import socket
@@ -14,6 +16,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+log = logging.getLogger("topoplan")
 
 # Without an acknowledgement for this long a connection is lost: longer than the pauses of a busy
 # network, and short enough to go on within seconds.
@@ -59,18 +63,18 @@ def _copy_new(opened_since: Collection[str]) -> Iterator[socket.socket]:
 
 
 class ConnectionWatch:
-    """Watches the connections of one group from `follow` on; a thread calls `on_lost`, once.
+    """Watches the connections of one group from `follow` on; a thread calls `notify` of a change.
 
-    A connection is also lost when its other end closes it.
+    `is_lost` says that a connection was lost or aborted. `is_closed` says that the other end of one
+    was closed in order: all that was sent before has arrived, or is on its way.
     """
 
-    def __init__(self, on_lost: Callable[[], object]) -> None:
-        self._on_lost = on_lost
+    def __init__(self, notify: Callable[[], object]) -> None:
+        self._notify = notify
         self._lock = threading.Lock()
         self._copies: list[socket.socket] = []
         self._wake, self._woken = socket.socketpair()
-        self._is_over = False
-        self.is_lost = False
+        self._is_over = self.is_lost = self.is_closed = False
 
     def follow(self, opened_since: Collection[str], ports: Collection[int]) -> None:
         """Watch the connections made since `list_sockets` returned the names `opened_since`.
@@ -84,30 +88,50 @@ class ConnectionWatch:
                     self._copies.append(copy)
                     continue
             copy.close()
-        threading.Thread(target=self._poll, name="topoplan-connections", daemon=True).start()
+        threading.Thread(target=self._watch, name="topoplan-connections", daemon=True).start()
 
-    def _poll(self) -> None:
+    def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
-        for copy in self._copies:
+        for copy in list(self._copies):
             poll.register(copy, select.POLLRDHUP)
-        poll.poll()
-        with self._lock:
-            self.is_lost = not self._is_over
-        if self.is_lost:
-            self._on_lost()
+        while not (self.is_lost or self._is_over):
+            changes = dict(poll.poll())
+            with self._lock:
+                if not self._is_over:
+                    self.is_closed = True
+                    self.is_lost = any(
+                        events & (select.POLLERR | select.POLLHUP) for events in changes.values()
+                    )
+            for number in changes:
+                poll.modify(number, 0)  # a loss is reported all the same
+            self._notify()
+        self._woken.close()
 
-    def shut(self) -> None:
-        """Close all connections, so that the other ends notice at once; nothing is reported."""
-        with self._lock:
-            if self._is_over:
-                return
-            self._is_over = True
-        self._wake.send(b"x")
-        for copy in self._copies:
-            with suppress(OSError):  # closed by the other end, or lost
-                copy.shutdown(socket.SHUT_RDWR)
+    def abort(self) -> None:
+        """Abort all connections, so that the other ends notice at once, and watch no longer."""
+        for copy in self._end():
+            with copy:
+                _reset(copy)
+
+    def stop(self) -> None:
+        """Watch no longer; the connections stay as they are."""
+        for copy in self._end():
             copy.close()
+
+    def _end(self) -> list[socket.socket]:
+        with self._lock:
+            self._is_over = True
+            copies, self._copies = self._copies, []
+            self._wake.close()  # which wakes the thread
+        return copies
+
+
+def _reset(connection: socket.socket) -> None:
+    """Abort a connection, which closing it would not do while gloo has it open too."""
+    no_address = bytes(16)  # of the family AF_UNSPEC
+    if ctypes.CDLL(None).connect(connection.fileno(), no_address, len(no_address)):
+        log.debug("a connection could not be reset")
 
 
 def _give_up_early(connection: socket.socket) -> None:

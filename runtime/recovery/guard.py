@@ -33,7 +33,8 @@ from ..compiled import Buffers, make_bindings
 from ..engine import Engine
 from ..program.layout import IN_PLACE
 from ..program.one_sided.flat import POINT_TO_POINT
-from ..ranks.blame import describe_link
+from ..ranks.addresses import find_ended
+from ..ranks.blame import describe_link, explain_silence
 from ..ranks.transport import Transport
 from .agreement import Decision, Part, RankLostError, Recovery, SupersededError
 from .connections import ConnectionWatch, find_listening_ports
@@ -49,6 +50,8 @@ _MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 # Time for a call to end by itself after a connection was lost: another rank may just have closed
 # it, since it has ended the call.
 _SETTLE_S = 0.3
+# Time for what an ended process has sent to arrive.
+_DRAIN_S = 5.0
 # Recoveries in a row, for one call, after which the error is raised.
 _MAX_RECOVERIES = 8
 
@@ -90,7 +93,7 @@ class Guard:
         engine.is_stock_excluded = True
         self._first = engine
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._worker = _Worker(self._events)
+        self._worker = self._make_worker()
         self._ended = self._recoveries = self._sent_before = 0
         self._current: _Private | None = None
         self._last: _Private | None = None
@@ -104,18 +107,24 @@ class Guard:
         nonces = " ".join(x.nonce for _, x in sorted(addresses.items()) if x is not None)
         self._key = f"{transport.group.group_name} {nonces}"
         ports = transport.exchange(find_listening_ports(opened_since))
-        self._watch = ConnectionWatch(self._note_loss)
+        self._watch = self._make_watch()
         self._watch.follow(opened_since, set().union(*ports))
-        transport.faults.on_hang_up.append(self._watch.shut)
-        finalize(self, self._worker.stop)
+        transport.faults.on_hang_up.append(self._watch.abort)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent through schedules so far."""
         return self._sent_before + self.engine.sent_bytes
 
-    def _note_loss(self) -> None:
-        self._events.put(None)
+    def _make_watch(self) -> ConnectionWatch:
+        watch = ConnectionWatch(partial(self._events.put, None))
+        finalize(self, watch.stop)
+        return watch
+
+    def _make_worker(self) -> "_Worker":
+        worker = _Worker(self._events)
+        finalize(self, worker.stop)
+        return worker
 
     # Calls
 
@@ -146,6 +155,9 @@ class Guard:
                     self._current = self._prepare(users)
                 self._try(self._meet if users is None else self._make_call)
                 return
+            except ExecutionError as error:  # such as a deadline: the others must not wait for it
+                self._refuse(str(error).removeprefix(f"rank {self._rank}: "))
+                raise
             except _LostError:
                 self._current = None  # the thread that was left behind may use its buffers
                 if self._recover(users):
@@ -179,7 +191,9 @@ class Guard:
             raise
         if error is None:
             return
-        if isinstance(error, _LostError) or (
+        if isinstance(error, RankLostError):
+            self._renew_worker()
+        elif isinstance(error, _LostError) or (
             isinstance(error, RuntimeError) and self._is_lost_soon()
         ):
             self._renew_worker()
@@ -189,25 +203,35 @@ class Guard:
     def _wait_for(self, number: int) -> BaseException | None:
         """Return the error of a function in the other thread, None if it ends well.
 
-        Return a _LostError if a connection is lost and the function does not end soon.
+        Return a _LostError if a connection is lost and the function does not end soon, and a
+        RankLostError if processes have ended and what they have sent does not end it either.
         """
-        ends = None
+        ends: float | None = None
         while True:
-            if self._watch.is_lost and ends is None:
-                ends = time.monotonic() + _SETTLE_S
+            watch = self._watch
+            if ends is None and (watch.is_lost or watch.is_closed):
+                ends = time.monotonic() + (_SETTLE_S if watch.is_lost else _DRAIN_S)
             try:
                 event = self._events.get(
                     timeout=None if ends is None else max(0.0, ends - time.monotonic())
                 )
             except queue.Empty:
-                return _LostError()
-            if event is not None and event[:2] == (self._worker, number):
+                if watch.is_lost:
+                    return _LostError()
+                ended = find_ended(self._first.transport.faults.addresses)
+                if ended:
+                    return RankLostError(f"rank {self._rank}: {explain_silence(ended, {})}")
+                ends = time.monotonic() + _DRAIN_S  # the processes live: the deadline decides
+                continue
+            if event is None:
+                ends = None
+            elif event[:2] == (self._worker, number):
                 error: BaseException | None = event[2]
                 return error
 
     def _renew_worker(self) -> None:
         self._worker.stop()
-        self._worker = _Worker(self._events)
+        self._worker = self._make_worker()
 
     def _is_lost_soon(self) -> bool:
         """Return whether a connection is lost, now or within a moment."""
@@ -223,7 +247,7 @@ class Guard:
                 self._carry_out(None)
             except RuntimeError as error:  # nothing is left to do for the others
                 log.debug("rank %d: at the end: %s", self._rank, error)
-        self._watch.shut()
+        self._watch.stop()
         self._worker.stop()
 
     # Private buffers
@@ -266,7 +290,7 @@ class Guard:
         began = time.monotonic()
         deadline = began + self._first.transport.timeout_s
         for _ in range(_MAX_RECOVERIES):
-            self._watch.shut()
+            self._watch.abort()
             self._recoveries += 1
             try:
                 return self._recover_once(users, deadline, began)
@@ -278,7 +302,7 @@ class Guard:
             except (RuntimeError, _LostError) as error:
                 why = error
                 if time.monotonic() > deadline:
-                    break
+                    raise self._give_up(str(error)) from error
                 log.info("rank %d: recovery %d failed: %r", self._rank, self._recoveries, error)
         raise self._give_up(f"{_MAX_RECOVERIES} recoveries failed ({why!r})") from why
 
@@ -329,7 +353,7 @@ class Guard:
             for rank in range(gloo.size)
             if rank != me and (min(rank, me), max(rank, me)) not in lost
         ]
-        self._watch = ConnectionWatch(self._note_loss)
+        self._watch = self._make_watch()
         addresses = [dict(part.address) for part in parts]
         ports = set().union(*(part.ports for part in parts))
         self._try(partial(gloo.connect, addresses, peers, self._watch, ports))
@@ -402,9 +426,15 @@ class Guard:
             f"rank {self._rank}: a connection was lost in call {self._ended + 1}, and it is not "
             f"possible to go on: {why}"
         )
-        self._watch.shut()
+        self._refuse(why)
         self._first.transport.faults.broken = self._error
         return self._error
+
+    def _refuse(self, why: str) -> None:
+        """Let the others know that this rank takes no part in a next recovery."""
+        addresses = self._first.transport.faults.addresses
+        Recovery(self._key, self._recoveries + 1, self._rank, addresses, 0.0).refuse(why)
+        self._watch.abort()
 
 
 def _pass_on(transport: Transport, server: int, tensor: torch.Tensor) -> None:

@@ -101,7 +101,7 @@ class PartialTransport(Transport):
         faults = _PartialFaults(
             group, timeout, old.store, old.addresses, labels=[*old.ranks] if old.ranks else None
         )
-        faults.on_hang_up.append(watch.shut)
+        faults.on_hang_up.append(watch.abort)
         faults.topology = old.topology
         self._is_private, self._gloo = False, gloo.backend
         self._begin(group, torch.device("cpu"), timeout, faults)
