@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,10 +99,7 @@ class ConnectionWatch:
             changes = dict(poll.poll())
             with self._lock:
                 if not self._is_over:
-                    self.is_closed = True
-                    self.is_lost = any(
-                        events & (select.POLLERR | select.POLLHUP) for events in changes.values()
-                    )
+                    self.is_closed, self.is_lost = True, _show_loss(changes.values())
             for number in changes:
                 poll.modify(number, 0)  # a loss is reported all the same
             self._notify()
@@ -121,10 +118,19 @@ class ConnectionWatch:
 
     def _end(self) -> list[socket.socket]:
         with self._lock:
-            self._is_over = True
             copies, self._copies = self._copies, []
+            # gloo may have noticed a loss before the thread.
+            poll = select.poll()
+            for copy in copies:
+                poll.register(copy, 0)
+            self.is_lost = self.is_lost or _show_loss(events for _, events in poll.poll(0))
+            self._is_over = True
             self._wake.close()  # which wakes the thread
         return copies
+
+
+def _show_loss(events_of_connections: Iterable[int]) -> bool:
+    return any(events & (select.POLLERR | select.POLLHUP) for events in events_of_connections)
 
 
 def _reset(connection: socket.socket) -> None:
@@ -132,6 +138,9 @@ def _reset(connection: socket.socket) -> None:
     no_address = bytes(16)  # of the family AF_UNSPEC
     if ctypes.CDLL(None).connect(connection.fileno(), no_address, len(no_address)):
         log.debug("a connection could not be reset")
+    # So that gloo reads, and sees it: it would go on polling a socket that is merely reset.
+    with suppress(OSError):  # it is not connected any more
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _give_up_early(connection: socket.socket) -> None:

@@ -14,11 +14,12 @@ the same on all ranks, so that all ranks get the same bits; else the input.
 
 import json
 import logging
+import math
 import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -27,6 +28,7 @@ from weakref import finalize
 
 import torch
 
+from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InfeasibleError, TopoplanError
 from ..compiled import Buffers, make_bindings
@@ -52,6 +54,8 @@ _MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 _SETTLE_S = 0.3
 # Time for what an ended process has sent to arrive.
 _DRAIN_S = 5.0
+# Bytes of a segment for sizes that have not raced: several packets, little to wait for.
+_SEGMENT_BYTES = 64 << 10
 # Recoveries in a row, for one call, after which the error is raised.
 _MAX_RECOVERIES = 8
 
@@ -374,12 +378,25 @@ class Guard:
             )
             new: Plan = transport.exchange(plan)[0]
             new.verify()
-            engine = self._make_engine(new, transport, executor=POINT_TO_POINT)
-            engine.times_calls = engine.is_stock_excluded = True
+            mode = self._first.chooser.mode
+            choose = partial(self._choose, new) if mode == "race" else mode
+            engine = self._make_engine(new, transport, choose=choose, executor=POINT_TO_POINT)
+            engine.is_stock_excluded = True
             made.append(engine)
 
         self._try(make)
         return made[0]
+
+    def _choose(self, plan: Plan, size_bytes: int, variants: Sequence[Schedule]) -> Schedule:
+        """Return the schedule for a size without a race, for which a job in trouble has no time.
+
+        It is the plan's own, with about as many segments as won the race before the fault.
+        """
+        before = self._first.chooser.known(size_bytes)
+        segments = before.own.segments if before is not None else size_bytes // _SEGMENT_BYTES
+        own = plan.entry_for(size_bytes).schedule
+        alike = [x for x in variants if x.uncut == own.uncut] or [own]
+        return min(alike, key=lambda x: abs(math.log(x.segments / max(1, segments))))
 
     def _finish_for_others(
         self, engine: Engine, users: Buffers | None, parts: list[Part], first_ended: int
