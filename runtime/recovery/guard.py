@@ -102,6 +102,8 @@ class Guard:
         self._current: _Private | None = None
         self._last: _Private | None = None
         self._free: dict[_Shape, list[_Private]] = defaultdict(list)
+        self._picked: dict[int, Schedule] = {}
+        """The schedules in use after a fault, by the size in bits."""
         self._name = engine.plan.collective.name
         self._error: ExecutionError | None = None
         self.history: list[dict[str, Any]] = []
@@ -338,7 +340,7 @@ class Guard:
         self._connect(gloo, parts, decision, number)
         engine = self._take_plan(gloo, decision, number, new_plan)
         self._sent_before += self.engine.sent_bytes
-        self.engine = engine
+        self.engine, self._picked = engine, {}
         first_ended = min(part.ended for part in parts)
         is_over = False
         if any(part.ended > first_ended for part in parts):
@@ -379,7 +381,7 @@ class Guard:
             new: Plan = transport.exchange(plan)[0]
             new.verify()
             mode = self._first.chooser.mode
-            choose = partial(self._choose, new) if mode == "race" else mode
+            choose = self._choose if mode == "race" else mode
             engine = self._make_engine(new, transport, choose=choose, executor=POINT_TO_POINT)
             engine.is_stock_excluded = True
             made.append(engine)
@@ -387,16 +389,26 @@ class Guard:
         self._try(make)
         return made[0]
 
-    def _choose(self, plan: Plan, size_bytes: int, variants: Sequence[Schedule]) -> Schedule:
+    def _choose(self, size_bytes: int, variants: Sequence[Schedule]) -> Schedule:
         """Return the schedule for a size without a race, for which a job in trouble has no time.
 
-        It is the plan's own, with about as many segments as won the race before the fault.
+        It is the one with the best prediction, with about as many segments as won the race before
+        the fault, since predictions know little of busy hosts. Collective at a size's first call.
         """
-        before = self._first.chooser.known(size_bytes)
-        segments = before.own.segments if before is not None else size_bytes // _SEGMENT_BYTES
-        own = plan.entry_for(size_bytes).schedule
-        alike = [x for x in variants if x.uncut == own.uncut] or [own]
-        return min(alike, key=lambda x: abs(math.log(x.segments / max(1, segments))))
+        picked, bits = self._picked, size_bytes.bit_length()
+        if bits not in picked:
+            chooser = self.engine.chooser
+            order, _ = chooser.rank_candidates(size_bytes, is_raced=False, with_stock=False)
+            best = variants[order[0]]
+            before = self._first.chooser.known(size_bytes)
+            segments = max(
+                1, size_bytes // _SEGMENT_BYTES if before is None else before.own.segments
+            )
+            picked[bits] = min(
+                (x for x in variants if x.uncut == best.uncut),
+                key=lambda x: abs(math.log(x.segments / segments)),
+            )
+        return picked[bits]
 
     def _finish_for_others(
         self, engine: Engine, users: Buffers | None, parts: list[Part], first_ended: int

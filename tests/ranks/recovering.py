@@ -1,0 +1,152 @@
+"""Ranks whose connections are lost while all of them live."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import patience
+import torch
+import torch.distributed as dist
+from rank_process import leave
+
+import topoplan
+from ranks.checks import refused
+from topoplan import Communicator
+from topoplan.runtime.ranks.transport import Transport
+
+# The connections that a communicator watches have this timeout.
+_USER_TIMEOUT, _WATCHED_MS = socket.TCP_USER_TIMEOUT, 3000
+_NUMEL = 60_000
+
+
+def list_watched() -> dict[str, int]:
+    """Return the connections that communicators watch: file descriptors by the socket's name."""
+    watched = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile, or a socket of another kind
+            name = str(link.readlink())
+            if name.startswith("socket:") and is_watched(int(link.name)):
+                watched[name] = int(link.name)
+    return watched
+
+
+def is_watched(number: int) -> bool:
+    with socket.socket(fileno=os.dup(number)) as copy:
+        return copy.getsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT) == _WATCHED_MS
+
+
+def lose_a_connection(before: dict[str, int]) -> None:
+    """Reset a connection that was not watched before, as the kernel does when a link is cut."""
+    name = min(list_watched().keys() - before)
+    with socket.socket(fileno=os.dup(list_watched()[name])) as connection:
+        assert ctypes.CDLL(None).connect(connection.fileno(), bytes(16), 16) == 0
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def all_collectives_go_on(paths: dict[str, str]) -> dict[str, int]:
+    """Check results before, during and after a loss; return the number of recoveries."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    counts = {}
+    for name, path in paths.items():
+        before = list_watched()
+        communicator = Communicator(
+            path, timeout=patience.deadline(20), choose="plan", on_fault="replan"
+        )
+        for number in range(5):
+            if number == 2 and rank == 1:
+                lose_a_connection(before)
+            check_call(communicator, name, rank, size, number)
+        communicator.close()
+        counts[name] = len(communicator.recoveries)
+    return counts
+
+
+def check_call(communicator: Communicator, name: str, rank: int, size: int, number: int) -> None:
+    def part(of: int) -> torch.Tensor:
+        return torch.arange(_NUMEL, dtype=torch.float32) + 100 * of + number
+
+    mine, root = part(rank), communicator.plan.collective.root
+    every = torch.cat([part(other) for other in range(size)])
+    total = every.view(size, -1).sum(0)
+    out = torch.empty(_NUMEL)
+    if name == "allreduce":
+        communicator.allreduce(mine, dist.ReduceOp.AVG)
+        assert torch.equal(mine, total / size)
+    elif name == "broadcast":
+        communicator.broadcast(mine)
+        assert root is not None
+        assert torch.equal(mine, part(root))
+    elif name == "reduce":
+        communicator.reduce(mine)
+        assert rank != root or torch.equal(mine, total)
+    elif name == "allgather":
+        gathered = torch.empty(size * _NUMEL)
+        communicator.allgather(gathered, mine)
+        assert torch.equal(gathered, every)
+        assert torch.equal(mine, part(rank))
+    elif name == "reduce-scatter":
+        given = torch.cat([part(rank)] * size)
+        communicator.reduce_scatter(out, given)
+        assert torch.equal(out, total)
+        assert torch.equal(given, torch.cat([part(rank)] * size))
+    else:
+        received = torch.empty(size * _NUMEL)
+        communicator.alltoall(received, torch.cat([part(rank)] * size))
+        assert torch.equal(received, every)
+
+
+def a_rank_ends(path: str) -> str:
+    """Return the error of a rank when another one has ended."""
+    communicator = Communicator(
+        path, timeout=patience.deadline(20), choose="plan", on_fault="replan"
+    )
+    x = torch.ones(_NUMEL)
+    communicator.allreduce(x)
+    if dist.get_rank() == 1:
+        leave()
+    try:
+        communicator.allreduce(x)
+    except topoplan.ExecutionError as error:
+        with refused(str(error), topoplan.ExecutionError):
+            communicator.allreduce(x)
+        leave(str(error))
+    raise AssertionError("went on with a rank that is gone")
+
+
+def what_cannot_go_on_is_refused(path: str) -> None:
+    with refused("on_fault='later': expected one of raise, replan"):
+        Communicator(path, on_fault="later")
+    with refused("on_fault='replan': the communicator needs connections of its own"):
+        Communicator(path, Transport(None, patience.deadline(20)), on_fault="replan")
+    os.environ["TOPOPLAN_ON_FAULT"] = "sometimes"
+    with refused("TOPOPLAN_ON_FAULT='sometimes': expected one of raise, replan"):
+        Communicator(path)
+
+
+def main(arguments: list[str]) -> int:
+    """Make calls over emulated links until they do not connect the ranks any more."""
+    plan, folder = arguments
+    logging.basicConfig(format="%(message)s")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=patience.deadline(60))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    communicator = Communicator(plan, choose="plan", on_fault="replan")
+    number = 0
+    try:
+        while True:
+            x = torch.arange(200_000, dtype=torch.float32) + rank * number
+            communicator.allreduce(x)
+            ranks = size * (size - 1) / 2
+            assert torch.equal(x, torch.arange(200_000) * size + number * ranks)
+            number += 1
+            recoveries = len(communicator.recoveries)
+            Path(folder, f"{rank}").write_text(f"{number} {recoveries}")
+    except topoplan.ExecutionError as error:
+        print(f"{communicator.recoveries} {error}", flush=True)
+        return 3
