@@ -18,6 +18,10 @@ from ..ranks.reports import POLL_S, relay
 # A rank that has not answered within this time is taken to be out of reach: a lost SYN is sent
 # again after 1 s.
 _REACH_S = 1.2
+# No later report of a rank counts.
+_LAST_EDITION = 1 << 20
+# Time for the reports of ranks that may have noticed the fault later.
+_SPLIT_S = 3.0
 # Time for a report to go out before this process may end.
 _FLUSH_S = 0.3
 
@@ -46,6 +50,17 @@ class Part:
     address: Mapping[str, str]
     ports: Sequence[int]
     unreached: Sequence[int]
+
+
+class SplitError(ExecutionError):
+    """The ranks that have reported do not reach the others; `parts` are theirs, by rank."""
+
+    def __init__(self, missing: Sequence[int], parts: Mapping[int, Part]) -> None:
+        super().__init__(
+            f"{list_ranks(sorted(parts))} cannot reach {list_ranks(missing)} any more, directly or "
+            "through others"
+        )
+        self.parts = parts
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,7 @@ class Recovery:
 
     def refuse(self, why: str) -> None:
         """Report that this rank does not go on, so that the others need not wait for it."""
-        self._add({"refusal": why})
+        relay.add(self._key, self.rank, _LAST_EDITION, {"refusal": why})
         ends = time.monotonic() + _FLUSH_S
         while time.monotonic() < ends and (
             "trying" in relay.list_reach(self._key).values() or relay.is_behind(self._key)
@@ -123,14 +138,20 @@ class Recovery:
     def wait_for_parts(self) -> list[Part]:
         """Return what all ranks report, by rank.
 
-        Raise SupersededError, RankLostError, or ExecutionError at the deadline.
+        Raise SupersededError, RankLostError, SplitError if some ranks are cut off, or
+        ExecutionError at the deadline.
         """
+        began = time.monotonic()
         while True:
             heard = relay.hear(self._key)
-            parts = {rank: x["part"] for rank, x in heard.items() if "part" in x}
-            if len(parts) == len(self.addresses):
-                return [Part(**parts[rank]) for rank in sorted(parts)]
-            self._pause(sorted(set(self.addresses) - set(heard)))
+            parts = {rank: Part(**x["part"]) for rank, x in heard.items() if "part" in x}
+            missing = set(self.addresses) - set(parts)
+            if not missing:
+                return [parts[rank] for rank in sorted(parts)]
+            is_split = all(missing <= set(part.unreached) for part in parts.values())
+            if is_split and time.monotonic() - began > _SPLIT_S:
+                raise SplitError(sorted(missing), parts)
+            self._pause(sorted(missing))
 
     def wait_for_decision(self) -> Decision:
         """Return what rank 0 decides; raises like `wait_for_parts`."""

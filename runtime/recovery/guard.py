@@ -38,7 +38,7 @@ from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence
 from ..ranks.transport import Transport
-from .agreement import Decision, Part, RankLostError, Recovery, SupersededError
+from .agreement import Decision, Part, RankLostError, Recovery, SplitError, SupersededError
 from .connections import ConnectionWatch, find_listening_ports
 from .partial_transport import PartialGloo, PartialTransport
 from .replan import find_lost_links, list_unreached, plan_without
@@ -305,6 +305,10 @@ class Guard:
                 why: Exception = other
             except (RankLostError, InfeasibleError) as error:
                 raise self._give_up(str(error)) from error
+            except SplitError as error:
+                lost = list_unreached(error.parts)
+                links = find_lost_links(self._first.plan.topology, lost)
+                raise self._give_up(f"without {list_links(links)}, {error}") from error
             except (RuntimeError, _LostError) as error:
                 why = error
                 if time.monotonic() > deadline:
@@ -324,7 +328,7 @@ class Guard:
         gloo = PartialGloo(self._rank, first.size, timedelta(seconds=transport.faults.wait_s))
         recovery.report(Part(self._ended, gloo.address, gloo.list_ports(), unreached))
         parts = recovery.wait_for_parts()
-        lost = list_unreached(parts)
+        lost = list_unreached(dict(enumerate(parts)))
         new_plan: Plan | None = None
         if self._rank == 0:
             links = find_lost_links(plan.topology, lost)
@@ -334,9 +338,9 @@ class Guard:
                 refusal = str(error)
             recovery.decide(Decision(lost, links, refusal))
         decision = recovery.wait_for_decision()
-        what = " and ".join(map(describe_link, decision.links)) or "no link"
         if decision.refusal:
-            raise InfeasibleError(f"without {what} there is no plan: {decision.refusal}")
+            without = list_links(decision.links)
+            raise InfeasibleError(f"without {without} there is no plan: {decision.refusal}")
         self._connect(gloo, parts, decision, number)
         engine = self._take_plan(gloo, decision, number, new_plan)
         self._sent_before += self.engine.sent_bytes
@@ -460,10 +464,16 @@ class Guard:
         return self._error
 
     def _refuse(self, why: str) -> None:
-        """Let the others know that this rank takes no part in a next recovery."""
+        """Let the others know that this rank takes no part in this recovery, or the next one."""
         addresses = self._first.transport.faults.addresses
-        Recovery(self._key, self._recoveries + 1, self._rank, addresses, 0.0).refuse(why)
+        for number in (self._recoveries, self._recoveries + 1):
+            Recovery(self._key, number, self._rank, addresses, 0.0).refuse(why)
         self._watch.abort()
+
+
+def list_links(links: Sequence[tuple[str, str]]) -> str:
+    """Return "link A - B and link C - D" for links by their devices' ids."""
+    return " and ".join(map(describe_link, links)) or "a link that the topology does not have"
 
 
 def _pass_on(transport: Transport, server: int, tensor: torch.Tensor) -> None:

@@ -17,12 +17,15 @@ _PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
 Pair = tuple[int, int]
 
 
-def list_unreached(parts: Sequence[Part]) -> list[Pair]:
-    """Return the pairs of ranks, the lower first, of which one does not reach the other."""
+def list_unreached(parts: Mapping[int, Part]) -> list[Pair]:
+    """Return the pairs of ranks, the lower first, of which one does not reach the other.
+
+    `parts` are what ranks have reported, by rank.
+    """
     return sorted(
         {
             (min(rank, other), max(rank, other))
-            for rank, part in enumerate(parts)
+            for rank, part in parts.items()
             for other in part.unreached
         }
     )
