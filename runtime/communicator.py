@@ -109,7 +109,10 @@ class Communicator:
     ) -> None:
         check_choose_mode(choose, compress)
         executor = find_executor(executor)
-        replans = find_on_fault(on_fault) == REPLAN
+        # The environment means communicators with connections of their own.
+        replans = find_on_fault(on_fault) == REPLAN and not (
+            on_fault is None and isinstance(group, Transport)
+        )
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         if reduction == "once" and compress is None:

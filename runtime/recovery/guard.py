@@ -38,7 +38,7 @@ from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence
 from ..ranks.transport import Transport
-from .agreement import Decision, Part, RankLostError, Recovery, SplitError, SupersededError
+from .agreement import Decision, RankLostError, Recovery, SplitError, SupersededError, Testimony
 from .connections import ConnectionWatch, find_listening_ports
 from .partial_transport import PartialGloo, PartialTransport
 from .replan import find_lost_links, list_unreached, plan_without
@@ -326,7 +326,7 @@ class Guard:
         recovery = Recovery(self._key, number, self._rank, transport.faults.addresses, deadline)
         unreached = recovery.find_unreached()
         gloo = PartialGloo(self._rank, first.size, timedelta(seconds=transport.faults.wait_s))
-        recovery.report(Part(self._ended, gloo.address, gloo.list_ports(), unreached))
+        recovery.report(Testimony(self._ended, gloo.address, gloo.list_ports(), unreached))
         parts = recovery.wait_for_parts()
         lost = list_unreached(dict(enumerate(parts)))
         new_plan: Plan | None = None
@@ -353,7 +353,7 @@ class Guard:
         return is_over
 
     def _connect(
-        self, gloo: PartialGloo, parts: list[Part], decision: Decision, number: int
+        self, gloo: PartialGloo, parts: list[Testimony], decision: Decision, number: int
     ) -> None:
         """Connect to all ranks that this one still reaches, and watch these connections."""
         lost = set(decision.unreached)
@@ -415,7 +415,7 @@ class Guard:
         return picked[bits]
 
     def _finish_for_others(
-        self, engine: Engine, users: Buffers | None, parts: list[Part], first_ended: int
+        self, engine: Engine, users: Buffers | None, parts: list[Testimony], first_ended: int
     ) -> bool:
         """Make a call again that some ranks have ended and others have not.
 

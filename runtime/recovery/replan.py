@@ -9,7 +9,7 @@ from ...topo.derived.degrade import Change, degrade
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router
 from ..ranks.faults import Call
-from .agreement import Part
+from .agreement import Testimony
 
 # Allowance of work for the new plan, in seconds, and more for each rank: all of them wait for it.
 _PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
@@ -17,7 +17,7 @@ _PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
 Pair = tuple[int, int]
 
 
-def list_unreached(parts: Mapping[int, Part]) -> list[Pair]:
+def list_unreached(parts: Mapping[int, Testimony]) -> list[Pair]:
     """Return the pairs of ranks, the lower first, of which one does not reach the other.
 
     `parts` are what ranks have reported, by rank.
@@ -34,7 +34,7 @@ def list_unreached(parts: Mapping[int, Part]) -> list[Pair]:
 def find_lost_links(topology: Topology, unreached: Collection[Pair]) -> list[tuple[str, str]]:
     """Return the links, by their devices, that only pairs that do not reach each other use.
 
-    One or several of them are lost; the others cannot be told from these, so none should be used.
+    One or several of them are lost; which ones, the pairs do not show, so none should be used.
     """
     find_route = Call("", 0, 0.0, topology).find_route
 
