@@ -159,7 +159,7 @@ class Accounts:
         self._open: WeakValueDictionary[int, Account] = WeakValueDictionary()
         self._ended: deque[GroupSummary] = deque(maxlen=_MAX_ENDED)
         self._opened = 0
-        self._is_rank_0 = self._has_reported = self._has_unsaid = False
+        self.is_rank_0 = self._has_reported = self._has_unsaid = False
         self._trial_calls = 0
         self._pid = os.getpid()
         atexit.register(self._end)
@@ -169,7 +169,7 @@ class Accounts:
         with self._lock:
             self._opened += 1
             self._open[self._opened] = account
-            self._is_rank_0 |= account.is_first and account.ranks[:1] == (0,)
+            self.is_rank_0 |= account.is_first and account.ranks[:1] == (0,)
             self._has_unsaid, self._pid = True, os.getpid()
 
     def close(self, account: Account) -> None:
@@ -194,7 +194,7 @@ class Accounts:
 
     def _show_end(self) -> None:
         # A process that the rank has forked, such as a loader of data, says nothing.
-        if self._is_rank_0 and self._has_unsaid and self._pid == os.getpid():
+        if self.is_rank_0 and self._has_unsaid and self._pid == os.getpid():
             _show_savings(f"the whole run: {self.summarize().line}")
         self._has_unsaid = False
 
@@ -211,7 +211,7 @@ class Accounts:
         DDP changed its buckets, stays in its race for ever: such races have not gone on since the
         last report.
         """
-        if self._has_reported or not self._is_rank_0 or not _shows_savings():
+        if self._has_reported or not self.is_rank_0 or not _shows_savings():
             return
         with self._lock:
             used = [one for account in self._open.values() for one in account.used.values()]

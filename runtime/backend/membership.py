@@ -19,7 +19,7 @@ from ..ranks.addresses import publish_in, read_published
 from ..ranks.groups import find_engine, list_members
 from ..ranks.store import agree_on_attempt, find_client
 from ..works import get_done_work
-from .account import Account
+from .account import Account, accounts
 from .call_check import CallCheck
 from .communicators import Communicators, Key
 from .handles import make_handle, make_nonce
@@ -85,6 +85,8 @@ class MemberGroup(PlainCalls):
         self._set_up(place, place.store, is_remade=True)
         self._rank, self._size = place.group_rank, place.group_size
         self.plain.set_timeout(self.timeout)
+        if self is dist.group.WORLD:
+            accounts.is_rank_0 = self._rank == 0
         if before is not None:  # now: the run's last line comes with the last account
             before.close()
 
@@ -138,7 +140,9 @@ class MemberGroup(PlainCalls):
             is_first=place.group_rank == 0,
             stock=find_engine(self.plain, torch.device("cuda")),
         )
-        self._number = 0
+        self._number, self._called_abort_hooks = 0, False
+        if self._abort_hooks:
+            self._watch()
         self._devices_are_known, self._refused = False, dict[str, str]()
 
     def __getattr__(self, name: str) -> Any:
@@ -189,12 +193,26 @@ class MemberGroup(PlainCalls):
         return kinds.SUCCESS if error is None else kinds.COMM_ERROR
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Have `hook` called before the group's calls are aborted."""
+        """Have `hook` called when calls fail or are aborted, once, before connections close."""
         self._abort_hooks[hook_id] = hook
+        if self._has_members:
+            self._watch()
 
     def unregister_abort_hook(self, hook_id: int) -> None:
         """Call a hook no more."""
         self._abort_hooks.pop(hook_id, None)
+
+    def _watch(self) -> None:
+        """Call the hooks at the first failure of the current members."""
+        faults = self.planned.transport("cpu").faults
+        if self._call_abort_hooks not in faults.on_hang_up:
+            faults.on_hang_up.insert(0, self._call_abort_hooks)
+
+    def _call_abort_hooks(self) -> None:
+        if not self._called_abort_hooks:
+            self._called_abort_hooks = True
+            for hook in list(self._abort_hooks.values()):
+                hook()
 
     def _get_backend(self, device: torch.device) -> Any:
         """Return the backend of a device: the group itself if torch may reconfigure it.
@@ -220,8 +238,6 @@ class MemberGroup(PlainCalls):
 
     def abort(self) -> None:
         """Abort all groups: calls in progress fail, then the threads end."""
-        for hook in list(self._abort_hooks.values()):
-            hook()
         if self._has_members:
             self.account.close()
             self._abort("aborted")

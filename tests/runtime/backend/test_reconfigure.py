@@ -149,6 +149,7 @@ def test_torch_s_contract_has_the_same_code(monkeypatch: pytest.MonkeyPatch) -> 
     called: list[int] = []
     group.register_abort_hook(1, lambda: called.append(1))
     group.abort()
+    group.abort()
     assert called == [1]
     assert group._get_backend(torch.device("cpu")) is group
     group.shutdown()
