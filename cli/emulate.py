@@ -9,6 +9,8 @@ from .shared.common import Example, Parser, run_command
 from .shared.progress import ProgressReporter
 
 PROG = "topo-emulate"
+# Options that are followed by a value.
+_WITH_VALUES = ("--slowest", "--order", "--inject")
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce two-hosts.json -o plan.json",
@@ -38,12 +40,17 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-emulate two-hosts.json --mpi -- python mpi_allreduce.py 8M",
         "any program that mpirun could start: here examples/mpi_allreduce.py",
     ),
+    (
+        "topo-emulate two-hosts.json --inject 'kill rank 2 at 3s' -- topo-run plan.json",
+        "rehearse a fault; with topo-run --on-fault replan calls go on after a cut link",
+    ),
 )
 ABOUT = """\
 Every device becomes a network namespace and every link a rate-limited virtual cable. Each pair of
 ranks uses the same route as on the machine. The command is started once per rank, with RANK,
 WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME set as by torchrun; with --mpi, Open MPI starts it,
-rank i as MPI's rank i. Everything is removed at the end, even after an error. Needs Linux, root,
+rank i as MPI's rank i. With --inject, links fail and ranks are killed meanwhile; a rank killed so
+does not end the others. Everything is removed at the end, even after an error. Needs Linux, root,
 iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's.
 """
 
@@ -67,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check_separator(parser: Parser, arguments: list[str]) -> None:
     """Exit with the right command line if a command follows the topology without --."""
-    values = {i + 1 for i, word in enumerate(arguments) if word in ("--slowest", "--order")}
+    values = {i + 1 for i, word in enumerate(arguments) if word in _WITH_VALUES}
     words = [i for i, word in enumerate(arguments) if word[:1] != "-" and i not in values]
     if len(words) > 1:
         at = words[1]
@@ -78,7 +85,10 @@ def _check_separator(parser: Parser, arguments: list[str]) -> None:
 def build_parser() -> Parser:
     """Return the parser of topo-emulate's own arguments; the command after -- is not parsed."""
     parser = Parser(
-        PROG, EXAMPLES, ABOUT, "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] -- COMMAND ..."
+        PROG,
+        EXAMPLES,
+        ABOUT,
+        "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] [--inject FAULTS] -- COMMAND ...",
     )
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
@@ -99,14 +109,21 @@ def build_parser() -> Parser:
         help="start the ranks with Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... "
         "variables are passed to Open MPI",
     )
+    add(
+        "--inject",
+        metavar="FAULTS",
+        help="faults to cause, counted from when all ranks are ready for calls: 'cut gpu0-gpu3 at "
+        "2s, mend gpu0-gpu3 at 4s, slow gpu1-gpu2 x0.25 at 5s, kill rank 2 at 8s'",
+    )
     return parser
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
-    from ..runtime.emulate.blueprint import parse_order, parse_rate
+    from ..runtime.emulate.blueprint import blueprint, parse_order, parse_rate
     from ..runtime.emulate.mpi import find_open_mpi, run_mpi_ranks
-    from ..runtime.emulate.network import emulate
+    from ..runtime.emulate.network import emulate_blueprint
     from ..runtime.emulate.ranks import run_ranks
+    from ..runtime.emulate.rehearsal import Rehearsal, parse_faults
     from ..runtime.ranks.launch import end_on_signals
     from ..topo.loader.resolve import load_for_emulation
 
@@ -116,15 +133,21 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     if not topology.links:
         raise InputError(f"topology {topology.name!r} has no links; there is nothing to emulate")
     mpi = find_open_mpi() if args.mpi else None
-    with end_on_signals(), emulate(topology, rate, listed) as network:
-        built = network.blueprint
+    built, progress = blueprint(topology, rate, listed), ProgressReporter(PROG, args)
+    rehearsal = None
+    if args.inject is not None:
+        faults = parse_faults(args.inject, built)
+        rehearsal = Rehearsal(faults, lambda text: progress.tell(f"{PROG}: {text}"))
+    with end_on_signals(), emulate_blueprint(built) as network:
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
-        ProgressReporter(PROG, args).tell(
+        progress.tell(
             f"{PROG}: {built.topology.name}: {len(built.home)} ranks, "
             f"{len(built.devices) - len(built.home)} other devices, {len(built.cables)} links "
             f"of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
-        return run_ranks(network, command) if mpi is None else run_mpi_ranks(network, mpi, command)
+        if mpi is None:
+            return run_ranks(network, command, rehearsal)
+        return run_mpi_ranks(network, mpi, command, rehearsal)
 
 
 if __name__ == "__main__":

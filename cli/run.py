@@ -20,6 +20,7 @@ from .running.options import (
     PROG,
     build_parser,
     check_files,
+    check_on_fault,
     count_ranks,
     describe_ranks,
     list_collectives,
@@ -79,6 +80,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     check_files(args, is_writer=not is_rank() or os.environ["RANK"] == "0")
     joint = load_joint(args)
     plans = [] if joint is not None else load_plans(args)
+    check_on_fault(args, plans)
     jobs: list[Job] = [(options, plan) for plan in plans] or [
         (replace(options, collective=name), None) for name in list_collectives(args.collective)
     ]
@@ -214,7 +216,8 @@ def _joined(options: BenchOptions, world: int) -> Iterator[str]:
             ) from error
         try:
             yield over
-            dist.barrier()
+            if options.on_fault == "raise":  # else closing the communicator has been a barrier
+                dist.barrier()
         except (InputError, VerificationError):
             meet_before_leaving(world)
             raise
@@ -232,7 +235,7 @@ def _run_job(
     otherwise.
     """
     from ..runtime.communicator import Communicator
-    from ..runtime.measuring.bench import run_benchmark
+    from ..runtime.measuring.bench import list_recoveries, run_benchmark
     from ..runtime.measuring.parts import await_rows, hand_out_rows
     from .running.rows import Run
 
@@ -240,14 +243,16 @@ def _run_job(
     settings = options.settings_for(options.collective_over(plan, transport.size))
     communicator = None
     if plan is not None:
+        goes_on = options.on_fault != "raise"
         communicator = Communicator(
             plan,
-            transport,
+            None if goes_on else transport,  # it needs connections of its own
             timeout,
             options.choose,
             options.compress,
             options.reduction,
             executor=options.executor,
+            on_fault=options.on_fault,
         )
         if communicator.rank not in plan.collective.members:
             rows = await_rows(communicator, transport)
@@ -267,10 +272,14 @@ def _run_job(
         from ..runtime.measuring.trace import trace_largest
 
         trace = trace_largest(settings, communicator)
+    recoveries = None
+    if communicator is not None and options.on_fault != "raise":
+        recoveries = list_recoveries(communicator)
+        communicator.close()
     backend, engine = transport.name, transport.stock_engine
     if communicator is not None and not communicator.plan.collective.has_all_gpus:
         hand_out_rows(communicator, transport, rows)
-    return Run(options, settings, backend, engine, plan, rows), trace, calibrated
+    return Run(options, settings, backend, engine, plan, rows, recoveries), trace, calibrated
 
 
 def _choose_beside_mpi(world: int) -> str:
@@ -325,6 +334,8 @@ def _host_costs(
 
     if communicator is None or not (calibrates or host_of(communicator.plan.topology) is None):
         return None
+    if communicator.engine.guard is not None:
+        return None  # it could not go on after a fault
     if communicator.engine.codec is None:
         return calibrate(communicator, say)
     if not communicator.plan.collective.has_all_gpus:

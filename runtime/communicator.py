@@ -26,6 +26,7 @@ from .helpers.service import Service
 from .program.layout import IN_PLACE
 from .program.one_sided.flat import EXECUTORS
 from .ranks.groups import GroupMaker, find_members
+from .ranks.launch import announce_ready
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import list_sockets
@@ -153,6 +154,7 @@ class Communicator:
             if parts.members is None:
                 if parts.participants is not None:
                     self._service = Service(parts.participants, members, lambda _: self.plan, codec)
+                announce_ready()
                 return
             helped = None
             announcer, number = self._transport.announcer, 0
@@ -177,6 +179,7 @@ class Communicator:
                     raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
                 self.engine.guard = Guard(self.engine, make_engine, opened)
         self.calls = CallCache(self.engine)
+        announce_ready()
 
     def _check_can_replan(self) -> None:
         """Raise InputError unless lost connections can be noticed and replaced."""
@@ -313,8 +316,9 @@ class Communicator:
     def recoveries(self) -> list[dict[str, Any]]:
         """The faults after which calls went on, with `on_fault`: a dict for each.
 
-        It has the number of the `call`, the `lost_links`, the `seconds` from noticing the fault to
-        going on, and the `bound_GBps` of what is left.
+        It has `at`, the seconds from this object's start to noticing the fault, the number of the
+        `call`, the `lost_links`, the `seconds` from noticing to going on, the `bound_GBps` of what
+        is left, and `resent_bytes`, what this rank sent to make the call again.
         """
         guard = self.engine.guard
         return [] if guard is None else list(guard.history)

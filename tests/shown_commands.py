@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import patience
@@ -147,17 +146,17 @@ def _without_ranks() -> Iterator[None]:
     and end there with 0.
     """
     from topoplan.runtime.emulate import mpi, network, ranks
-    from topoplan.runtime.emulate.blueprint import blueprint
+    from topoplan.runtime.emulate.blueprint import Blueprint
     from topoplan.runtime.lab.runs import Lab
     from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
     from topoplan.topo.loader.resolve import load
 
     @contextlib.contextmanager
-    def plan_network(*asked: Any) -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(blueprint=blueprint(*asked))
+    def plan_network(built: Blueprint) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(blueprint=built)
 
-    def run_inside(_: object, command: list[str]) -> int:
+    def run_inside(_: object, command: list[str], rehearsal: object) -> int:
         if command[0] == "python":
             return 0 if Path(command[1]).is_file() else 1
         more = (
@@ -168,10 +167,10 @@ def _without_ranks() -> Iterator[None]:
     with contextlib.ExitStack() as patches:
         for where, what, instead in (
             (launch, "launch", lambda *_: 0),
-            (network, "emulate", plan_network),
+            (network, "emulate_blueprint", plan_network),
             (ranks, "run_ranks", run_inside),
             (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
-            (mpi, "run_mpi_ranks", lambda network, _, command: run_inside(network, command)),
+            (mpi, "run_mpi_ranks", lambda network, _, *asked: run_inside(network, *asked)),
             (Lab, "run", lambda self: []),
             (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
         ):

@@ -15,6 +15,7 @@ from .nccl_tests import add_options as add_nccl_tests_options
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from ...runtime.measuring.bench_options import BenchOptions
     from ...synth.plan import Plan
@@ -146,6 +147,14 @@ def build_parser() -> Parser:
         "(default): the faster of both",
     )
     add(
+        "--on-fault",
+        default="raise",
+        choices=("raise", "replan"),
+        help="when a link is lost over gloo: raise (default) ends by an error that names it, "
+        "replan goes on by a plan without the link, and lists these recoveries; the stock "
+        "collective is then not timed",
+    )
+    add(
         "--compress",
         metavar="CODEC",
         help="compress what is sent: fp16, bf16, fp8, fp8-e5m2 or int8; sums are in float32",
@@ -190,6 +199,12 @@ def build_parser() -> Parser:
         "broadcast and reduce: a copy of the input is made first, and timed); both: a row "
         "for each (default: as in torch, allreduce, broadcast and reduce in place, the others "
         "out of place)",
+    )
+    add(
+        "--inject",
+        metavar="FAULTS",
+        help="an option of topo-emulate, whose links can be cut: topo-emulate MACHINE --inject "
+        "FAULTS -- topo-run PLAN",
     )
     add("--stock", action="store_true", help="time stock collectives alone, without a plan")
     add(
@@ -236,6 +251,7 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
         args.timeout,
         args.place,
         executor=args.executor,
+        on_fault=args.on_fault,
     )
 
 
@@ -266,6 +282,27 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
     for flag in ("calibrate", "trace", "plot"):
         if len(args.plans) > 1 and getattr(args, flag):
             raise InputError(f"--{flag} with {len(args.plans)} plans: expected a single plan")
+
+
+def check_on_fault(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
+    """Raise InputError for --inject, or if --on-fault replan is given for what cannot go on."""
+    if args.inject is not None:
+        raise InputError(
+            "--inject: only emulated links can be cut; topo-emulate MACHINE --inject "
+            f"{shlex.quote(args.inject)} -- topo-run ... does that"
+        )
+    if args.on_fault == "raise":
+        return
+    for flag in ("calibrate", "trace"):
+        if getattr(args, flag):
+            raise InputError(
+                f"--{flag} with --on-fault {args.on_fault}: the ranks could not go on meanwhile; "
+                "omit one of them"
+            )
+    if len(plans) != 1 or not plans[0].collective.has_all_gpus:
+        raise InputError(
+            f"--on-fault {args.on_fault}: expected a single plan for all GPUs; others do not go on"
+        )
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:

@@ -55,7 +55,7 @@ _LEAVE_OUT = (
     "ratio",
 )
 # Fields of a run that are no columns of its CSV rows.
-_NO_COLUMNS = ("average_busbw_GBps", "rows", "group", "helpers", "relayed_bytes")
+_NO_COLUMNS = ("average_busbw_GBps", "rows", "group", "helpers", "relayed_bytes", "recoveries")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Run:
     """The measurements of one collective, with its plan if there is one.
 
     Without a plan (None), only the stock collective was measured. `rows` has a row for each size.
-    `stock_engine` names what ran the stock collective, such as nccl2.
+    `stock_engine` names what ran the stock collective, such as nccl2. `recoveries` are the faults
+    after which calls went on, None if none would have.
     """
 
     options: BenchOptions
@@ -72,6 +73,7 @@ class Run:
     stock_engine: str
     plan: Plan | None
     rows: Sequence[BenchRow]
+    recoveries: Sequence[dict[str, Any]] | None = None
 
     @property
     def average_busbw_GBps(self) -> dict[str, float | None]:
@@ -130,7 +132,18 @@ def print_run(run: Run) -> None:
     said = ", ".join(f"{name} {value:.4g} GB/s" for name, value in averages if value is not None)
     lines = [f"average busbw: {said}"] if said else []
     wrong = f"wrong elements: {sum(row.wrong for row in run.rows)}"
-    _print_notes([*lines, *_list_above_bound(run.rows), wrong], width)
+    faults = map(_describe_recovery, run.recoveries or ())
+    _print_notes([*lines, *faults, *_list_above_bound(run.rows), wrong], width)
+
+
+def _describe_recovery(row: dict[str, Any]) -> str:
+    without = " and ".join(row["lost_links"])
+    return (
+        f"at {row['at']:.2f} s "
+        + (f"link {without} was lost: " if without else "a connection was lost: ")
+        + f"went on {row['seconds']:.2f} s later, {show_size(row['resent_bytes'])} sent again, "
+        f"bound {row['bound_GBps']:.4g} GB/s algbw on what is left"
+    )
 
 
 def _describe_parts(plan: Plan) -> str:
@@ -236,6 +249,7 @@ def _write_run(run: Run) -> dict[str, Any]:
         **({} if plan is None or plan.collective.has_all_gpus else _write_parts(run, plan)),
         "average_busbw_GBps": run.average_busbw_GBps,
         "rows": [_write_row(row) for row in run.rows],
+        **({} if run.recoveries is None else {"recoveries": list(run.recoveries)}),
     }
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from ..ranks.launch import TRANSPORT, run_together
 from .network import IDENTITY, EmulationError, Network, die_with_parent, why_not
 from .ranks import list_rank_variables, share_folder, show_code, write_topology
+from .rehearsal import Rehearsal, rehearse
 
 _DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # all hosts share this one's cores
@@ -270,11 +271,18 @@ def _read_status(process: int) -> tuple[str, int]:
     return state, int(session)
 
 
-def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int:
+def run_mpi_ranks(
+    network: Network, mpi: OpenMpi, command: Sequence[str], rehearsal: Rehearsal | None = None
+) -> int:
     """Run `command` once per rank under Open MPI, MPI's rank i in rank i's namespace.
 
     Return 0, or mpirun's exit code, which is that of the first failed rank.
     """
+
+    def kill(rank: int) -> None:
+        with suppress(FileNotFoundError, ProcessLookupError, ValueError):  # it does not run
+            os.kill(int((folder / f"rank{rank}.pid").read_text(encoding="utf-8")), signal.SIGKILL)
+
     ranks = range(len(network.blueprint.home))
     hosts = {f"rank{rank}": network.namespace_of(network.blueprint.home[rank]) for rank in ranks}
     with share_folder() as folder:
@@ -296,7 +304,7 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
             str(_write_script(folder / "start", _START_RANK)),
             *command,
         )
-        with _forward_output(folder):
+        with _forward_output(folder), rehearse(network, rehearsal, folder, kill):
             mpirun = Mpirun(started, folder, len(ranks))
             try:
                 return show_code(*run_together(lambda _: mpirun, 1))

@@ -110,6 +110,18 @@ class Network:
         """
         self._change_ends(a, b, "tc", lambda name: _describe_bucket(name, rate_bps))
 
+    def scale_rates(self, a: str, b: str, factor: Fraction) -> None:
+        """Set the rates of the cable between two devices to `factor` of those it was built with.
+
+        Raise KeyError if there is none.
+        """
+        x, y = (self.blueprint.devices.index(d) for d in (a, b))
+        cable = self.blueprint.cable_between(x, y)
+        for device in (x, y):
+            if (rate := cable.rate_out_of(device)) is not None:
+                name, scaled = f"to{cable.other(device)}", max(8000, round(rate * factor))
+                self._batch(device, "tc", [_describe_bucket(name, scaled)])
+
     def _change_ends(self, a: str, b: str, program: str, line: Callable[[str], str]) -> None:
         """Run a line of a program, given the interface's name, at both ends of a cable."""
         x, y = (self.blueprint.devices.index(d) for d in (a, b))
@@ -325,10 +337,20 @@ def emulate(
 ) -> Iterator[Network]:
     """Emulate a machine for as long as the context lasts.
 
-    Call it from the main thread, since namespaces end with their thread. Raise EmulationError,
-    InputError, InfeasibleError (a rank cannot reach another) or ExecutionError.
+    Raise InputError, InfeasibleError (a rank cannot reach another), or like `emulate_blueprint`.
     """
-    network = Network(blueprint(topology, slowest_bps, order))
+    with emulate_blueprint(blueprint(topology, slowest_bps, order)) as network:
+        yield network
+
+
+@contextmanager
+def emulate_blueprint(built: Blueprint) -> Iterator[Network]:
+    """Emulate the machine of a blueprint for as long as the context lasts.
+
+    Call it from the main thread, since namespaces end with their thread. Raise EmulationError or
+    ExecutionError.
+    """
+    network = Network(built)
     if reason := why_not():
         raise EmulationError(reason)
     try:

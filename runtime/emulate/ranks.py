@@ -1,10 +1,11 @@
 """Start and end ranks inside an emulated machine, and set up their environment."""
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -12,21 +13,42 @@ from typing import IO
 from ...synth.cost.host_costs import HostCosts, host_of, with_host
 from ..ranks.launch import EMULATED, RENDEZVOUS, run_together
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
+from .rehearsal import Rehearsal, rehearse
 
 _PORT = 29500  # torchrun's; the network is this machine's own
 # Wait until the input is closed, and for writers to the folder to die, then remove it.
 _REMOVE = 'read -r _; sleep 0.5; rm -rf -- "$0" || { sleep 5; rm -rf -- "$0"; }'
 
 
+class RankProcess(subprocess.Popen[bytes]):
+    """A rank in a separate session, which a rehearsal may kill."""
+
+    _is_killed = False
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs.
+
+        0 if it was killed on purpose: others are to show what they make of it.
+        """
+        return 0 if self._is_killed else super().poll()
+
+    def kill_on_purpose(self) -> None:
+        """End the rank, and all processes of its session, by SIGKILL."""
+        if super().poll() is None:
+            self._is_killed = True
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self.pid, signal.SIGKILL)
+
+
 def start_rank(
     network: Network, rank: int, command: list[str], folder: Path, output: IO[bytes] | None = None
-) -> subprocess.Popen[bytes]:
+) -> RankProcess:
     """Start `command` as one rank in a separate session.
 
     It prints to `output` (default: like this process). `folder` is shared by all ranks of a run
     (see `write_topology`).
     """
-    return subprocess.Popen(
+    return RankProcess(
         [*network.enter_rank(rank), *command],
         env={"OMP_NUM_THREADS": "1", **os.environ, **list_rank_variables(network, rank, folder)},
         stdin=subprocess.DEVNULL,
@@ -65,19 +87,25 @@ def write_topology(network: Network, folder: Path) -> None:
     (folder / "topology.json").write_text(with_host(topology, host).dumps(), encoding="utf-8")
 
 
-def run_ranks(network: Network, command: list[str]) -> int:
+def run_ranks(network: Network, command: list[str], rehearsal: Rehearsal | None = None) -> int:
     """Run `command` once per rank; return 0, or the exit code for the rank at fault.
 
-    The ranks print to this process's output. If one fails, all are ended.
+    The ranks print to this process's output. If one fails, all are ended, unless the rehearsal
+    killed it.
     """
-    with share_folder() as folder:
+    ranks: dict[int, RankProcess] = {}
+
+    def start(rank: int) -> RankProcess:
+        ranks[rank] = start_rank(network, rank, command, folder)
+        return ranks[rank]
+
+    def kill(rank: int) -> None:
+        if rank in ranks:  # else it has not started yet
+            ranks[rank].kill_on_purpose()
+
+    with share_folder() as folder, rehearse(network, rehearsal, folder, kill):
         write_topology(network, folder)
-        return show_code(
-            *run_together(
-                lambda rank: start_rank(network, rank, command, folder),
-                len(network.blueprint.home),
-            )
-        )
+        return show_code(*run_together(start, len(network.blueprint.home)))
 
 
 @contextmanager

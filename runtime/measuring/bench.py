@@ -8,8 +8,9 @@ can compute for every other.
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ...synth.pictures.curves import Curve, draw_curves
@@ -18,8 +19,9 @@ from ..communicator import Communicator
 from ..mpi.channel import has_collective, make_collective
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
+from ..ranks.launch import announce_ready
 from ..ranks.stock import has_stock, make_stock_call
-from ..ranks.timing import find_slowest_s, time_call_s
+from ..ranks.timing import time_call_s
 from ..ranks.transport import Transport
 from .bench_data import OPS, BenchBuffers, BenchSettings
 
@@ -72,6 +74,7 @@ def run_benchmark(
         raise InputError(
             f"{settings.collective.ranks} ranks are asked for, {transport.size} are running"
         )
+    announce_ready()  # without a plan, there has been no communicator
     rows = []
     for size in settings.options.list_sizes():
         say(f"{size} bytes ...")
@@ -89,15 +92,31 @@ def run_benchmark(
     return rows
 
 
+def list_recoveries(communicator: Communicator) -> list[dict[str, Any]]:
+    """Return the faults after which calls went on, as rank 0 saw them, with all ranks' bytes.
+
+    Collective.
+    """
+    parts = communicator.engine.guard.exchange(communicator.recoveries)
+    resent: dict[int, int] = {}
+    for row in (row for rows in parts for row in rows):
+        resent[row["recovery"]] = resent.get(row["recovery"], 0) + row["resent_bytes"]
+    return [row | {"resent_bytes": resent[row["recovery"]]} for row in parts[0]]
+
+
 def _measure_size(
     buffers: BenchBuffers, communicator: Communicator | None, transport: Transport
 ) -> BenchRow:
     settings, options = buffers.settings, buffers.settings.options
+    guard = None if communicator is None else communicator.engine.guard
+    # With a guard the ranks may lose links, over which the stock collective could not go on.
+    exchange = transport.exchange if guard is None else guard.exchange
+    meet = transport.meet if guard is None else partial(exchange, None)
     calls = [
         (None if call is None else buffers.call_in_its_place(call), list[float]())
         for call in (
             None if communicator is None else choose_plan_call(buffers, communicator),
-            prepare_stock(buffers, transport),
+            prepare_stock(buffers, transport) if guard is None else None,
         )
     ]
     # Plan and stock take turns, so that other load on the machine affects both.
@@ -105,16 +124,14 @@ def _measure_size(
         for call, times in calls:
             if call is not None:
                 buffers.reset()
-                seconds = time_call_s(call, transport.meet, buffers.device)
+                seconds = time_call_s(call, meet, buffers.device)
                 if turn >= options.warmup:
                     times.append(seconds)
     wrong, rms_error, sent_bytes, relayed_bytes = _check_result(
-        buffers, communicator, calls[0][0] or calls[1][0], transport
+        buffers, communicator, calls[0][0] or calls[1][0], exchange
     )
     plan_us, stock_us = (
-        statistics.median(find_slowest_s(times, transport.group, buffers.device)) * 1e6
-        if times
-        else None
+        statistics.median(map(max, zip(*exchange(times), strict=True))) * 1e6 if times else None
         for _, times in calls
     )
     best_us = plan_us if plan_us is not None else stock_us
@@ -128,7 +145,8 @@ def _measure_size(
             schedule, predicted = choice.label, choice.predict_us(sent)
         scale = find_scale(communicator)
         if scale is not None:
-            fraction = algbw / (float(communicator.plan.bound_one_way.algbw_GBps) * scale)
+            plan = communicator.plan if guard is None else guard.engine.plan
+            fraction = algbw / (float(plan.bound_one_way.algbw_GBps) * scale)
     return BenchRow(
         size_bytes=buffers.bytes,
         schedule=schedule,
@@ -151,7 +169,7 @@ def _check_result(
     buffers: BenchBuffers,
     communicator: Communicator | None,
     call: Callable[[], object] | None,
-    transport: Transport,
+    exchange: Callable[[object], list[Any]],
 ) -> tuple[int, float, int, list[int] | None]:
     """Call once more and check.
 
@@ -172,18 +190,15 @@ def _check_result(
         if communicator is None
         else buffers.count_errors(communicator.engine.codec, communicator.engine.most_roundings)
     )
-    sums = torch.tensor(
-        [*errors, *sent.values()],
-        dtype=torch.float64,
-        device=buffers.device,
-    )
-    dist.all_reduce(sums, group=transport.group)
-    wrong, error2, reference2, *sent_bytes = sums.tolist()
+    by_rank_of_all = exchange([*errors, *sent.values()])
+    wrong, error2, reference2, *sent_bytes = map(sum, zip(*by_rank_of_all, strict=True))
     rms_error = (error2 / reference2) ** 0.5 if reference2 else 0.0
-    by_rank = None
+    relayed_by_rank = None
     if communicator is not None and not communicator.plan.collective.has_all_gpus:
-        by_rank = [relayed.get(rank, 0) for rank in range(len(communicator.plan.topology.ranks))]
-    return int(wrong), rms_error, int(sum(sent_bytes)) + sum(relayed.values()), by_rank
+        relayed_by_rank = [
+            relayed.get(rank, 0) for rank in range(len(communicator.plan.topology.ranks))
+        ]
+    return int(wrong), rms_error, int(sum(sent_bytes)) + sum(relayed.values()), relayed_by_rank
 
 
 def _count_sent(communicator: Communicator | None) -> tuple[dict[int, int], dict[int, int]]:

@@ -110,6 +110,7 @@ class BenchOptions:
     place: str | None = None
     collective: str = "allreduce"  # without a plan
     executor: str | None = None  # as for Communicator
+    on_fault: str = "raise"  # as for Communicator
 
     def __post_init__(self) -> None:
         if self.factor < 2:

@@ -25,6 +25,7 @@ TRANSPORT = "TOPOPLAN_TRANSPORT"
 _OWN_LOG = "TOPOPLAN_OWN_LOG"
 # Module that the process from which ranks are forked imports last.
 FROZEN = "topoplan.runtime.ranks.frozen"
+_READY = ".ready"  # ending of the empty file by which an emulated rank says that it is ready
 _POLL_S = 0.02  # between looks at the processes
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL
 # Time after the first failure for other ranks to fail by themselves and print why.
@@ -48,6 +49,19 @@ def is_rank() -> bool:
     Launchers are `launch`, torchrun and others.
     """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def announce_ready() -> None:
+    """Let topo-emulate, if it started this rank, know that the rank is ready for calls."""
+    if EMULATED in os.environ:
+        folder = Path(os.environ[EMULATED]).parent
+        with suppress(OSError):  # another program's variable: it does not wait for this
+            (folder / f"{os.environ.get('RANK')}{_READY}").touch()
+
+
+def list_ready(folder: Path) -> set[int]:
+    """Return the ranks of an emulated machine that are ready, given the folder that they share."""
+    return {int(path.name.removesuffix(_READY)) for path in folder.glob(f"[0-9]*{_READY}")}
 
 
 def init_method() -> str:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -82,12 +82,21 @@ class _Private:
     kept: torch.Tensor | None
 
 
+@dataclass(eq=False)
+class _Exchange:
+    """A call that gives all ranks the values of all, by rank, once it has ended."""
+
+    value: object
+    values: list[Any] = field(default_factory=list)
+
+
 class Guard:
     """Carries out the calls of one communicator, and goes on after a link is lost.
 
     `engine` is the communicator's own, over a transport of its own on gloo; `make_engine` makes
-    another for another plan and transport. All calls must be made through `run`, in one order on
-    all ranks. `watch` watches the connections of the transport, and reports to `note_loss`.
+    another for another plan and transport. All calls must be made through `run` and `exchange`,
+    in one order on all ranks. `watch` watches the connections of the transport, and reports to
+    `note_loss`.
     """
 
     def __init__(
@@ -99,8 +108,9 @@ class Guard:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worker = self._make_worker()
         self._ended = self._recoveries = self._sent_before = 0
-        self._current: _Private | None = None
-        self._last: _Private | None = None
+        self._current: _Private | _Exchange | None = None
+        self._last: _Private | _Exchange | None = None
+        self._made = time.monotonic()
         self._free: dict[_Shape, list[_Private]] = defaultdict(list)
         self._picked: dict[int, Schedule] = {}
         """The schedules in use after a fault, by the size in bits."""
@@ -139,21 +149,42 @@ class Guard:
 
         Raise ExecutionError if that is not possible.
         """
-        if self._error is not None:
-            raise self._error
-        self._carry_out(users)
-        private = self._current
-        assert private is not None
-        if self._last is not None:
-            self._free[self._last.shape].append(self._last)
-        self._last, self._current = private, None
-        self._ended += 1
+        private = self._end_call(users)
+        assert isinstance(private, _Private)
         if users.target.numel():
             users.target.copy_(private.buffers.target)
         if users.residual is not None and private.buffers.residual is not None:
             users.residual.copy_(private.buffers.residual)
 
-    def _carry_out(self, users: Buffers | None) -> None:
+    def exchange(self, value: object) -> list[Any]:
+        """Return the values of all ranks, by rank, by other routes if a link is lost.
+
+        Raise ExecutionError if that is not possible.
+        """
+        ended = self._end_call(_Exchange(value))
+        assert isinstance(ended, _Exchange)
+        return ended.values
+
+    def _end_call(self, users: Buffers | _Exchange) -> _Private | _Exchange:
+        """Carry out a call, by another plan if a link is lost, and return what it worked on."""
+        if self._error is not None:
+            raise self._error
+        self._carry_out(users)
+        private = self._current
+        assert private is not None
+        if isinstance(self._last, _Private):
+            self._free[self._last.shape].append(self._last)
+        self._last, self._current = private, None
+        self._ended += 1
+        self._count_resent()
+        return private
+
+    def _count_resent(self) -> None:
+        """Complete the last row of the history; the engine was new at that recovery."""
+        if self.history:
+            self.history[-1].setdefault("resent_bytes", self.engine.sent_bytes)
+
+    def _carry_out(self, users: Buffers | _Exchange | None) -> None:
         """Carry out a call, again and again if connections are lost; None waits for all ranks."""
         for _ in range(_MAX_RECOVERIES):
             try:
@@ -171,8 +202,13 @@ class Guard:
         raise self._give_up(f"connections were lost {_MAX_RECOVERIES} times")
 
     def _make_call(self) -> None:
-        assert self._current is not None
-        self.engine.carry_out(self._current.buffers)
+        call, transport = self._current, self.engine.transport
+        assert call is not None
+        if isinstance(call, _Exchange):
+            with transport.faults.stock("an exchange of values"):
+                call.values = transport.exchange(call.value)
+            return
+        self.engine.carry_out(call.buffers)
         if self._name not in _MEETING:
             self._meet()
 
@@ -258,8 +294,10 @@ class Guard:
 
     # Private buffers
 
-    def _prepare(self, users: Buffers) -> _Private:
+    def _prepare(self, users: Buffers | _Exchange) -> _Private | _Exchange:
         """Return private buffers with the input of a call."""
+        if isinstance(users, _Exchange):
+            return _Exchange(users.value)
         shape = (
             users.numel,
             users.source.numel(),
@@ -288,7 +326,7 @@ class Guard:
 
     # Recovery
 
-    def _recover(self, users: Buffers | None) -> bool:
+    def _recover(self, users: Buffers | _Exchange | None) -> bool:
         """Agree with all ranks how to go on, and do so; return whether that also ended the call.
 
         Raise ExecutionError if it is not possible.
@@ -320,7 +358,9 @@ class Guard:
     def _rank(self) -> int:
         return self._first.rank
 
-    def _recover_once(self, users: Buffers | None, deadline: float, began: float) -> bool:
+    def _recover_once(
+        self, users: Buffers | _Exchange | None, deadline: float, began: float
+    ) -> bool:
         first, number = self._first, self._recoveries
         transport, plan = first.transport, first.plan
         recovery = Recovery(self._key, number, self._rank, transport.faults.addresses, deadline)
@@ -343,6 +383,7 @@ class Guard:
             raise InfeasibleError(f"without {without} there is no plan: {decision.refusal}")
         self._connect(gloo, parts, decision, number)
         engine = self._take_plan(gloo, decision, number, new_plan)
+        self._count_resent()
         self._sent_before += self.engine.sent_bytes
         self.engine, self._picked = engine, {}
         first_ended = min(part.ended for part in parts)
@@ -415,7 +456,11 @@ class Guard:
         return picked[bits]
 
     def _finish_for_others(
-        self, engine: Engine, users: Buffers | None, parts: list[Testimony], first_ended: int
+        self,
+        engine: Engine,
+        users: Buffers | _Exchange | None,
+        parts: list[Testimony],
+        first_ended: int,
     ) -> bool:
         """Make a call again that some ranks have ended and others have not.
 
@@ -428,9 +473,12 @@ class Guard:
             assert users is not None  # who closes its communicator has ended all calls
             mine = self._current = self._prepare(users)
         assert mine is not None
+        server = next(rank for rank, part in enumerate(parts) if part.ended > first_ended)
+        if isinstance(mine, _Exchange):
+            self._try(partial(_pass_values_on, engine.transport, server, mine))
+            return not has_ended
         buffers = mine.buffers
         if self._name in _SHARED:
-            server = next(rank for rank, part in enumerate(parts) if part.ended > first_ended)
             self._try(partial(_pass_on, engine.transport, server, buffers.target))
         else:
             if has_ended:
@@ -445,6 +493,7 @@ class Guard:
         links = [" - ".join(link) for link in decision.links]
         row = {
             "recovery": number,
+            "at": round(began - self._made, 3),
             "call": self._ended + 1,
             "lost_links": links,
             "seconds": round(seconds, 3),
@@ -482,6 +531,11 @@ def _pass_on(transport: Transport, server: int, tensor: torch.Tensor) -> None:
     data = transport.exchange(flat.numpy().tobytes() if transport.rank == server else None)[server]
     if tensor.numel():
         flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def _pass_values_on(transport: Transport, server: int, call: _Exchange) -> None:
+    """End an exchange that the `server` has ended."""
+    call.values = transport.exchange(call.values if transport.rank == server else None)[server]
 
 
 class _Worker:

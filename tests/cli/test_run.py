@@ -300,6 +300,9 @@ def test_bad_input_is_one_line_and_the_contracts_exit_code(
             "(did you mean 'allgather'?)",
         ),
         ([plan, "--reduction", "once"], 2, "reduction='once' without compress"),
+        ([plan, plan, "--on-fault", "replan"], 2, "expected a single plan for all GPUs"),
+        ([plan, "--calibrate", "--on-fault", "replan"], 2, "--calibrate with --on-fault replan"),
+        ([plan, "--inject", "cut gpu0-gpu1 at 2s"], 2, "topo-emulate MACHINE --inject"),
     ]
     for args, code, says in cases:
         assert main(args) == code, args

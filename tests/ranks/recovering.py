@@ -8,6 +8,7 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import patience
 import torch
@@ -17,6 +18,8 @@ from rank_process import leave
 import topoplan
 from ranks.checks import refused
 from topoplan import Communicator
+from topoplan.runtime.measuring.bench import list_recoveries, run_benchmark
+from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.runtime.ranks.transport import Transport
 
 # The connections that a communicator watches have this timeout.
@@ -65,6 +68,28 @@ def all_collectives_go_on(paths: dict[str, str]) -> dict[str, int]:
         communicator.close()
         counts[name] = len(communicator.recoveries)
     return counts
+
+
+def a_benchmark_goes_on(path: str) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Lose a connection between two sizes; return the rows and the recoveries."""
+    before = list_watched()
+    communicator = Communicator(
+        path, timeout=patience.deadline(20), choose="plan", on_fault="replan"
+    )
+    options = BenchOptions(
+        min_bytes=4096, max_bytes=65536, iterations=3, warmup=1, on_fault="replan"
+    )
+
+    def say(text: str) -> None:
+        if text.startswith("16384") and dist.get_rank() == 1:
+            lose_a_connection(before)
+
+    settings = options.settings_for(communicator.plan.collective)
+    transport = communicator.engine.transport
+    rows = run_benchmark(settings, communicator, say, transport)
+    recoveries = list_recoveries(communicator)
+    communicator.close()
+    return [[row.size_bytes, row.wrong] for row in rows], recoveries
 
 
 def check_call(communicator: Communicator, name: str, rank: int, size: int, number: int) -> None:

@@ -34,6 +34,18 @@ def test_every_collective_goes_on_after_a_lost_connection(plans: Plans) -> None:
         assert counts == dict.fromkeys(COLLECTIVES, 1)
 
 
+def test_a_benchmark_goes_on_and_lists_the_recovery(plans: Plans) -> None:
+    results = run_ranks(recovering.a_benchmark_goes_on, 3, plans("full:3"))
+    for rows, recoveries in results:
+        assert rows == [[4096, 0], [16384, 0], [65536, 0]]
+        (recovery,) = recoveries
+        assert recovery == results[0][1][0]
+        assert recovery["lost_links"] == []
+        assert recovery["at"] > 0
+        assert recovery["seconds"] > 0
+        assert recovery["resent_bytes"] >= 0
+
+
 def test_a_rank_that_ended_is_named(plans: Plans) -> None:
     first, _, last = run_ranks(recovering.a_rank_ends, 3, plans("full:3"))
     for error in (first, last):
