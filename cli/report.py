@@ -3,6 +3,7 @@
 import argparse
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ..synth.report import USUAL_LIMIT_S
@@ -75,6 +76,12 @@ def build_parser() -> Parser:
         "dgx-h100, or a file",
     )
     add(
+        "--run",
+        metavar="FILE",
+        help="with a plan: the output of topo-run PLAN --on-fault replan --json, whose recoveries "
+        "are listed and drawn",
+    )
+    add(
         "--time-limit",
         type=float,
         default=USUAL_LIMIT_S,
@@ -93,6 +100,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from ..synth.plan import Plan
     from ..synth.report.gather import gather_report, report_plan
     from ..synth.report.page import write_page
+    from ..synth.report.recoveries import read_recoveries
     from ..topo.files import write_whole
     from ..topo.loader.resolve import resolve
 
@@ -102,8 +110,13 @@ def _report(arguments: argparse.Namespace) -> int:
         if _is_plan(subject):
             if arguments.box is not None:
                 raise InputError(f"--box with {subject}: a plan has its machine; leave --box out")
-            report = report_plan(Plan.load(subject), subject, limit_s)
+            plan = Plan.load(subject)
+            # Read first, since the report takes seconds.
+            recoveries = arguments.run and read_recoveries(arguments.run, plan)
+            report = replace(report_plan(plan, subject, limit_s), recoveries=recoveries)
         else:
+            if arguments.run is not None:
+                raise InputError(f"--run with {subject}: expected a plan, whose run it is")
             report = gather_report(resolve(subject, arguments.box), limit_s, work.say)
         page = write_page(report)
     pictures = _list_pictures(page, arguments)

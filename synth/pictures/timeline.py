@@ -26,6 +26,9 @@ MAX_ROWS = 16
 # Most messages to draw singly; beyond, messages of a row that follow each other share a bar.
 MAX_BARS = 2400
 
+# What the colours of messages mean.
+_LEGEND = (("add", "sends data to add"), ("copy", "sends data to copy"))
+
 # Row (a sender, a link), track in it (a receiver, an operation), operation, tick, start and end in
 # microseconds, and the tooltip.
 _Bar = tuple[int, int, str, int, float, float, str]
@@ -87,12 +90,27 @@ def draw_links(
     return _draw(title, names, bars, end_us, alone)
 
 
+def draw_spans(title: str, spans: Sequence[tuple[str, float, float, str]]) -> str:
+    """Draw spans of time, each a name, begin and end in microseconds, and a tooltip, as SVG.
+
+    Spans of one name share a row.
+    """
+    names = list(dict.fromkeys(span[0] for span in spans))
+    bars = [(names.index(name), 0, "reduce", 0, *span) for name, *span in spans]
+    return _draw(title, names, bars, max(span[2] for span in spans), alone=False, legend=())
+
+
 def _find_end_us(times: Sequence[TransferTime]) -> float:
     return max((time.end_us for time in times), default=0.0) or 1.0
 
 
 def _draw(
-    title: str, names: Sequence[str], bars: Sequence[_Bar], end_us: float, alone: bool
+    title: str,
+    names: Sequence[str],
+    bars: Sequence[_Bar],
+    end_us: float,
+    alone: bool,
+    legend: Sequence[tuple[str, str]] = _LEGEND,
 ) -> str:
     left_edge = max(_LEFT, 16 + round(6.4 * max(map(len, names), default=0)))
     bottom, width = _TOP + len(names) * _ROW, max(_MIN_WIDTH, _WIDTH - left_edge - _RIGHT)
@@ -104,10 +122,8 @@ def _draw(
             f'<path class="g" d="M{x:.1f} {_TOP - 4}V{bottom}"/>',
             draw_text(x, bottom + 16, show_us(end_us * i / 5), 11, anchor=anchor, look="f"),
         ]
-    for look, x, text in (
-        ("add", left_edge, "sends data to add"),
-        ("copy", left_edge + 160, "sends data to copy"),
-    ):
+    for number, (look, text) in enumerate(legend):
+        x = left_edge + 160 * number
         lines.append(
             f'<rect class="{look}" x="{x}" y="4" width="22" height="10"/>'
             + draw_text(x + 28, 13, text, 11)

@@ -26,6 +26,7 @@ from ..plan import Plan
 from ..planner.names import AUTO
 from ..planner.synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S
+from .recoveries import RecoveryRow
 from .stock import StockRing, stock_of
 
 # Share of the time limit for each collective; unused time goes to the next ones.
@@ -73,7 +74,7 @@ class Report:
 
     `machine` is the topology as given, `topology` the one that was planned for, with equal
     parallel switches merged. `plan_file` names the plan if the report is on one. `seconds` is the
-    time that the report took.
+    time that the report took. `recoveries` are those of a run of the plan, None without one.
     """
 
     topology: Topology
@@ -82,6 +83,7 @@ class Report:
     sections: list[Section]
     plan_file: str | None = None
     seconds: float = 0.0
+    recoveries: Sequence[RecoveryRow] | None = None
 
 
 def gather_report(

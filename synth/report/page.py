@@ -22,6 +22,7 @@ from .curves import predict_algbw_GBps
 from .gather import Report
 from .html import make_details, make_figure, make_page, make_paragraph, make_section, make_table
 from .plans import SHOWN_SIZE, write_section
+from .recoveries import write_recoveries
 
 # The names of one device of a kind, and of several.
 _NAMES = {
@@ -52,6 +53,7 @@ def write_page(report: Report, *, made: datetime | None = None) -> str:
     names = ["machine", "findings", *(section.collective.name for section in report.sections)]
     plan = "" if report.plan_file is None else f"plan {report.plan_file}; "
     about = f"{plan}{_count_devices(machine)}; fingerprint {machine.fingerprint}"
+    names += ["recoveries"] * (report.recoveries is not None)
     links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
     body = [
         f"<h1>{quote(machine.name)}</h1>",
@@ -65,6 +67,8 @@ def write_page(report: Report, *, made: datetime | None = None) -> str:
             for i, s in enumerate(report.sections)
         ),
     ]
+    if report.recoveries is not None:
+        body.append(write_recoveries(report.recoveries))
     if not report.sections:
         body.append(make_paragraph("With fewer than two GPUs there is no collective to plan."))
     body.append(
