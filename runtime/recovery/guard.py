@@ -37,6 +37,7 @@ from ..program.layout import IN_PLACE
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence
+from ..ranks.launch import GUARDED
 from ..ranks.transport import Transport
 from .agreement import Decision, RankLostError, Recovery, SplitError, SupersededError, Testimony
 from .connections import ConnectionWatch, find_listening_ports
@@ -547,7 +548,7 @@ class _Worker:
     def __init__(self, events: "queue.SimpleQueue[Any]") -> None:
         self._events, self._count = events, 0
         self._functions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="topoplan-guarded", daemon=True).start()
+        threading.Thread(target=self._serve, name=GUARDED, daemon=True).start()
 
     def begin(self, function: Callable[[], object]) -> int:
         """Run a function in the thread; return its number. Does not wait."""

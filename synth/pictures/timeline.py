@@ -96,7 +96,10 @@ def draw_spans(title: str, spans: Sequence[tuple[str, float, float, str]]) -> st
     Spans of one name share a row.
     """
     names = list(dict.fromkeys(span[0] for span in spans))
-    bars = [(names.index(name), 0, "reduce", 0, *span) for name, *span in spans]
+    bars = [
+        (names.index(name), 0, "reduce", 0, begin_us, end_us, tooltip)
+        for name, begin_us, end_us, tooltip in spans
+    ]
     return _draw(title, names, bars, max(span[2] for span in spans), alone=False, legend=())
 
 
