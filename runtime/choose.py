@@ -171,6 +171,10 @@ class Chooser:
         self.executor, self.shares = executor, shares
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.transport, self.is_usable, self.codec = transport, is_usable, codec
+        self.list_candidates: Callable[[int], list[Schedule]] | None = None
+        """Returns the schedules worth trying for a size, the same on all ranks; None: those with
+        the best predictions.
+        """
         self.choices: dict[int, Choice] = {}
         self.trials: dict[int, Trial] = {}
         if mode == SAME_BITS:
@@ -363,6 +367,8 @@ class Chooser:
         too. Collective; `number` is the group's number of the call that it belongs to (None: a new
         one).
         """
+        if self.list_candidates is not None:
+            return [self.variants.index(x) for x in self.list_candidates(size_bytes)], None
         answer: Any = None
         transport = self.transport
         if transport.rank == 0:

@@ -1,9 +1,11 @@
 """Read the options of the backend "topo" from `backend_options` or environment variables."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from ...topo.errors import InputError
 from ..cache import find_cache_folder
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode
 from ..codecs import find_codec
-from ..communicator import find_executor
+from ..communicator import ON_FAULT, REPLAN, find_executor, find_on_fault
 from ..ranks.transport import check_transport
 from ..scratch import parse_scratch
 from .account import heed_log_level
+
+log = logging.getLogger("topoplan")
 
 AUTO, OFF = "auto", "off"
 _OFF_NAMES = (OFF, "stock")
@@ -136,6 +140,7 @@ def backend_options(
     if an option is invalid or contradicts another one.
     """
     heed_log_level()
+    _warn_of_lost_links()
     mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
     check_choose_mode(mode, codec)
@@ -214,3 +219,15 @@ def _yes_or_no(name: str) -> bool:
     if text not in (*_NO, *_YES):
         raise InputError(f"{name}={text!r}: expected yes or no")
     return text in _YES
+
+
+@cache
+def _warn_of_lost_links() -> None:
+    """Say once that the backend's own calls do not go on after a lost link."""
+    if find_on_fault(None) == REPLAN:
+        log.warning(
+            "%s=%s: calls of ddp_hook and Communicator go on after a lost link, those of the "
+            "backend end by an error",
+            ON_FAULT,
+            REPLAN,
+        )

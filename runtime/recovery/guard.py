@@ -8,8 +8,8 @@ a plan without the lost links (replan.py), and finish the call by it.
 
 One rank may have ended the call that another one has to make again. It cannot be further: a call
 ends for a rank when all ranks have begun it, so none begins the next before all have ended the one
-before. Therefore each rank keeps what its last call needs to be made again: the result, if it is
-the same on all ranks, so that all ranks get the same bits; else the input.
+before. Therefore each rank keeps what its last call needs to be made again: the input, or, of an
+allreduce, the result, since all ranks must get the same bits.
 """
 
 import json
@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fractions import Fraction
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -46,8 +47,6 @@ from .replan import find_lost_links, list_unreached, plan_without
 
 log = logging.getLogger("topoplan")
 
-# Collectives whose result is the same on all ranks.
-_SHARED = ("allreduce", "allgather", "broadcast")
 # Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
 _MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 # Time for a call to end by itself after a connection was lost: another rank may just have closed
@@ -55,8 +54,10 @@ _MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 _SETTLE_S = 0.3
 # Time for what an ended process has sent to arrive.
 _DRAIN_S = 5.0
-# Bytes of a segment for sizes that have not raced: several packets, little to wait for.
-_SEGMENT_BYTES = 64 << 10
+# Segments without a race: of several packets, and not so many that hosts are busy with them.
+_SEGMENT_BYTES, _MAX_SEGMENTS = 64 << 10, 64
+# Shapes of calls whose buffers are kept for the next call of that shape.
+_MAX_SHAPES = 128
 # Recoveries in a row, for one call, after which the error is raised.
 _MAX_RECOVERIES = 8
 
@@ -95,9 +96,9 @@ class Guard:
     """Carries out the calls of one communicator, and goes on after a link is lost.
 
     `engine` is the communicator's own, over a transport of its own on gloo; `make_engine` makes
-    another for another plan and transport. All calls must be made through `run` and `exchange`,
-    in one order on all ranks. `watch` watches the connections of the transport, and reports to
-    `note_loss`.
+    another for another plan and transport. All calls must be made through `run` and `exchange`, in
+    one order on all ranks. `opened_since` are the sockets that were open before the transport was
+    made.
     """
 
     def __init__(
@@ -113,8 +114,6 @@ class Guard:
         self._last: _Private | _Exchange | None = None
         self._made = time.monotonic()
         self._free: dict[_Shape, list[_Private]] = defaultdict(list)
-        self._picked: dict[int, Schedule] = {}
-        """The schedules in use after a fault, by the size in bits."""
         self._name = engine.plan.collective.name
         self._error: ExecutionError | None = None
         self.history: list[dict[str, Any]] = []
@@ -174,6 +173,8 @@ class Guard:
         private = self._current
         assert private is not None
         if isinstance(self._last, _Private):
+            if len(self._free) > _MAX_SHAPES:
+                self._free.clear()
             self._free[self._last.shape].append(self._last)
         self._last, self._current = private, None
         self._ended += 1
@@ -382,11 +383,11 @@ class Guard:
         if decision.refusal:
             without = list_links(decision.links)
             raise InfeasibleError(f"without {without} there is no plan: {decision.refusal}")
-        self._connect(gloo, parts, decision, number)
+        self._connect(gloo, parts, decision)
         engine = self._take_plan(gloo, decision, number, new_plan)
         self._count_resent()
         self._sent_before += self.engine.sent_bytes
-        self.engine, self._picked = engine, {}
+        self.engine = engine
         first_ended = min(part.ended for part in parts)
         is_over = False
         if any(part.ended > first_ended for part in parts):
@@ -394,9 +395,7 @@ class Guard:
         self._note(decision, number, began, engine)
         return is_over
 
-    def _connect(
-        self, gloo: PartialGloo, parts: list[Testimony], decision: Decision, number: int
-    ) -> None:
+    def _connect(self, gloo: PartialGloo, parts: list[Testimony], decision: Decision) -> None:
         """Connect to all ranks that this one still reaches, and watch these connections."""
         lost = set(decision.unreached)
         me = self._rank
@@ -426,35 +425,49 @@ class Guard:
             )
             new: Plan = transport.exchange(plan)[0]
             new.verify()
-            mode = self._first.chooser.mode
-            choose = self._choose if mode == "race" else mode
-            engine = self._make_engine(new, transport, choose=choose, executor=POINT_TO_POINT)
-            engine.is_stock_excluded = True
+            engine = self._make_engine(new, transport, executor=POINT_TO_POINT)
+            engine.is_stock_excluded = engine.times_calls = True
+            engine.chooser.list_candidates = partial(self._list_candidates, engine)
             made.append(engine)
 
         self._try(make)
         return made[0]
 
-    def _choose(self, size_bytes: int, variants: Sequence[Schedule]) -> Schedule:
-        """Return the schedule for a size without a race, for which a job in trouble has no time.
+    def _list_candidates(self, engine: Engine, size_bytes: int) -> list[Schedule]:
+        """Return the schedules to try on a job's own calls, the most promising first.
 
-        It is the one with the best prediction, with about as many segments as won the race before
-        the fault, since predictions know little of busy hosts. Collective at a size's first call.
+        There is no time for predictions and races: these are the plan's own in two segmentations,
+        and what won before the fault, made for what is left.
         """
-        picked, bits = self._picked, size_bytes.bit_length()
-        if bits not in picked:
-            chooser = self.engine.chooser
-            order, _ = chooser.rank_candidates(size_bytes, is_raced=False, with_stock=False)
-            best = variants[order[0]]
-            before = self._first.chooser.known(size_bytes)
-            segments = max(
-                1, size_bytes // _SEGMENT_BYTES if before is None else before.own.segments
+        plan, before = engine.plan, self._first.chooser.known(size_bytes)
+        own = plan.entry_for(int(size_bytes * self._find_slowness(plan))).schedule
+        segments = min(max(1, size_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
+        wanted = [(own, segments), (own, max(1, segments // 4))]
+        if before is not None:
+            won = before.own
+            alike = [x.schedule for x in plan.entries if x.schedule.strategy == won.strategy]
+            wanted = [(schedule, won.segments) for schedule in alike[-1:]] + wanted
+        nearest = (
+            min(
+                (x for x in engine.chooser.variants if x.uncut == schedule.uncut),
+                key=lambda x: abs(math.log(x.segments / count)),
             )
-            picked[bits] = min(
-                (x for x in variants if x.uncut == best.uncut),
-                key=lambda x: abs(math.log(x.segments / segments)),
-            )
-        return picked[bits]
+            for schedule, count in wanted
+        )
+        return list(dict.fromkeys(nearest))
+
+    def _find_slowness(self, plan: Plan) -> Fraction:
+        """Return how many times slower the machine's links are than those of the plan.
+
+        Buffers are planned for as if they were as many times larger. 1 unless the machine has other
+        rates than the plan, as an emulated one has.
+        """
+        machine = self._first.machine.topology
+        there = {} if machine is None else machine.capacity_GBps
+        rates = plan.topology.capacity_GBps.items()
+        return min(
+            (rate / there[link] for link, rate in rates if link in there), default=Fraction(1)
+        )
 
     def _finish_for_others(
         self,
@@ -479,11 +492,12 @@ class Guard:
             self._try(partial(_pass_values_on, engine.transport, server, mine))
             return not has_ended
         buffers = mine.buffers
-        if self._name in _SHARED:
-            self._try(partial(_pass_on, engine.transport, server, buffers.target))
+        if self._name == "allreduce":
+            # Another order of additions would give other bits than those that some ranks have.
+            self._try(partial(_pass_on, engine, server, buffers.target))
         else:
             if has_ended:
-                source = buffers.source if mine.kept is None else mine.kept.clone()
+                source = (buffers.source if mine.kept is None else mine.kept).clone()
                 target = source if self._name in IN_PLACE else torch.empty_like(buffers.target)
                 buffers = Buffers(buffers.numel, source, target, buffers.op)
             self._try(partial(engine.carry_out, buffers))
@@ -526,12 +540,18 @@ def list_links(links: Sequence[tuple[str, str]]) -> str:
     return " and ".join(map(describe_link, links)) or "a link that the topology does not have"
 
 
-def _pass_on(transport: Transport, server: int, tensor: torch.Tensor) -> None:
-    """Give all ranks the bytes of the `server`'s tensor."""
-    flat = tensor.view(torch.uint8) if tensor.numel() else tensor
-    data = transport.exchange(flat.numpy().tobytes() if transport.rank == server else None)[server]
-    if tensor.numel():
-        flat.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+def _pass_on(engine: Engine, server: int, tensor: torch.Tensor) -> None:
+    """Give all ranks the bits of the `server`'s tensor."""
+    if not tensor.numel():
+        return
+    data = tensor.view(torch.uint8)
+    mine = data.clone() if engine.rank == server else torch.zeros_like(data)
+    if engine.codec is None:  # the plan carries it fastest: a sum of bytes that others have as 0
+        engine.carry_out(Buffers(mine.numel(), mine, mine))
+    else:
+        texts = engine.transport.exchange(mine.numpy().tobytes() if engine.rank == server else b"")
+        mine = torch.frombuffer(bytearray(texts[server]), dtype=torch.uint8)
+    data.copy_(mine)
 
 
 def _pass_values_on(transport: Transport, server: int, call: _Exchange) -> None:

@@ -1,0 +1,475 @@
+"""Cut links of emulated machines while ranks run, and see how they go on.
+
+    python benchmarks/carry_on.py carry_on.jsonl               100 single cuts (about 30 minutes)
+    python benchmarks/carry_on.py carry_on.jsonl --runs 4 --machines mesh:2x2 --cases cut flap
+
+Each run emulates a machine and starts a rank on each GPU with on_fault="replan": they make
+allreduces of integers, whose sums are exact (`calls`), or train a model with
+DistributedDataParallel and the hook (`training`). At a moment drawn by --seed a fault strikes:
+`cut` takes one link after the other; `two` cuts two links at once; `again` cuts a second one while
+the ranks recover from the first; `flap` cuts a link, mends it and cuts it again.
+
+Right is: all sums are exact, or all parameters equal bit for bit on all ranks and within 1e-6 of
+those without a fault; where the links left do not connect the ranks, an error on every rank.
+`slowest s` is from the cut to the end of the call that it struck; `of bound` is the rate
+afterwards, of the certified bound of what is left (calls only). RESULTS has a line for each run; a
+second start with the same seed goes on where the first ended. Plans and races are kept beside it.
+Needs root and iproute2 (see topo-emulate).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import Table, make_parser
+
+if TYPE_CHECKING:
+    from topoplan.runtime.emulate import Network
+    from topoplan.topo.graph import Topology
+
+MACHINES = {"mesh:2x2": "100Mbit", "dgx1": "25Mbit", "two-rails": "50Mbit"}
+CASES = ("cut", "two", "again", "flap")
+PROGRAMS = ("calls", "training")
+COLUMNS = (
+    ("machine", "machine", "10"), ("program", "program", "9"), ("case", "case", "6"),
+    ("runs", "runs", ">5"), ("went_on", "went on", ">8"), ("refused", "refused", ">8"),
+    ("wrong", "wrong", ">6"), ("hung", "hung", ">5"), ("slowest_s", "slowest s", ">10.2f"),
+    ("slowest_recovery_s", "recovery s", ">11.2f"), ("least_of_bound", "of bound", ">9.3f"),
+    ("median_of_bound", "median", ">7.3f"),
+)  # fmt: skip
+_NUMEL = 1 << 20
+_STEPS = 40
+_START_S, _AFTER_S, _END_S = 90.0, 20.0, 60.0
+_FLAP_S = (1.5, 6.0)
+_CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one run ended: `wrong` and `hung` count ranks; `refused` that all ranks raised an error
+    since the links left do not connect them, `recoveries` those of rank 0.
+    """
+
+    machine: str
+    program: str
+    case: str
+    run: int
+    seed: int
+    links: list[str]
+    seconds: float | None
+    recovery_s: float | None
+    of_bound: float | None
+    wrong: int
+    hung: int
+    refused: bool
+    recoveries: int
+    last_lines: list[str]
+
+
+def build_two_rails() -> Topology:
+    """Return two hosts of four GPUs in a ring, with two NICs each, on two switches (rails)."""
+    from topoplan.topo.graph import Device, Link, Topology
+
+    devices, links = [], []
+    for host in range(2):
+        gpus = [f"gpu{4 * host + i}" for i in range(4)]
+        devices += [Device(gpu, "gpu") for gpu in gpus]
+        pairs = [(gpus[i], gpus[(i + 1) % 4]) for i in range(4)]
+        for rail in range(2):
+            nic = f"nic{2 * host + rail}"
+            devices.append(Device(nic, "nic"))
+            pairs += [(gpus[2 * rail + i], nic) for i in range(2)]
+            pairs.append((nic, f"rail{rail}"))
+        links += [Link(x, y, 2) for a, b in pairs for x, y in ((a, b), (b, a))]
+    devices += [Device(f"rail{rail}", "switch") for rail in range(2)]
+    return Topology("two-rails", tuple(devices), tuple(links))
+
+
+def find_machine(name: str) -> Topology:
+    """Return a machine by its name in MACHINES."""
+    from topoplan.topo.loader.resolve import resolve
+
+    return build_two_rails() if name == "two-rails" else resolve(name)
+
+
+def carry_out(
+    machine: str, program: str, case: str, run: int, seed: int, plan: str, context: Any
+) -> Run:
+    """Carry out one run."""
+    from topoplan.runtime.emulate import emulate, parse_rate
+    from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
+
+    draw = random.Random(f"{seed} {machine} {program} {case} {run}")
+    with (
+        emulate(find_machine(machine), parse_rate(MACHINES[machine])) as network,
+        tempfile.TemporaryDirectory() as name,
+    ):
+        folder = Path(name)
+        write_topology(network, folder)
+        ranks, logs = [], []
+        for rank in range(len(network.blueprint.home)):
+            logs.append(folder / f"{rank}.log")
+            logs[-1].touch()
+            variables = {
+                **list_rank_variables(network, rank, folder),
+                # Only the first run on a machine races.
+                "TOPOPLAN_CACHE": f"{Path(plan).with_suffix('')}-cache",
+            }
+            namespace = network.namespace_of(network.blueprint.home[rank])
+            arguments = (program, plan, variables, namespace, str(logs[-1]), name)
+            ranks.append(context.Process(target=be_rank, args=arguments))
+        links = choose_links(network, case, run, draw)
+        try:
+            for process in ranks:
+                process.start()
+            _wait_until(logs, "ready")
+            time.sleep(draw.uniform(0.0, 1.0))
+            struck = time.time()
+            strike(network, case, links, logs)
+            if program == "calls":
+                time.sleep(_AFTER_S)
+                if case != "cut":
+                    time.sleep(_FLAP_S[1])
+                (folder / "stop").touch()
+            ends = time.monotonic() + _END_S
+            for process in ranks:
+                process.join(max(0.0, ends - time.monotonic()))
+            hung = sum(process.is_alive() for process in ranks)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        texts = [log.read_text() for log in logs]
+        return judge(network, texts, struck, hung, machine, program, case, run, seed, links)
+
+
+def choose_links(
+    network: Network, case: str, run: int, draw: random.Random
+) -> list[tuple[str, str]]:
+    """Return the links to cut: one after the other by the run's number, a second one at random."""
+    devices = network.blueprint.devices
+    cables = [(devices[x.a], devices[x.b]) for x in network.blueprint.cables]
+    first = cables[run % len(cables)]
+    if case in ("cut", "flap"):
+        return [first]
+    return [first, draw.choice([cable for cable in cables if cable != first])]
+
+
+def strike(
+    network: Network, case: str, links: Sequence[tuple[str, str]], logs: Sequence[Path]
+) -> None:
+    """Cause the faults of a case."""
+    network.cut(*links[0])
+    if case == "two":
+        network.cut(*links[1])
+    elif case == "again":
+        time.sleep(random.Random(str(links)).uniform(3.0, 6.0))  # detection takes 3 s
+        network.cut(*links[1])
+    elif case == "flap":
+        for pause_s in _FLAP_S:
+            time.sleep(pause_s)
+            network.mend(*links[0])
+            time.sleep(1.0)
+            network.cut(*links[0])
+
+
+def judge(
+    network: Network,
+    texts: Sequence[str],
+    struck: float,
+    hung: int,
+    machine: str,
+    program: str,
+    case: str,
+    run: int,
+    seed: int,
+    links: Sequence[tuple[str, str]],
+) -> Run:
+    """Return how a run ended, from what its ranks have printed."""
+    said = [
+        [json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts
+    ]
+    errors = [next((x["error"] for x in rows if "error" in x), None) for rows in said]
+    ends = [next((x for x in rows if "end" in x), None) for rows in said]
+    is_left = is_connected(network.blueprint.topology, links)
+    refused = all(errors) and not is_left
+    wrong = 0 if refused else sum(end is None or not end["right"] for end in ends) - hung
+    if program == "training" and not refused and not hung and not wrong:
+        wrong = sum(end["hash"] != ends[0]["hash"] for end in ends if end and ends[0])
+    times = [x for x in said[0] if "call" in x]
+    hit = [x for x in times if x["at"] > struck and x["seconds"] > 1.0]
+    end = ends[0] or {"recoveries": []}
+    of_bound = None
+    if program == "calls" and not refused and case in ("cut", "two") and hit and times:
+        after = [x["seconds"] for x in times if x["at"] > hit[-1]["at"]]
+        bound = find_bound_GBps(network.blueprint.topology, links)
+        if len(after) > 2 and bound:
+            of_bound = _NUMEL * 4 / statistics.median(after[-5:]) / 1e9 / bound
+    return Run(
+        machine,
+        program,
+        case,
+        run,
+        seed,
+        ["-".join(link) for link in links],
+        hit[-1]["at"] - struck if hit else None,
+        max((x["seconds"] for x in end["recoveries"]), default=None),
+        of_bound,
+        max(0, wrong),
+        hung,
+        refused,
+        len(end["recoveries"]),
+        [text.strip().splitlines()[-1][-300:] if text.strip() else "(nothing)" for text in texts],
+    )
+
+
+def is_connected(topology: Topology, links: Sequence[tuple[str, str]]) -> bool:
+    """Return whether GPUs can pass data to all others without the links."""
+    import networkx as nx
+
+    graph = nx.Graph(list(topology.capacity_GBps))
+    graph.remove_edges_from(links)
+    return all(nx.has_path(graph, topology.ranks[0], gpu) for gpu in topology.ranks)
+
+
+def find_bound_GBps(topology: Topology, links: Sequence[tuple[str, str]]) -> float:
+    """Return the certified bound of an allreduce on what is left, in GB/s."""
+    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from topoplan.topo.derived.degrade import Change, degrade
+
+    left = degrade(topology, Change(without_links=tuple(f"{a}:{b}" for a, b in links)))
+    plan = synthesize(collective_on("allreduce", left), left, "auto", 2).plan
+    return float(plan.bound_one_way.algbw_GBps)
+
+
+def _wait_until(logs: Sequence[Path], sign: str) -> None:
+    ends = time.monotonic() + _START_S
+    while not all(sign in log.read_text() for log in logs):
+        if time.monotonic() > ends:
+            raise SystemExit(
+                "ranks did not start: " + " | ".join(x.read_text()[-500:] for x in logs)
+            )
+        time.sleep(0.01)
+
+
+def be_rank(
+    program: str, plan: str, variables: dict[str, str], namespace: str, log: str, folder: str
+) -> None:
+    """Be a rank of a run, in a process forked for it."""
+    with Path(namespace).open() as entered:
+        if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    os.environ.update(variables)
+    with Path(log).open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = work(program, plan, Path(folder))
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def say(**values: Any) -> None:
+    """Print a line for the benchmark."""
+    print(json.dumps(values), flush=True)
+
+
+def work(program: str, plan: str, folder: Path) -> int:
+    """Join the others and run a program; print how it ended."""
+    import torch
+    import torch.distributed as dist
+
+    import topoplan
+
+    torch.set_num_threads(1)
+    logging.basicConfig(format="%(message)s")
+    dist.init_process_group(
+        "gloo",
+        init_method="env://",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        end = make_calls(plan, folder) if program == "calls" else train(plan, folder)
+    except (topoplan.ExecutionError, RuntimeError) as error:
+        say(error=str(error))
+        return 3
+    say(end=True, **end)
+    return 0
+
+
+def make_calls(plan: str, folder: Path) -> dict[str, Any]:
+    """Make allreduces until rank 0 finds the file `stop`."""
+    import torch
+    import torch.distributed as dist
+
+    from topoplan import Communicator
+
+    communicator = Communicator(plan, on_fault="replan")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    base, number, right = torch.arange(_NUMEL) % 1000, 0, True
+    while True:
+        x = base.float() + rank * (number % 50)
+        # The last element says whether to stop.
+        x[-1] = float(rank == 0 and (folder / "stop").exists())
+        began = time.time()
+        communicator.allreduce(x)
+        ended = time.time()
+        total = base * size + (number % 50) * size * (size - 1) // 2
+        right &= torch.equal(x[:-1].long(), total[:-1])
+        if rank == 0:
+            say(call=number, at=ended, seconds=ended - began)
+        if number == 5:
+            print("ready", flush=True)
+        number += 1
+        if x[-1] > 0:
+            break
+    communicator.close()
+    return {"right": right, "recoveries": communicator.recoveries}
+
+
+def train(plan: str, folder: Path) -> dict[str, Any]:
+    """Train a model for some steps, of which the fault may strike each."""
+    import hashlib
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import topoplan
+
+    torch.manual_seed(0)
+    rank = dist.get_rank()
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.3)
+    hook = topoplan.ddp_hook(plan, choose="plan", on_fault="replan")
+    parallel.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+    for step in range(_STEPS):
+        numbers = torch.Generator().manual_seed(1000 * step + rank)
+        began = time.time()
+        optimizer.zero_grad()
+        parallel(torch.randn(8, 256, generator=numbers)).square().mean().backward()
+        optimizer.step()
+        if rank == 0:
+            say(call=step, at=time.time(), seconds=time.time() - began)
+        if step == 3:
+            print("ready", flush=True)
+    parameters = torch.cat([x.detach().flatten() for x in model.parameters()])
+    undisturbed = train_alone(dist.get_world_size())
+    right = torch.allclose(parameters, undisturbed, rtol=0, atol=1e-6)
+    recoveries = hook.communicator.recoveries
+    hook.communicator.close()
+    digest = hashlib.sha256(parameters.numpy().tobytes()).hexdigest()
+    return {"right": right, "hash": digest, "recoveries": recoveries}
+
+
+def train_alone(ranks: int) -> Any:
+    """Return the parameters after the same steps in one process, the mean of all ranks' losses."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(_STEPS):
+        optimizer.zero_grad()
+        for rank in range(ranks):
+            numbers = torch.Generator().manual_seed(1000 * step + rank)
+            loss = model(torch.randn(8, 256, generator=numbers)).square().mean() / ranks
+            loss.backward()
+        optimizer.step()
+    return torch.cat([x.detach().flatten() for x in model.parameters()])
+
+
+def main() -> None:
+    """Carry out the runs that the results file lacks, and print the table."""
+    parser = make_parser(__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--machines", nargs="*", choices=MACHINES, default=[*MACHINES])
+    parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=PROGRAMS)
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=["cut"])
+    parser.add_argument("--runs", type=int, default=17, help="of each machine, program and case")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    from topoplan.synth.planner.synthesize import collective_on, synthesize
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["topoplan", "topoplan.runtime.communicator", "torch._dynamo", "__main__"]
+    )
+    runs = []
+    if args.results.exists():
+        runs = [Run(**json.loads(line)) for line in args.results.read_text().splitlines()]
+    done = {(x.machine, x.program, x.case, x.run, x.seed) for x in runs}
+    folder = args.results.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    with args.results.open("a") as file:
+        plans = {}
+        for machine in args.machines:
+            topology = find_machine(machine)
+            plans[machine] = f"{folder}/{machine.replace(':', '-')}.json"
+            if not Path(plans[machine]).exists():
+                plan = synthesize(collective_on("allreduce", topology), topology, "auto", 3).plan
+                plan.save(plans[machine])
+        for number in range(args.runs):
+            for case in args.cases:
+                for machine in args.machines:
+                    for program in args.programs:
+                        if (machine, program, case, number, args.seed) in done:
+                            continue
+                        run = carry_out(
+                            machine, program, case, number, args.seed, plans[machine], context
+                        )
+                        runs.append(run)
+                        file.write(json.dumps(asdict(run)) + "\n")
+                        file.flush()
+                        if run.wrong or run.hung or run.refused:
+                            print(f"  {run}", file=sys.stderr, flush=True)
+    print_table([x for x in runs if x.seed == args.seed], as_json=args.json)
+
+
+def print_table(runs: Sequence[Run], *, as_json: bool) -> None:
+    """Print a row for each machine, program and case."""
+    table = Table(COLUMNS, as_json=as_json)
+    groups: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.machine, run.program, run.case].append(run)
+    for (machine, program, case), some in groups.items():
+        rates = [x.of_bound for x in some if x.of_bound is not None]
+        table.add(
+            {
+                "machine": machine,
+                "program": program,
+                "case": case,
+                "runs": len(some),
+                "went_on": sum(x.recoveries > 0 and not x.wrong and not x.hung for x in some),
+                "refused": sum(x.refused for x in some),
+                "wrong": sum(x.wrong > 0 for x in some),
+                "hung": sum(x.hung > 0 for x in some),
+                "slowest_s": max((x.seconds for x in some if x.seconds), default=None),
+                "slowest_recovery_s": max((x.recovery_s or 0 for x in some), default=None),
+                "least_of_bound": min(rates, default=None),
+                "median_of_bound": statistics.median(rates) if rates else None,
+            }
+        )
+    table.end()
+
+
+if __name__ == "__main__":
+    main()
