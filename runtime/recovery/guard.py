@@ -12,6 +12,7 @@ before. Therefore each rank keeps what its last call needs to be made again: the
 allreduce, the result, since all ranks must get the same bits.
 """
 
+import ctypes
 import json
 import logging
 import math
@@ -20,10 +21,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import finalize
 
@@ -274,6 +276,7 @@ class Guard:
                 return error
 
     def _renew_worker(self) -> None:
+        _end_past_waits()
         self._worker.stop()
         self._worker = self._make_worker()
 
@@ -489,7 +492,7 @@ class Guard:
         assert mine is not None
         server = next(rank for rank, part in enumerate(parts) if part.ended > first_ended)
         if isinstance(mine, _Exchange):
-            self._try(partial(_pass_values_on, engine.transport, server, mine))
+            self._try(partial(_pass_values_on, engine, server, mine))
             return not has_ended
         buffers = mine.buffers
         if self._name == "allreduce":
@@ -554,9 +557,21 @@ def _pass_on(engine: Engine, server: int, tensor: torch.Tensor) -> None:
     data.copy_(mine)
 
 
-def _pass_values_on(transport: Transport, server: int, call: _Exchange) -> None:
+def _pass_values_on(engine: Engine, server: int, call: _Exchange) -> None:
     """End an exchange that the `server` has ended."""
-    call.values = transport.exchange(call.values if transport.rank == server else None)[server]
+    values = call.values if engine.rank == server else None
+    call.values = engine.transport.exchange(values)[server]
+
+
+@cache
+def _end_past_waits() -> None:
+    """Have this process end without C++'s destructors, which abort it if threads wait in gloo.
+
+    Python's own part of the exit is over by then; the exit code stays.
+    """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # glibc has it: its handlers get the exit code
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 class _Worker:
