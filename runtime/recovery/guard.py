@@ -41,7 +41,6 @@ from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence
 from ..ranks.launch import GUARDED
-from ..ranks.transport import Transport
 from .agreement import Decision, RankLostError, Recovery, SplitError, SupersededError, Testimony
 from .connections import ConnectionWatch, find_listening_ports
 from .partial_transport import PartialGloo, PartialTransport
