@@ -17,7 +17,6 @@ from ranks.checks import refused
 from topoplan.runtime.backend.process_group import TopoGroup
 
 N = 4096
-_STEPS = 200
 
 
 def after_an_abort(plans: str) -> None:
@@ -143,10 +142,10 @@ def fail() -> None:
 
 def use_a_plan() -> str | None:
     """Add up until a plan is used; return its topology's GPUs, None if there is none."""
-    for _ in range(_STEPS):
+    ends = time.monotonic() + patience.seconds(20)
+    while not group().communicators:
+        assert time.monotonic() < ends
         add_up()
-        if group().communicators:
-            break
         time.sleep(0.01)
     (communicator,) = group().communicators.values()
     add_up()
