@@ -3,6 +3,7 @@
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -383,12 +384,7 @@ def find_executor(name: str | None) -> str:
 
     Raise InputError if it is unknown.
     """
-    chosen = name or os.environ.get(EXECUTOR) or EXECUTORS[0]
-    if chosen not in EXECUTORS:
-        raise InputError(
-            f"{'executor' if name else EXECUTOR}={chosen!r}: expected one of {', '.join(EXECUTORS)}"
-        )
-    return chosen
+    return _find_option("executor", name, EXECUTOR, EXECUTORS)
 
 
 def find_on_fault(name: str | None) -> str:
@@ -396,10 +392,15 @@ def find_on_fault(name: str | None) -> str:
 
     Raise InputError if it is unknown.
     """
-    chosen = name or os.environ.get(ON_FAULT) or ON_FAULTS[0]
-    if chosen not in ON_FAULTS:
+    return _find_option("on_fault", name, ON_FAULT, ON_FAULTS)
+
+
+def _find_option(parameter: str, value: str | None, variable: str, known: Sequence[str]) -> str:
+    """Return `value`, else that of an environment variable, else the first of the `known` ones."""
+    chosen = value or os.environ.get(variable) or known[0]
+    if chosen not in known:
         raise InputError(
-            f"{'on_fault' if name else ON_FAULT}={chosen!r}: expected one of {', '.join(ON_FAULTS)}"
+            f"{parameter if value else variable}={chosen!r}: expected one of {', '.join(known)}"
         )
     return chosen
 

@@ -39,7 +39,7 @@ class RankLostError(ExecutionError):
 
 
 @dataclass(frozen=True)
-class Testimony:
+class RankStatus:
     """What a rank reports in a recovery.
 
     `ended` is the number of the last call that it has ended; its new gloo has the `address`, and
@@ -55,7 +55,7 @@ class Testimony:
 class SplitError(ExecutionError):
     """The ranks that have reported do not reach the others; `parts` are theirs, by rank."""
 
-    def __init__(self, missing: Sequence[int], parts: Mapping[int, Testimony]) -> None:
+    def __init__(self, missing: Sequence[int], parts: Mapping[int, RankStatus]) -> None:
         super().__init__(
             f"{list_ranks(sorted(parts))} cannot reach {list_ranks(missing)} any more, directly or "
             "through others"
@@ -122,7 +122,7 @@ class Recovery:
                 return sorted(rank for rank, state in reach.items() if state != "reached")
             time.sleep(POLL_S)
 
-    def report(self, part: Testimony) -> None:
+    def report(self, part: RankStatus) -> None:
         """Report this rank's part to all others."""
         self._add({"part": asdict(part)})
         self._part = part
@@ -135,7 +135,7 @@ class Recovery:
         relay.add(self._key, self.rank, self._edition, report)
         self._edition += 1
 
-    def wait_for_parts(self) -> list[Testimony]:
+    def wait_for_parts(self) -> list[RankStatus]:
         """Return what all ranks report, by rank.
 
         Raise SupersededError, RankLostError, SplitError if some ranks are cut off, or
@@ -144,7 +144,7 @@ class Recovery:
         began = time.monotonic()
         while True:
             heard = relay.hear(self._key)
-            parts = {rank: Testimony(**x["part"]) for rank, x in heard.items() if "part" in x}
+            parts = {rank: RankStatus(**x["part"]) for rank, x in heard.items() if "part" in x}
             missing = set(self.addresses) - set(parts)
             if not missing:
                 return [parts[rank] for rank in sorted(parts)]

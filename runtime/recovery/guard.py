@@ -41,7 +41,7 @@ from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence
 from ..ranks.launch import GUARDED
-from .agreement import Decision, RankLostError, Recovery, SplitError, SupersededError, Testimony
+from .agreement import Decision, RankLostError, RankStatus, Recovery, SplitError, SupersededError
 from .connections import ConnectionWatch, find_listening_ports
 from .partial_transport import PartialGloo, PartialTransport
 from .replan import find_lost_links, list_unreached, plan_without
@@ -370,7 +370,7 @@ class Guard:
         recovery = Recovery(self._key, number, self._rank, transport.faults.addresses, deadline)
         unreached = recovery.find_unreached()
         gloo = PartialGloo(self._rank, first.size, timedelta(seconds=transport.faults.wait_s))
-        recovery.report(Testimony(self._ended, gloo.address, gloo.list_ports(), unreached))
+        recovery.report(RankStatus(self._ended, gloo.address, gloo.list_ports(), unreached))
         parts = recovery.wait_for_parts()
         lost = list_unreached(dict(enumerate(parts)))
         new_plan: Plan | None = None
@@ -397,7 +397,7 @@ class Guard:
         self._note(decision, number, began, engine)
         return is_over
 
-    def _connect(self, gloo: PartialGloo, parts: list[Testimony], decision: Decision) -> None:
+    def _connect(self, gloo: PartialGloo, parts: list[RankStatus], decision: Decision) -> None:
         """Connect to all ranks that this one still reaches, and watch these connections."""
         lost = set(decision.unreached)
         me = self._rank
@@ -475,7 +475,7 @@ class Guard:
         self,
         engine: Engine,
         users: Buffers | _Exchange | None,
-        parts: list[Testimony],
+        parts: list[RankStatus],
         first_ended: int,
     ) -> bool:
         """Make a call again that some ranks have ended and others have not.

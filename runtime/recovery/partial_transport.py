@@ -30,20 +30,20 @@ class PartialGloo:
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self._store, self._opened = HashStore(), frozenset(list_sockets().values())
+        self.store, self._opened = HashStore(), frozenset(list_sockets().values())
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = make_lazy_gloo_devices()
         options._threads = 2 * len(options._devices)
         options._timeout = timeout
-        self.backend: Any = dist.ProcessGroupGloo(self._store, rank, size, options)
-        self.address = {key: bytes(self._store.get(key)).hex() for key in self._list_keys()}
+        self.backend: Any = dist.ProcessGroupGloo(self.store, rank, size, options)
+        self.address = {key: bytes(self.store.get(key)).hex() for key in self._list_keys()}
 
     def list_ports(self) -> list[int]:
         """Return the ports at which it listens."""
         return find_listening_ports(self._opened)
 
     def _list_keys(self) -> list[str]:
-        return [str(key) for key in self._store.list_keys()]
+        return [str(key) for key in self.store.list_keys()]
 
     def connect(
         self,
@@ -58,7 +58,7 @@ class PartialGloo:
         """
         for address in addresses:
             for key, value in address.items():
-                self._store.set(key, bytes.fromhex(value))  # type: ignore[arg-type]
+                self.store.set(key, bytes.fromhex(value))  # type: ignore[arg-type]
         mine, theirs = torch.tensor([self.rank]), [torch.empty(1, dtype=torch.int64) for _ in peers]
         works = [
             work
@@ -89,8 +89,8 @@ class PartialTransport(Transport):
         watch: ConnectionWatch,
         name: str,
     ) -> None:
-        place = describe_place(gloo._store, gloo.rank, gloo.size, gloo.timeout, name)
-        group = dist.ProcessGroup(gloo._store, gloo.rank, gloo.size)
+        place = describe_place(gloo.store, gloo.rank, gloo.size, gloo.timeout, name)
+        group = dist.ProcessGroup(gloo.store, gloo.rank, gloo.size)
         kind = dist.ProcessGroup.BackendType.GLOO
         group._set_default_backend(kind)
         group._register_backend(torch.device("cpu"), kind, gloo.backend)

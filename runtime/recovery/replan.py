@@ -9,7 +9,7 @@ from ...topo.derived.degrade import Change, degrade
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router
 from ..ranks.faults import Call
-from .agreement import Testimony
+from .agreement import RankStatus
 
 # Allowance of work for the new plan, in seconds, and more for each rank: all of them wait for it.
 _PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
@@ -17,7 +17,7 @@ _PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
 Pair = tuple[int, int]
 
 
-def list_unreached(parts: Mapping[int, Testimony]) -> list[Pair]:
+def list_unreached(parts: Mapping[int, RankStatus]) -> list[Pair]:
     """Return the pairs of ranks, the lower first, of which one does not reach the other.
 
     `parts` are what ranks have reported, by rank.
