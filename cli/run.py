@@ -55,11 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else argv
     args = build_parser().parse_args(arguments)
-    from ..runtime.ranks.launch import end_past_threads
-
-    code = run_command(PROG, lambda: _run(args, arguments), quiet=_leaves_errors_to_another_rank())
-    end_past_threads(code)
-    return code
+    return run_command(PROG, lambda: _run(args, arguments), quiet=_leaves_errors_to_another_rank())
 
 
 def _leaves_errors_to_another_rank() -> bool:

@@ -3,7 +3,7 @@
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -32,6 +32,7 @@ from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import list_sockets
 from .recovery.guard import Guard
+from .recovery.guarded_engine import GuardedEngine
 from .reductions import check_are_tensors
 
 # Where values are rounded, see Communicator.
@@ -138,14 +139,16 @@ class Communicator:
         self._shares_transport = self._transport is group
         if replans:
             self._check_can_replan()
+        self._guard: Guard | None = self._transport.guard
+        exchange = (self._transport if self._guard is None else self._guard).exchange
         # The backend makes communicators as part of a call of the user's, which has a number.
-        is_in_call = isinstance(group, SharedTransport)
+        is_in_call = isinstance(group, SharedTransport) or self._guard is not None
         with (
             nullcontext()
             if is_in_call
             else self._transport.faults.stock("the agreement of the ranks before a plan is used")
         ):
-            self.plan = _agree_on_plan(plan_or_error, self._transport)
+            self.plan = _agree_on_plan(plan_or_error, exchange)
             parts = find_parts(self.plan, self._transport)
             self._own = [x for x in (parts.members, parts.participants) if x is not None]
             members = self.plan.collective.members
@@ -178,7 +181,9 @@ class Communicator:
             if replans:
                 if self.plan.used_helpers:
                     raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
-                self.engine.guard = Guard(self.engine, make_engine, opened)
+                self._guard = Guard(parts.members, opened)
+            if self._guard is not None:
+                GuardedEngine(self._guard, self.engine, make_engine)
         self.calls = CallCache(self.engine)
         announce_ready()
 
@@ -321,8 +326,7 @@ class Communicator:
         `call`, the `lost_links`, the `seconds` from noticing to going on, the `bound_GBps` of what
         is left, and `resent_bytes`, what this rank sent to make the call again.
         """
-        guard = self.engine.guard
-        return [] if guard is None else list(guard.history)
+        return [] if self._guard is None else list(self._guard.history)
 
     def count_relayed_bytes(self) -> dict[int, int]:
         """Return the bytes that each helper has sent for the members so far, by its rank.
@@ -340,8 +344,8 @@ class Communicator:
 
         Helpers are let go once the first member closes; a helper that closes stops to serve.
         """
-        if "engine" in vars(self) and self.engine.guard is not None:
-            self.engine.guard.close()
+        if self._guard is not None and not self._shares_transport:
+            self._guard.close()
         if self._announcer is not None:
             self._announcer.close()
         if self._service is not None:
@@ -418,12 +422,12 @@ def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
         return error
 
 
-def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
+def _agree_on_plan(plan: Plan | TopoplanError, exchange: Callable[[object], list[Any]]) -> Plan:
     """Return the plan once all ranks have compared its hash.
 
     An empty hash stands for a rank without a plan.
     """
-    hashes = transport.exchange(plan.hash if isinstance(plan, Plan) else "")
+    hashes = exchange(plan.hash if isinstance(plan, Plan) else "")
     if isinstance(plan, TopoplanError):
         raise plan
     without = [str(rank) for rank, digest in enumerate(hashes) if not digest]

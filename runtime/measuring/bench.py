@@ -97,7 +97,7 @@ def list_recoveries(communicator: Communicator) -> list[dict[str, Any]]:
 
     Collective.
     """
-    parts = communicator.engine.guard.exchange(communicator.recoveries)
+    parts = communicator.engine.guard.guard.exchange(communicator.recoveries)
     resent: dict[int, int] = {}
     for row in (row for rows in parts for row in rows):
         resent[row["recovery"]] = resent.get(row["recovery"], 0) + row["resent_bytes"]
@@ -110,7 +110,7 @@ def _measure_size(
     settings, options = buffers.settings, buffers.settings.options
     guard = None if communicator is None else communicator.engine.guard
     # With a guard the ranks may lose links, over which the stock collective could not go on.
-    exchange = transport.exchange if guard is None else guard.exchange
+    exchange = transport.exchange if guard is None else guard.guard.exchange
     meet = transport.meet if guard is None else partial(exchange, None)
     calls = [
         (None if call is None else buffers.call_in_its_place(call), list[float]())

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +26,6 @@ _OWN_LOG = "TOPOPLAN_OWN_LOG"
 # Module that the process from which ranks are forked imports last.
 FROZEN = "topoplan.runtime.ranks.frozen"
 _READY = ".ready"  # ending of the empty file by which an emulated rank says that it is ready
-GUARDED = "topoplan-guarded"  # name of the threads that calls run in which go on after faults
 _POLL_S = 0.02  # between looks at the processes
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL
 # Time after the first failure for other ranks to fail by themselves and print why.
@@ -70,19 +68,6 @@ def init_method() -> str:
     """Return the init_method with which init_process_group finds the other ranks."""
     path = os.environ.get(RENDEZVOUS)
     return f"file://{path}" if path else "env://"
-
-
-def end_past_threads(code: int) -> None:
-    """End this process with a code if a thread of it may still wait in gloo, else return.
-
-    Calls that went on after a lost link leave such threads behind, and an interpreter that ends
-    meanwhile may abort.
-    """
-    if any(thread.name == GUARDED for thread in threading.enumerate()):
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # closed
-                stream.flush()
-        os._exit(code)
 
 
 def has_own_log() -> bool:

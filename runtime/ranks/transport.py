@@ -95,6 +95,8 @@ class Transport:
         self.rank, self.size = group.rank(), group.size()
         self.announcer: Any = None
         """The Announcer of a group of the backend that has helpers."""
+        self.guard: Any = None
+        """The Guard through which all calls go, if they are to go on after a lost link."""
         self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.timeout_s = timeout.total_seconds()
         self.mpi, self.batched = None, False

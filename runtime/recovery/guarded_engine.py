@@ -1,0 +1,221 @@
+"""Carry out one plan's calls under a guard, by an engine that is made anew after each fault."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...synth.ir.schedule import Schedule
+from ...synth.plan import Plan
+from ...topo.errors import InfeasibleError, TopoplanError
+from ..compiled import Buffers, make_bindings
+from ..engine import Engine
+from ..program.layout import IN_PLACE
+from ..program.one_sided.flat import POINT_TO_POINT
+from ..ranks.transport import Transport
+from .guard import Attempt, Guard, list_links, meet
+from .replan import plan_without
+
+# Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
+_MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
+# Segments without a race: of several packets, and not so many that hosts are busy with them.
+_SEGMENT_BYTES, _MAX_SEGMENTS = 64 << 10, 64
+# Shapes of calls whose buffers are kept for the next call of that shape.
+_MAX_SHAPES = 128
+
+MakeEngine = Callable[..., Engine]
+# The shape of a call: numbers of elements, dtype, reduction, and whether there is error feedback.
+_Shape = tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class _Private(Attempt):
+    """A call of a plan on buffers that are not the user's, to be used again by later calls.
+
+    `shape` is that of the call. `kept` is a copy of the input that the call does not write to,
+    where one is needed.
+    """
+
+    planned: "GuardedEngine"
+    shape: _Shape
+    buffers: Buffers
+    kept: torch.Tensor | None
+
+    def make(self, transport: Transport) -> None:
+        """See Attempt."""
+        planned = self.planned
+        planned.renew(transport)
+        planned.engine.carry_out(self.buffers)
+        if planned.name not in _MEETING:
+            meet(transport)
+
+    def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
+        """See Attempt."""
+        planned, buffers = self.planned, self.buffers
+        if planned.name == "allreduce":
+            # Another order of additions would give other bits than those that some ranks have.
+            _pass_on(planned.engine, transport.labels[server], buffers.target)
+            return
+        if has_ended:
+            source = (buffers.source if self.kept is None else self.kept).clone()
+            target = source if planned.name in IN_PLACE else torch.empty_like(buffers.target)
+            buffers = Buffers(buffers.numel, source, target, buffers.op)
+        planned.engine.carry_out(buffers)
+
+    def free(self) -> None:
+        """See Attempt."""
+        self.planned.take_back(self)
+
+
+class GuardedEngine:
+    """Carries out the calls of one plan under `guard`, whatever links are lost.
+
+    `engine` is the plan's, over the guard's first transport; `make_engine` makes another for
+    another plan and transport.
+    """
+
+    def __init__(self, guard: Guard, engine: Engine, make_engine: MakeEngine) -> None:
+        self.guard, self.engine, self._first = guard, engine, engine
+        self._make_engine = make_engine
+        self.name = engine.plan.collective.name
+        engine.is_stock_excluded = True
+        engine.guard = self
+        self._sent_before = 0
+        self._free: dict[_Shape, list[_Private]] = defaultdict(list)
+        guard.planned.append(self)
+        guard.topology = guard.topology or engine.plan.topology
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent through schedules so far."""
+        return self._sent_before + self.engine.sent_bytes
+
+    def run(self, users: Buffers) -> None:
+        """Carry out the collective on the user's buffers, by another plan if a link is lost.
+
+        Raise ExecutionError if that is not possible.
+        """
+        private = self.guard.carry_out(partial(self._prepare, users))
+        assert isinstance(private, _Private)
+        if users.target.numel():
+            users.target.copy_(private.buffers.target)
+        if users.residual is not None and private.buffers.residual is not None:
+            users.residual.copy_(private.buffers.residual)
+
+    # Private buffers
+
+    def _prepare(self, users: Buffers) -> _Private:
+        """Return private buffers with the input of a call."""
+        shape = (
+            users.numel,
+            users.source.numel(),
+            users.target.numel(),
+            users.target.dtype,
+            users.op,
+            users.residual is None,
+        )
+        free = self._free[shape]
+        private = free.pop() if free else self._make_private(users, shape)
+        if private.buffers.source.numel():
+            private.buffers.source.copy_(users.source)
+        if private.kept is not None:
+            private.kept.copy_(users.source)
+        if users.residual is not None and private.buffers.residual is not None:
+            private.buffers.residual.copy_(users.residual)
+        return private
+
+    def _make_private(self, users: Buffers, shape: _Shape) -> _Private:
+        target = torch.empty_like(users.target)
+        source = target if self.name in IN_PLACE else torch.empty_like(users.source)
+        residual = None if users.residual is None else torch.empty_like(users.residual)
+        buffers = Buffers(users.numel, source, target, users.op, residual, make_bindings(target))
+        kept = torch.empty_like(source) if self.name == "reduce" else None
+        return _Private(self, shape, buffers, kept)
+
+    def take_back(self, private: _Private) -> None:
+        """Use the buffers of an ended call for later ones."""
+        if len(self._free) > _MAX_SHAPES:
+            self._free.clear()
+        self._free[private.shape].append(private)
+
+    # After a fault
+
+    def renew(self, transport: Transport) -> None:
+        """Use a plan for what is left over `transport`. Collective if it is a new one.
+
+        Raise InfeasibleError if there is no such plan.
+        """
+        if self.engine.transport is transport:
+            return
+        decision = self.guard.decision
+        mine: Plan | str | None = None
+        if transport.rank == 0:
+            try:
+                mine = plan_without(self._first.plan, decision.links, frozenset(decision.unreached))
+            except TopoplanError as error:
+                mine = str(error)
+        plan: Plan | str = transport.exchange(mine)[0]
+        if isinstance(plan, str):
+            raise InfeasibleError(f"without {list_links(decision.links)} there is no plan: {plan}")
+        plan.verify()
+        engine = self._make_engine(plan, transport, executor=POINT_TO_POINT)
+        engine.is_stock_excluded = engine.times_calls = True
+        engine.executor.tallies = self._first.executor.tallies
+        engine.chooser.list_candidates = partial(self._list_candidates, engine)
+        self._sent_before, self.engine = self.sent_bytes, engine
+
+    def _list_candidates(self, engine: Engine, size_bytes: int) -> list[Schedule]:
+        """Return the schedules to try on a job's own calls, the most promising first.
+
+        There is no time for predictions and races: these are the plan's own in two segmentations,
+        and what won before the fault, made for what is left.
+        """
+        plan, before = engine.plan, self._first.chooser.known(size_bytes)
+        own = plan.entry_for(int(size_bytes * self._find_slowness(plan))).schedule
+        segments = min(max(1, size_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
+        wanted = [(own, segments), (own, max(1, segments // 4))]
+        if before is not None:
+            won = before.own
+            alike = [x.schedule for x in plan.entries if x.schedule.strategy == won.strategy]
+            wanted = [(schedule, won.segments) for schedule in alike[-1:]] + wanted
+        nearest = (
+            min(
+                (x for x in engine.chooser.variants if x.uncut == schedule.uncut),
+                key=lambda x: abs(math.log(x.segments / count)),
+            )
+            for schedule, count in wanted
+        )
+        return list(dict.fromkeys(nearest))
+
+    def _find_slowness(self, plan: Plan) -> Fraction:
+        """Return how many times slower the machine's links are than those of the plan.
+
+        Buffers are planned for as if they were as many times larger. 1 unless the machine has other
+        rates than the plan, as an emulated one has.
+        """
+        machine = self._first.machine.topology
+        there = {} if machine is None else machine.capacity_GBps
+        rates = plan.topology.capacity_GBps.items()
+        return min(
+            (rate / there[link] for link, rate in rates if link in there), default=Fraction(1)
+        )
+
+
+def _pass_on(engine: Engine, server: int, tensor: torch.Tensor) -> None:
+    """Give all ranks the bits of the `server`'s tensor."""
+    if not tensor.numel():
+        return
+    data = tensor.view(torch.uint8)
+    mine = data.clone() if engine.rank == server else torch.zeros_like(data)
+    if engine.codec is None:  # the plan carries it fastest: a sum of bytes that others have as 0
+        engine.carry_out(Buffers(mine.numel(), mine, mine))
+    else:
+        texts = engine.transport.exchange(mine.numpy().tobytes() if engine.rank == server else b"")
+        number = engine.transport.number_of(server)
+        mine = torch.frombuffer(bytearray(texts[number]), dtype=torch.uint8)
+    data.copy_(mine)

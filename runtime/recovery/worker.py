@@ -1,0 +1,53 @@
+"""A thread for calls that can be left behind in a wait, and the end of a process that has some."""
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+
+@cache
+def end_past_waits() -> None:
+    """Have this process end without C++'s destructors, which abort it if threads wait in gloo.
+
+    Python's own part of the exit is over by then; the exit code stays.
+    """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # glibc has it: its handlers get the exit code
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+
+
+class Worker:
+    """A thread that runs functions, and puts (itself, number, error or None) into a queue.
+
+    A thread that does not come back is left behind: it ends when its function does.
+    """
+
+    def __init__(self, events: "queue.SimpleQueue[Any]") -> None:
+        self._events, self._count = events, 0
+        self._functions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="topoplan-guarded", daemon=True).start()
+
+    def begin(self, function: Callable[[], object]) -> int:
+        """Run a function in the thread; return its number. Does not wait."""
+        self._count += 1
+        self._functions.put(function)
+        return self._count
+
+    def stop(self) -> None:
+        """End the thread, once it has run what it was given."""
+        self._functions.put(None)
+
+    def _serve(self) -> None:
+        count = 0
+        while (function := self._functions.get()) is not None:
+            count, error = count + 1, None
+            try:
+                function()
+            except BaseException as raised:
+                error = raised
+            del function
+            self._events.put((self, count, error))
