@@ -289,6 +289,8 @@ COLLECTIVES = (
     "barrier",
     "broadcast",
     "gather",
+    "gather_into_tensor",
+    "gather_single",
     "monitored_barrier",
     "reduce",
     "reduce_scatter",
@@ -301,6 +303,7 @@ COLLECTIVES = (
 )
 # Names of the other methods that wait, or change settings of the plain group.
 FORWARDED = (
+    "_add_ephemeral_timeout",
     "_enable_collectives_timing",
     "_end_coalescing",
     "_register_on_completion_hook",
@@ -309,7 +312,12 @@ FORWARDED = (
     "_wait_for_pending_works",
     "get_group_store",
     "merge_remote_group",
+    "new_window",
+    "register_post_hook",  # hooks see the calls that no plan carries out
+    "register_pre_hook",
     "split_group",
+    "unregister_post_hook",
+    "unregister_pre_hook",
 )
 
 
@@ -327,5 +335,5 @@ def _pass_on(name: str) -> Callable[..., Any]:
 
 
 for _name in (*COLLECTIVES, *FORWARDED):
-    if hasattr(dist.ProcessGroup, _name):  # torch 2.13 has names that older ones lack
+    if hasattr(dist.ProcessGroup, _name):  # newer versions of torch have more names
         setattr(PlainCalls, _name, _pass_on(_name))

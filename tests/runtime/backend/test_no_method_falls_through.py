@@ -28,6 +28,7 @@ HARMLESS = {
     "_set_group_desc",
     "_set_group_name",
     "bound_device_id",
+    "get_backend",
     "boxed",
     "group_desc",
     "group_name",
