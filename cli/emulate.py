@@ -1,12 +1,19 @@
 """topo-emulate: run a command once per rank, on a machine emulated with network namespaces."""
 
+from __future__ import annotations
+
 import argparse
 import shlex
 import sys
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from ..topo.errors import InputError
 from .shared.common import Example, Parser, run_command
 from .shared.progress import ProgressReporter
+
+if TYPE_CHECKING:
+    from ..runtime.emulate.network import Network
 
 PROG = "topo-emulate"
 # Options that are followed by a value.
@@ -44,13 +51,19 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-emulate two-hosts.json --inject 'kill rank 2 at 3s' -- topo-run plan.json",
         "rehearse a fault; with topo-run --on-fault replan calls go on after a cut link",
     ),
+    (
+        "topo-emulate ring:4 --cables -- topo-probe --fabric -o ring.json",
+        "four hosts wired in a ring: a subnet for each cable, and nothing forwards",
+    ),
 )
 ABOUT = """\
 Every device becomes a network namespace and every link a rate-limited virtual cable. Each pair of
 ranks uses the same route as on the machine. The command is started once per rank, with RANK,
 WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME set as by torchrun; with --mpi, Open MPI starts it,
 rank i as MPI's rank i. With --inject, links fail and ranks are killed meanwhile; a rank killed so
-does not end the others. Everything is removed at the end, even after an error. Needs Linux, root,
+does not end the others. With --cables, each GPU (or all that the field host of the file puts
+together) is a host of its own, which reaches only what its cables lead to, and the variables are
+those of torchrun alone. Everything is removed at the end, even after an error. Needs Linux, root,
 iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's.
 """
 
@@ -88,7 +101,8 @@ def build_parser() -> Parser:
         PROG,
         EXAMPLES,
         ABOUT,
-        "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] [--inject FAULTS] -- COMMAND ...",
+        "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi | --cables] [--inject FAULTS] "
+        "-- COMMAND ...",
     )
     add = parser.add_argument
     add("topology", metavar="TOPOLOGY", help="a preset, a file, or local (see topo-probe)")
@@ -103,7 +117,14 @@ def build_parser() -> Parser:
         metavar="LIST",
         help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)",
     )
-    add(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--cables",
+        action="store_true",
+        help="hosts that cables join instead of routes between all GPUs: a subnet for each cable, "
+        "no forwarding, and a management network that carries the rendezvous only",
+    )
+    kind.add_argument(
         "--mpi",
         action="store_true",
         help="start the ranks with Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... "
@@ -119,7 +140,9 @@ def build_parser() -> Parser:
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
-    from ..runtime.emulate.blueprint import blueprint, parse_order, parse_rate
+    from ..runtime.emulate.blueprint import blueprint, parse_order, parse_rate, put_in_order
+    from ..runtime.emulate.cabled_network import emulate_cabling
+    from ..runtime.emulate.cabling import plan_cabling
     from ..runtime.emulate.mpi import find_open_mpi, run_mpi_ranks
     from ..runtime.emulate.network import emulate_blueprint
     from ..runtime.emulate.ranks import run_ranks
@@ -132,17 +155,26 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     listed = None if args.order is None else parse_order(args.order, len(topology.ranks))
     if not topology.links:
         raise InputError(f"topology {topology.name!r} has no links; there is nothing to emulate")
-    mpi = find_open_mpi() if args.mpi else None
-    built, progress = blueprint(topology, rate, listed), ProgressReporter(PROG, args)
+    mpi, progress = find_open_mpi() if args.mpi else None, ProgressReporter(PROG, args)
+    emulated: AbstractContextManager[Network]
+    if args.cables:
+        cabling = plan_cabling(put_in_order(topology, listed), rate)
+        built, emulated = cabling.as_blueprint(), emulate_cabling(cabling)
+    else:
+        built = blueprint(topology, rate, listed)
+        emulated = emulate_blueprint(built)
     rehearsal = None
     if args.inject is not None:
         faults = parse_faults(args.inject, built)
         rehearsal = Rehearsal(faults, lambda text: progress.tell(f"{PROG}: {text}"))
-    with end_on_signals(), emulate_blueprint(built) as network:
+    with end_on_signals(), emulated as network:
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
+        hosts = len(set(built.home))
         progress.tell(
             f"{PROG}: {built.topology.name}: {len(built.home)} ranks, "
-            f"{len(built.devices) - len(built.home)} other devices, {len(built.cables)} links "
+            f"{f'{hosts} hosts, ' if args.cables else ''}"
+            f"{len(built.devices) - hosts} other devices, {len(built.cables)} "
+            f"{'cables' if args.cables else 'links'} "
             f"of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
         if mpi is None:

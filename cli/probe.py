@@ -85,6 +85,11 @@ EXAMPLES: tuple[Example, ...] = (
         "torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure",
         "measure every link, alone and together with others, and correct rates; one rank a GPU",
     ),
+    (
+        "torchrun --nproc-per-node 1 -m topoplan.cli.probe --fabric --check",
+        "find the cables between hosts (--nnodes, --rdzv-endpoint): who reaches whom over which "
+        "port, and what is wrong with the cabling",
+    ),
 )
 ABOUT = """\
 Shows a machine's GPUs, CPUs, NICs and switches, and the links between them. What cannot be found
@@ -114,6 +119,10 @@ def main(argv: list[str] | None = None) -> int:
             arguments.for_vm and len(arguments.topologies) > 1,
             "--for-vm writes the file of one host; name one TOPOLOGY",
         ),
+        (
+            arguments.fabric and (arguments.topologies or arguments.measure or arguments.for_vm),
+            "--fabric finds the hosts' cables; leave TOPOLOGY, --measure and --for-vm out",
+        ),
     ):
         if is_wrong:
             parser.error(why)
@@ -126,7 +135,7 @@ def build_parser() -> Parser:
         PROG,
         EXAMPLES,
         ABOUT,
-        "[TOPOLOGY ...] [--format F] [--check] [--for-vm] [--measure] [-o FILE]",
+        "[TOPOLOGY ...] [--format F] [--check] [--for-vm] [--measure | --fabric] [-o FILE]",
     )
     parser.add_argument(
         "topologies",
@@ -207,6 +216,12 @@ def build_parser() -> Parser:
         action="store_true",
         help="under torchrun: measure the links by sending, one rank a GPU",
     )
+    parser.add_argument(
+        "--fabric",
+        action="store_true",
+        help="under torchrun or mpirun: find how the hosts are joined, by cables or switches, with "
+        "hand-shakes over all of their ports, and measure the rates",
+    )
     return parser
 
 
@@ -218,6 +233,12 @@ def _reports() -> bool:
 def _is_launched() -> bool:
     """Return whether torchrun started this process as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _find_rank() -> str:
+    """Return this process's rank, as torchrun or MPI's launchers set it; "0" without one."""
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    return next((os.environ[name] for name in names if name in os.environ), "0")
 
 
 def _probe(arguments: argparse.Namespace) -> int:
@@ -232,7 +253,13 @@ def _probe(arguments: argparse.Namespace) -> int:
         check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
-    topology = _measure(arguments, progress) if arguments.measure else _named_topology(arguments)
+    topology = (
+        _find_fabric(arguments, progress)
+        if arguments.fabric
+        else _measure(arguments, progress)
+        if arguments.measure
+        else _named_topology(arguments)
+    )
     if not _reports():
         return 0
     to_file = arguments.output is not None
@@ -303,6 +330,24 @@ def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topol
     named = None if at_hand else _named_topology(arguments)
     with progress.follow("measuring ...") as work:
         return measure_topology(named, advance=work.advance)
+
+
+def _find_fabric(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
+    """Return the launch's hosts, joined by their cables.
+
+    With --check also if they are not joined, since the findings say why.
+    """
+    from ..runtime.fabric.probe import probe_fabric
+    from ..topo.fabric import describe_hosts, find_faults, make_topology
+
+    with progress.follow("finding cables ..."):
+        facts = probe_fabric()
+    if arguments.check:
+        return describe_hosts(facts)
+    topology = make_topology(facts)
+    for fault in find_faults(facts) if _reports() else ():
+        print_error(f"{PROG}: warning: {fault.text}; {fault.advice}")
+    return topology
 
 
 def _render(topology: Topology, form: str, given: dict[str, bool]) -> str | bytes:

@@ -145,16 +145,30 @@ def _without_ranks() -> Iterator[None]:
     """Have commands check all that they can before they start ranks, namespaces or measurements,
     and end there with 0.
     """
-    from topoplan.runtime.emulate import mpi, network, ranks
+    from topoplan.runtime.emulate import cabled_network, mpi, network, ranks
     from topoplan.runtime.emulate.blueprint import Blueprint
+    from topoplan.runtime.emulate.cabling import Cabling
+    from topoplan.runtime.fabric import probe
     from topoplan.runtime.lab.runs import Lab
     from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
+    from topoplan.topo.fabric import FabricFacts, HostFacts, PortAnswer, PortFacts
     from topoplan.topo.loader.resolve import load
+
+    pair = FabricFacts(
+        tuple(
+            HostFacts(f"h{i}", (i,), (PortFacts("port0", f"10.0.0.{i + 1}/24"),)) for i in (0, 1)
+        ),
+        answers=tuple(PortAnswer(i, "port0", 1 - i, "port0", 1 - i, "port0") for i in (0, 1)),
+    )
 
     @contextlib.contextmanager
     def plan_network(built: Blueprint) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(blueprint=built)
+
+    @contextlib.contextmanager
+    def plan_cables(cabling: Cabling) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(blueprint=cabling.as_blueprint())
 
     def run_inside(_: object, command: list[str], rehearsal: object) -> int:
         if command[0] == "python":
@@ -168,6 +182,8 @@ def _without_ranks() -> Iterator[None]:
         for where, what, instead in (
             (launch, "launch", lambda *_: 0),
             (network, "emulate_blueprint", plan_network),
+            (cabled_network, "emulate_cabling", plan_cables),
+            (probe, "probe_fabric", lambda: pair),
             (ranks, "run_ranks", run_inside),
             (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
             (mpi, "run_mpi_ranks", lambda network, _, *asked: run_inside(network, *asked)),

@@ -139,6 +139,16 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
     return order
 
 
+def put_in_order(topology: Topology, order: tuple[int, ...] | None) -> Topology:
+    """Return a topology whose rank i is the order[i]-th GPU of the given one (None: the i-th)."""
+    if order is None:
+        return topology
+    gpus = (topology.by_id[topology.ranks[i]] for i in order)
+    return replace(
+        topology, devices=tuple(next(gpus) if d.kind == "gpu" else d for d in topology.devices)
+    )
+
+
 def blueprint(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Blueprint:
@@ -153,12 +163,7 @@ def blueprint(
         raise InputError(
             f"topology {topology.name!r} has {ranks} GPUs; from 2 to {_MAX_RANKS} can be emulated"
         )
-    if order is not None:  # rank i is then the order[i]-th GPU
-        gpus = (topology.by_id[topology.ranks[i]] for i in order)
-        topology = replace(
-            topology,
-            devices=tuple(next(gpus) if d.kind == "gpu" else d for d in topology.devices),
-        )
+    topology = put_in_order(topology, order)
     routes = _find_routes(topology)
     used = {device for route in routes.values() for stage in route for device in stage}
     if len(used) > _MAX_DEVICES:
@@ -173,7 +178,7 @@ def blueprint(
         devices=tuple(d for d in topology.devices if d.id in used),
         links=tuple(x for x in topology.links if (x.src, x.dst) in crossed),
     )
-    scale = _find_scale(pruned, slowest_bps)
+    scale = find_scale(pruned, slowest_bps)
     scaled = replace(
         pruned,
         links=tuple(replace(x, bandwidth_GBps=x.bandwidth_GBps * scale) for x in pruned.links),
@@ -225,8 +230,11 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[tuple[str, .
     return out
 
 
-def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
-    """Return the emulated bit/s for each GB/s of the topology."""
+def find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
+    """Return the emulated bit/s for each GB/s of the topology.
+
+    The slowest link gets `slowest_bps`; None is what this host's cores can emulate.
+    """
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:
         return slowest_bps / min(rates)

@@ -108,7 +108,7 @@ class Network:
 
         Raise KeyError if there is none.
         """
-        self._change_ends(a, b, "tc", lambda name: _describe_bucket(name, rate_bps))
+        self._change_ends(a, b, "tc", lambda name: describe_bucket(name, rate_bps))
 
     def scale_rates(self, a: str, b: str, factor: Fraction) -> None:
         """Set the rates of the cable between two devices to `factor` of those it was built with.
@@ -120,7 +120,7 @@ class Network:
         for device in (x, y):
             if (rate := cable.rate_out_of(device)) is not None:
                 name, scaled = f"to{cable.other(device)}", max(8000, round(rate * factor))
-                self._batch(device, "tc", [_describe_bucket(name, scaled)])
+                self._batch(device, "tc", [describe_bucket(name, scaled)])
 
     def _change_ends(self, a: str, b: str, program: str, line: Callable[[str], str]) -> None:
         """Run a line of a program, given the interface's name, at both ends of a cable."""
@@ -147,7 +147,7 @@ class Network:
             )
         self._await_namespaces()
         pids = [holder.pid for holder in self._holders]
-        _run(
+        run_lines(
             ["ip", "-batch", "-"],
             [
                 f"link add name to{c.b} mtu {MTU} netns {pids[c.a]} type veth peer name to{c.a} "
@@ -173,19 +173,8 @@ class Network:
                 time.sleep(0.002)
 
     def _configure(self, device: int) -> None:
-        settings = {
-            "ip_forward": "1",
-            "tcp_congestion_control": "reno",
-            "tcp_rmem": _SOCKET_BYTES,
-            "tcp_wmem": _SOCKET_BYTES,
-            "conf/all/rp_filter": "0",
-            "conf/default/rp_filter": "0",
-            "tcp_no_metrics_save": "1",
-            "tcp_slow_start_after_idle": "0",
-            # Connections, not pairs of hosts, are spread over equal paths.
-            "fib_multipath_hash_policy": "1",
-        }
-        _run(
+        settings = list_settings()
+        run_lines(
             [*self.enter(device), "sh", "-s"],
             [
                 f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1"
@@ -206,7 +195,7 @@ class Network:
                 name = f"to{cable.other(device)}"
                 lines += [f"addr add {cable.address(device)}/31 dev {name}", f"link set {name} up"]
                 if (rate := cable.rate_out_of(device)) is not None:
-                    buckets.append(_describe_bucket(name, rate))
+                    buckets.append(describe_bucket(name, rate))
         self._batch(device, "ip", lines)
         # The other end may not be up yet, which does not matter: routes only need this one.
         self._batch(device, "ip", self._list_routes(device))
@@ -239,7 +228,7 @@ class Network:
 
     def _batch(self, device: int, program: str, lines: Sequence[str]) -> None:
         if lines:
-            _run([*self.enter(device), program, "-batch", "-"], lines)
+            run_lines([*self.enter(device), program, "-batch", "-"], lines)
 
     def _check(self) -> None:
         """Raise ExecutionError if a cable has a wrong rate or ranks cannot reach each other."""
@@ -248,7 +237,7 @@ class Network:
             rates = {
                 q["dev"]: q["options"]["rate"]
                 for q in json.loads(
-                    _run([*self.enter(device), "tc", "-j", "qdisc", "show"], []) or "[]"
+                    run_lines([*self.enter(device), "tc", "-j", "qdisc", "show"], []) or "[]"
                 )
                 if q.get("kind") == "tbf"
             }
@@ -307,7 +296,24 @@ class Network:
         self._holders = []
 
 
-def _describe_bucket(interface: str, rate_bps: int) -> str:
+def list_settings() -> dict[str, str]:
+    """Return the settings of a namespace, by their names below /proc/sys/net/ipv4."""
+    return {
+        "ip_forward": "1",
+        "tcp_congestion_control": "reno",
+        "tcp_rmem": _SOCKET_BYTES,
+        "tcp_wmem": _SOCKET_BYTES,
+        "conf/all/rp_filter": "0",
+        "conf/default/rp_filter": "0",
+        "tcp_no_metrics_save": "1",
+        "tcp_slow_start_after_idle": "0",
+        # Connections, not pairs of hosts, are spread over equal paths.
+        "fib_multipath_hash_policy": "1",
+    }
+
+
+def describe_bucket(interface: str, rate_bps: int) -> str:
+    """Return the line of tc that limits the rate out of an interface."""
     return (
         f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst "
         # At least the bytes of a millisecond, so that late timers cost nothing.
@@ -315,7 +321,8 @@ def _describe_bucket(interface: str, rate_bps: int) -> str:
     )
 
 
-def _run(command: list[str], lines: Sequence[str]) -> str:
+def run_lines(command: list[str], lines: Sequence[str]) -> str:
+    """Run a command with lines as its input; return its output, or raise EmulationError."""
     done = subprocess.run(
         command,
         input="".join(line + "\n" for line in lines),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from ...synth.cost.host_costs import HostCosts, host_of, with_host
-from ..ranks.launch import EMULATED, RENDEZVOUS, run_together
+from ..ranks.launch import EMULATED, READY, RENDEZVOUS, run_together
+from .cabled_network import CabledNetwork
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 from .rehearsal import Rehearsal, rehearse
 
@@ -64,6 +65,8 @@ def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, 
 
     `folder` is as in `start_rank`.
     """
+    if isinstance(network, CabledNetwork):
+        return network.list_variables(rank, folder)
     ranks = str(len(network.blueprint.home))
     return {
         "RANK": str(rank),
@@ -77,6 +80,7 @@ def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, 
         "NCCL_SOCKET_IFNAME": IDENTITY,
         RENDEZVOUS: str(folder / "rendezvous"),
         EMULATED: str(folder / "topology.json"),
+        READY: str(folder),
     }
 
 

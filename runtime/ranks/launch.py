@@ -19,13 +19,15 @@ from typing import Any, NoReturn, TypeAlias
 RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
 # Environment variable: the file with the topology of an emulated machine (topo-emulate).
 EMULATED = "TOPOPLAN_EMULATED"
+# Environment variable: the folder in which emulated ranks say that they are ready.
+READY = "TOPOPLAN_READY"
 # Environment variable: the transport of messages: auto (gloo, or NCCL between GPUs), or mpi.
 TRANSPORT = "TOPOPLAN_TRANSPORT"
 # Environment variable: the file to which a rank's standard error goes, unless it is rank 0.
 _OWN_LOG = "TOPOPLAN_OWN_LOG"
 # Module that the process from which ranks are forked imports last.
 FROZEN = "topoplan.runtime.ranks.frozen"
-_READY = ".ready"  # ending of the empty file by which an emulated rank says that it is ready
+_SUFFIX = ".ready"  # ending of the empty file by which an emulated rank says that it is ready
 _POLL_S = 0.02  # between looks at the processes
 _GRACE_S = 5.0  # from SIGTERM to SIGKILL
 # Time after the first failure for other ranks to fail by themselves and print why.
@@ -53,15 +55,14 @@ def is_rank() -> bool:
 
 def announce_ready() -> None:
     """Let topo-emulate, if it started this rank, know that the rank is ready for calls."""
-    if EMULATED in os.environ:
-        folder = Path(os.environ[EMULATED]).parent
+    if READY in os.environ:
         with suppress(OSError):  # another program's variable: it does not wait for this
-            (folder / f"{os.environ.get('RANK')}{_READY}").touch()
+            (Path(os.environ[READY]) / f"{os.environ.get('RANK')}{_SUFFIX}").touch()
 
 
 def list_ready(folder: Path) -> set[int]:
     """Return the ranks of an emulated machine that are ready, given the folder that they share."""
-    return {int(path.name.removesuffix(_READY)) for path in folder.glob(f"[0-9]*{_READY}")}
+    return {int(path.name.removesuffix(_SUFFIX)) for path in folder.glob(f"[0-9]*{_SUFFIX}")}
 
 
 def init_method() -> str:

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..facts import Facts, load_facts
 from ..facts.keys import qualify
 from ..graph import Topology
-from . import driver, fabric, links, nics, p2p, pcie, places, rates, stock
+from . import cables, driver, fabric, links, nics, p2p, pcie, places, rates, stock
 from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 
 __all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "report"]
@@ -29,6 +29,7 @@ CHECKS: tuple[Check, ...] = (
     *pcie.CHECKS,
     *places.CHECKS,
     *nics.CHECKS,
+    *cables.CHECKS,
     *rates.CHECKS,
     *stock.CHECKS,
 )

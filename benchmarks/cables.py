@@ -1,0 +1,365 @@
+"""Hosts that cables join: python benchmarks/cables.py [find] [miscabled] [train] [--runs N] ...
+
+Emulated hosts without forwarding (topo-emulate --cables), on which nothing knows the machine but
+what the ranks find. `find`: the seconds of topo-probe --fabric from its start to the written file,
+whether the links are right, and whether the doctor is silent. `miscabled`: ten faults of cabling;
+whether the doctor names the port and the fault. `train`: DDP with the backend "topo" and no
+settings, gradients against the sum, the rate of the allreduce against bound_one_way, and what stock
+gloo does in the same place. --runs is the number of runs of each row, and --seed that of the first,
+which decides ports and cables of a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from harness import Results, Table, make_parser
+
+from topoplan.runtime.emulate.cabled_network import CabledNetwork, emulate_cabling
+from topoplan.runtime.emulate.cabling import CablePlan, Cabling, plan_cabling
+from topoplan.runtime.emulate.ranks import start_rank
+from topoplan.topo.fabric import find_faults
+from topoplan.topo.fabric.facts import load_facts
+from topoplan.topo.graph import Device, Link, Topology, both_directions
+from topoplan.topo.presets import preset
+
+PARTS = ("find", "miscabled", "train")
+SIZES = (4 << 20, 16 << 20)
+_COMMAND_s = 240.0
+
+
+def join(
+    name: str, hosts: int, pairs: Sequence[tuple[str, str]], switches: Sequence[str] = ()
+) -> Topology:
+    """Return hosts h0, h1, ... with a link of 1 GB/s for each pair."""
+    devices = [Device(f"h{i}") for i in range(hosts)]
+    devices += [Device(switch, "switch", "network") for switch in switches]
+    links = [x for a, b in pairs for x in both_directions(Link(a, b, Fraction(1)))]
+    return Topology(name, tuple(devices), tuple(links))
+
+
+def list_machines() -> dict[str, Topology]:
+    """Return the machines of the bars."""
+    mesh = [(f"h{a}", f"h{b}") for a, b in combinations(range(4), 2)]
+    leaves = [(f"h{i}", f"leaf{i // 2}") for i in range(4)]
+    leaves += [("leaf0", "spine"), ("leaf1", "spine")]
+    return {
+        "ring of 3": preset("ring:3"),
+        "ring of 4": preset("ring:4"),
+        "ring of 6": preset("ring:6"),
+        "mesh of 4": join("mesh", 4, mesh),
+        "pair, two cables": join("pair", 2, [("h0", "h1"), ("h0", "h1")]),
+        "leaf and spine 2:1": join("leaves", 4, leaves, ("leaf0", "leaf1", "spine")),
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the ranks of a command printed, its seconds, and the highest exit code."""
+
+    printed: list[str]
+    seconds: float
+    code: int
+
+
+def run_ranks(network: CabledNetwork, command: Sequence[str], folder: Path) -> Outcome:
+    """Run a command once per rank; return what each printed."""
+    began = time.monotonic()
+    files = [(folder / f"out{rank}").open("w+b") for rank in range(len(network.cabling.seats))]
+    ranks = [
+        start_rank(network, rank, list(command), folder, output)
+        for rank, output in enumerate(files)
+    ]
+    codes = []
+    for rank in ranks:
+        try:
+            codes.append(rank.wait(max(1.0, began + _COMMAND_s - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            codes.append(124)
+    seconds = time.monotonic() - began
+    printed = []
+    for file in files:
+        file.seek(0)
+        printed.append(file.read().decode(errors="replace"))
+        file.close()
+    return Outcome(printed, seconds, max(abs(code) for code in codes))
+
+
+def probe(
+    plan: Cabling, folder: Path, *options: str, opens_management: bool = False
+) -> tuple[Outcome, Topology | None]:
+    """Run topo-probe --fabric on an emulated machine; return its outcome and what it wrote."""
+    written = folder / "found.json"
+    written.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "topoplan.cli.probe", "--fabric", "-o", str(written)]
+    with emulate_cabling(plan, opens_management=opens_management) as network:
+        outcome = run_ranks(network, [*command, *options], folder)
+    return outcome, Topology.load(written) if written.exists() else None
+
+
+def count_links(topology: Topology) -> Counter[tuple[str, ...]]:
+    """Return how many links there are between each two kinds of devices, by rates as ratios."""
+    slowest = min(x.bandwidth_GBps for x in topology.links)
+    number = {gpu: f"rank{i}" for i, gpu in enumerate(topology.ranks)}
+    return Counter(
+        (
+            number.get(x.src, "switch"),
+            number.get(x.dst, "switch"),
+            f"{float(x.bandwidth_GBps / slowest):.1f}",
+        )
+        for x in topology.links
+        for _ in range(x.count)
+    )
+
+
+def find(name: str, topology: Topology, folder: Path) -> dict[str, Any]:
+    """Find a machine that is cabled rightly."""
+    outcome, found = probe(plan_cabling(topology), folder)
+    facts = None if found is None else load_facts(found.extra, name)
+    rate = plan_cabling(topology).topology.links[0].bandwidth_GBps
+    return {
+        "seconds": round(outcome.seconds, 2),
+        "right": found is not None and count_links(found) == count_links(topology),
+        "rate": None
+        if found is None
+        else round(float(max(x.bandwidth_GBps for x in found.links) / rate), 3),
+        "alarms": -1 if facts is None else len(find_faults(facts)),
+    }
+
+
+# Miscablings. Each returns the machine with the fault, words of the finding, and whether hosts
+# reach each other through the management network.
+
+Miscabled = tuple[Cabling, tuple[str, ...], bool]
+
+
+def change(plan: Cabling, **changed: Any) -> Cabling:
+    """Return a machine with some cables changed: by number, `cable0` and so on."""
+    cables = list(plan.cables)
+    for name, cable in changed.items():
+        cables[int(name.removeprefix("cable"))] = cable
+    return replace(plan, cables=tuple(cables))
+
+
+def name_port(plan: Cabling, port: Any) -> str:
+    """Return a port as the doctor writes it."""
+    return f"{plan.hosts[port.device]}:{port.name}"
+
+
+def cross(draw: random.Random) -> Miscabled:
+    """Cross the cables of equal port numbers between two hosts."""
+    plan = plan_cabling(list_machines()["pair, two cables"])
+    one, two = plan.cables
+    crossed = change(plan, cable0=replace(one, b=two.b), cable1=replace(two, b=one.b))
+    return crossed, (name_port(plan, one.a), "are crossed"), False
+
+
+def deafen(draw: random.Random) -> Miscabled:
+    """Let nothing pass in one direction of a cable."""
+    plan = plan_cabling(preset("ring:4"))
+    number = draw.randrange(4)
+    cable = plan.cables[number]
+    ends = (cable.a, cable.b)
+    side = draw.choice(("rate_ab", "rate_ba"))
+    broken = change(plan, **{f"cable{number}": replace(cable, **{side: None})})
+    return broken, (name_port(plan, ends[side == "rate_ba"]), "one direction only"), False
+
+
+def need_management(draw: random.Random) -> Miscabled:
+    """Unplug both cables of a host, which then is only in the management network."""
+    plan = plan_cabling(preset("ring:3"))
+    host = draw.randrange(3)
+    left = tuple(x for x in plan.cables if host not in (x.a.device, x.b.device))
+    return (
+        replace(plan, cables=left),
+        (f"{plan.hosts[host]}:mgmt0", "management network has to carry data"),
+        True,
+    )
+
+
+def slow_down(draw: random.Random) -> Miscabled:
+    """Give one cable a quarter of the others' rate."""
+    plan = plan_cabling(preset("ring:4"))
+    number = draw.randrange(4)
+    cable = plan.cables[number]
+    assert cable.rate_ab is not None
+    slow = cable.rate_ab // 4
+    broken = change(plan, **{f"cable{number}": replace(cable, rate_ab=slow, rate_ba=slow)})
+    return broken, (name_port(plan, cable.a), "others of its kind"), False
+
+
+def shrink_packets(draw: random.Random) -> Miscabled:
+    """Give one end of a cable another MTU."""
+    plan = plan_cabling(preset("ring:4"))
+    number = draw.randrange(4)
+    cable = plan.cables[number]
+    broken = change(plan, **{f"cable{number}": replace(cable, b=replace(cable.b, mtu=1500))})
+    return broken, (name_port(plan, cable.b), "MTU differs"), False
+
+
+def share_subnet(draw: random.Random) -> Miscabled:
+    """Put both cables between two hosts into one subnet."""
+    plan = plan_cabling(list_machines()["pair, two cables"])
+    two = plan.cables[1]
+    moved = replace(
+        two, a=replace(two.a, address="10.130.0.3/24"), b=replace(two.b, address="10.130.0.4/24")
+    )
+    return change(plan, cable1=moved), (name_port(plan, two.a), "cables between two hosts"), False
+
+
+def isolate(draw: random.Random) -> Miscabled:
+    """Let nothing pass over both cables of a host."""
+    plan = plan_cabling(preset("ring:4"))
+    host = draw.randrange(4)
+    cables = tuple(
+        replace(x, rate_ab=None, rate_ba=None) if host in (x.a.device, x.b.device) else x
+        for x in plan.cables
+    )
+    return replace(plan, cables=cables), (f"{plan.hosts[host]}:port0", "is alone"), False
+
+
+def repeat_subnet(draw: random.Random) -> Miscabled:
+    """Use the subnet of one cable on another one, between other hosts."""
+    plan = plan_cabling(preset("ring:4"))
+    one, two = _draw_apart(plan, draw)
+    cable = plan.cables[two]
+    first = plan.cables[one].a.address.rpartition(".")[0]
+    moved = replace(
+        cable,
+        a=replace(cable.a, address=f"{first}.3/24"),
+        b=replace(cable.b, address=f"{first}.4/24"),
+    )
+    ports = name_port(plan, cable.a), name_port(plan, plan.cables[one].a)
+    return change(plan, **{f"cable{two}": moved}), (*ports, "is used on 2 cables"), False
+
+
+def answer_for_another(draw: random.Random) -> Miscabled:
+    """Lead a cable to a host that has the address of the right one."""
+    plan = plan_cabling(preset("ring:4"))
+    one, two = _draw_apart(plan, draw)
+    x, y = plan.cables[one], plan.cables[two]
+    swapped = change(
+        plan,
+        **{
+            f"cable{one}": replace(x, b=replace(y.b, address=x.b.address)),
+            f"cable{two}": replace(y, b=x.b),
+        },
+    )
+    return swapped, (f"{name_port(plan, x.b)}: its address", "answers from"), False
+
+
+def mislead(draw: random.Random) -> Miscabled:
+    """Swap the ends of two cables between four hosts."""
+    plan = plan_cabling(preset("ring:4"))
+    one, two = _draw_apart(plan, draw)
+    x, y = plan.cables[one], plan.cables[two]
+    swapped = change(plan, **{f"cable{one}": replace(x, b=y.b), f"cable{two}": replace(y, b=x.b)})
+    return swapped, (f"{name_port(plan, x.a)}: its cable leads to {name_port(plan, y.b)}",), False
+
+
+def _draw_apart(plan: Cabling, draw: random.Random) -> tuple[int, int]:
+    """Return the numbers of two cables without a host in common."""
+
+    def hosts(cable: CablePlan) -> set[int]:
+        return {cable.a.device, cable.b.device}
+
+    apart = [
+        (i, j)
+        for i, j in combinations(range(len(plan.cables)), 2)
+        if not hosts(plan.cables[i]) & hosts(plan.cables[j])
+    ]
+    return draw.choice(apart)
+
+
+FAULTS: dict[str, Callable[[random.Random], Miscabled]] = {
+    "ports crossed": cross,
+    "one direction only": deafen,
+    "management used for data": need_management,
+    "a slow cable": slow_down,
+    "another MTU": shrink_packets,
+    "one subnet, two cables": share_subnet,
+    "a rank alone": isolate,
+    "a subnet used twice": repeat_subnet,
+    "another host answers": answer_for_another,
+    "a cable to another host": mislead,
+}
+
+
+def miscable(name: str, run: int, folder: Path) -> dict[str, Any]:
+    """Find a machine with a fault, and look for the fault in what the doctor prints."""
+    plan, words, opens = FAULTS[name](random.Random(run))
+    command = [sys.executable, "-m", "topoplan.cli.probe", "--fabric", "--check"]
+    with emulate_cabling(plan, opens_management=opens) as network:
+        outcome = run_ranks(network, command, folder)
+    printed = " ".join(" ".join(outcome.printed).split())
+    return {
+        "seconds": round(outcome.seconds, 2),
+        "right": all(word in printed for word in words),
+        "printed": printed[:400],
+    }
+
+
+def main() -> None:
+    """Run the parts that were named."""
+    parser = make_parser(__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    parser.add_argument("--seed", type=int, default=1, help="number of the first run")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each row (default: 1)")
+    parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
+    parser.add_argument("--only", default="", help="rows whose names contain this")
+    args = parser.parse_args()
+    results = Results(args.results, ("part", "name", "run"))
+    columns = [
+        ("part", "part", "<10"),
+        ("name", "machine or fault", "<26"),
+        ("run", "run", ">3d"),
+        ("seconds", "s", ">7.2f"),
+        ("right", "right", ">5"),
+        ("alarms", "alarms", ">6d"),
+        ("rate", "rate", ">6.3f"),
+    ]
+    table = Table(columns, as_json=args.json)
+    for part, name, run, measure in list_jobs(args):
+        if args.only not in name or results.has(part=part, name=name, run=run):
+            continue
+        with tempfile.TemporaryDirectory(prefix="topoplan-") as folder:
+            row = {"part": part, "name": name, "run": run, **measure(Path(folder))}
+        results.add(row)
+        table.add(row, "" if row["right"] else row.get("printed", ""))
+    table.end()
+
+
+def list_jobs(
+    args: argparse.Namespace,
+) -> Iterator[tuple[str, str, int, Callable[[Path], dict[str, Any]]]]:
+    """Yield part, name and number of each run, and the function that makes it."""
+    parts = args.parts or PARTS
+    for run in range(args.seed, args.seed + args.runs):
+        for name, topology in list_machines().items():
+            if "find" in parts:
+                yield "find", name, run, lambda folder, n=name, t=topology: find(n, t, folder)
+        for name in FAULTS:
+            if "miscabled" in parts:
+                yield (
+                    "miscabled",
+                    name,
+                    run,
+                    lambda folder, n=name, r=run: miscable(n, r, folder),
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Find the cables between hosts by hand-shakes over their ports, and send over them."""

@@ -1,0 +1,195 @@
+"""Collect the facts about the ports of a launch's hosts: one rank of each host shakes hands.
+
+The ranks meet in a store, which may be reached over another network than data.
+"""
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ...topo.errors import ExecutionError, TopoplanError
+from ...topo.fabric import (
+    FabricFacts,
+    Flow,
+    Hello,
+    HostFacts,
+    PortAnswer,
+    find_segments,
+    list_data_segments,
+)
+from ..ranks.machine import name_host
+from ..ranks.store import put, take
+from .handshake import Handshake
+from .ports import describe_host
+from .rounds import plan_rounds
+
+# Time of one measured flow: a cable of 100 Mbit/s carries 2.5 MB, many times its bursts.
+FLOW_s = 0.2
+# Port numbers of the sockets, below those that systems give to clients.
+_NUMBERS = range(20_000, 32_000)
+# Polling interval of the store: a poll takes some 70 us of a core.
+_POLL_s = 0.002
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The ranks of a launch, as this rank sees it: its number, their number, and their store.
+
+    `meeting` is the address of the store, over whose network nothing else should pass.
+    """
+
+    store: Store
+    rank: int
+    ranks: int
+    meeting: str
+    timeout: timedelta
+
+
+def collect_facts(launch: Launch, *, measures: bool = True) -> FabricFacts:
+    """Return the facts about the hosts' ports, the same on every rank. Collective.
+
+    `measures` decides whether rates are measured too. Raise ExecutionError if a rank does not
+    answer in time, or a host cannot list its ports.
+    """
+    store = PrefixStore("topoplan/fabric", launch.store)
+    put(store, f"name/{launch.rank}", name_host())
+    try:
+        if launch.rank == 0:
+            names = [take(store, f"name/{rank}", launch.timeout) for rank in range(launch.ranks)]
+            meeting: dict[str, Any] = {
+                "names": names,
+                "key": secrets.token_hex(8),
+                "number": random.SystemRandom().choice(_NUMBERS),
+            }
+            put(store, "meeting", meeting)
+        else:
+            meeting = take(store, "meeting", launch.timeout)
+        names = meeting["names"]
+        if names.index(names[launch.rank]) == launch.rank:
+            _Leader(launch, store, meeting, measures).run()
+        facts = take(store, "facts", launch.timeout)
+        with suppress(RuntimeError):  # rank 0 may host the store, and end first
+            store.add("done", 1)
+            _wait_for_all(store, "done", launch.ranks if launch.rank == 0 else 0, 5.0)
+    except TopoplanError:
+        raise
+    except RuntimeError as error:
+        raise ExecutionError(
+            f"rank {launch.rank}, finding cables: a rank does not answer within "
+            f"{launch.timeout.total_seconds():g} s ({error})"
+        ) from error
+    if "error" in facts:
+        raise ExecutionError(facts["error"])
+    return msgspec.convert(facts, FabricFacts)
+
+
+def _wait_for_all(store: Store, key: str, count: int, seconds: float) -> None:
+    """Wait until a counter of the store has come to `count`; RuntimeError after some seconds."""
+    ends = time.monotonic() + seconds
+    while store.add(key, 0) < count:
+        if time.monotonic() > ends:
+            raise RuntimeError(f"not all came within {seconds:g} s")
+        time.sleep(_POLL_s)
+
+
+class _Leader:
+    """The rank that shakes hands for its host."""
+
+    def __init__(
+        self, launch: Launch, store: Store, meeting: dict[str, Any], measures: bool
+    ) -> None:
+        self.launch, self.store, self.measures = launch, store, measures
+        names: Sequence[str] = meeting["names"]
+        self.names = list(dict.fromkeys(names))
+        self.me = self.names.index(names[launch.rank])
+        self.ranks = [
+            [rank for rank, name in enumerate(names) if name == host] for host in self.names
+        ]
+        self.key, self.number = meeting["key"], meeting["number"]
+
+    def run(self) -> None:
+        """Shake hands and measure; the first host's leader puts all facts into the store."""
+        mine: Any
+        try:
+            mine = msgspec.to_builtins(
+                describe_host(self.names[self.me], self.ranks[self.me], self.launch.meeting)
+            )
+        except TopoplanError as error:
+            mine = {"error": f"host {self.names[self.me]}: {error}"}
+        rows = self._share("host", mine)
+        wrong = [row["error"] for row in rows if "error" in row]
+        if wrong:
+            if self.me == 0:
+                put(self.store, "facts", {"error": wrong[0]})
+            return
+        hosts = msgspec.convert(rows, tuple[HostFacts, ...])
+        with Handshake(hosts, self.me, self.key, self.number) as handshake:
+            self._meet("serving")
+            hellos: list[Hello] = []
+            greeting = threading.Thread(target=lambda: hellos.extend(handshake.greet()))
+            greeting.start()
+            answers = handshake.ask()
+            greeting.join()
+            rows = self._share("heard", msgspec.to_builtins([hellos, answers]))
+            heard = [
+                msgspec.convert(row, tuple[tuple[Hello, ...], tuple[PortAnswer, ...]])
+                for row in rows
+            ]
+            facts = FabricFacts(
+                hosts,
+                tuple(x for hellos, _ in heard for x in hellos),
+                tuple(x for _, answers in heard for x in answers),
+            )
+            if self.measures:
+                facts = self._measure(facts, handshake)
+        if self.me == 0:
+            put(self.store, "facts", facts.to_json())
+
+    def _measure(self, facts: FabricFacts, handshake: Handshake) -> FabricFacts:
+        rounds = plan_rounds(list_data_segments(find_segments(facts)))
+        mine: list[list[Flow]] = []
+        for number, flows in enumerate(rounds):
+            self._meet(f"round/{number}")
+            if number:
+                mine.append(handshake.take_rates(rounds[number - 1]))
+            handshake.send_flows(flows, FLOW_s)
+        if rounds:
+            self._meet("measured")
+            mine.append(handshake.take_rates(rounds[-1]))
+        rows = self._share("rates", msgspec.to_builtins(mine))
+        measured = [msgspec.convert(row, tuple[tuple[Flow, ...], ...]) for row in rows]
+        return FabricFacts(
+            facts.hosts,
+            facts.hellos,
+            facts.answers,
+            tuple(
+                tuple(flow for of_host in measured for flow in of_host[number])
+                for number in range(len(rounds))
+            ),
+        )
+
+    def _share(self, what: str, value: object) -> list[Any]:
+        """Return the values of all hosts, by host. Collective over the leaders."""
+        put(self.store, f"{what}/{self.me}", value)
+        if self.me == 0:
+            values = [
+                take(self.store, f"{what}/{host}", self.launch.timeout)
+                for host in range(len(self.names))
+            ]
+            put(self.store, f"{what}/all", values)
+            return values
+        return list(take(self.store, f"{what}/all", self.launch.timeout))
+
+    def _meet(self, what: str) -> None:
+        self.store.add(f"meet/{what}", 1)
+        seconds = self.launch.timeout.total_seconds()
+        _wait_for_all(self.store, f"meet/{what}", len(self.names), seconds)

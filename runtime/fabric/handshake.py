@@ -1,0 +1,256 @@
+"""Shake hands over every pair of ports that could be joined, and measure what joins them.
+
+Each host serves a TCP socket on each port, all hosts at one number, so that whoever has an address
+answers for it. It also multicasts from each port by IPv6, which needs no address of the user's:
+that shows where a cable leads even if the addresses at its ends do not fit.
+"""
+
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...topo.fabric.facts import Flow, Hello, HostFacts, PortAnswer, list_possible_pairs
+
+# All nodes on a link.
+_ALL_NODES = "ff02::1"
+# Hellos: the interval, and the time to hear them; hosts begin within milliseconds of each other.
+_HELLO_s, _HEAR_s = 0.1, 0.8
+# A neighbour answers within milliseconds; ARP gives an address up after 3 s.
+_ANSWER_s = 0.6
+_LINE_BYTES = 1024
+_CHUNK_BYTES = 1 << 18
+# Unsent bytes of a flow: little, so that it ends when its time is over.
+_BUFFER_BYTES = 1 << 18
+# Share of a flow's time that is not counted: buckets and windows fill.
+_WARM = 0.25
+# Time for a flow's last bytes to arrive.
+_DRAIN_s = 5.0
+
+PortKey = tuple[int, str]
+
+
+@dataclass
+class Handshake:
+    """One host's part, as host number `me` of `hosts`; `key` is known to these hosts only.
+
+    `number` is the port number of all sockets. Use it as a context, which closes its sockets.
+    """
+
+    hosts: Sequence[HostFacts]
+    me: int
+    key: str
+    number: int
+    _servers: dict[str, socket.socket] = field(default_factory=dict)
+    _rates: dict[tuple[PortKey, PortKey], float] = field(default_factory=dict)
+    _is_over: bool = False
+
+    def __enter__(self) -> "Handshake":
+        for port in self.hosts[self.me].ports:
+            if port.is_up and port.address:
+                with suppress(OSError):  # another program has the number: this port is mute
+                    server = socket.create_server((port.ip, self.number), backlog=128)
+                    server.settimeout(0.1)
+                    _bind_to_port(server, port.name)
+                    self._servers[port.name] = server
+        for name, server in self._servers.items():
+            threading.Thread(
+                target=self._serve, args=(name, server), name="topoplan-fabric", daemon=True
+            ).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        for server in self._servers.values():
+            server.close()
+
+    def _serve(self, name: str, server: socket.socket) -> None:
+        """PortAnswer connections to one port."""
+        while not self._is_over:
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # closed
+                return
+            threading.Thread(
+                target=self._answer, args=(name, connection), name="topoplan-fabric", daemon=True
+            ).start()
+
+    def _answer(self, name: str, connection: socket.socket) -> None:
+        with connection, suppress(OSError, ValueError):
+            connection.settimeout(_DRAIN_s)
+            asked = _read_line(connection)
+            if asked.get("key") != self.key:
+                return
+            answer = {"key": self.key, "host": self.me, "port": name}
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+            if "flow_s" in asked:
+                source = int(asked["host"]), str(asked["port"])
+                self._rates[source, (self.me, name)] = _receive(connection, asked["flow_s"])
+                connection.sendall(b".")
+
+    # Who answers
+
+    def ask(self) -> list[PortAnswer]:
+        """Connect over each port to each address of its subnet, and return who answers."""
+        pairs = [(p, q) for p, q in list_possible_pairs(self.hosts) if p[0] == self.me]
+        answers: list[PortAnswer] = []
+
+        def ask_one(p: PortKey, q: PortKey) -> None:
+            by: tuple[int | None, str] = (None, "")
+            with suppress(OSError, ValueError), self._connect(p, q) as connection:
+                got = self._request(connection, p)
+                if got.get("key") == self.key:
+                    by = int(got["host"]), str(got["port"])
+            answers.append(PortAnswer(*p, *q, *by))
+
+        _run_together([(ask_one, pair) for pair in pairs])
+        return sorted(answers, key=lambda x: (x.port, x.to_host, x.to_port))
+
+    def _connect(self, p: PortKey, q: PortKey) -> socket.socket:
+        """Return a connection that leaves through the own port `p`, to the address of `q`."""
+        own, other = self._find_ip(p), self._find_ip(q)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_ANSWER_s)
+            _bind_to_port(connection, p[1])
+            connection.bind((own, 0))
+            connection.connect((other, self.number))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _find_ip(self, key: PortKey) -> str:
+        port = self.hosts[key[0]].find_port(key[1])
+        assert port is not None
+        return port.ip
+
+    def _request(self, connection: socket.socket, p: PortKey, **more: float) -> dict[str, Any]:
+        asked = {"key": self.key, "host": p[0], "port": p[1], **more}
+        connection.sendall(json.dumps(asked).encode() + b"\n")
+        return _read_line(connection)
+
+    # Who hears whom
+
+    def greet(self) -> list[Hello]:
+        """Multicast from every port for a moment, and return what was heard on each."""
+        sockets: dict[int, tuple[str, socket.socket]] = {}
+        for port in self.hosts[self.me].ports:
+            if port.is_up:
+                with suppress(OSError):  # no IPv6 here: the answers must do
+                    opened = _open_multicast(port.name, self.number)
+                    sockets[opened.fileno()] = port.name, opened
+        heard: dict[tuple[str, int, str], None] = {}
+        ends, next_hello = time.monotonic() + _HEAR_s, 0.0
+        while time.monotonic() < ends:
+            if time.monotonic() >= next_hello:
+                next_hello = time.monotonic() + _HELLO_s
+                for name, opened in sockets.values():
+                    hello = {"key": self.key, "host": self.me, "port": name}
+                    scope = socket.if_nametoindex(name)
+                    with suppress(OSError):
+                        opened.sendto(
+                            json.dumps(hello).encode(), (_ALL_NODES, self.number, 0, scope)
+                        )
+            ready, _, _ = select.select(list(sockets), [], [], _HELLO_s / 2)
+            for number in ready:
+                name, opened = sockets[number]
+                with suppress(OSError, ValueError, KeyError):
+                    hello = json.loads(opened.recv(_LINE_BYTES))
+                    if hello["key"] == self.key and hello["host"] != self.me:
+                        heard[name, int(hello["host"]), str(hello["port"])] = None
+        for _, opened in sockets.values():
+            opened.close()
+        return [Hello(self.me, *key) for key in heard]
+
+    # Rates
+
+    def send_flows(self, flows: Iterable[tuple[PortKey, PortKey]], seconds: float) -> None:
+        """Send the flows of one round that start here, for some seconds each, all at once."""
+        own = [flow for flow in flows if flow[0][0] == self.me]
+
+        def send(p: PortKey, q: PortKey) -> None:
+            with suppress(OSError, ValueError), self._connect(p, q) as connection:
+                connection.settimeout(_DRAIN_s)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+                self._request(connection, p, flow_s=seconds)
+                data = bytes(_CHUNK_BYTES)
+                ends = time.monotonic() + seconds
+                while time.monotonic() < ends:
+                    connection.send(data)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)
+
+        _run_together([(send, flow) for flow in own])
+
+    def take_rates(self, flows: Iterable[tuple[PortKey, PortKey]]) -> list[Flow]:
+        """Return the rates of the flows of the last round that ended here."""
+        return [Flow(*p, *q, self._rates.pop((p, q))) for p, q in flows if (p, q) in self._rates]
+
+
+def _run_together(calls: Sequence[tuple[object, tuple[object, ...]]]) -> None:
+    threads = [
+        threading.Thread(target=function, args=arguments, daemon=True)  # type: ignore[arg-type]
+        for function, arguments in calls
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _bind_to_port(connection: socket.socket, name: str) -> None:
+    """Let a socket use one interface only; where that takes a right, its address must do."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode() + b"\0")
+
+
+def _open_multicast(name: str, number: int) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    try:
+        opened.setblocking(False)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        scope = socket.if_nametoindex(name)
+        opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, scope)
+        _bind_to_port(opened, name)
+        opened.bind((_ALL_NODES, number, 0, scope))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _read_line(connection: socket.socket) -> dict[str, Any]:
+    """Return the JSON object of the next line; raise ValueError for anything else."""
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _LINE_BYTES:
+        got = connection.recv(1)
+        if not got:
+            break
+        data += got
+    read = json.loads(data)
+    if not isinstance(read, dict):
+        raise ValueError("not an object")
+    return read
+
+
+def _receive(connection: socket.socket, seconds: object) -> float:
+    """Receive a flow until its end; return its rate in GB/s without its first part."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    warm = float(str(seconds)) * _WARM
+    began = time.monotonic()
+    counted, first, last = 0, 0.0, 0.0
+    while got := connection.recv_into(buffer):
+        last = time.monotonic()
+        if not first and last - began >= warm:
+            first = last
+        elif first:
+            counted += got
+    return counted / (last - first) / 1e9 if last > first else 0.0

@@ -1,0 +1,105 @@
+"""List this host's network ports: interfaces with their addresses, speeds and RDMA devices."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...topo.errors import InputError
+from ...topo.fabric.facts import HostFacts, PortFacts
+
+_SYS = Path("/sys/class")
+# Kinds of interfaces (linux/if_arp.h) that are ports: Ethernet, InfiniBand.
+_PORT_KINDS = ("1", "32")
+# Bridges and interfaces of containers and virtual machines: no cable ends there.
+_VIRTUAL = re.compile(r"(docker|br-|virbr|cni|flannel|cali|podman|vnet|tap|lxc|weave|kube)")
+
+
+def describe_host(name: str, ranks: Sequence[int], meeting: str) -> HostFacts:
+    """Return this host's ports; its ranks meet at the address `meeting`.
+
+    Raise InputError if the program `ip` is missing.
+    """
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+    return HostFacts(
+        name,
+        tuple(ranks),
+        tuple(_list_ports()),
+        _find_port_towards(meeting),
+        tuple(filter(None, chosen)),
+    )
+
+
+def _list_ports() -> Iterator[PortFacts]:
+    try:
+        printed = subprocess.run(
+            ["ip", "-j", "addr", "show"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise InputError(
+            f"ip -j addr show: {error}; install iproute2 to find this host's ports"
+        ) from None
+    rdma = _find_rdma()
+    for row in json.loads(printed or "[]"):
+        name = str(row.get("ifname", ""))
+        if _VIRTUAL.match(name) or _read(_SYS / "net" / name / "type") not in _PORT_KINDS:
+            continue
+        addresses = [
+            f"{x['local']}/{x['prefixlen']}"
+            for x in row.get("addr_info", ())
+            if x.get("family") == "inet" and "local" in x
+        ]
+        flags = row.get("flags", ())
+        yield PortFacts(
+            name,
+            addresses[0] if addresses else "",
+            int(row.get("mtu", 1500)),
+            _read_speed(name),
+            "UP" in flags and "LOWER_UP" in flags,
+            rdma.get(name, ""),
+        )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:  # a port that is down has no speed
+        return ""
+
+
+def _read_speed(name: str) -> int | None:
+    """Return the speed of a port's link in Mbit/s; None if the driver does not know it."""
+    text = _read(_SYS / "net" / name / "speed")
+    return int(text) if text.isdigit() and 0 < int(text) < 1 << 31 else None
+
+
+def _find_rdma() -> dict[str, str]:
+    """Return the RDMA device of each interface that has one."""
+    devices = {}
+    with suppress(OSError):
+        for device in sorted((_SYS / "infiniband").iterdir()):
+            with suppress(OSError):
+                for interface in (device / "device" / "net").iterdir():
+                    devices[interface.name] = device.name
+    return devices
+
+
+def _find_port_towards(address: str) -> str:
+    """Return the name of the interface on the route to an address; empty if there is none."""
+    with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+        printed = subprocess.run(
+            ["ip", "-j", "addr", "show", "to", f"{own}/32"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+        for row in json.loads(printed or "[]"):
+            if row.get("ifname") and row["ifname"] != "lo":
+                return str(row["ifname"])
+    return ""

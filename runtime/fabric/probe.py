@@ -1,0 +1,30 @@
+"""Find the topology of a launch's hosts by their cables, outside of a process group."""
+
+import os
+from datetime import timedelta
+
+from torch.distributed.rendezvous import rendezvous
+
+from ...topo.errors import InputError
+from ...topo.fabric import FabricFacts
+from ..mpi.launched import join_mpi
+from ..ranks.launch import init_method, is_rank
+from .finding import Launch, collect_facts
+
+
+def probe_fabric(timeout_s: float = 60.0) -> FabricFacts:
+    """Return the facts about the ports of the launch's hosts. Collective over its ranks.
+
+    torchrun, mpirun, srun or topo-emulate started them. Raise InputError outside a launch, and
+    ExecutionError if a rank does not answer.
+    """
+    if not is_rank() and not join_mpi():
+        raise InputError(
+            "there are no ranks; start one on each host with torchrun (--nnodes and "
+            "--rdzv-endpoint) or mpirun",
+            parameter="fabric",
+        )
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=timeout_s)
+    store, _, _ = next(rendezvous(init_method(), rank, ranks, timeout=timeout))
+    return collect_facts(Launch(store, rank, ranks, os.environ.get("MASTER_ADDR", ""), timeout))

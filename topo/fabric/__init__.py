@@ -1,0 +1,23 @@
+"""Infer how hosts are joined, by cables or switches, from what their ports heard and answered."""
+
+from .facts import FabricFacts, Flow, Hello, HostFacts, PortAnswer, PortFacts
+from .faults import CableFault, find_faults
+from .segments import PortKey, Segment, find_segments, list_data_segments
+from .topology import describe_hosts, make_topology
+
+__all__ = [
+    "CableFault",
+    "FabricFacts",
+    "Flow",
+    "Hello",
+    "HostFacts",
+    "PortAnswer",
+    "PortFacts",
+    "PortKey",
+    "Segment",
+    "describe_hosts",
+    "find_faults",
+    "find_segments",
+    "list_data_segments",
+    "make_topology",
+]

@@ -1,0 +1,162 @@
+"""Facts about ports of hosts and what passes between them, as the hosts collected them.
+
+Hosts are numbered; a port is named by its host's number and the name of its interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from ipaddress import IPv4Interface, IPv4Network
+from typing import Any
+
+import msgspec
+
+from ..errors import InputError
+
+# Field of a topology that has the facts from which its cables were inferred.
+FIELD = "fabric"
+
+
+class PortFacts(msgspec.Struct, frozen=True):
+    """A network port of a host: an interface with an IPv4 address, or one that is down.
+
+    `address` has its prefix ("10.0.0.1/24"), and is empty without one. `speed_Mbps` is what the
+    driver reports for the link, `rdma` the RDMA device of the port, if it has one.
+    """
+
+    name: str
+    address: str = ""
+    mtu: int = 1500
+    speed_Mbps: int | None = None
+    is_up: bool = True
+    rdma: str = ""
+
+    @property
+    def network(self) -> IPv4Network | None:
+        """The port's subnet."""
+        return IPv4Interface(self.address).network if self.address else None
+
+    @property
+    def ip(self) -> str:
+        """The address without its prefix."""
+        return self.address.partition("/")[0]
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """A host with its ranks and ports.
+
+    `management` is the port on the route to the rendezvous, `chosen` the ports that the environment
+    names for data (GLOO_SOCKET_IFNAME).
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    ports: tuple[PortFacts, ...]
+    management: str = ""
+    chosen: tuple[str, ...] = ()
+
+    def find_port(self, name: str) -> PortFacts | None:
+        """Return the port with a name, or None."""
+        return next((port for port in self.ports if port.name == name), None)
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """A multicast message that `port` of `host` heard, from a port of another host.
+
+    Such messages need no addresses: they show what a cable or a switch leads to.
+    """
+
+    host: int
+    port: str
+    from_host: int
+    from_port: str
+
+
+class PortAnswer(msgspec.Struct, frozen=True):
+    """The result of a connection from a port to the address of a port of another host.
+
+    `by_host` and `by_port` say who answered; None and "" if there was no answer.
+    """
+
+    host: int
+    port: str
+    to_host: int
+    to_port: str
+    by_host: int | None = None
+    by_port: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the port that has the address answered."""
+        return (self.by_host, self.by_port) == (self.to_host, self.to_port)
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """A measured flow from a port to another one, in GB/s of payload."""
+
+    host: int
+    port: str
+    to_host: int
+    to_port: str
+    GBps: float
+
+
+class FabricFacts(msgspec.Struct, frozen=True, dict=True):
+    """All facts about the ports of some hosts.
+
+    `rounds` has the measurements: flows of one round ran at the same time.
+    """
+
+    hosts: tuple[HostFacts, ...]
+    hellos: tuple[Hello, ...] = ()
+    answers: tuple[PortAnswer, ...] = ()
+    rounds: tuple[tuple[Flow, ...], ...] = ()
+
+    @cached_property
+    def ports(self) -> dict[tuple[int, str], PortFacts]:
+        """All ports, by host number and name."""
+        return {
+            (number, port.name): port
+            for number, host in enumerate(self.hosts)
+            for port in host.ports
+        }
+
+    def name_port(self, key: tuple[int, str]) -> str:
+        """Return a port as people write it: "host1:port0"."""
+        return f"{self.hosts[key[0]].name}:{key[1]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as JSON, which `load_facts` reads back equal."""
+        return dict(msgspec.to_builtins(self))
+
+
+def list_possible_pairs(
+    hosts: Sequence[HostFacts],
+) -> list[tuple[tuple[int, str], tuple[int, str]]]:
+    """Return all pairs of ports of two hosts that are in one subnet, in both orders."""
+    ports = [
+        (number, port)
+        for number, host in enumerate(hosts)
+        for port in host.ports
+        if port.is_up and port.address
+    ]
+    return [
+        ((a, x.name), (b, y.name))
+        for a, x in ports
+        for b, y in ports
+        if a != b and x.network == y.network and x.ip != y.ip
+    ]
+
+
+def load_facts(extra: Any, where: str) -> FabricFacts | None:
+    """Return the facts in a topology's `extra`, or None without them; raise InputError if bad."""
+    data = extra.get(FIELD)
+    if data is None:
+        return None
+    try:
+        return msgspec.convert(data, FabricFacts)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InputError(
+            f"{where}: field {FIELD}: {error}; write the file anew with topo-probe"
+        ) from None

@@ -1,0 +1,241 @@
+"""Make the topology of hosts that cables and switches join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from statistics import median
+
+from ..devices import Device, Link
+from ..errors import InputError
+from ..graph import Topology
+from ..hardware import LATENCY_us
+from ..notes import assumed
+from .facts import FIELD, FabricFacts
+from .faults import find_faults, find_rate
+from .segments import PortKey, Segment, count_islands, find_segments, list_data_segments
+from .tiers import find_tiers
+
+SOURCE = "hosts joined by their cables"
+_ASSUMED_GBps = Fraction(5, 4)  # a port of 10 Gbit/s
+# Between processes of one host, as where hosts are joined by a network (derived/hosts.py).
+_MEMORY_GBps = Fraction(2)
+# Measured rates that differ by less are taken for the same: so much does TCP vary.
+_ALIKE = 0.08
+
+
+def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
+    """Return the hosts of some facts, joined by the segments between their ports.
+
+    A rank is a device of kind gpu, named after its host, and linked to those of other hosts: a
+    cable is a link in each direction with the ports and addresses of its ends, parallel cables are
+    parallel links, and other networks are switches. Of several ranks on a host the link to others
+    goes through two devices, "HOST/out" and "HOST/in": nothing forwards from cable to cable.
+
+    Raise InputError, naming the port, if the hosts are not joined, or by ambiguous addresses.
+    """
+    segments = find_segments(facts)
+    data = list_data_segments(segments)
+    fatal = [fault for fault in find_faults(facts) if fault.is_fatal]
+    if fatal:
+        raise InputError(f"{fatal[0].text}; {fatal[0].advice}")
+    if count_islands(facts, data) > 1:
+        raise InputError(
+            f"the hosts are in {count_islands(facts, data)} groups that no cable joins; plug in "
+            "the missing cable"
+        )
+    ranks = sorted(rank for host in facts.hosts for rank in host.ranks)
+    if ranks != list(range(len(ranks))):
+        raise InputError(f"the hosts have ranks {ranks}; expected each from 0 once")
+    builder = _FabricBuilder(facts)
+    for segment in data:
+        builder.add(segment)
+    management = [x for x in segments if x.is_management]
+    notes = [
+        f"{', '.join(map(facts.name_port, x.ports))}: management network, carries no data"
+        for x in management
+    ]
+    return Topology(
+        name or ", ".join(host.name for host in facts.hosts[:4]),
+        tuple(builder.list_devices(ranks)),
+        tuple(builder.links),
+        SOURCE,
+        {
+            "hosts": [host.name for host in facts.hosts],
+            **({"notes": notes} if notes else {}),
+            FIELD: facts.to_json(),
+        },
+    )
+
+
+def describe_hosts(facts: FabricFacts) -> Topology:
+    """Return `make_topology`, or hosts without links, with the facts, where there is none."""
+    try:
+        return make_topology(facts)
+    except InputError:
+        return Topology(
+            ", ".join(host.name for host in facts.hosts[:4]),
+            tuple(
+                Device(f"{host.name}/rank{rank}", extra={"stands_for": "cpu", "host": host.name})
+                for host in facts.hosts
+                for rank in host.ranks
+            ),
+            (),
+            SOURCE,
+            {FIELD: facts.to_json()},
+        )
+
+
+class _FabricBuilder:
+    """Collects devices and links of a topology."""
+
+    def __init__(self, facts: FabricFacts) -> None:
+        self.facts = facts
+        self.links: list[Link] = []
+        measured = [x.GBps for flows in facts.rounds for x in flows]
+        self.level = _find_levels(measured)
+        self.others: list[Device] = []
+        self.switches = 0
+        names = [host.name for host in facts.hosts]
+        self.ids = [
+            name if names.count(name) == 1 else f"{name}-{number}"
+            for number, name in enumerate(names)
+        ]
+        self.of_rank = {
+            rank: self.ids[number] if len(host.ranks) == 1 else f"{self.ids[number]}/rank{rank}"
+            for number, host in enumerate(facts.hosts)
+            for rank in host.ranks
+        }
+        for number, host in enumerate(facts.hosts):
+            if len(host.ranks) > 1:
+                self._add_gateway(number)
+
+    def list_devices(self, ranks: Sequence[int]) -> Iterator[Device]:
+        host_of = {rank: host.name for host in self.facts.hosts for rank in host.ranks}
+        for rank in ranks:
+            yield Device(self.of_rank[rank], extra={"stands_for": "cpu", "host": host_of[rank]})
+        yield from self.others
+
+    def _add_gateway(self, number: int) -> None:
+        """Add the two devices through which several ranks of a host reach others."""
+        host, ident = self.facts.hosts[number], self.ids[number]
+        for place in ("memory", "out", "in"):
+            self.others.append(Device(f"{ident}/{place}", "cpu", extra={"host": host.name}))
+        source = assumed("a process's share of its host's memory")
+        for rank in host.ranks:
+            device = self.of_rank[rank]
+            for src, dst in (
+                (device, f"{ident}/memory"),
+                (f"{ident}/memory", device),
+                (device, f"{ident}/out"),
+                (f"{ident}/in", device),
+            ):
+                self.links.append(
+                    Link(src, dst, _MEMORY_GBps, Fraction(0), "memory", source=source)
+                )
+
+    def _end(self, host: int, place: str) -> str:
+        """Return the device at which a host's cables begin ("out") or end ("in")."""
+        ident = self.ids[host]
+        return ident if len(self.facts.hosts[host].ranks) == 1 else f"{ident}/{place}"
+
+    def add(self, segment: Segment) -> None:
+        """Add the links of a segment."""
+        if segment.is_cable:
+            a, b = segment.ports
+            for p, q in ((a, b), (b, a)):
+                rate, source = self._find_rate(p, q)
+                self._link(self._end(p[0], "out"), self._end(q[0], "in"), rate, source, p, q)
+            return
+        tiers = find_tiers(self.facts, segment)
+        root = self._add_switch()
+        leaf_of = dict.fromkeys(segment.hosts, root)
+        rates = [
+            measured
+            for p in segment.ports
+            for q in segment.ports
+            if p != q and (measured := find_rate(self.facts, p, q)) is not None
+        ]
+        for leaf in tiers.leaves:
+            switch = self._add_switch()
+            leaf_of |= dict.fromkeys(leaf, switch)
+            uplink = _match(tiers.uplink_GBps or max(rates), self.level.values())
+            for src, dst in ((switch, root), (root, switch)):
+                self._link(src, dst, uplink, "measured: two flows at the same time")
+        for port in segment.ports:
+            host = port[0]
+            out = [r for q in segment.ports if (r := find_rate(self.facts, port, q)) is not None]
+            into = [r for q in segment.ports if (r := find_rate(self.facts, q, port)) is not None]
+            for known, src, dst in (
+                (out, self._end(host, "out"), leaf_of[host]),
+                (into, leaf_of[host], self._end(host, "in")),
+            ):
+                rate, source = self._choose(port, port, max(known, default=None))
+                self._link(src, dst, rate, source, port)
+
+    def _add_switch(self) -> str:
+        ident = f"switch{self.switches}"
+        self.switches += 1
+        self.others.append(Device(ident, "switch", "network"))
+        return ident
+
+    def _link(
+        self,
+        src: str,
+        dst: str,
+        rate: Fraction,
+        source: str,
+        a: PortKey | None = None,
+        b: PortKey | None = None,
+    ) -> None:
+        extra: dict[str, str] = {}
+        for side, key in (("src", a), ("dst", b)):
+            if key is not None and (side == "src" or b is not None):
+                extra |= {
+                    f"{side}_port": key[1],
+                    f"{side}_address": self.facts.ports[key].ip,
+                }
+        latency = LATENCY_us["network"]
+        self.links.append(Link(src, dst, rate, latency, "network", source=source, extra=extra))
+
+    def _find_rate(self, p: PortKey, q: PortKey) -> tuple[Fraction, str]:
+        return self._choose(p, q, find_rate(self.facts, p, q))
+
+    def _choose(self, p: PortKey, q: PortKey, measured: float | None) -> tuple[Fraction, str]:
+        """Return the rate to believe, and its source.
+
+        RDMA reaches the speed of its link, which TCP does not.
+        """
+        ends = [self.facts.ports[p], self.facts.ports[q]]
+        speeds = [x.speed_Mbps for x in ends if x.speed_Mbps]
+        if len(speeds) == 2 and all(x.rdma for x in ends):
+            return Fraction(min(speeds), 8000), "speed of the RDMA port"
+        if measured is not None:
+            return self.level[measured], "measured over TCP"
+        if speeds:
+            return Fraction(min(speeds), 8000), "speed of the port"
+        return _ASSUMED_GBps, assumed("10 Gbit/s Ethernet")
+
+
+def _round(rate: float) -> Fraction:
+    return Fraction(f"{rate:.4g}")
+
+
+def _match(rate: float, known: Iterable[Fraction]) -> Fraction:
+    """Return the known rate that one is alike, or the rate itself."""
+    return next((x for x in known if abs(rate - x) < _ALIKE * x), _round(rate))
+
+
+def _find_levels(rates: Sequence[float]) -> dict[float, Fraction]:
+    """Return a common rate for measured ones that are alike: their median.
+
+    Equal cables are equal links then, of which plans are found faster, and are better.
+    """
+    levels: dict[float, Fraction] = {}
+    alike: list[float] = []
+    for rate in [*sorted(rates), float("inf")]:
+        if alike and rate > alike[0] * (1 + _ALIKE):
+            levels |= dict.fromkeys(alike, _round(median(alike)))
+            alike = []
+        alike.append(rate)
+    return levels
