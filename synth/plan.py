@@ -34,11 +34,12 @@ from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import reroute_unless_in_network, time_us
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
-from .ir.collective import Collective, spell_ranks
+from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .plan_file import FORMAT, VERSIONS, PlanFile, check_columns, check_counts
 from .plan_text import check_hash, dumps, hash_of, parse, read_text
+from .reshard.demands import Demands
 from .verify import verify
 
 
@@ -352,6 +353,7 @@ class Plan:
             "collective": collective.name,
             "ranks": collective.ranks,
             **({} if collective.has_all_gpus else {"members": list(collective.members)}),
+            **({"demands": collective.to_rows()} if isinstance(collective, Demands) else {}),
             **({} if collective.has_all_gpus else {"helpers": list(self.helpers or ())}),
             "root": collective.root,
             "reduction_order": "step by step, within a step as listed",
@@ -381,7 +383,7 @@ class Plan:
     def _version(self) -> int:
         """The lowest version of plan files that can hold this plan."""
         collective = self.collective
-        return VERSIONS[not collective.has_all_gpus or collective.ranks > MAX_EXPLICIT_RANKS]
+        return VERSIONS[_needs_version_2(collective) or collective.ranks > MAX_EXPLICIT_RANKS]
 
     @cached_property
     def hash(self) -> str:
@@ -437,8 +439,10 @@ class Plan:
                 f"has {topology.fingerprint}"
             )
         check_columns(file.schedules, where)
+        collective = _read_collective(file, where)
+        demands = collective if isinstance(collective, Demands) else None
         schedules = [
-            Schedule.from_fields(s, f"{where}: schedules[{i}]")
+            Schedule.from_fields(s, f"{where}: schedules[{i}]", demands)
             for i, s in enumerate(file.schedules)
         ]
         for i, schedule in enumerate(schedules):
@@ -453,7 +457,7 @@ class Plan:
                 )
         plan = cls(
             topology=topology,
-            collective=Collective(file.collective, file.ranks, file.root, file.members),
+            collective=collective,
             entries=tuple(
                 Entry(
                     entry.min_bytes,
@@ -478,10 +482,29 @@ class Plan:
         )
         # Files of version 1 hold rows for any number of ranks.
         compact = any(fields.columns is not UNSET for fields in file.schedules)
-        version = VERSIONS[compact or not plan.collective.has_all_gpus]
+        version = VERSIONS[compact or _needs_version_2(plan.collective)]
         if file.version != version:
             raise VerificationError(
                 f"{where}: plan version {file.version} for {plan.collective}; expected version "
                 f"{version}"
             )
         return plan
+
+
+def _needs_version_2(collective: Collective) -> bool:
+    return not collective.has_all_gpus or isinstance(collective, Demands)
+
+
+def _read_collective(file: PlanFile, where: str) -> Collective:
+    """Return the collective of a plan's file, with the pieces of demands."""
+    if (file.demands is not UNSET) != (file.collective not in COLLECTIVES):
+        missing = file.demands is UNSET
+        raise InputError(
+            f"{where}: {file.collective} with{'out' * missing} demands; expected "
+            f"{'its pieces' if missing else 'none'}"
+        )
+    if file.demands is UNSET:
+        return Collective(file.collective, file.ranks, file.root, file.members)
+    return Demands.from_rows(
+        file.demands, file.collective, file.members, file.ranks, f"{where}: demands"
+    )

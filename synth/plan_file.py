@@ -12,15 +12,16 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ..topo.errors import InputError
 from ..topo.schema import Count, Index, Label
 from .bounds.certificate import BoundFields, SinglePathBoundFields
-from .ir.collective import CollectiveName
+from .ir.collective import CollectiveName, DemandName
 from .ir.columns import MAX_COLUMN_BYTES
 from .ir.schedule import MAX_STEPS, RANKS_ABOUT, Ranks, ScheduleFields, Segments
+from .reshard.demands import DemandRows
 
 FORMAT = "topoplan-plan"
 # The format of plans of several groups in one file (groups/joint_plan.py).
 JOINT_FORMAT = "topoplan-joint-plan"
-# Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, and columns
-# in place of rows for many ranks. A plan is written in the lowest version that can hold it.
+# Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, demands, and
+# columns in place of rows for many ranks. A plan is written in the lowest version that can hold it.
 VERSIONS = (1, 2)
 # 512 MiB: bounds the memory that a file can demand; the largest plans written take tens of MiB.
 MAX_PLAN_BYTES = 512 << 20
@@ -62,7 +63,7 @@ class PlanFile(Struct, forbid_unknown_fields=True):
     format: Literal["topoplan-plan"]
     version: Literal[1, 2]
     fingerprint: Label
-    collective: CollectiveName
+    collective: Literal[CollectiveName, DemandName]
     ranks: Count
     root: Index | None
     bound: Annotated[BoundFields, Meta(description="for any use of the links")]
@@ -84,6 +85,13 @@ class PlanFile(Struct, forbid_unknown_fields=True):
         Meta(description="absent where an element's bits depend on its place in the buffer"),
     ] = UNSET
     members: Ranks = []
+    demands: Annotated[
+        DemandRows | UnsetType,
+        Meta(
+            description="the pieces of alltoallv and reshard: size, ranks that have it, ranks that "
+            "need it"
+        ),
+    ] = UNSET
     helpers: Annotated[
         list[Index] | UnsetType,
         Meta(description=f"{RANKS_ABOUT}: those that may help the members; absent: all others"),
@@ -107,7 +115,7 @@ class PlanFile(Struct, forbid_unknown_fields=True):
 class PlanHead(Struct):
     """The fields that identify the collective of a plan."""
 
-    collective: CollectiveName
+    collective: Literal[CollectiveName, DemandName]
     ranks: Count
     root: Index | None
     members: list[Index] = []

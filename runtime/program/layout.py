@@ -1,10 +1,11 @@
 """The places of chunks: element ranges in each rank's work buffer, and copies in and out of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...synth.ir.collective import Collective
 from ...synth.ir.schedule import Schedule
+from ...synth.reshard.demands import Demands
 
 Range = tuple[int, int]
 # Collectives whose input and output are one tensor.
@@ -15,16 +16,32 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
     """Return the number of elements of the input and of the output that `rank` has.
 
     The collective's buffer has `numel` elements (see the algbw of the glossary). 0 for an input or
-    output that the rank does not have; helpers have neither.
+    output that the rank does not have; helpers have neither. For demands, the input is the pieces
+    that the rank holds, the output those that it needs, each in the order of their numbers.
     """
     if rank not in collective.members:
         return 0, 0
+    if isinstance(collective, Demands):
+        held, needed = collective.list_held(rank), collective.list_needed(rank)
+        return _place(collective, held, numel)[1], _place(collective, needed, numel)[1]
     part, name = numel // collective.ranks, collective.name
     at_root = numel if rank == collective.root else 0
     return (
         {"allgather": part, "gather": part, "scatter": at_root}.get(name, numel),
         {"reduce-scatter": part, "scatter": part, "gather": at_root}.get(name, numel),
     )
+
+
+def _place(demands: Demands, numbers: Iterable[int], numel: int) -> tuple[dict[int, int], int]:
+    """Return where pieces begin that follow each other, and the number of their elements.
+
+    All pieces of the demands together have `numel` elements.
+    """
+    starts, size = dict[int, int](), 0
+    for number in numbers:
+        starts[number] = size * numel // demands.size
+        size += demands.pieces[number].size
+    return starts, size * numel // demands.size
 
 
 def ends_with_result(collective: Collective, rank: int) -> bool:
@@ -56,6 +73,7 @@ class Layout:
             for offset, chunk in zip(schedule.offsets(), schedule.chunks, strict=True)
         ]
         self.block = numel // self.collective.ranks
+        self._demands = self.collective if isinstance(self.collective, Demands) else None
         self._places = {rank: place for place, rank in enumerate(self.collective.members)}
         self._compact: dict[int, tuple[dict[int, int], int]] = {}
 
@@ -76,12 +94,17 @@ class Layout:
 
     def _is_compact(self, rank: int) -> bool:
         """Return whether the work buffer has only chunks that the rank ever holds."""
-        return self.collective.name == "alltoall" or rank not in self._places
+        return (
+            self.collective.name == "alltoall"
+            or self._demands is not None
+            or rank not in self._places
+        )
 
     def _lay_out(self, rank: int) -> tuple[dict[int, int], int]:
         """Lay out the chunks that a rank ever holds, one after the other.
 
-        Return the start of each chunk's block, and the number of elements of all of them.
+        Return the start of each chunk's block, and the number of elements of all of them. Of
+        demands, chunks that a rank holds and does not send are left out.
         """
         if rank not in self._compact:
             chunks, t = self.schedule.chunks, self.schedule.transfers
@@ -109,7 +132,9 @@ class Layout:
         name, block, root = self.collective.name, self.block, self.collective.root
         if rank not in self._places:
             return
-        if name in ("allgather", "gather"):
+        if self._demands is not None:
+            yield from self._fill_pieces(self._demands, rank)
+        elif name in ("allgather", "gather"):
             yield Move(0, block, self._places[rank] * block)
         elif name == "reduce-scatter" or (name == "scatter" and rank == root):
             yield Move(0, self.numel, 0)
@@ -123,12 +148,15 @@ class Layout:
     def drains(self, rank: int) -> Iterator[Move]:
         """Yield the copies from a rank's work buffer to its output.
 
-        There are none for collectives that work in place, and for helpers.
+        There are none for collectives that work in place, and for helpers. Pieces that a rank both
+        holds and needs stay in its input.
         """
         name, block, root = self.collective.name, self.block, self.collective.root
         if rank not in self._places:
             return
-        if name == "allgather" or (name == "gather" and rank == root):
+        if self._demands is not None:
+            yield from self._drain_pieces(self._demands, rank)
+        elif name == "allgather" or (name == "gather" and rank == root):
             yield Move(0, self.numel, 0)
         elif name in ("reduce-scatter", "scatter"):
             place = self._places[rank]
@@ -138,3 +166,18 @@ class Layout:
                 if chunk.target == rank and chunk.source is not None:
                     lo, hi = self.chunk(rank, c)
                     yield Move(lo, hi, self._places[chunk.source] * block + self.in_block[c][0])
+
+    def _fill_pieces(self, demands: Demands, rank: int) -> Iterator[Move]:
+        starts, _ = _place(demands, demands.list_held(rank), self.numel)
+        for c in self._lay_out(rank)[0]:
+            piece = self.schedule.chunks[c].piece
+            if piece in starts:
+                lo, hi = self.in_block[c]
+                yield Move(starts[piece] + lo, starts[piece] + hi, self.chunk(rank, c)[0])
+
+    def _drain_pieces(self, demands: Demands, rank: int) -> Iterator[Move]:
+        starts, _ = _place(demands, demands.list_needed(rank), self.numel)
+        for c in self._lay_out(rank)[0]:
+            piece = self.schedule.chunks[c].piece
+            if piece in starts and rank not in demands.pieces[piece].holders:
+                yield Move(*self.chunk(rank, c), starts[piece] + self.in_block[c][0])

@@ -31,6 +31,8 @@ CollectiveName = Literal[
     "alltoall",
 ]
 COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
+# Collectives whose pieces a list of demands names (synth/reshard/demands.py).
+DemandName = Literal["alltoallv", "reshard"]
 # Spellings of torch, nccl-tests and MPI, reduced to letters and digits in lower case.
 _SPELLINGS = {
     **{name.replace("-", ""): name for name in COLLECTIVES},
@@ -38,6 +40,7 @@ _SPELLINGS = {
     "allgatherintotensor": "allgather",
     "reducescattertensor": "reduce-scatter",
     "alltoallsingle": "alltoall",
+    "alltoallv": "alltoallv",
 }
 _OPPOSITES = {"allgather": "reduce-scatter", "broadcast": "reduce", "gather": "scatter"}
 # The opposite of each collective, when time runs backwards.
@@ -58,12 +61,14 @@ class Chunk:
 
     `source` is the rank that owns the chunk if each rank contributes its own part (allgather,
     gather, alltoall), else None. `target` is the rank that receives it if each rank gets its own
-    part (reduce-scatter, scatter, alltoall), else None.
+    part (reduce-scatter, scatter, alltoall), else None. `piece` is the number of the piece that
+    the chunk is a share of, for demands (synth/reshard/demands.py); else None.
     """
 
     share: Fraction
     source: int | None = None
     target: int | None = None
+    piece: int | None = None
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,10 @@ class ColumnFields(Struct, forbid_unknown_fields=True):
     deflated: Annotated[
         str,
         Meta(
-            description="base64 of the columns: of chunks, place in `shares`, source and target "
-            "(-1: none); length of each route; place in `devices` of each hop; of transfers, "
-            "chunk, step, source, destination, operation (1: reduce) and route"
+            description="base64 of the columns: of chunks, place in `shares`, source (of demands "
+            "the number of the piece) and target (-1: none); length of each route; place in "
+            "`devices` of each hop; of transfers, chunk, step, source, destination, operation (1: "
+            "reduce) and route"
         ),
     ]
 
@@ -99,8 +100,8 @@ def write_columns(chunks: Sequence[Chunk], transfers: Transfers) -> dict[str, An
     devices: dict[str, int] = {}
     columns: list[ArrayLike] = [
         [shares.setdefault(c.share, len(shares)) for c in chunks],
-        [-1 if c.source is None else c.source for c in chunks],
-        [-1 if c.target is None else c.target for c in chunks],
+        [_number(c.source if c.piece is None else c.piece) for c in chunks],
+        [_number(c.target) for c in chunks],
         [len(route) for route in t.routes],
         [devices.setdefault(d, len(devices)) for route in t.routes for d in route],
         *(t.chunk, t.step, t.src, t.dst, t.op, t.route),
@@ -165,6 +166,10 @@ def read_columns(fields: ColumnFields, where: str) -> tuple[tuple[Chunk, ...], T
     )
     transfers = Transfers(step, src, dst, chunk, op, route, routes)
     return chunks, transfers.sorted() if fields.by_chunk else transfers
+
+
+def _number(value: int | None) -> int:
+    return -1 if value is None else value
 
 
 def _differ(column: ArrayLike) -> Ints:

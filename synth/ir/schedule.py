@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -29,7 +29,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.exact import fraction_to_json
 from ...topo.schema import Count, Index, Label, read_as
-from .collective import Chunk, Collective, CollectiveName
+from .collective import COLLECTIVES, Chunk, Collective, CollectiveName, DemandName
 from .columns import MAX_EXPLICIT_RANKS, ColumnFields, read_columns, write_columns
 from .transfers import COPY, OPS, REDUCE, Op, Transfer, Transfers
 
@@ -50,7 +50,7 @@ Ranks = Annotated[
 class ScheduleFields(Struct, forbid_unknown_fields=True):
     """The JSON of a schedule."""
 
-    collective: CollectiveName
+    collective: Literal[CollectiveName, DemandName]
     ranks: Count
     root: Index | None
     strategy: Label
@@ -69,7 +69,10 @@ class ScheduleFields(Struct, forbid_unknown_fields=True):
     helpers: Ranks = []
     chunks: Annotated[
         list[tuple[Fraction, Index | None, Index | None]] | UnsetType,
-        Meta(description="share of the buffer, source rank, target rank"),
+        Meta(
+            description="share of the buffer, source rank, target rank; of demands the number of "
+            "the piece in place of the source"
+        ),
     ] = UNSET
     routes: Annotated[
         list[list[Label]] | UnsetType, Meta(description="devices between two ranks")
@@ -197,13 +200,13 @@ class Schedule:
         """Return the offset of each chunk in its block, as a share of the buffer.
 
         The block of a chunk is the whole buffer for collectives without sources and targets, else
-        the part of one rank (for alltoall, of one pair of ranks). Chunks of a block are contiguous,
-        in listing order.
+        the part of one rank (for alltoall, of one pair of ranks; for demands, one piece). Chunks of
+        a block are contiguous, in listing order.
         """
-        filled: dict[tuple[int | None, int | None], Fraction] = defaultdict(Fraction)
+        filled: dict[tuple[int | None, ...], Fraction] = defaultdict(Fraction)
         offsets = []
         for chunk in self.chunks:
-            key = chunk.source, chunk.target
+            key = chunk.source, chunk.target, chunk.piece
             offsets.append(filled[key])
             filled[key] += chunk.share
         return tuple(offsets)
@@ -238,7 +241,10 @@ class Schedule:
         step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
         ops = [OPS[x] for x in op]
         return {
-            "chunks": [[fraction_to_json(c.share), c.source, c.target] for c in self.chunks],
+            "chunks": [
+                [fraction_to_json(c.share), c.source if c.piece is None else c.piece, c.target]
+                for c in self.chunks
+            ],
             "routes": [list(r) for r in self.transfers.routes],
             "transfers": [list(row) for row in zip(step, src, dst, chunk, ops, route, strict=True)],
         }
@@ -253,14 +259,22 @@ class Schedule:
         return cls.from_fields(read_as(data, ScheduleFields, where), where)
 
     @classmethod
-    def from_fields(cls, fields: ScheduleFields, where: str = "schedule") -> Schedule:
+    def from_fields(
+        cls,
+        fields: ScheduleFields,
+        where: str = "schedule",
+        demands: Collective | None = None,
+    ) -> Schedule:
         """Return the schedule that the parsed fields of a file declare; `where` names it in errors.
 
-        Raise InputError if it has neither rows nor columns, or a damaged one of them.
+        `demands` are those of the plan, if it has any. Raise InputError if the schedule has neither
+        rows nor columns, or a damaged one of them.
         """
         chunks, transfers = _read_transfers(fields, where)
+        if demands is not None:
+            chunks = tuple(Chunk(c.share, None, c.target, c.source) for c in chunks)
         return cls(
-            collective=Collective(fields.collective, fields.ranks, fields.root, fields.members),
+            collective=_read_collective(fields, demands, where),
             strategy=fields.strategy,
             chunks=chunks,
             transfers=transfers,
@@ -271,6 +285,21 @@ class Schedule:
             stepwise=fields.stepwise,
             helpers=tuple(fields.helpers),
         )
+
+
+def _read_collective(fields: ScheduleFields, demands: Collective | None, where: str) -> Collective:
+    """Return the collective that a file names; of demands only the plan has the pieces."""
+    named = fields.collective, fields.ranks, fields.root, fields.members
+    if demands is None and fields.collective not in COLLECTIVES:
+        raise InputError(f"{where}: {fields.collective} without demands; expected those of a plan")
+    if demands is None:
+        return Collective(*named)
+    members = [] if demands.has_all_gpus else list(demands.members)
+    if named != (demands.name, demands.ranks, None, members):
+        raise InputError(
+            f"{where}: {fields.collective} over {fields.ranks} ranks; expected {demands}"
+        )
+    return demands
 
 
 def _read_transfers(fields: ScheduleFields, where: str) -> tuple[tuple[Chunk, ...], Transfers]:
@@ -305,7 +334,9 @@ def renumber(schedule: Schedule, collective: Collective, ranks: Sequence[int]) -
     return replace(
         schedule,
         collective=collective,
-        chunks=tuple(Chunk(c.share, rename(c.source), rename(c.target)) for c in schedule.chunks),
+        chunks=tuple(
+            Chunk(c.share, rename(c.source), rename(c.target), c.piece) for c in schedule.chunks
+        ),
         transfers=moved,
         helpers=find_helpers(collective, moved),
     )
