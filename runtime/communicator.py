@@ -1,7 +1,6 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
 import os
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -31,7 +30,7 @@ from .ranks.launch import announce_ready
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import list_sockets
-from .recovery.guard import Guard
+from .recovery.guard import Guard, explain_no_guard
 from .recovery.guarded_engine import GuardedEngine
 from .reductions import check_are_tensors
 
@@ -189,15 +188,12 @@ class Communicator:
 
     def _check_can_replan(self) -> None:
         """Raise InputError unless lost connections can be noticed and replaced."""
-        transport, why_not = self._transport, None
         if self._shares_transport:
-            why_not = "the communicator needs connections of its own; give it no Transport"
-        elif transport.batched:
-            why_not = "NCCL does not say which connection is lost, and cannot leave a call"
-        elif transport.mpi is not None:
-            why_not = "MPI ends the job when a connection is lost; use gloo"
-        elif sys.platform != "linux":
-            why_not = f"lost connections are noticed by Linux's means; this is {sys.platform}"
+            why_not: str | None = (
+                "the communicator needs connections of its own; give it no Transport"
+            )
+        else:
+            why_not = explain_no_guard(self._transport.name)
         if why_not is not None:
             raise InputError(f"on_fault={REPLAN!r}: {why_not}")
 

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...topo.errors import InputError
+from ...topo.errors import ExecutionError, InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
+from ..recovery.guard import explain_no_guard
 from ..summaries.summary import Summary
 from ..works import get_done_work, start
 from . import NAME
+from .call_check import explain_difference
 from .communicators import Key, Size
 from .membership import MemberGroup
 from .torch_tools import show_as
@@ -116,6 +118,11 @@ class BaseGroup(MemberGroup):
             for device, backend in others.items()
             if backend != self.transports.get(device, backend)
         }
+        if self.options.goes_on:
+            why = explain_no_guard(self.transports["cuda"])
+            self._refused.setdefault(
+                "cuda", f"on_fault={self.options.on_fault!r}: {why or 'only calls on CPUs go on'}"
+            )
 
     # Running
 
@@ -146,7 +153,7 @@ class BaseGroup(MemberGroup):
             self.account.count_stock(call.name)
             return self._call_plain(call.what, call.tensor, call.stock)
         place = size.draw_call()
-        is_first = size.is_first(place) and not self.planned.plans.off
+        is_first = size.is_first(place) and not (self.planned.plans.off or self.options.goes_on)
         number = self._begin(call.what, is_new=size.is_new(place), is_awaited=is_first)
         communicator = self.planned.by_key.get(size.key)
         # Asked before `uses_plan`, which may start a collective of its own.
@@ -161,6 +168,7 @@ class BaseGroup(MemberGroup):
                 if has_none:
                     self._note_no_plan(call)
                 self.account.count_stock(call.name)
+                self.planned.check_stock(call.what)
                 return self._explain(call.stock(), number, call.what, call.results)
         queue, waits = self.planned.queue(call.tensor), not call.opts.asyncOp
         name = f"{NAME}:{_NAMES[call.name]}"
@@ -180,7 +188,9 @@ class BaseGroup(MemberGroup):
             )
 
         def carry_out() -> None:
-            if is_first:
+            if is_first and self.options.goes_on:
+                self._compare(call.what, number)
+            elif is_first:
                 self.check.wait_until_same(number)
             opened = (
                 self.planned.open(size.key, number, self.check) if size.uses_plan(place) else None
@@ -206,6 +216,13 @@ class BaseGroup(MemberGroup):
                 may_be_stock=True,
             ),
         )
+
+    def _compare(self, what: str, number: int) -> None:
+        """Raise ExecutionError unless all ranks make the same call; without the store."""
+        calls = [str(call) for call in self.planned.find_guard().exchange(what)]
+        text = explain_difference(number, self.ranks, calls)
+        if text:
+            raise ExecutionError(text)
 
     def _call_together(
         self,

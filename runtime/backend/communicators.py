@@ -6,6 +6,7 @@ plan.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,14 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..helpers.announcer import Announcer
+from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import Addresses
-from ..ranks.groups import make_group
+from ..ranks.groups import GroupMaker, make_group
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
+from ..recovery.connections import list_sockets
+from ..recovery.guard import Guard
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import process_budget
 from ..works import ThreadQueue, make_queue
@@ -42,6 +46,9 @@ _ALL_WAIT = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 # Backward passes after which a plan is waited for. With a trial of MAX_CALLS, DDP's buckets are
 # settled at step 20.
 _WAITED_AFTER = 6
+# Time for other ranks to end their last call, which may need this one if a link is lost. It ends,
+# since a script whose rank fails may come here while the others are in a call.
+_CLOSE_S = 10.0
 # Collectives that add up values: only these are compressed.
 _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
@@ -167,6 +174,8 @@ class Communicators:
         self._queues: dict[str, ThreadQueue] = {}
         self.announcer: Announcer | None = None
         """Tells helpers of calls, if the group has some."""
+        self.guard: Guard | None = None
+        """Carries out all calls on CPU tensors, if they are to go on after a lost link."""
 
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
@@ -182,7 +191,7 @@ class Communicators:
         place = key, (tensor.nbytes * parts).bit_length(), has_own
         size = self._sizes.get(place)
         if size is None:
-            if key not in self._preparations:
+            if key not in self._preparations and not self.options.goes_on:
                 self._preparations[key] = Preparation(
                     partial(self.plans.find, name, root, tensor.device)
                 )
@@ -200,9 +209,9 @@ class Communicators:
             size = self._sizes[place] = Size(
                 key,
                 self.plain._get_backend(torch.device("cpu")),
-                self._preparations[key].future.done,
+                lambda: key not in self._preparations or self._preparations[key].future.done(),
                 self._passes,
-                at_once=not (has_own and may_wait),
+                at_once=self.options.goes_on or not (has_own and may_wait),
             )
         return size
 
@@ -212,7 +221,7 @@ class Communicators:
         Return an empty list if the plain group may make the calls, or no plan can serve one of
         them.
         """
-        if not self.must_plan(tensors[0], op):
+        if not (self.options.goes_on or self.must_plan(tensors[0], op)):
             return []
         sizes = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
         return [size for size in sizes if size is not None] if None not in sizes else []
@@ -224,7 +233,11 @@ class Communicators:
         raises like PlanFinder.find and Communicator.
         """
         if key not in self.by_key:
-            plan = self._preparations[key].wait(lambda: check.error)
+            plan = (
+                self.plans.find_by(self.find_guard().exchange, key[0], key[1])
+                if self.options.goes_on
+                else self._preparations[key].wait(lambda: check.error)
+            )
             self.by_key[key] = None if plan is None else self._make(key, plan, number)
         return self.by_key[key]
 
@@ -267,6 +280,8 @@ class Communicators:
             return "no plans"
         is_integer = not tensor.dtype.is_floating_point
         min_bytes = _MIN_INTEGER_BYTES if is_integer else self.options.least_bytes
+        if self.options.goes_on:  # what gloo carries could not
+            min_bytes = 0
         if tensor.nbytes * parts < min_bytes and not self.must_plan(tensor, op):
             return f"{dtype_name(tensor.dtype)} below {min_bytes} bytes"
         kind = kind_of_reduction(op)
@@ -284,11 +299,58 @@ class Communicators:
         """
         return self.options.compress if name in _COMPRESSED else None
 
+    def find_guard(self) -> Guard:
+        """Return the guard of all calls on CPU tensors.
+
+        Only the queue may call this. Collective the first time.
+        """
+        if self.guard is None:
+            opened, options = frozenset(list_sockets().values()), self.options
+            transport = Transport(
+                self._make_maker(f"topoplan/{self.name}/guarded", "gloo"),
+                self.plans.timeout,
+                "auto",
+                self._addresses,
+            )
+            self.plans.meet(torch.device("cpu"))
+            transport.cores_of_hosts  # noqa: B018 - asked while all links work
+            if options.executor != POINT_TO_POINT and options.compress is None:
+                transport.open_shared_memory()
+            transport.guard = self.guard = Guard(transport, opened)
+            self.guard.on_give_up.append(self.transport("cpu").faults.break_off)
+        return self.guard
+
+    def check_stock(self, what: str) -> None:
+        """Raise ExecutionError if the plain group has lost a link that plans do without."""
+        if self.guard is not None and self.guard.decision.unreached:
+            raise ExecutionError(
+                f"{what} goes by gloo, which cannot do without {self.guard.name_lost()}; "
+                "collectives that plans carry out go on"
+            )
+
+    def _make_maker(self, name: str, transport: str) -> GroupMaker:
+        return partial(
+            make_group,
+            name,
+            self.plans.ranks,
+            transport,
+            store=self._store,
+            number=self.plans.rank,
+        )
+
     def _make(self, key: Key, plan: Plan, number: int) -> Communicator:
         collective, _, device = key
         options = self.options
-        transport = self.transport(device, in_launch=not plan.collective.has_all_gpus)
-        with transport.faults.stock(f"setting up {collective} by plans", number):
+        transport = (
+            self.transport(device, in_launch=not plan.collective.has_all_gpus)
+            if self.guard is None
+            else self.guard.first
+        )
+        with (
+            transport.faults.stock(f"setting up {collective} by plans", number)
+            if self.guard is None
+            else nullcontext()
+        ):
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
             if options.helped is not None and options.helped.device == device:
@@ -331,14 +393,7 @@ class Communicators:
                     self.plain, timeout, store, self._addresses, name, labels
                 )
             else:
-                make = partial(
-                    make_group,
-                    name,
-                    self.plans.ranks,
-                    transport,
-                    store=self._store,
-                    number=self.plans.rank,
-                )
+                make = self._make_maker(name, transport)
                 self._shared[key] = Transport(
                     make, timeout, self.options.transport, self._addresses, labels
                 )
@@ -346,6 +401,8 @@ class Communicators:
 
     def break_off(self, error: ExecutionError) -> None:
         """Let all calls on CPU tensors fail with an error, those in progress too."""
+        if self.guard is not None:
+            self.guard.break_off(error)
         self.transport("cpu").faults.break_off(error)
         for (device, in_launch), transport in list(self._shared.items()):
             if device == "cpu" and in_launch:
@@ -379,13 +436,17 @@ class Communicators:
 
     def abort(self, why: str) -> None:
         """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""
+        error = ExecutionError(f"rank {self.plans.rank}: the process group was {why}")
+        if self.guard is not None:
+            self.guard.break_off(error)
         for transport in list(self._shared.values()):
-            error = ExecutionError(f"rank {transport.rank}: the process group was {why}")
             transport.faults.break_off(error)
 
     def close(self) -> None:
         """Close the queues, and destroy the communicators and their transports."""
         self.close_queues()
+        if self.guard is not None:
+            self.guard.close(_CLOSE_S)
         if self.announcer is not None:
             self.announcer.close()
             self.announcer.transport.close()

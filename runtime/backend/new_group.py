@@ -68,6 +68,11 @@ def new_group(
     helping = _choose_helpers(options.helpers if helpers is None else helpers, members, world)
     if options.keeps_bits or options.off:
         helping = ()
+    if helping and options.goes_on:
+        raise InputError(
+            f"on_fault={options.on_fault!r}: groups with helpers cannot go on after a fault; pass "
+            f"helpers={NONE!r}, or leave it out"
+        )
     timeout, name = timeout or _TIMEOUT, f"topoplan/help/{next(_numbers)}"
     if not helping:
         return dist.new_group(list(members), timeout=timeout, backend=NAME, pg_options=options)

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from ...topo.errors import InputError
 from ..cache import find_cache_folder
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode
 from ..codecs import find_codec
-from ..communicator import ON_FAULT, REPLAN, find_executor, find_on_fault
+from ..communicator import REPLAN, find_executor, find_on_fault
 from ..ranks.transport import check_transport
+from ..recovery.guard import explain_no_guard
 from ..scratch import parse_scratch
 from .account import heed_log_level
 
@@ -69,6 +69,12 @@ class BackendOptions:
     scratch_bytes: int | None = None
     helpers: Helpers = REST
     helped: Helped | None = None
+    on_fault: str = "raise"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether calls on CPU tensors go on after a lost link."""
+        return self.on_fault == REPLAN and not self.off
 
     @property
     def off(self) -> bool:
@@ -98,6 +104,7 @@ def backend_options(
     scratch: str | int | None = None,
     executor: str | None = None,
     helpers: Helpers | None = None,
+    on_fault: str | None = None,
 ) -> Any:
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
@@ -135,12 +142,14 @@ def backend_options(
     - `helpers` (TOPOPLAN_HELPERS, rest): the ranks that may carry bytes for a group that
       `topoplan.new_group` makes: `rest` for all others, `none`, or a list of ranks; torch's own
       new_group has none.
+    - `on_fault` (TOPOPLAN_ON_FAULT, raise): as for Communicator. With `replan`, all collectives on
+      CPU tensors that plans can carry out, of any size, go on after a lost link, and so do barrier,
+      gather and scatter; the stock collectives, which could not, take no part in races.
 
     All ranks use rank 0's plans; the other options must be the same on all ranks. Raise InputError
     if an option is invalid or contradicts another one.
     """
     heed_log_level()
-    _warn_of_lost_links()
     mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
     check_choose_mode(mode, codec)
@@ -160,6 +169,11 @@ def backend_options(
         raise InputError(f"time_limit_s={time_limit_s:g}: expected seconds above 0")
     if least_bytes < 0:
         raise InputError(f"least_bytes={least_bytes}: expected 0 or more")
+    transport, fault = check_transport(transport), find_on_fault(on_fault)
+    if fault == REPLAN and plans not in _OFF_NAMES:
+        why_not = explain_no_guard(transport)
+        if why_not is not None:
+            raise InputError(f"on_fault={REPLAN!r}: {why_not}")
     return BackendOptions(
         plans=plans,
         choose=mode,
@@ -170,10 +184,11 @@ def backend_options(
         even_alltoall=even_alltoall
         if even_alltoall is not None
         else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
-        transport=check_transport(transport),
+        transport=transport,
         executor=find_executor(executor),
         scratch_bytes=parse_scratch(scratch),
         helpers=_parse_helpers(helpers),
+        on_fault=fault,
     )
 
 
@@ -219,15 +234,3 @@ def _yes_or_no(name: str) -> bool:
     if text not in (*_NO, *_YES):
         raise InputError(f"{name}={text!r}: expected yes or no")
     return text in _YES
-
-
-@cache
-def _warn_of_lost_links() -> None:
-    """Say once that the backend's own calls do not go on after a lost link."""
-    if find_on_fault(None) == REPLAN:
-        log.warning(
-            "%s=%s: calls of ddp_hook and Communicator go on after a lost link, those of the "
-            "backend end by an error",
-            ON_FAULT,
-            REPLAN,
-        )

@@ -27,6 +27,8 @@ from ..reductions import kind_of_reduction, make_contiguous
 from ..works import CpuWork, PlannedWork
 from .call_check import CallCheck
 from .communicators import Communicators
+from .exchanged_calls import EXCHANGED
+from .options import BackendOptions
 
 # Number of first calls of a group that its ranks always compare: most mismatches exist from the
 # start.
@@ -83,11 +85,13 @@ class PlainCalls(dist.ProcessGroup):
     `transports` names the transport of each device type.
     """
 
+    options: BackendOptions
     plain: dist.ProcessGroup
     planned: Communicators
     transports: Mapping[str, str]
     ranks: Sequence[int]
     check: CallCheck
+    _rank: int
     _number = 0
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
@@ -107,7 +111,8 @@ class PlainCalls(dist.ProcessGroup):
         return self._number
 
     def _is_compared(self) -> bool:
-        return len(self.ranks) > 1 and not self.planned.plans.off
+        # A lost link may be the store's, too.
+        return len(self.ranks) > 1 and not (self.planned.plans.off or self.options.goes_on)
 
     def _begin(self, what: str, *, is_new: bool = False, is_awaited: bool = False) -> int:
         """Return the number of a collective that is being called.
@@ -126,12 +131,29 @@ class PlainCalls(dist.ProcessGroup):
     def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Call a collective of the plain group, in the order of this group's calls."""
         tensor = next(_find_tensors(args), None)
+        if self.options.goes_on and name in EXCHANGED and (tensor is None or not tensor.is_cuda):
+            return self._call_exchanged(name, *args, **kwargs)
         start = partial(getattr(self.plain, name), *args, **kwargs)
         if name == "monitored_barrier":  # it has no work: it is over when it returns
             self._begin(name)
             self.planned.queue(torch.empty(0)).carry_out(start, [], waits=True, may_be_stock=True)
             return None  # type: ignore[return-value]
         return self._call_plain(name, tensor, start, after_all=name == "barrier")
+
+    def _call_exchanged(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Call a collective of EXCHANGED, after all earlier calls."""
+        self._begin(name)
+        opts = kwargs.get("opts", args[-1] if args else None)
+
+        def carry_out() -> None:
+            EXCHANGED[name](self.planned.find_guard().exchange, self._rank, *args, **kwargs)
+
+        return self.planned.queue(torch.empty(0)).carry_out(
+            carry_out,
+            list(_find_tensors(args[:1])),
+            waits=not getattr(opts, "asyncOp", False),
+            may_be_stock=True,
+        )
 
     def _call_plain(
         self,
@@ -147,6 +169,8 @@ class PlainCalls(dist.ProcessGroup):
         """
         number = self._begin(what)
         device = "cpu" if tensor is None else tensor.device.type
+        if device == "cpu":
+            self.planned.check_stock(what)
         planned = self.planned
         if planned.is_idle(device) if after_all else not planned.holds_stock(device):
             # A work of NCCL makes streams wait, and a barrier the host: both are passed on.

@@ -133,6 +133,37 @@ class PlanFinder:
             raise explain_set_up(
                 self.ranks, f"finding a plan for {name}", error, self.timeout, self.addresses
             ) from error
+        return self._read_answer(answer, name)
+
+    def meet(self, device: torch.device) -> None:
+        """Find the machine that `find_by` needs later, when the store may be out of reach.
+
+        Collective.
+        """
+        if self._auto:
+            self._find_machine(device)
+
+    def find_by(
+        self, exchange: Callable[[object], list[Any]], name: str, root: int | None
+    ) -> Plan | None:
+        """Return the plan for a collective on CPU tensors like `find`, but without the store.
+
+        `exchange` gives all ranks the values of all, by rank. Joint plans do not race as a whole.
+        """
+        answer: dict[str, Any] | None = None
+        if self.rank == 0:
+            machine = self._find_machine(torch.device("cpu")) if self._auto else None
+            plan, answer = self._make_answer(Collective(name, len(self.ranks), root), machine)
+            if plan is not None and not plan.collective.has_all_gpus:
+                message = (
+                    f"on_fault='replan': the plan for {plan.collective} is for some of the GPUs of "
+                    f"{plan.topology.name!r}, and cannot go on; name the topology instead"
+                )
+                answer = {"error": "InputError", "message": message}
+        return self._read_answer(exchange(answer)[0], name)
+
+    def _read_answer(self, answer: dict[str, Any], name: str) -> Plan | None:
+        """Return the plan that rank 0 has sent, or raise its error."""
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None

@@ -15,6 +15,7 @@ allreduce, the result, since all ranks must get the same bits.
 import json
 import logging
 import queue
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -296,6 +297,10 @@ class Guard:
             self._events.put(None)
             self._refuse(str(error).removeprefix(f"rank {self._rank}: "))
 
+    def name_lost(self) -> str:
+        """Return the names of the lost links, as in "link A - B and link C - D"."""
+        return list_links(self.decision.links)
+
     # Recovery
 
     def _recover(self, prepare: Prepare | None) -> bool:
@@ -428,3 +433,14 @@ def meet(transport: Transport) -> None:
 def list_links(links: Sequence[tuple[str, str]]) -> str:
     """Return "link A - B and link C - D" for links by their devices' ids."""
     return " and ".join(map(describe_link, links)) or "a link that the topology does not have"
+
+
+def explain_no_guard(transport: str) -> str | None:
+    """Return why calls over a transport ("gloo", "nccl", "mpi") cannot go on; None if they can."""
+    if transport == "nccl":
+        return "NCCL does not say which connection is lost, and cannot leave a call"
+    if transport == "mpi":
+        return "MPI ends the job when a connection is lost; use gloo"
+    if sys.platform != "linux":
+        return f"lost connections are noticed by Linux's means; this is {sys.platform}"
+    return None

@@ -18,7 +18,8 @@ from ..engine import Engine
 from ..program.layout import IN_PLACE
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.transport import Transport
-from .guard import Attempt, Guard, list_links, meet
+from ..reductions import in_inference_mode
+from .guard import Attempt, Guard, meet
 from .replan import plan_without
 
 # Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
@@ -100,6 +101,9 @@ class GuardedEngine:
 
         Raise ExecutionError if that is not possible.
         """
+        in_inference_mode(self._run, users)
+
+    def _run(self, users: Buffers) -> None:
         private = self.guard.carry_out(partial(self._prepare, users))
         assert isinstance(private, _Private)
         if users.target.numel():
@@ -161,7 +165,7 @@ class GuardedEngine:
                 mine = str(error)
         plan: Plan | str = transport.exchange(mine)[0]
         if isinstance(plan, str):
-            raise InfeasibleError(f"without {list_links(decision.links)} there is no plan: {plan}")
+            raise InfeasibleError(f"without {self.guard.name_lost()} there is no plan: {plan}")
         plan.verify()
         engine = self._make_engine(plan, transport, executor=POINT_TO_POINT)
         engine.is_stock_excluded = engine.times_calls = True

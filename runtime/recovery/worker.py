@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from ..reductions import in_inference_mode
+
 
 @cache
 def end_past_waits() -> None:
@@ -46,7 +48,8 @@ class Worker:
         while (function := self._functions.get()) is not None:
             count, error = count + 1, None
             try:
-                function()
+                # The buffers of calls are made in this mode (guarded_engine.py).
+                in_inference_mode(function)
             except BaseException as raised:
                 error = raised
             del function

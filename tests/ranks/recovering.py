@@ -17,7 +17,9 @@ from rank_process import leave
 
 import topoplan
 from ranks.checks import refused
+from ranks.topo_backend import end, start
 from topoplan import Communicator
+from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.measuring.bench import list_recoveries, run_benchmark
 from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.runtime.ranks.transport import Transport
@@ -92,6 +94,59 @@ def a_benchmark_goes_on(path: str) -> tuple[list[list[int]], list[dict[str, Any]
     return [[row.size_bytes, row.wrong] for row in rows], recoveries
 
 
+def the_backend_goes_on() -> list[list[dict[str, Any]]]:
+    """Lose a connection in calls of torch.distributed; return the recoveries of the group."""
+    start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(30))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    assert isinstance(group, TopoGroup)
+    histories = []
+    for number in range(4):
+        before = {} if number else list_watched()
+        futures, works = [], []
+        for call in range(4):
+            if (number, call) == (1, 2) and rank == 1:
+                lose_a_connection(before)
+            x = torch.arange(_NUMEL, dtype=torch.float32) + 100 * rank + number * call
+            work = dist.all_reduce(x, async_op=True)
+            assert work is not None
+            works.append((work, x, call))
+            futures.append(work.get_future().then(lambda future: future.value()[0].sum()))
+        for (work, x, call), future in zip(works, futures, strict=True):
+            work.wait()
+            wanted = size * (torch.arange(_NUMEL) + number * call) + 100 * sum(range(size))
+            assert torch.equal(x, wanted.float())
+            assert future.wait() == wanted.float().sum()
+        check_others(rank, size, number)
+        assert group.planned.guard is not None
+        histories.append(list(group.planned.guard.history))
+    end()
+    return histories
+
+
+def check_others(rank: int, size: int, number: int) -> None:
+    """Check collectives that a training script makes besides; some are new after the fault."""
+    loss = torch.tensor(float(rank))
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    assert loss == sum(range(size)) / size
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, f"rank {rank}")
+    assert objects == [f"rank {other}" for other in range(size)]
+    dist.gather_object(rank, objects if rank == 1 else None, 1)
+    assert rank != 1 or objects == list(range(size))
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [f"for {other}" for other in range(size)] if rank == 0 else None)
+    assert mine == [f"for {rank}"]
+    if number:
+        x = torch.full((1000,), float(rank), dtype=torch.float64)
+        dist.broadcast(x, 2)
+        assert torch.equal(x, torch.full_like(x, 2))
+        part = torch.empty(500)
+        dist.reduce_scatter_tensor(part, torch.arange(500.0 * size))
+        assert torch.equal(part, size * (torch.arange(500.0) + 500 * rank))
+    dist.barrier()
+
+
 def check_call(communicator: Communicator, name: str, rank: int, size: int, number: int) -> None:
     def part(of: int) -> torch.Tensor:
         return torch.arange(_NUMEL, dtype=torch.float32) + 100 * of + number
@@ -149,6 +204,11 @@ def what_cannot_go_on_is_refused(path: str) -> None:
         Communicator(path, on_fault="later")
     with refused("on_fault='replan': the communicator needs connections of its own"):
         Communicator(path, Transport(None, patience.deadline(20)), on_fault="replan")
+    with refused("on_fault='replan': MPI ends the job when a connection is lost"):
+        topoplan.backend_options(on_fault="replan", transport="mpi")
+    options = topoplan.backend_options(on_fault="replan")
+    with refused("on_fault='replan': groups with helpers cannot go on after a fault"):
+        topoplan.new_group([0, 1], options=options)
     os.environ["TOPOPLAN_ON_FAULT"] = "sometimes"
     with refused("TOPOPLAN_ON_FAULT='sometimes': expected one of raise, replan"):
         Communicator(path)

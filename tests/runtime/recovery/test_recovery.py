@@ -34,6 +34,12 @@ def test_every_collective_goes_on_after_a_lost_connection(plans: Plans) -> None:
         assert counts == dict.fromkeys(COLLECTIVES, 1)
 
 
+def test_calls_of_the_backend_go_on_after_a_lost_connection() -> None:
+    """So do those of collectives that are first called afterwards, and those without a plan."""
+    for histories in run_ranks(recovering.the_backend_goes_on, 3):
+        assert [len(history) for history in histories] == [0, 1, 1, 1]
+
+
 def test_a_benchmark_goes_on_and_lists_the_recovery(plans: Plans) -> None:
     results = run_ranks(recovering.a_benchmark_goes_on, 3, plans("full:3"))
     for rows, recoveries in results:
@@ -54,7 +60,7 @@ def test_a_rank_that_ended_is_named(plans: Plans) -> None:
 
 
 def test_what_cannot_go_on_is_refused(plans: Plans) -> None:
-    run_ranks(recovering.what_cannot_go_on_is_refused, 2, plans("ring:2"))
+    run_ranks(recovering.what_cannot_go_on_is_refused, 3, plans("ring:2"))
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
