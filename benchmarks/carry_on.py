@@ -1,4 +1,4 @@
-"""Cut links of emulated machines while ranks run, and see how they go on.
+"""Cut or slow links of emulated machines while ranks run, and see how they go on.
 
     python benchmarks/carry_on.py carry_on.jsonl               100 single cuts (about 30 minutes)
     python benchmarks/carry_on.py carry_on.jsonl --runs 4 --machines mesh:2x2 --cases cut flap
@@ -7,12 +7,14 @@ Each run emulates a machine and starts a rank on each GPU with on_fault="replan"
 allreduces of integers, whose sums are exact (`calls`), or train a model with
 DistributedDataParallel and the hook (`training`). At a moment drawn by --seed a fault strikes:
 `cut` takes one link after the other; `two` cuts two links at once; `again` cuts a second one while
-the ranks recover from the first; `flap` cuts a link, mends it and cuts it again.
+the ranks recover from the first; `flap` cuts a link, mends it and cuts it again; `slow` halves the
+rate of a link, of one between hosts if there are any, with on_slow="replan".
 
 Right is: all sums are exact, or all parameters equal bit for bit on all ranks and within 1e-6 of
 those without a fault; where the links left do not connect the ranks, an error on every rank.
-`slowest s` is from the cut to the end of the call that it struck; `of bound` is the rate
-afterwards, of the certified bound of what is left (calls only). RESULTS has a line for each run; a
+`slowest s` is from the cut to the end of the call that it struck, or from slowing a link to having
+another plan; `of bound` is the rate afterwards, of the certified bound of what is left (calls
+only). RESULTS has a line for each run; a
 second start with the same seed goes on where the first ended. Plans and races are kept beside it.
 Needs root and iproute2 (see topo-emulate).
 """
@@ -33,6 +35,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from topoplan.topo.graph import Topology
 
 MACHINES = {"mesh:2x2": "100Mbit", "dgx1": "25Mbit", "two-rails": "50Mbit"}
-CASES = ("cut", "two", "again", "flap")
+CASES = ("cut", "two", "again", "flap", "slow")
 PROGRAMS = ("calls", "training")
 COLUMNS = (
     ("machine", "machine", "10"), ("program", "program", "9"), ("case", "case", "6"),
@@ -56,6 +59,7 @@ _NUMEL = 1 << 20
 _STEPS = 40
 _START_S, _AFTER_S, _END_S = 90.0, 20.0, 60.0
 _FLAP_S = (1.5, 6.0)
+_SLOW, _AFTER_SLOW_S, _STEPS_SLOW = 0.5, 40.0, 250
 _CLONE_NEWNET = 0x40000000
 
 
@@ -131,7 +135,7 @@ def carry_out(
                 "TOPOPLAN_CACHE": f"{Path(plan).with_suffix('')}-cache",
             }
             namespace = network.namespace_of(network.blueprint.home[rank])
-            arguments = (program, plan, variables, namespace, str(logs[-1]), name)
+            arguments = (program, case, plan, variables, namespace, str(logs[-1]), name)
             ranks.append(context.Process(target=be_rank, args=arguments))
         links = choose_links(network, case, run, draw)
         try:
@@ -142,8 +146,8 @@ def carry_out(
             struck = time.time()
             strike(network, case, links, logs)
             if program == "calls":
-                time.sleep(_AFTER_S)
-                if case != "cut":
+                time.sleep(_AFTER_SLOW_S if case == "slow" else _AFTER_S)
+                if case not in ("cut", "slow"):
                     time.sleep(_FLAP_S[1])
                 (folder / "stop").touch()
             ends = time.monotonic() + _END_S
@@ -164,8 +168,12 @@ def choose_links(
     """Return the links to cut: one after the other by the run's number, a second one at random."""
     devices = network.blueprint.devices
     cables = [(devices[x.a], devices[x.b]) for x in network.blueprint.cables]
+    if case == "slow":
+        nics = {device.id for device in network.blueprint.topology.devices if device.kind == "nic"}
+        switches = {x.id for x in network.blueprint.topology.devices if x.kind == "switch"}
+        cables = [x for x in cables if nics & {*x} and switches & {*x}] or cables
     first = cables[run % len(cables)]
-    if case in ("cut", "flap"):
+    if case in ("cut", "flap", "slow"):
         return [first]
     return [first, draw.choice([cable for cable in cables if cable != first])]
 
@@ -174,6 +182,9 @@ def strike(
     network: Network, case: str, links: Sequence[tuple[str, str]], logs: Sequence[Path]
 ) -> None:
     """Cause the faults of a case."""
+    if case == "slow":
+        network.scale_rates(*links[0], Fraction(_SLOW))
+        return
     network.cut(*links[0])
     if case == "two":
         network.cut(*links[1])
@@ -206,7 +217,7 @@ def judge(
     ]
     errors = [next((x["error"] for x in rows if "error" in x), None) for rows in said]
     ends = [next((x for x in rows if "end" in x), None) for rows in said]
-    is_left = is_connected(network.blueprint.topology, links)
+    is_left = case == "slow" or is_connected(network.blueprint.topology, links)
     refused = all(errors) and not is_left
     wrong = 0 if refused else sum(end is None or not end["right"] for end in ends) - hung
     if program == "training" and not refused and not hung and not wrong:
@@ -214,10 +225,13 @@ def judge(
     times = [x for x in said[0] if "call" in x]
     hit = [x for x in times if x["at"] > struck and x["seconds"] > 1.0]
     end = ends[0] or {"recoveries": []}
+    if case == "slow":  # the first change of the plan
+        begun = next((x["start"] for x in said[0] if "start" in x), 0.0)
+        hit = [{"at": begun + x["at"] + x["seconds"]} for x in end["recoveries"][:1]]
     of_bound = None
-    if program == "calls" and not refused and case in ("cut", "two") and hit and times:
+    if program == "calls" and not refused and case in ("cut", "two", "slow") and hit and times:
         after = [x["seconds"] for x in times if x["at"] > hit[-1]["at"]]
-        bound = find_bound_GBps(network.blueprint.topology, links)
+        bound = find_bound_GBps(network.blueprint.topology, links, is_slow=case == "slow")
         if len(after) > 2 and bound:
             of_bound = _NUMEL * 4 / statistics.median(after[-5:]) / 1e9 / bound
     return Run(
@@ -247,12 +261,16 @@ def is_connected(topology: Topology, links: Sequence[tuple[str, str]]) -> bool:
     return all(nx.has_path(graph, topology.ranks[0], gpu) for gpu in topology.ranks)
 
 
-def find_bound_GBps(topology: Topology, links: Sequence[tuple[str, str]]) -> float:
+def find_bound_GBps(
+    topology: Topology, links: Sequence[tuple[str, str]], *, is_slow: bool
+) -> float:
     """Return the certified bound of an allreduce on what is left, in GB/s."""
     from topoplan.synth.planner.synthesize import collective_on, synthesize
     from topoplan.topo.derived.degrade import Change, degrade
 
-    left = degrade(topology, Change(without_links=tuple(f"{a}:{b}" for a, b in links)))
+    named = tuple(f"{a}:{b}" for a, b in links)
+    slow = Change(scale_links=tuple(f"{link}={_SLOW}" for link in named))
+    left = degrade(topology, slow if is_slow else Change(without_links=named))
     plan = synthesize(collective_on("allreduce", left), left, "auto", 2).plan
     return float(plan.bound_one_way.algbw_GBps)
 
@@ -268,7 +286,13 @@ def _wait_until(logs: Sequence[Path], sign: str) -> None:
 
 
 def be_rank(
-    program: str, plan: str, variables: dict[str, str], namespace: str, log: str, folder: str
+    program: str,
+    case: str,
+    plan: str,
+    variables: dict[str, str],
+    namespace: str,
+    log: str,
+    folder: str,
 ) -> None:
     """Be a rank of a run, in a process forked for it."""
     with Path(namespace).open() as entered:
@@ -278,7 +302,7 @@ def be_rank(
     with Path(log).open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    code = work(program, plan, Path(folder))
+    code = work(program, case, plan, Path(folder))
     sys.stdout.flush()
     os._exit(code)
 
@@ -288,7 +312,7 @@ def say(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
-def work(program: str, plan: str, folder: Path) -> int:
+def work(program: str, case: str, plan: str, folder: Path) -> int:
     """Join the others and run a program; print how it ended."""
     import torch
     import torch.distributed as dist
@@ -305,7 +329,11 @@ def work(program: str, plan: str, folder: Path) -> int:
         timeout=timedelta(seconds=60),
     )
     try:
-        end = make_calls(plan, folder) if program == "calls" else train(plan, folder)
+        option = {"on_slow": "replan"} if case == "slow" else {"on_fault": "replan"}
+        if program == "calls":
+            end = make_calls(plan, folder, option)
+        else:
+            end = train(plan, _STEPS_SLOW if case == "slow" else _STEPS, option)
     except (topoplan.ExecutionError, RuntimeError) as error:
         say(error=str(error))
         return 3
@@ -313,14 +341,15 @@ def work(program: str, plan: str, folder: Path) -> int:
     return 0
 
 
-def make_calls(plan: str, folder: Path) -> dict[str, Any]:
+def make_calls(plan: str, folder: Path, option: dict[str, str]) -> dict[str, Any]:
     """Make allreduces until rank 0 finds the file `stop`."""
     import torch
     import torch.distributed as dist
 
     from topoplan import Communicator
 
-    communicator = Communicator(plan, on_fault="replan")
+    say(start=time.time())
+    communicator = Communicator(plan, **option)
     rank, size = dist.get_rank(), dist.get_world_size()
     base, number, right = torch.arange(_NUMEL) % 1000, 0, True
     while True:
@@ -343,7 +372,7 @@ def make_calls(plan: str, folder: Path) -> dict[str, Any]:
     return {"right": right, "recoveries": communicator.recoveries}
 
 
-def train(plan: str, folder: Path) -> dict[str, Any]:
+def train(plan: str, steps: int, option: dict[str, str]) -> dict[str, Any]:
     """Train a model for some steps, of which the fault may strike each."""
     import hashlib
 
@@ -357,10 +386,10 @@ def train(plan: str, folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.3)
-    hook = topoplan.ddp_hook(plan, choose="plan", on_fault="replan")
+    hook = topoplan.ddp_hook(plan, choose="plan", **option)
     parallel.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
-    for step in range(_STEPS):
+    for step in range(steps):
         numbers = torch.Generator().manual_seed(1000 * step + rank)
         began = time.time()
         optimizer.zero_grad()
@@ -371,7 +400,7 @@ def train(plan: str, folder: Path) -> dict[str, Any]:
         if step == 3:
             print("ready", flush=True)
     parameters = torch.cat([x.detach().flatten() for x in model.parameters()])
-    undisturbed = train_alone(dist.get_world_size())
+    undisturbed = train_alone(dist.get_world_size(), steps)
     right = torch.allclose(parameters, undisturbed, rtol=0, atol=1e-6)
     recoveries = hook.communicator.recoveries
     hook.communicator.close()
@@ -379,14 +408,14 @@ def train(plan: str, folder: Path) -> dict[str, Any]:
     return {"right": right, "hash": digest, "recoveries": recoveries}
 
 
-def train_alone(ranks: int) -> Any:
+def train_alone(ranks: int, steps: int) -> Any:
     """Return the parameters after the same steps in one process, the mean of all ranks' losses."""
     import torch
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(_STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         for rank in range(ranks):
             numbers = torch.Generator().manual_seed(1000 * step + rank)

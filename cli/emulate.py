@@ -49,7 +49,8 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     (
         "topo-emulate two-hosts.json --inject 'kill rank 2 at 3s' -- topo-run plan.json",
-        "rehearse a fault; with topo-run --on-fault replan calls go on after a cut link",
+        "rehearse a fault; with topo-run --on-fault replan calls go on after a cut link, and with "
+        "--on-slow replan the plan follows a slow one",
     ),
     (
         "topo-emulate ring:4 --cables -- topo-probe --fabric -o ring.json",
@@ -134,7 +135,8 @@ def build_parser() -> Parser:
         "--inject",
         metavar="FAULTS",
         help="faults to cause, counted from when all ranks are ready for calls: 'cut gpu0-gpu3 at "
-        "2s, mend gpu0-gpu3 at 4s, slow gpu1-gpu2 x0.25 at 5s, kill rank 2 at 8s'",
+        "2s, mend gpu0-gpu3 at 4s, slow gpu1-gpu2 x0.25 at 5s, kill rank 2 at 8s'; a device "
+        "stands for all its links: 'slow nic0 x0.5 at 2s'",
     )
     return parser
 

@@ -78,8 +78,8 @@ def build_parser() -> Parser:
     add(
         "--run",
         metavar="FILE",
-        help="with a plan: the output of topo-run PLAN --on-fault replan --json, whose recoveries "
-        "are listed and drawn",
+        help="with a plan: the output of topo-run PLAN --on-fault replan --json (or --on-slow), "
+        "whose recoveries are listed and drawn",
     )
     add(
         "--time-limit",

@@ -243,16 +243,17 @@ def _run_job(
     settings = options.settings_for(options.collective_over(plan, transport.size))
     communicator = None
     if plan is not None:
-        goes_on = options.on_fault != "raise"
+        replans = "replan" in (options.on_fault, options.on_slow)
         communicator = Communicator(
             plan,
-            None if goes_on else transport,  # it needs connections of its own
+            None if replans else transport,  # it needs connections of its own
             timeout,
             options.choose,
             options.compress,
             options.reduction,
             executor=options.executor,
             on_fault=options.on_fault,
+            on_slow=options.on_slow,
         )
         if communicator.rank not in plan.collective.members:
             rows = await_rows(communicator, transport)
@@ -273,7 +274,7 @@ def _run_job(
 
         trace = trace_largest(settings, communicator)
     recoveries = None
-    if communicator is not None and options.on_fault != "raise":
+    if communicator is not None and "replan" in (options.on_fault, options.on_slow):
         recoveries = list_recoveries(communicator)
         communicator.close()
     backend, engine = transport.name, transport.stock_engine

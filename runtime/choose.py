@@ -177,6 +177,7 @@ class Chooser:
         """
         self.choices: dict[int, Choice] = {}
         self.trials: dict[int, Trial] = {}
+        self._instead: dict[int, Choice] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
 
@@ -279,6 +280,8 @@ class Chooser:
         With the mode "plan", or a function that returns a schedule or None, a choice always exists.
         Raise InputError if a function returns something that cannot be used.
         """
+        if self._instead and (instead := self._instead.get(size_bytes.bit_length())):
+            return instead
         mode: Schedule | str | None = self._mode_for(size_bytes)
         if callable(self.mode):
             if mode is None or isinstance(mode, Schedule):
@@ -356,6 +359,16 @@ class Chooser:
     def settle(self, size_bytes: int, schedule: Schedule | None) -> None:
         """Choose a schedule, or the stock collective (None), for a size; the same on all ranks."""
         self.choices[size_bytes.bit_length()] = self._choice_of(schedule)
+
+    def replace_choice(self, size_bytes: int, schedule: Schedule | None, *, is_usual: bool) -> None:
+        """Use a schedule, of whatever plan, in place of the choice for a size, which stays stored.
+
+        `is_usual` ends that: the stored choice, which is that schedule, is used again.
+        """
+        bits = size_bytes.bit_length()
+        self._instead.pop(bits, None)
+        if not is_usual:
+            self._instead[bits] = self._choice_of(schedule)
 
     def rank_candidates(
         self, size_bytes: int, is_raced: bool, with_stock: bool, number: int | None = None

@@ -1,6 +1,7 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .cache import find_cache_folder
 from .calls import CallCache
-from .choose import Choice, ChooseMode, check_choose_mode
+from .choose import SAME_BITS, Choice, ChooseMode, check_choose_mode
 from .codecs import find_codec
 from .engine import Engine
 from .helpers.announcer import Announcer, HelpedExecutor
@@ -32,6 +33,7 @@ from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import list_sockets
 from .recovery.guard import Guard, explain_no_guard
 from .recovery.guarded_engine import GuardedEngine
+from .recovery.slow_watch import SlowWatch
 from .reductions import check_are_tensors
 
 # Where values are rounded, see Communicator.
@@ -43,6 +45,8 @@ EXECUTOR = "TOPOPLAN_EXECUTOR"
 REPLAN = "replan"
 ON_FAULTS = ("raise", REPLAN)
 ON_FAULT = "TOPOPLAN_ON_FAULT"
+# What to do when a link becomes slow.
+ON_SLOWS = ("warn", REPLAN)
 
 
 class Communicator:
@@ -91,6 +95,10 @@ class Communicator:
     It costs two copies of each buffer, memory for two, and a change of threads per call; the stock
     collective then does not race, since it could not be left. `close` waits for the other ranks,
     which may still need this one.
+
+    `on_slow` decides what happens when a link becomes slow: `warn` (default) logs it, `replan`
+    (over gloo) also plans for the rates that are left, tries those schedules on the next calls, and
+    uses them if they are faster, until the link has recovered.
     """
 
     # On members alone; see __getattr__.
@@ -108,6 +116,7 @@ class Communicator:
         cache: str | Path | None = None,
         executor: str | None = None,
         on_fault: str | None = None,
+        on_slow: str = ON_SLOWS[0],
     ) -> None:
         check_choose_mode(choose, compress)
         executor = find_executor(executor)
@@ -115,6 +124,14 @@ class Communicator:
         replans = find_on_fault(on_fault) == REPLAN and not (
             on_fault is None and isinstance(group, Transport)
         )
+        if on_slow not in ON_SLOWS:
+            raise InputError(f"on_slow={on_slow!r}: expected one of {', '.join(ON_SLOWS)}")
+        follows = on_slow == REPLAN
+        if follows and (callable(choose) or choose == SAME_BITS):
+            raise InputError(
+                f"on_slow={REPLAN!r} changes schedules, which choose={choose!r} decides on; leave "
+                "one of them out"
+            )
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         if reduction == "once" and compress is None:
@@ -137,8 +154,11 @@ class Communicator:
             ) from error
         self._shares_transport = self._transport is group
         if replans:
-            self._check_can_replan()
+            self._check_can_replan("on_fault")
+        if follows:
+            self._check_can_replan("on_slow")
         self._guard: Guard | None = self._transport.guard
+        self._slow_rows: list[dict[str, Any]] = []
         exchange = (self._transport if self._guard is None else self._guard).exchange
         # The backend makes communicators as part of a call of the user's, which has a number.
         is_in_call = isinstance(group, SharedTransport) or self._guard is not None
@@ -170,13 +190,17 @@ class Communicator:
             if announcer is not None and self.plan.used_helpers:
                 helped = HelpedExecutor(announcer, self.plan, number, codec, parts.members.faults)
             make_engine = partial(
-                Engine,
+                _make_engine,
+                self._slow_rows if follows else None,
+                time.monotonic(),
                 choose=choose,
                 codec=codec,
                 cache=find_cache_folder(cache),
                 rounds_once=reduction == "once",
             )
             self.engine = make_engine(self.plan, parts.members, executor=executor, helped=helped)
+            if follows and not self.plan.collective.has_all_gpus:
+                raise InputError(f"on_slow={REPLAN!r}: expected a plan for all GPUs")
             if replans:
                 if self.plan.used_helpers:
                     raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
@@ -186,16 +210,16 @@ class Communicator:
         self.calls = CallCache(self.engine)
         announce_ready()
 
-    def _check_can_replan(self) -> None:
-        """Raise InputError unless lost connections can be noticed and replaced."""
-        if self._shares_transport:
-            why_not: str | None = (
-                "the communicator needs connections of its own; give it no Transport"
-            )
-        else:
-            why_not = explain_no_guard(self._transport.name)
+    def _check_can_replan(self, parameter: str) -> None:
+        """Raise InputError unless links can be watched for what `parameter` is about."""
+        name = self._transport.name
+        why_not: str | None = "the communicator needs connections of its own; give it no Transport"
+        if not self._shares_transport:
+            why_not = explain_no_guard(name)
+            if parameter == "on_slow" and name != "gloo":
+                why_not = f"links are measured over gloo's connections, not over {name}; use gloo"
         if why_not is not None:
-            raise InputError(f"on_fault={REPLAN!r}: {why_not}")
+            raise InputError(f"{parameter}={REPLAN!r}: {why_not}")
 
     def __getattr__(self, name: str) -> Any:
         # Ranks that are no members have no engine.
@@ -316,13 +340,18 @@ class Communicator:
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
-        """The faults after which calls went on, with `on_fault`: a dict for each.
+        """The faults after which calls went on, and changes of links that the plan followed.
 
-        It has `at`, the seconds from this object's start to noticing the fault, the number of the
-        `call`, the `lost_links`, the `seconds` from noticing to going on, the `bound_GBps` of what
-        is left, and `resent_bytes`, what this rank sent to make the call again.
+        There is a dict for each. It has its `kind`; `at`, the seconds from this object's start to
+        noticing the fault; the number of the `call`; the `seconds` from noticing to going on; and
+        the `bound_GBps` of what is left. With `on_fault` (kind `lost`) it also has the `lost_links`
+        and `resent_bytes`, what this rank sent to make the call again. With `on_slow` (kinds
+        `slow` and `recovered`) it has the `links`, each with the fraction of its earlier rate, and
+        of the `size_bytes` that took longest the seconds of a call `before_s`, `during_s` (by the
+        schedule in use) and `after_s`, which are None until they are known.
         """
-        return [] if self._guard is None else list(self._guard.history)
+        lost = [] if self._guard is None else self._guard.history
+        return sorted([*lost, *self._slow_rows], key=lambda row: row["at"])
 
     def count_relayed_bytes(self) -> dict[int, int]:
         """Return the bytes that each helper has sent for the members so far, by its rank.
@@ -377,6 +406,20 @@ class Communicator:
                 "it"
             )
         check_are_tensors(name, tensors)
+
+
+def _make_engine(
+    slow_rows: list[dict[str, Any]] | None,
+    since: float,
+    plan: Plan,
+    transport: Transport,
+    **options: Any,
+) -> Engine:
+    """Return an engine, with a SlowWatch that adds to `slow_rows` unless these are None."""
+    engine = Engine(plan, transport, **options)
+    if slow_rows is not None:
+        engine.watch = SlowWatch(engine, slow_rows, since)
+    return engine
 
 
 def find_executor(name: str | None) -> str:

@@ -22,7 +22,7 @@ from .backend.account import Account, accounts, heed_log_level
 from .backend.options import OFF, VARIABLE, are_plans_off, bits_without_plans
 from .backend.torch_tools import show_as
 from .choose import SAME_BITS, ChooseMode
-from .communicator import DEFAULT_TIMEOUT, Communicator
+from .communicator import DEFAULT_TIMEOUT, ON_SLOWS, Communicator
 from .ranks.groups import make_group_maker
 from .summaries.summary import Summary
 from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
@@ -38,6 +38,7 @@ def ddp_hook(
     reduction: str = "hops",
     executor: str | None = None,
     on_fault: str | None = None,
+    on_slow: str = ON_SLOWS[0],
 ) -> "DdpHook":
     """Return a communication hook that averages gradients by an allreduce plan.
 
@@ -53,7 +54,16 @@ def ddp_hook(
     DDP does without one, and the plan is not read. Raise InputError and PlanMismatchError.
     """
     return DdpHook(
-        plan, group, timeout, choose, compress, error_feedback, reduction, executor, on_fault
+        plan,
+        group,
+        timeout,
+        choose,
+        compress,
+        error_feedback,
+        reduction,
+        executor,
+        on_fault,
+        on_slow,
     )
 
 
@@ -75,6 +85,7 @@ class DdpHook:
         reduction: str,
         executor: str | None,
         on_fault: str | None,
+        on_slow: str,
     ) -> None:
         if error_feedback and compress is None:
             raise InputError(
@@ -83,7 +94,7 @@ class DdpHook:
             )
         self.plan, self.timeout, self.choose = plan, timeout, choose
         self.compress, self.error_feedback, self.reduction = compress, error_feedback, reduction
-        self.executor, self.on_fault = executor, on_fault
+        self.executor, self.on_fault, self.on_slow = executor, on_fault, on_slow
         self._prepare()
         self._group = group
         if not self._is_off and (dist.is_initialized() or group is not None):
@@ -119,6 +130,7 @@ class DdpHook:
             self.reduction,
             executor=self.executor,
             on_fault=self.on_fault,
+            on_slow=self.on_slow,
         )
         if communicator.plan.collective.name != "allreduce":
             raise InputError(
@@ -220,7 +232,7 @@ class DdpHook:
     def __getstate__(self) -> dict[str, object]:
         names = (
             "plan", "timeout", "choose", "compress", "error_feedback", "reduction", "executor",
-            "on_fault",
+            "on_fault", "on_slow",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 

@@ -100,6 +100,8 @@ class Engine:
         """Whether no stock collective may run: it could not be left when a connection is lost."""
         self.guard: Any = None
         """The Guard that carries out the calls, if they are to go on after a lost link."""
+        self.watch: Any = None
+        """The SlowWatch that makes choices follow the rates of links, if they are to."""
 
     def _find_sharing(self, executor: str, choose: ChooseMode) -> Sharing:
         """Return which ranks share memory, in which schedules may be played. Collective.
@@ -209,6 +211,13 @@ class Engine:
 
     def carry_out(self, buffers: Buffers, number: int | None = None) -> None:
         """Do what `run` does, without a guard."""
+        if self.watch is None:
+            self.carry_out_untried(buffers, number)
+        else:
+            self.watch.carry_out(buffers, number)
+
+    def carry_out_untried(self, buffers: Buffers, number: int | None = None) -> None:
+        """Do what `run` does, without a guard and a watch."""
         choice = self._choice_for(buffers)
         if choice is None and self.times_calls:
             number = number or self.transport.faults.draw_number()
@@ -242,6 +251,20 @@ class Engine:
 
         After the last call of the trial, make the choice.
         """
+        if not self.time_call(trial, buffers, number):
+            return
+        numel, dtype = buffers.numel, buffers.target.dtype
+        size_bytes = self.wire_size(numel, dtype)
+        choice = self.chooser.end_trial(size_bytes, trial) if trial.is_over else None
+        if choice is not None:
+            self._forget(numel, dtype, choice.schedule)
+
+    def time_call(self, trial: Trial, buffers: Buffers, number: int | None) -> bool:
+        """Run a call by the next candidate of a trial, and record its time over all ranks.
+
+        Return False if that is the stock collective, which cannot carry out the call: then another
+        candidate does, and nothing is recorded.
+        """
         schedule, is_timed = trial.entrant, True
         if schedule is None and not self.has_stock(buffers):
             schedule, is_timed = trial.first_schedule, False
@@ -256,15 +279,11 @@ class Engine:
         self._run_by(schedule, buffers, number)
         synchronize()
         ended = time.monotonic()
-        if not is_timed:
-            return
-        numel, dtype = buffers.numel, buffers.target.dtype
-        size_bytes = self.wire_size(numel, dtype)
-        with self.transport.faults.stock(f"the times of a trial at {size_bytes} bytes", number):
-            trial.record(self.transport.find_span_s(began, ended))
-        choice = self.chooser.end_trial(size_bytes, trial) if trial.is_over else None
-        if choice is not None:
-            self._forget(numel, dtype, choice.schedule)
+        if is_timed:
+            size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
+            with self.transport.faults.stock(f"the times of a trial at {size_bytes} bytes", number):
+                trial.record(self.transport.find_span_s(began, ended))
+        return is_timed
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
         """Return a function that repeats `run` on buffers with `bindings`, quickly, or None.
@@ -279,7 +298,8 @@ class Engine:
         if choice.schedule is None:
             is_mpis = self.transport.mpi is not None and self.has_stock(buffers)
             return self._make_stock(buffers) if is_mpis else None
-        return self._bind(choice.schedule, buffers)
+        play = self._bind(choice.schedule, buffers)
+        return play if play is None or self.watch is None else self.watch.watch_play(play, buffers)
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
         executor = self._executor_of(schedule)
@@ -430,6 +450,15 @@ class Engine:
         self.chooser.settle(self.wire_size(buffers.numel, dtype), schedule)
         free_arenas(self.transport)
         self._forget(buffers.numel, dtype, schedule)
+
+    def use_instead(self, buffers: Buffers, schedule: Schedule | None, *, is_usual: bool) -> None:
+        """Use a schedule for buffers of a size in place of the choice, or again what was chosen.
+
+        It need not be the plan's. It must be the same on all ranks.
+        """
+        numel, dtype = buffers.numel, buffers.target.dtype
+        self.chooser.replace_choice(self.wire_size(numel, dtype), schedule, is_usual=is_usual)
+        self._forget(numel, dtype, schedule)
 
     def _executor_of(self, schedule: Schedule) -> Executor:
         if not schedule.helpers or self._helped is None:

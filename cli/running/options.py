@@ -155,6 +155,13 @@ def build_parser() -> Parser:
         "collective is then not timed",
     )
     add(
+        "--on-slow",
+        default="warn",
+        choices=("warn", "replan"),
+        help="when a link becomes slow over gloo: warn (default) logs it, replan also plans for "
+        "the rates that are left, tries that plan, and lists what it was worth",
+    )
+    add(
         "--compress",
         metavar="CODEC",
         help="compress what is sent: fp16, bf16, fp8, fp8-e5m2 or int8; sums are in float32",
@@ -252,6 +259,7 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
         args.place,
         executor=args.executor,
         on_fault=args.on_fault,
+        on_slow=args.on_slow,
     )
 
 
@@ -285,24 +293,24 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
 
 
 def check_on_fault(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
-    """Raise InputError for --inject, or if --on-fault replan is given for what cannot go on."""
+    """Raise InputError for --inject, or if --on-fault or --on-slow cannot do what is asked."""
     if args.inject is not None:
         raise InputError(
             "--inject: only emulated links can be cut; topo-emulate MACHINE --inject "
             f"{shlex.quote(args.inject)} -- topo-run ... does that"
         )
-    if args.on_fault == "raise":
-        return
-    for flag in ("calibrate", "trace"):
-        if getattr(args, flag):
-            raise InputError(
-                f"--{flag} with --on-fault {args.on_fault}: the ranks could not go on meanwhile; "
-                "omit one of them"
-            )
-    if len(plans) != 1 or not plans[0].collective.has_all_gpus:
-        raise InputError(
-            f"--on-fault {args.on_fault}: expected a single plan for all GPUs; others do not go on"
-        )
+    for option in ("on_fault", "on_slow"):
+        if getattr(args, option) != "replan":
+            continue
+        spelled = f"--{option.replace('_', '-')} replan"
+        for flag in ("calibrate", "trace"):
+            if getattr(args, flag):
+                raise InputError(
+                    f"--{flag} with {spelled}: the ranks could not change the plan meanwhile; omit "
+                    "one of them"
+                )
+        if len(plans) != 1 or not plans[0].collective.has_all_gpus:
+            raise InputError(f"{spelled}: expected a single plan for all GPUs")
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:

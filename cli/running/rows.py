@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...synth.ir.collective import spell_ranks
+from ...synth.report.recoveries import LOST, describe_fault, describe_worth
 from ...synth.sizes import show_size
 from ...topo.output_head import output_head
 from ...topo.pictures.fit import choose_columns, wrap_line
@@ -137,13 +138,12 @@ def print_run(run: Run) -> None:
 
 
 def _describe_recovery(row: dict[str, Any]) -> str:
-    without = " and ".join(row["lost_links"])
-    return (
-        f"at {row['at']:.2f} s "
-        + (f"link {without} was lost: " if without else "a connection was lost: ")
-        + f"went on {row['seconds']:.2f} s later, {show_size(row['resent_bytes'])} sent again, "
-        f"bound {row['bound_GBps']:.4g} GB/s algbw on what is left"
-    )
+    what, bound = describe_fault(row), f"bound {row['bound_GBps']:.4g} GB/s algbw on what is left"
+    began = f"at {row['at']:.2f} s {what}: "
+    if row["kind"] == LOST:
+        resent = show_size(row["resent_bytes"])
+        return f"{began}went on {row['seconds']:.2f} s later, {resent} sent again, {bound}"
+    return f"{began}planned {row['seconds']:.2f} s later, {describe_worth(row)}, {bound}"
 
 
 def _describe_parts(plan: Plan) -> str:

@@ -34,13 +34,14 @@ _RANK = re.compile(r"rank\s*(?P<rank>\d{1,9})", re.IGNORECASE)
 class Injection:
     """A fault to cause `at_s` seconds after all ranks are ready.
 
-    `kind` is cut or mend (of the cable between the devices `ends`), slow (of that cable, to
-    `factor` of its rates), or kill (of `rank`).
+    `kind` is cut or mend (of the cables between the devices `links`), slow (of those, to `factor`
+    of their rates), or kill (of `rank`). `what` names the link, or the device with all its links.
     """
 
     at_s: float
     kind: str
-    ends: tuple[str, str] = ("", "")
+    what: str = ""
+    links: tuple[tuple[str, str], ...] = ()
     factor: Fraction = Fraction(1)
     rank: int = -1
 
@@ -49,7 +50,7 @@ class Injection:
         if self.kind == "kill":
             return f"kill rank {self.rank}"
         times = f" x{float(self.factor):g}" if self.kind == "slow" else ""
-        return f"{self.kind} {'-'.join(self.ends)}{times}"
+        return f"{self.kind} {self.what}{times}"
 
 
 @dataclass(frozen=True)
@@ -97,22 +98,30 @@ def _parse_clause(clause: str, built: Blueprint) -> Injection:
         if slow is None or not Fraction(slow["factor"]):
             raise refuse("expected a link and a factor of its rate above 0: slow gpu1-gpu2 x0.25")
         what, factor = slow["link"], Fraction(slow["factor"])
-    ends = _find_link(what, built)
-    if ends is None:
-        links = [f"{built.devices[x.a]}-{built.devices[x.b]}" for x in built.cables]
-        shown = ", ".join(links[:6]) + (" ..." if len(links) > 6 else "")
-        raise refuse(f"{what!r} is no link of the emulated machine; its links are {shown}")
-    return Injection(at_s, verb, ends, factor)
+    links = _find_links(what, built)
+    if not links:
+        every = [f"{built.devices[x.a]}-{built.devices[x.b]}" for x in built.cables]
+        shown = ", ".join(every[:6]) + (" ..." if len(every) > 6 else "")
+        raise refuse(
+            f"{what!r} is no link or device of the emulated machine; its links are {shown}"
+        )
+    name = what if what in built.devices else "-".join(links[0])
+    return Injection(at_s, verb, name, links, factor)
 
 
-def _find_link(text: str, built: Blueprint) -> tuple[str, str] | None:
-    """Return the devices of a link "A-B" or "A:B", None if there is none; ids may have hyphens."""
-    for x in built.cables:
-        a, b = built.devices[x.a], built.devices[x.b]
+def _find_links(text: str, built: Blueprint) -> tuple[tuple[str, str], ...]:
+    """Return the devices of a link "A-B" or "A:B", or all links of a device; ids may have hyphens.
+
+    Empty if there are none.
+    """
+    links = [(built.devices[x.a], built.devices[x.b]) for x in built.cables]
+    if text in built.devices:
+        return tuple(link for link in links if text in link)
+    for a, b in links:
         for ends in ((a, b), (b, a)):
             if text in ("-".join(ends), ":".join(ends)):
-                return ends
-    return None
+                return (ends,)
+    return ()
 
 
 @contextmanager
@@ -170,8 +179,9 @@ def _cause_all(
             return
         if fault.kind == "kill":
             kill(fault.rank)
-        elif fault.kind == "slow":
-            network.scale_rates(*fault.ends, fault.factor)
-        else:
-            (network.cut if fault.kind == "cut" else network.mend)(*fault.ends)
+        for link in fault.links:
+            if fault.kind == "slow":
+                network.scale_rates(*link, fault.factor)
+            else:
+                (network.cut if fault.kind == "cut" else network.mend)(*link)
         rehearsal.say(f"{time.monotonic() - began:.2f} s: {fault}")

@@ -6,6 +6,7 @@ can compute for every other.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from ..ranks.launch import announce_ready
 from ..ranks.stock import has_stock, make_stock_call
 from ..ranks.timing import time_call_s
 from ..ranks.transport import Transport
+from ..recovery.guard import LOST
 from .bench_data import OPS, BenchBuffers, BenchSettings
 
 # A bound this many times above every measurement is not drawn: it is another machine's.
@@ -93,15 +95,20 @@ def run_benchmark(
 
 
 def list_recoveries(communicator: Communicator) -> list[dict[str, Any]]:
-    """Return the faults after which calls went on, as rank 0 saw them, with all ranks' bytes.
+    """Return the communicator's recoveries as rank 0 saw them, with all ranks' bytes sent again.
 
     Collective.
     """
-    parts = communicator.engine.guard.guard.exchange(communicator.recoveries)
-    resent: dict[int, int] = {}
-    for row in (row for rows in parts for row in rows):
-        resent[row["recovery"]] = resent.get(row["recovery"], 0) + row["resent_bytes"]
-    return [row | {"resent_bytes": resent[row["recovery"]]} for row in parts[0]]
+    engine = communicator.engine
+    exchange = engine.transport.exchange if engine.guard is None else engine.guard.guard.exchange
+    parts = exchange(communicator.recoveries)
+    resent: Counter[int] = Counter()
+    for row in (row for rows in parts for row in rows if row["kind"] == LOST):
+        resent[row["recovery"]] += row["resent_bytes"]
+    return [
+        row | ({"resent_bytes": resent[row["recovery"]]} if row["kind"] == LOST else {})
+        for row in parts[0]
+    ]
 
 
 def _measure_size(

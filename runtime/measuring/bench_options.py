@@ -111,6 +111,7 @@ class BenchOptions:
     collective: str = "allreduce"  # without a plan
     executor: str | None = None  # as for Communicator
     on_fault: str = "raise"  # as for Communicator
+    on_slow: str = "warn"  # as for Communicator
 
     def __post_init__(self) -> None:
         if self.factor < 2:

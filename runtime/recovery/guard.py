@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("topoplan")
 
+# The kind of fault in a row of the history.
+LOST = "lost"
 # Time for a call to end by itself after a connection was lost: another rank may just have closed
 # it, since it has ended the call.
 _SETTLE_S = 0.3
@@ -394,6 +396,7 @@ class Guard:
     def _note(self, number: int, began: float, plan: Plan | None) -> None:
         seconds = time.monotonic() - began
         row = {
+            "kind": LOST,
             "recovery": number,
             "at": round(began - self._made, 3),
             "call": self._ended + 1,

@@ -1,6 +1,6 @@
-"""The faults after which a run of topo-run went on, read from its JSON, as a section of a page."""
+"""The faults after which a run of topo-run went on, read from its JSON, as text and on a page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from ..plan import Plan
 from ..sizes import show_size
 from .html import make_figure, make_paragraph, make_section, make_table
 
+# The kind of fault in a row of such a JSON file that a lost link is; others are of slow links.
+LOST = "lost"
 # Most recoveries to list; a longer run is no rehearsal.
 _MAX_LISTED = 200
 
@@ -20,13 +22,15 @@ _MAX_LISTED = 200
 class RecoveryRow:
     """A fault noticed `at_s` seconds into a run, which went on `seconds` later.
 
-    `lost` names the lost links; `bound_GBps` is the bound on algbw of what was left.
+    `what` names the links; `worth` says what another plan for slow links was worth; `bound_GBps` is
+    the bound on algbw of what was left.
     """
 
     at_s: float
-    lost: str
+    what: str
     seconds: float
     resent_bytes: int
+    worth: str
     bound_GBps: float
 
 
@@ -53,39 +57,74 @@ def read_recoveries(path: str, plan: Plan) -> list[RecoveryRow]:
 
 
 def _read_row(row: dict[str, Any]) -> RecoveryRow:
-    lost = " and ".join(map(str, row["lost_links"])) or "a connection"
-    resent = int(row["resent_bytes"])
+    is_lost = row["kind"] == LOST
     return RecoveryRow(
-        float(row["at"]), lost, float(row["seconds"]), resent, float(row["bound_GBps"])
+        float(row["at"]),
+        describe_fault(row),
+        float(row["seconds"]),
+        int(row["resent_bytes"]) if is_lost else 0,
+        "" if is_lost else describe_worth(row),
+        float(row["bound_GBps"]),
+    )
+
+
+def describe_fault(row: Mapping[str, Any]) -> str:
+    """Return what has happened, by a row of the JSON: "link A - B was lost"."""
+    if row["kind"] == LOST:
+        lost = " and ".join(map(str, row["lost_links"]))
+        return f"link {lost} was lost" if lost else "a connection was lost"
+    links = [
+        f"{link} {'recovered' if factor == 1 else f'is at {factor:g} of its rate'}"
+        for link, factor in row["links"].items()
+    ]
+    return f"link {', '.join(links)}"
+
+
+def describe_worth(row: Mapping[str, Any]) -> str:
+    """Return what planning for slow links was worth, by a row of the JSON, as text."""
+    if row["after_s"] is None:
+        return "no schedule tried yet"
+    before = "" if row["before_s"] is None else f"{row['before_s'] * 1e3:.4g} ms before, "
+    return (
+        f"{show_size(row['size_bytes'])} took {before}{row['during_s'] * 1e3:.4g} ms by the "
+        f"schedule in use, {row['after_s'] * 1e3:.4g} ms since"
     )
 
 
 def write_recoveries(recoveries: Sequence[RecoveryRow]) -> str:
     """Return the section with a timeline and a table of recoveries."""
     if not recoveries:
-        none = make_paragraph("No link was lost in this run.")
+        none = make_paragraph("No link was lost or slow in this run.")
         return make_section("recoveries", "Recoveries", none)
     spans = [
-        (x.lost, x.at_s * 1e6, (x.at_s + x.seconds) * 1e6, f"{x.seconds:.2f} s")
+        (x.what, x.at_s * 1e6, (x.at_s + x.seconds) * 1e6, f"{x.seconds:.2f} s")
         for x in recoveries[:MAX_ROWS]
     ]
     title = "from noticing each fault to going on"
     rows = [
         (
             f"{x.at_s:.2f}",
-            x.lost,
+            x.what,
             f"{x.seconds:.2f}",
             show_size(x.resent_bytes),
+            x.worth,
             f"{x.bound_GBps:.4g}",
         )
         for x in recoveries[:_MAX_LISTED]
     ]
-    titles = ("noticed at (s)", "lost", "went on after (s)", "sent again", "bound left (GB/s)")
+    titles = (
+        "noticed at (s)",
+        "fault",
+        "went on after (s)",
+        "sent again",
+        "a call",
+        "bound left (GB/s)",
+    )
     more = len(recoveries) - len(rows)
     return make_section(
         "recoveries",
         "Recoveries",
         make_figure(draw_spans(title, spans), f"{title}; times since the communicator was made"),
-        make_table(titles, rows, right=(0, 2, 3, 4)),
+        make_table(titles, rows, right=(0, 2, 3, 5)),
         make_paragraph(f"and {more} more", soft=True) if more > 0 else "",
     )

@@ -21,9 +21,9 @@ BUILT = blueprint(preset("full:4"), parse_rate("10Mbit"))
 
 def test_faults_are_read_in_the_order_of_their_times() -> None:
     faults = [
-        Injection(2, "cut", ("gpu0", "gpu3")),
-        Injection(4, "mend", ("gpu0", "gpu3")),
-        Injection(5, "slow", ("gpu1", "gpu2"), Fraction(1, 4)),
+        Injection(2, "cut", "gpu0-gpu3", (("gpu0", "gpu3"),)),
+        Injection(4, "mend", "gpu0-gpu3", (("gpu0", "gpu3"),)),
+        Injection(5, "slow", "gpu1-gpu2", (("gpu1", "gpu2"),), Fraction(1, 4)),
         Injection(8, "kill", rank=2),
     ]
     assert parse_faults(EXAMPLE, BUILT) == faults
@@ -37,8 +37,17 @@ def test_faults_are_read_in_the_order_of_their_times() -> None:
 
 def test_names_of_devices_may_have_hyphens() -> None:
     built = replace(BUILT, devices=("a", "a-b", "b-c", "c"))
-    assert parse_faults("cut a-b-c at 1s", built)[0].ends in (("a", "b-c"), ("a-b", "c"))
-    assert parse_faults("cut b-c-a-b at 1s", built)[0].ends == ("b-c", "a-b")
+    assert parse_faults("cut a-b-c at 1s", built)[0].links in ((("a", "b-c"),), (("a-b", "c"),))
+    assert parse_faults("cut b-c-a-b at 1s", built)[0].links == (("b-c", "a-b"),)
+
+
+def test_a_device_stands_for_all_its_links() -> None:
+    """A NIC at half its rate is slow in all its links."""
+    (fault,) = parse_faults("slow gpu2 x0.5 at 1s", BUILT)
+    assert str(fault) == "slow gpu2 x0.5"
+    assert {frozenset(x) for x in fault.links} == {
+        frozenset(("gpu2", f"gpu{i}")) for i in (0, 1, 3)
+    }
 
 
 @pytest.mark.parametrize(
@@ -48,8 +57,8 @@ def test_names_of_devices_may_have_hyphens() -> None:
         ("cut gpu0-gpu3", "expected faults such as"),
         ("cut gpu0-gpu3 at 1s,", "'': expected faults such as"),
         ("cutt gpu0-gpu3 at 1s", "did you mean 'cut'"),
-        ("cut gpu0-gpu4 at 1s", "'gpu0-gpu4' is no link of the emulated machine"),
-        ("cut gpu0 gpu3 at 1s", "is no link of the emulated machine"),
+        ("cut gpu0-gpu4 at 1s", "'gpu0-gpu4' is no link or device of the emulated machine"),
+        ("cut gpu0 gpu3 at 1s", "is no link or device of the emulated machine"),
         ("mend gpu0-gpu3 at soon", "'soon' is not a time"),
         ("mend gpu0-gpu3 at -1s", "'-1s' is not a time"),
         ("slow gpu0-gpu3 at 1s", "a factor of its rate above 0"),

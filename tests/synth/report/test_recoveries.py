@@ -10,7 +10,7 @@ import pytest
 import topoplan
 from topoplan.cli.report import main
 
-ROW = {"recovery": 1, "call": 7, "bound_GBps": 1.25, "resent_bytes": 6 << 20}
+ROW = {"kind": "lost", "recovery": 1, "call": 7, "bound_GBps": 1.25, "resent_bytes": 6 << 20}
 ROWS = [
     {**ROW, "at": 4.39, "lost_links": ["gpu0 - gpu1"], "seconds": 1.66},
     {**ROW, "at": 21.5, "lost_links": ["gpu0 - gpu1", "gpu2 - gpu3"], "seconds": 0.25},
@@ -42,7 +42,13 @@ def test_recoveries_are_drawn_and_listed(plan: tuple[str, str], tmp_path: Path) 
     picture, _, table = section.partition("<table>")
     assert picture.count("<title>1.66 s</title>") == picture.count("<title>0.25 s</title>") == 1
     assert "sends data" not in picture
-    for text in ("4.39", "gpu0 - gpu1 and gpu2 - gpu3", "a connection", "6 MiB", "1.25"):
+    for text in (
+        "4.39",
+        "link gpu0 - gpu1 and gpu2 - gpu3 was lost",
+        "a connection was lost",
+        "6 MiB",
+        "1.25",
+    ):
         assert f">{text}<" in table
     assert 'href="#recoveries"' in page.read_text()
 

@@ -1,0 +1,73 @@
+"""Plan for links that are slower than the topology says, on the routes that data takes already."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+from ...synth.plan import Plan
+from ...synth.planner.synthesize import synthesize
+from ...topo.graph import Topology
+from ...topo.measured.flows import Hop
+from ...topo.routes import Route, Router
+
+# Allowance of work for the new plan, in seconds, and more for each rank: all of them wait for it.
+_PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
+
+
+def slow_down(topology: Topology, factors: Mapping[Hop, Fraction]) -> Topology:
+    """Return a topology with the rates of some links multiplied by factors.
+
+    Links are by their devices, in one direction.
+    """
+    names = sorted({" - ".join(sorted(link)) for link in factors})
+    links = (
+        replace(x, bandwidth_GBps=x.bandwidth_GBps * factors.get((x.src, x.dst), 1))
+        for x in topology.links
+    )
+    name = f"{topology.name} (slow: {', '.join(names)})"
+    return replace(topology, name=name, links=tuple(links))
+
+
+def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
+    """Return a plan for the topology of `plan` with the rates of some links times `factors`.
+
+    Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
+    """
+    topology = slow_down(plan.topology, factors)
+    new = synthesize(
+        plan.collective,
+        topology,
+        time_limit_s=_PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks,
+        router=SameRoutes(plan.router, topology),
+        reproducible=plan.bracketing is not None,
+    ).plan
+    if plan.collective.name == "allreduce":
+        new.check_same_bits()
+    return new
+
+
+class SameRoutes(Router):
+    """The routes of another router on a topology with the same links at other rates.
+
+    Sockets stay on their routes when a link becomes slow, even if another route is wider then.
+    """
+
+    def __init__(self, router: Router, topology: Topology) -> None:
+        super().__init__(topology)
+        self._router = router
+
+    def find_route(self, start: str, end: str) -> Route | None:
+        """Return the other router's route."""
+        return self._router.find_route(start, end)
+
+    def before_each(self, start: str) -> Mapping[str, str]:
+        """Return the devices before each, by the other router's routes."""
+        return self._router.before_each(start)
+
+    def on(self, topology: Topology) -> Router:
+        """Return the router of another topology: the same routes if it has the same links."""
+        if topology == self.topology:
+            return self
+        if topology.capacity_GBps.keys() == self.topology.capacity_GBps.keys():
+            return SameRoutes(self._router, topology)
+        return self._router.on(topology)

@@ -1,0 +1,72 @@
+"""Decide from the times of calls when links must be measured: whether calls have become slower.
+
+All ranks decide alike, since they decide from times that they have agreed on.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+# Calls that take this many times their usual duration are suspicious: medians of a few calls vary
+# by a tenth on busy hosts.
+_SLOW = 1.2
+# Suspicious periods in a row before links are measured: a host may be busy for a moment.
+_CONFIRMATIONS = 2
+# The next measurement comes after this many times what the last one took, but not before _PAUSE_S;
+# the pause doubles as long as nothing changes, to at most _MAX_PAUSE_S.
+_OVER_COST, _PAUSE_S, _MAX_PAUSE_S = 20.0, 5.0, 600.0
+
+
+class Pace:
+    """The usual durations of a communicator's calls, by their size, and when to measure links.
+
+    Times are in seconds since the same moment on all ranks.
+    """
+
+    def __init__(self) -> None:
+        self.usual_s: dict[int, float] = {}
+        """The shortest median of a period so far, by the size."""
+        self.recent_s: dict[int, float] = {}
+        """The median of the last period that had such calls, by the size."""
+        self._slow_periods = 0
+        self._next_s = self._pause_s = 0.0
+
+    def note_period(self, calls: Sequence[tuple[int, float]]) -> None:
+        """Note the calls of a period, each by its size and its seconds."""
+        by_size: dict[int, list[float]] = defaultdict(list)
+        for size, seconds in calls:
+            by_size[size].append(seconds)
+        medians = {size: statistics.median(times) for size, times in by_size.items()}
+        self.recent_s |= medians
+        known = medians.keys() & self.usual_s.keys()
+        spent, usual = (
+            sum(durations[size] * len(by_size[size]) for size in known)
+            for durations in (medians, self.usual_s)
+        )
+        if spent > _SLOW * usual:
+            self._slow_periods += 1
+            return
+        self._slow_periods = 0
+        for size, median in medians.items():
+            self.usual_s[size] = min(median, self.usual_s.get(size, median))
+
+    def is_suspicious(self, now_s: float) -> bool:
+        """Return whether calls have been slow for long enough to measure all links now."""
+        return self._slow_periods >= _CONFIRMATIONS and now_s >= self._next_s
+
+    def is_return_due(self, now_s: float) -> bool:
+        """Return whether it is time to measure links again that are believed slow."""
+        return now_s >= self._next_s
+
+    def note_measurement(self, now_s: float, cost_s: float, *, has_changed: bool) -> None:
+        """Note that links were measured until now, which took `cost_s`.
+
+        If what is believed of them `has_changed`, the plan does too, and durations are learnt anew.
+        Otherwise the next measurement comes twice as late.
+        """
+        least_s = max(_PAUSE_S, _OVER_COST * cost_s)
+        self._pause_s = least_s if has_changed else max(least_s, 2 * self._pause_s)
+        self._next_s = now_s + min(self._pause_s, _MAX_PAUSE_S)
+        self._slow_periods = 0
+        if has_changed:
+            self.usual_s.clear()

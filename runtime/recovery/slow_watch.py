@@ -1,0 +1,264 @@
+"""Notice that a link has become slow, and let the plan follow; no call fails for it.
+
+Each rank notes the duration of its calls. Every so many calls the ranks agree on them, and decide
+from that (pace.py) whether the calls have become slower, twice in a row. Then they measure their
+links (probe.py). If some are slower than at first, rank 0 plans for the rates that are left
+(believed.py), and the calls that follow try the new plan's schedules against the one in use, which
+stays unless another one is faster. Links that are believed slow are measured again now and then.
+
+All ranks make the same calls, and decide from what they have agreed on, so they measure and try at
+the same calls, without messages in between.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from ...synth.ir.schedule import Schedule
+from ...synth.plan import Plan
+from ...synth.report.recoveries import describe_fault, describe_worth
+from ...topo.errors import TopoplanError
+from ...topo.measured.flows import Hop
+from ..choose import Chooser
+from ..compiled import Buffers
+from ..program.one_sided.flat import POINT_TO_POINT
+from ..ranks.turns import MAX_ENTRANTS, Trial
+from .believed import plan_at, slow_down
+from .pace import Pace
+from .probe import Probe, describe_factors
+
+log = logging.getLogger("topoplan")
+
+# The ranks agree after calls that take this long together, and this many times as long as agreeing
+# itself, so that it costs less than half a percent.
+_PERIOD_S, _OVER_COST = 0.5, 250
+# Calls between two agreements, and how many of them, the last ones, the ranks agree on.
+_MIN_CALLS, _MAX_CALLS, _AGREED_CALLS = 4, 4096, 64
+# The schedule in use stays unless another one takes less than this fraction of its time.
+_WORTHWHILE = 0.95
+# A change of a link's rate by less than this fraction of it changes no plan.
+_NOTABLE = Fraction(1, 10)
+_WHOLE = Fraction(1)
+
+
+class SlowWatch:
+    """Carries out the calls of `engine`, and lets its choices follow the rates of links.
+
+    Each change adds a dict to `rows`; times in it count from `since` (time.monotonic).
+    """
+
+    def __init__(self, engine: Any, rows: list[dict[str, Any]], since: float) -> None:
+        self._engine, self._rows, self._since = engine, rows, since
+        self._transport, self._plan = engine.transport, engine.plan
+        self._begun = time.monotonic()
+        self._times: list[tuple[int, float]] = []
+        self._calls, self._period, self._agreeing_s = 0, _MIN_CALLS, 0.0
+        # Of an allreduce the shortest time counts: that of the rank for which the others waited.
+        self._sign = -1 if self._plan.collective.name == "allreduce" else 1
+        self._pace = Pace()
+        self._probe: Probe | None = None
+        self._factors: dict[Hop, Fraction] = {}
+        self._chooser: Chooser | None = None
+        # Counts the changes after which calls cannot be made as before.
+        self._version = 0
+        self._trials: dict[int, Trial] = {}
+        self._tried: set[int] = set()
+        self._originals: dict[int, Schedule | None] = {}
+
+    # Calls
+
+    def carry_out(self, buffers: Buffers, number: int | None) -> None:
+        """Carry out a call of the engine, by the schedule that is being tried if there is one."""
+        engine = self._engine
+        if len(self._times) >= self._period:
+            self._agree()
+        size_bytes = engine.wire_size(buffers.numel, buffers.target.dtype)
+        trial = self._find_trial(size_bytes) if self._version else None
+        began = time.perf_counter()
+        if trial is None:
+            engine.carry_out_untried(buffers, number)
+        else:
+            engine.time_call(trial, buffers, number)
+            if trial.is_over:
+                self._end_trial(size_bytes, trial, buffers)
+        self._times.append((size_bytes, time.perf_counter() - began))
+
+    def watch_play(self, play: Callable[..., None], buffers: Buffers) -> Callable[..., None]:
+        """Return a function that makes a call by `play`, the fast path, and notes its duration."""
+        engine, version = self._engine, self._version
+        size_bytes = engine.wire_size(buffers.numel, buffers.target.dtype)
+        clock = time.perf_counter
+
+        def watched(number: int | None = None) -> None:
+            times = self._times
+            if self._version != version or self._trials or len(times) >= self._period:
+                engine.run(buffers, number)
+                return
+            began = clock()
+            play(number)
+            times.append((size_bytes, clock() - began))
+
+        return watched
+
+    # Agreement
+
+    def _agree(self) -> None:
+        """Agree on the durations of the last calls, and measure links if they call for it."""
+        calls, transport = self._times[-_AGREED_CALLS:], self._transport
+        now_s = time.monotonic() - self._begun
+        values = [self._sign * seconds for _, seconds in calls]
+        began = time.perf_counter()
+        with transport.faults.stock("the agreement on the durations of calls"):
+            *agreed, elapsed, agreeing_s = transport.find_slowest_s(
+                [*values, -now_s, -self._agreeing_s]
+            )
+        self._agreeing_s = time.perf_counter() - began
+        self._calls += len(self._times)
+        self._times.clear()
+        mean_s = sum(map(abs, agreed)) / len(agreed)
+        wanted = max(_PERIOD_S, _OVER_COST * -agreeing_s) / max(mean_s, 1e-6)
+        self._period = min(max(_MIN_CALLS, math.ceil(wanted)), _MAX_CALLS)
+        if self._probe is None:
+            with transport.faults.stock("the first measurement of links"):
+                self._probe = Probe(transport, self._plan.router)
+        self._pace.note_period(
+            [(size, abs(seconds)) for (size, _), seconds in zip(calls, agreed, strict=True)]
+        )
+        if self._pace.is_suspicious(-elapsed):
+            self._measure(-elapsed, None)
+        elif self._factors and self._pace.is_return_due(-elapsed):
+            self._measure(-elapsed, self._factors)
+
+    def _measure(self, now_s: float, believed: Mapping[Hop, Fraction] | None) -> None:
+        """Measure all links, or only those that are believed slow, and follow what has changed."""
+        assert self._probe is not None
+        began, before = time.monotonic(), self._pace
+        with self._transport.faults.stock("a measurement of links"):
+            factors = self._probe.measure(None if believed is None else believed.keys())
+            if believed is not None:  # a busy host slows flows down, but makes none faster
+                factors = {x: max(factors[x], believed[x]) for x in factors if x in believed}
+            (cost_s,) = self._transport.find_slowest_s([time.monotonic() - began])
+        changed = [
+            link
+            for link in factors.keys() | self._factors.keys()
+            if abs(factors.get(link, _WHOLE) - self._factors.get(link, _WHOLE)) >= _NOTABLE
+        ]
+        usual_s, recent_s = dict(before.usual_s), dict(before.recent_s)
+        self._pace.note_measurement(now_s + cost_s, cost_s, has_changed=bool(changed))
+        if self._transport.rank == 0:
+            log.info(
+                "calls %s: links were measured in %.2f s; slow ones: %s",
+                "may be faster again" if believed else "have become slower",
+                cost_s,
+                describe_factors(factors) or "none",
+            )
+        if changed:
+            self._follow(factors, now_s, began, usual_s, recent_s)
+
+    # Following
+
+    def _follow(
+        self,
+        factors: dict[Hop, Fraction],
+        now_s: float,
+        began: float,
+        usual_s: Mapping[int, float],
+        recent_s: Mapping[int, float],
+    ) -> None:
+        """Try the schedules of a plan for the links' rates on the calls that follow."""
+        transport, plan = self._transport, self._plan
+        answer: Any = plan
+        if factors and transport.rank == 0:
+            try:
+                answer = plan_at(plan, factors)
+            except TopoplanError as error:
+                answer = str(error)
+        with transport.faults.stock("the plan for slow links"):
+            answer = transport.exchange(answer)[0]
+        is_worse = any(x < self._factors.get(link, _WHOLE) for link, x in factors.items())
+        links = factors if is_worse else self._factors.keys() - factors.keys()
+        row: dict[str, Any] = {
+            "kind": "slow" if is_worse else "recovered",
+            "at": round(now_s + self._begun - self._since, 3),
+            "call": self._calls + 1,
+            "links": describe_factors({link: factors.get(link, _WHOLE) for link in links}),
+        }
+        self._factors = factors
+        if isinstance(answer, str):
+            log.warning("rank %d: there is no plan for slow links: %s", transport.rank, answer)
+            answer = plan
+        assert isinstance(answer, Plan)
+        self._chooser = self._make_chooser(answer) if factors else None
+        self._version += 1
+        self._trials.clear()
+        self._tried.clear()
+        # Most of the time goes into calls of this size.
+        size = max(recent_s, key=lambda size: recent_s[size], default=0)
+        row |= {
+            "seconds": round(time.monotonic() - began, 3),
+            "bound_GBps": float(answer.bound_one_way.algbw_GBps),
+            "size_bytes": size,
+            "before_s": usual_s.get(size),
+            "during_s": None,
+            "after_s": None,
+        }
+        self._rows.append(row)
+
+    def _make_chooser(self, plan: Plan) -> Chooser:
+        engine = self._engine
+        machine = engine.machine
+        if machine.topology is not None:
+            topology = slow_down(machine.topology, self._factors)
+            machine = replace(machine, topology=topology)
+        return Chooser(
+            plan,
+            machine,
+            self._transport,
+            "race",
+            None,
+            engine.chooser.is_usable,
+            engine.codec,
+            POINT_TO_POINT,
+        )
+
+    def _find_trial(self, size_bytes: int) -> Trial | None:
+        """Return the trial for a size that is in progress or due, None if there is none."""
+        bits, chooser = size_bytes.bit_length(), self._engine.chooser
+        if bits in self._tried:
+            return self._trials.get(bits)
+        choice = chooser.known(size_bytes)
+        if choice is None:
+            return None
+        self._tried.add(bits)
+        original = self._originals.setdefault(bits, choice.schedule)
+        entrants = [choice.schedule, original]
+        if self._chooser is not None:
+            order, _ = self._chooser.rank_candidates(size_bytes, False, False)
+            entrants += [self._chooser.variants[place] for place in order]
+        entrants = list(dict.fromkeys(entrants))[:MAX_ENTRANTS]
+        if len(entrants) > 1:
+            self._trials[bits] = Trial(entrants)
+        return self._trials.get(bits)
+
+    def _end_trial(self, size_bytes: int, trial: Trial, buffers: Buffers) -> None:
+        """Use the fastest schedule of a trial from now on; note what it is worth."""
+        bits, engine = size_bytes.bit_length(), self._engine
+        del self._trials[bits]
+        times_s, original = trial.best_s(), self._originals[bits]
+        used = next(iter(times_s))
+        preferred = used if self._factors else original
+        fastest = min(times_s, key=times_s.__getitem__)
+        if times_s[fastest] > _WORTHWHILE * times_s[preferred]:
+            fastest = preferred
+        engine.use_instead(buffers, fastest, is_usual=fastest == original)
+        self._version += 1
+        row = self._rows[-1]
+        if row["size_bytes"] == size_bytes and row["after_s"] is None:
+            row |= {"during_s": times_s[used], "after_s": times_s[fastest]}
+            if self._transport.rank == 0:
+                log.warning("%s: %s; %s", describe_fault(row), describe_worth(row), json.dumps(row))

@@ -1,0 +1,67 @@
+"""Ranks whose plan follows the rates of links."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import patience
+import torch
+import torch.distributed as dist
+
+from ranks.checks import refused
+from ranks.recovering import check_call
+from topoplan import Communicator
+from topoplan.runtime.ranks.transport import Transport
+
+_NUMEL, _USUAL_CALLS = 250_000, 24
+
+
+def watched_calls_are_right(paths: dict[str, str]) -> None:
+    """Make enough calls of each collective for the ranks to agree on their durations twice."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for name, path in paths.items():
+        communicator = Communicator(
+            path, timeout=patience.deadline(20), choose="plan", on_slow="replan"
+        )
+        for number in range(9):
+            check_call(communicator, name, rank, size, number)
+        assert all(row["kind"] != "lost" for row in communicator.recoveries)
+        communicator.close()
+
+
+def what_cannot_be_followed_is_refused(path: str) -> None:
+    with refused("on_slow='later': expected one of warn, replan"):
+        Communicator(path, on_slow="later")
+    with refused("on_slow='replan': the communicator needs connections of its own"):
+        Communicator(path, Transport(None, patience.deadline(20)), on_slow="replan")
+    with refused("on_slow='replan' changes schedules, which choose='same-bits' decides on"):
+        Communicator(path, choose="same-bits", on_slow="replan")
+
+
+def wait_for(output: Path, sign: str) -> None:
+    """Wait until a rank has printed a line."""
+    ends = time.monotonic() + patience.seconds(60)
+    while sign not in output.read_text().splitlines():
+        assert time.monotonic() < ends, output.read_text()
+        time.sleep(0.05)
+
+
+def main(arguments: list[str]) -> int:
+    """Make calls until the plan has followed a slow link."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=patience.deadline(60))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    communicator = Communicator(arguments[0], choose="plan", on_slow="replan")
+    number = 0
+    while not any(row["after_s"] for row in communicator.recoveries):
+        x = torch.arange(_NUMEL, dtype=torch.float32) + rank * number
+        communicator.allreduce(x)
+        assert torch.equal(x, torch.arange(_NUMEL) * size + number * size * (size - 1) / 2)
+        number += 1
+        if number == _USUAL_CALLS:
+            print("usual", flush=True)
+    print(json.dumps(communicator.recoveries), flush=True)
+    communicator.close()
+    return 0

@@ -1,0 +1,194 @@
+"""Slow links: when they are measured, which ones are found, and plans that follow their rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import patience
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launch import EmulatedRank, run_ranks
+from ranks import slowing
+
+from topoplan.runtime.emulate import emulate, parse_rate, why_not
+from topoplan.runtime.emulate.ranks import write_topology
+from topoplan.runtime.recovery.believed import plan_at
+from topoplan.runtime.recovery.pace import Pace
+from topoplan.runtime.recovery.probe import (
+    FlowTest,
+    find_slow_links,
+    group_experiments,
+    list_experiments,
+)
+from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.topo.graph import Topology
+from topoplan.topo.measured.flows import Hop
+from topoplan.topo.presets import preset
+from topoplan.topo.routes import HARDWARE
+
+Plans = Callable[..., str]
+REASON = why_not()
+MACHINES = ("dgx1", "mesh:2x4", "switch:4", "dgx-h100", "pcie-2socket", "mi250:2")
+_SMALL, _LARGE = 4 << 10, 4 << 20
+
+
+def test_two_slow_periods_in_a_row_are_suspicious() -> None:
+    pace = Pace()
+    usual = [(_SMALL, 0.001)] * 8 + [(_LARGE, 0.1)] * 2
+    slow = [(_SMALL, 0.001)] * 8 + [(_LARGE, 0.2)] * 2
+    pace.note_period(usual)
+    pace.note_period(slow)
+    assert not pace.is_suspicious(1.0)
+    pace.note_period(usual)  # it was a moment
+    pace.note_period(slow)
+    assert not pace.is_suspicious(2.0)
+    pace.note_period(slow)
+    assert pace.is_suspicious(3.0)
+    assert pace.usual_s == {_SMALL: 0.001, _LARGE: 0.1}
+
+
+def test_calls_that_take_little_time_are_not_suspicious() -> None:
+    """Small calls that take three times as long are a few percent of the time."""
+    pace = Pace()
+    for small_s in (0.001, 0.003, 0.003, 0.003):
+        pace.note_period([(_SMALL, small_s)] * 4 + [(_LARGE, 0.1)] * 2)
+    assert not pace.is_suspicious(9.0)
+
+
+def test_measurements_are_rarer_the_more_they_cost_and_the_less_they_find() -> None:
+    pace = Pace()
+    pace.note_period([(_LARGE, 0.1)])
+    pauses, now_s = [], 0.0
+    for _ in range(12):
+        while not pace.is_suspicious(now_s):
+            pace.note_period([(_LARGE, 0.2)])
+            now_s += 1.0
+        pauses.append(now_s)
+        pace.note_measurement(now_s, 1.0, has_changed=False)
+    gaps = [b - a for a, b in pairwise(pauses)]
+    assert gaps[0] == pytest.approx(20, abs=2)
+    assert all(b == pytest.approx(min(2 * a, 600), abs=3) for a, b in pairwise(gaps))
+
+
+def test_durations_are_learnt_anew_after_a_change_of_the_plan() -> None:
+    pace = Pace()
+    pace.note_period([(_LARGE, 0.1)])
+    pace.note_measurement(0.0, 1.0, has_changed=True)
+    assert not pace.is_return_due(19.0)
+    assert pace.is_return_due(21.0)
+    for _ in range(5):
+        pace.note_period([(_LARGE, 0.15)])
+    assert not pace.is_suspicious(200.0)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_experiments_fill_all_links_and_share_none_at_once(name: str) -> None:
+    router = HARDWARE.on(preset(name))
+    topology, ranks = router.topology, range(len(router.topology.ranks))
+    experiments = list_experiments(router)
+    used = {
+        hop for a in ranks for b in ranks if a != b for hop in pairwise(router.route(a, b) or ())
+    }
+    assert {link for x in experiments for link in x.crossed} == used
+    groups = group_experiments(experiments, topology)
+    assert sorted(x.pairs for group in groups for x in group) == sorted(
+        x.pairs for x in experiments
+    )
+    for group in groups:
+        for side in (0, 1):
+            ends = [pair[side] for x in group for pair in x.pairs]
+            assert len(ends) == len({*ends})
+        crossed = [link for x in group for link in x.crossed]
+        assert len(crossed) == len({*crossed})
+
+
+def measure(topology: Topology, rates: dict[Hop, Fraction], x: FlowTest) -> float:
+    """Return the total rate of an experiment's flows: its links share their rates equally."""
+    router = HARDWARE.on(topology)
+    routes = [list(pairwise(router.route(*pair) or ())) for pair in x.pairs]
+    return float(
+        sum(
+            min(rates[hop] / sum(hop in other for other in routes) for hop in route)
+            for route in routes
+        )
+    )
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_slow_links_are_found_and_no_others_of_other_routes(data: st.DataObject) -> None:
+    topology = preset(data.draw(st.sampled_from(MACHINES)))
+    experiments = list_experiments(HARDWARE.on(topology))
+    filled = sorted({link for x in experiments for link in x.filled})
+    link = data.draw(st.sampled_from(filled))
+    factor = Fraction(data.draw(st.integers(2, 16)), 20)
+    usual = dict(topology.capacity_GBps)
+    slow = {hop: rate * (factor if hop == link else 1) for hop, rate in usual.items()}
+    ratios = [measure(topology, slow, x) / measure(topology, usual, x) for x in experiments]
+    found = find_slow_links(experiments, ratios)
+    assert found[link] <= factor
+    fine = {hop for x in experiments if link not in x.crossed for hop in x.filled}
+    assert not found.keys() & fine
+
+
+def test_what_all_experiments_share_is_no_slow_link() -> None:
+    experiments = list_experiments(HARDWARE.on(preset("dgx1")))
+    assert find_slow_links(experiments, [0.9] * len(experiments)) == {}
+
+
+@pytest.mark.parametrize("name", ["dgx1", "switch:4"])
+def test_a_plan_for_slow_links_keeps_the_routes(name: str) -> None:
+    topology = preset(name)
+    plan = synthesize(collective_on("allreduce", topology), topology, "ring", 20).plan
+    link = min(topology.capacity_GBps)
+    slow = plan_at(plan, {link: Fraction(1, 4)})
+    slow.verify()
+    assert slow.topology.capacity_GBps[link] == topology.capacity_GBps[link] / 4
+    ranks = range(len(topology.ranks))
+    for pair in ((a, b) for a in ranks for b in ranks if a != b):
+        assert slow.router.route(*pair) == plan.router.route(*pair)
+
+
+def test_calls_have_the_same_results_while_they_are_watched(plans: Plans) -> None:
+    paths = {name: plans("ring:2", name) for name in ("allreduce", "broadcast")}
+    assert run_ranks(slowing.watched_calls_are_right, 2, paths) == [None] * 2
+
+
+def test_what_cannot_be_followed_is_refused(plans: Plans) -> None:
+    run_ranks(slowing.what_cannot_be_followed_is_refused, 2, plans("ring:2"))
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
+def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
+    """All ranks change schedules at the same calls; the sums stay right."""
+    with emulate(preset("mesh:2x2"), parse_rate("100Mbit")) as network:
+        write_topology(network, tmp_path)
+        outputs = [tmp_path / f"{rank}.out" for rank in range(4)]
+        ranks = [
+            EmulatedRank(network, rank, tmp_path, "ranks.slowing", [plans("mesh:2x2")], output)
+            for rank, output in enumerate(outputs)
+        ]
+        try:
+            slowing.wait_for(outputs[0], "usual")
+            network.scale_rates("gpu0", "gpu1", Fraction(1, 4))
+            codes = [rank.wait(patience.seconds(60)) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    printed = [output.read_text() for output in outputs]
+    assert codes == [0] * 4, printed
+    every = [
+        json.loads(next(line for line in text.splitlines() if line[:1] == "[")) for text in printed
+    ]
+    for (row,) in every:
+        assert row["kind"] == "slow"
+        assert row["links"].keys() == {"gpu0 - gpu1"}
+        assert row["links"]["gpu0 - gpu1"] <= 0.4
+        assert row["before_s"] < row["during_s"]
+        assert row["after_s"] == every[0][0]["after_s"] <= row["during_s"]
