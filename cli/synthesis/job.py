@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...synth.groups.bounds import SubMachine
     from ...synth.ir.collective import Collective
     from ...synth.plan import Entry, Plan
+    from ...synth.reshard.demands import Demands
     from ...topo.graph import Topology
     from ...topo.routes import Router
 
@@ -213,7 +214,9 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     from ...topo.derived.degrade import Change, degrade, move_root
     from ...topo.loader.resolve import load, load_for_planning
 
-    started, cpu_started_s, size = time.monotonic(), measure_cpu_s(), parse_size(args.size)
+    started, cpu_started_s = time.monotonic(), measure_cpu_s()
+    size = 0 if args.size is None else parse_size(args.size)
+    helpers: tuple[int, ...] | None = None
     drawn = load(args.topology)
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
     machine, given_router = load_for_planning(drawn)
@@ -221,7 +224,13 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     topology, router = (
         load_for_planning(degrade(drawn, change)) if change else (machine, given_router)
     )
-    if args.group is not None:
+    given: Collective
+    collective: Collective
+    if args.has_demands:
+        demands, helpers = _read_demands(args, topology)
+        given = collective = demands
+        size = size or demands.size
+    elif args.group is not None:
         group = parse_ranks(args.group, "group")
         given = group_on(args.collective, machine, group, args.root)
         collective = group_on(args.collective, topology, group, args.root)
@@ -245,8 +254,24 @@ def make_job(args: argparse.Namespace) -> SynthRun:
         cpu_started_s,
         size,
         ProgressReporter(PROG, args),
-        helpers=_choose_helpers(args, collective, topology),
+        helpers=_choose_helpers(args, collective, topology) if helpers is None else helpers,
     )
+
+
+def _read_demands(
+    args: argparse.Namespace, topology: Topology
+) -> tuple[Demands, tuple[int, ...] | None]:
+    """Return the demands of --traffic or --demands, and the helpers that the file names, if any."""
+    from ...synth.groups.ranks import choose_helpers, group_on, parse_ranks
+    from ...synth.reshard.demands import from_matrix, read_demands
+
+    gpus = len(topology.ranks)
+    if args.demands is None:
+        listed = None if args.group is None else parse_ranks(args.group, "group")
+        members = () if listed is None else group_on("alltoall", topology, listed).members
+        return from_matrix(args.traffic, gpus, members), None
+    demands, wanted = read_demands(args.demands, gpus)
+    return demands, choose_helpers(wanted, demands, topology) if args.helpers is None else None
 
 
 def _choose_helpers(

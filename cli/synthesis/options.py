@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from ...synth.ir.collective import COLLECTIVES, spell_collective
+from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
 from ..shared.common import Example, Parser, shown_name
@@ -77,6 +77,14 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'",
         "a plan for groups that run at once",
     ),
+    (
+        "topo-synth alltoallv two-hosts.json --traffic bytes.csv",
+        "an uneven alltoall: row i, column j is what rank i sends to rank j",
+    ),
+    (
+        "topo-synth dgx-a100:2 --demands weights.json",
+        "pieces, the ranks that have each one, and those that need it",
+    ),
     ("topo-synth allreduce dgx1 --csv ranges.csv", "the table as rows"),
 )
 ABOUT = """\
@@ -99,8 +107,8 @@ def build_parser() -> Parser:
         "first",
         nargs="?",
         metavar="COLLECTIVE",
-        help="allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter or "
-        "alltoall; torch's and nccl-tests' spellings too",
+        help="allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, "
+        "alltoall, or alltoallv with --traffic; torch's and nccl-tests' spellings too",
     )
     add(
         "second",
@@ -120,9 +128,20 @@ def build_parser() -> Parser:
     )
     add(
         "--size",
-        default=DEFAULT_SIZE,
         metavar="BYTES",
-        help=f"buffer size to report on (default {DEFAULT_SIZE})",
+        help=f"buffer size to report on (default {DEFAULT_SIZE}; for demands, their bytes)",
+    )
+    add(
+        "--traffic",
+        metavar="FILE",
+        help="of alltoallv: a matrix of bytes, .csv or .npy, a row for each sender (with --group: "
+        "for each of its ranks)",
+    )
+    add(
+        "--demands",
+        metavar="FILE",
+        help="in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that need "
+        "each one (docs/files.md)",
     )
     add(
         "--groups",
@@ -147,8 +166,8 @@ def build_parser() -> Parser:
     add(
         "--helpers",
         metavar="LIST",
-        help="with --group or --groups: the other ranks that may relay, copy and add for a group: "
-        "rest (default), none, or a list",
+        help="with --group, --groups or demands: the other ranks that may relay, copy and add for "
+        "a group: rest (default), none, or a list",
     )
     add(
         "--pareto",
@@ -322,6 +341,11 @@ def _settle_request(args: argparse.Namespace) -> None:
         if given is not None and spell_collective(word) != spell_collective(given):
             raise InputError(f"{word} and --{option} {given}: expected one {option}; leave one out")
         setattr(args, option, word)
+    if args.demands is not None and args.collective is None:
+        args.collective = "reshard"
+    args.has_demands = args.demands is not None or args.traffic is not None
+    if args.size is None and not args.has_demands:
+        args.size = DEFAULT_SIZE
     needed = ("topology",) if args.groups else ("collective", "topology")
     missing = [option for option in needed if getattr(args, option) is None]
     if missing:
@@ -333,8 +357,9 @@ def _settle_request(args: argparse.Namespace) -> None:
 
 def _sort_words(words: list[str], args: argparse.Namespace) -> tuple[str | None, str | None]:
     """Return which of at most two words is the collective and which the topology."""
-    known = [spell_collective(word) in COLLECTIVES for word in words]
-    near = [k or bool(suggest(word, COLLECTIVES)) for k, word in zip(known, words, strict=True)]
+    names = (*COLLECTIVES, *get_args(DemandName))
+    known = [spell_collective(word) in names for word in words]
+    near = [k or bool(suggest(word, names)) for k, word in zip(known, words, strict=True)]
     if len(words) == 2:
         is_reversed = not known[0] and (known[1] or (near[1] and not near[0]))
         return (words[1], words[0]) if is_reversed else (words[0], words[1])
@@ -377,8 +402,38 @@ def _check_combinations(args: argparse.Namespace) -> None:
         "--plot": args.plot,
         "--csv": args.csv,
     }
+    name = spell_collective(args.collective or "")
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
+        (
+            ["--traffic"],
+            (name == "alltoallv") != (args.traffic is not None),
+            "{0} is for alltoallv, which needs it: expected alltoallv TOPOLOGY {0} FILE",
+        ),
+        (
+            ["--demands"],
+            (name == "reshard") != (args.demands is not None),
+            "{0} stands in place of a collective: expected TOPOLOGY {0} FILE",
+        ),
+        (
+            limits
+            + _given(
+                {
+                    "--reproducible": args.reproducible,
+                    "--groups": args.groups,
+                    "--root": args.root is not None,
+                    "--without-rank": args.without_rank,
+                    "--format": args.format != PLAN,
+                }
+            ),
+            args.has_demands,
+            "{} with demands: their plans have no such option; leave it out",
+        ),
+        (
+            ["--group"],
+            args.group is not None and args.demands is not None,
+            "{} with --demands: the file names the ranks; leave it out",
+        ),
         (
             limits + _given({**others, **changes, **rest, "--format": args.format != PLAN}),
             args.groups is not None,
@@ -413,7 +468,10 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             ["--helpers"],
-            args.helpers is not None and args.group is None and args.groups is None,
+            args.helpers is not None
+            and args.group is None
+            and args.groups is None
+            and args.demands is None,
             "--helpers without --group: it has no effect then; name the ranks that take part",
         ),
         (

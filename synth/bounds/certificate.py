@@ -34,6 +34,11 @@ members, through any GPUs (directed Steiner trees, by dynamic programming: numer
 v is any GPU for allreduce, else a member. There is no kind "prices" for allreduce of a group,
 unless all its helpers are `joined` with members (see below), which leaves a machine of members.
 
+Demands (synth/reshard/demands.py) have certificates of kind "tree-prices": each piece pays the
+cheapest tree from any of its holders to all its receivers, through any GPUs. For more receivers
+than the dynamic program takes, it pays what dual ascent proves. A cut counts the pieces of which
+all holders are inside, and some receiver is not.
+
 Kinds "route-prices" and "route-tree-prices" hold if each ordered pair of GPUs has a single path,
 the hardware's route (topo/routes.py), and only GPUs relay, combine and copy. They are as above with
 other distances: prices are directed, and the distance between two GPUs is the price of the
@@ -61,8 +66,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 from operator import add
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
@@ -72,9 +78,10 @@ from ...topo.graph import Topology
 from ...topo.routes import Router, route_links
 from ...topo.schema import Label
 from ..cost.loads import computes_in_network
-from ..ir.collective import Collective
+from ..ir.collective import Collective, DemandName
 from ..numeric.arborescence import cheapest_out_tree
-from ..numeric.steiner import MAX_TERMINALS, SteinerTrees
+from ..numeric.steiner import MAX_TERMINALS, SteinerTrees, close
+from ..reshard.demands import Demands
 from .prices import (
     Distances,
     matrix_of,
@@ -153,6 +160,14 @@ class Bound:
     def from_fields(cls, fields: BoundFields | SinglePathBoundFields) -> Bound:
         """Return the bound that a file declares."""
         return cls(fields.s_per_GB, fields.kind, certificate_from_fields(fields.certificate))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bound for any use of the links, and the one for schedules on the hardware's routes."""
+
+    multipath: Bound
+    single_path: Bound
 
 
 def certificate_from_fields(fields: CertificateFields) -> dict[str, Any]:
@@ -386,6 +401,24 @@ def _price_member_trees(
     return [int(trees.price(root)) for root in roots]
 
 
+def _price_of_pieces(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
+    """Return the price of all pieces of demands, per unit of the buffer."""
+    assert isinstance(collective, Demands)
+    matrix, far = matrix_of(distance, topology)
+    length, before = close(matrix)
+    total = 0
+    for (holders, receivers), size in collective.classes.items():
+        price = int(length[np.ix_(holders, receivers)].min(axis=0).max())
+        if price >= far:
+            ends = (topology.ranks[holders[0]], [topology.ranks[rank] for rank in receivers])
+            raise VerificationError(f"bound: no tree joins {ends[0]!r} with {ends[1]}")
+        if len(receivers) > 1:
+            trees = SteinerTrees.from_any(length, before, holders, receivers)
+            price = int(trees.bound_price(len(length)))
+        total += size * price
+    return Fraction(total, collective.size)
+
+
 _MIRRORED = ("prices", "allreduce")
 _PRICED: Mapping[tuple[str, str], Callable[[Distances, Collective, Topology], Fraction]] = {
     **{("prices", name): _price_of_paths for name in ("alltoall", "gather", "scatter")},
@@ -393,6 +426,7 @@ _PRICED: Mapping[tuple[str, str], Callable[[Distances, Collective, Topology], Fr
         ("tree-prices", name): _price_of_trees
         for name in ("broadcast", "reduce", "allgather", "reduce-scatter", "allreduce")
     },
+    **{("tree-prices", name): _price_of_pieces for name in get_args(DemandName)},
 }
 
 
@@ -405,13 +439,34 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
         raise VerificationError(
             f"bound: the cut names {min(unknown)!r}, which the topology does not have"
         )
-    # The share of the buffer that must cross: a sum of contributions counts once, parts that stay
-    # apart count one by one.
+    out = sum(
+        (c for (a, b), c in topology.capacity_GBps.items() if a in inside and b not in inside),
+        Fraction(0),
+    )
+    crossing = _find_crossing(inside, collective, topology)
+    if not crossing:
+        return Fraction(0)
+    if not out:
+        raise VerificationError("bound: no link leads out of the cut; the collective is impossible")
+    return crossing / out
+
+
+def _find_crossing(inside: frozenset[str], collective: Collective, topology: Topology) -> Fraction:
+    """Return the share of the buffer that must cross the cut around `inside`."""
+    if isinstance(collective, Demands):
+        within_ranks = {rank for rank, gpu in enumerate(topology.ranks) if gpu in inside}
+        sizes = (
+            size
+            for (holders, receivers), size in collective.classes.items()
+            if within_ranks.issuperset(holders) and not within_ranks.issuperset(receivers)
+        )
+        return Fraction(sum(sizes), collective.size)
+    # A sum of contributions counts once, parts that stay apart count one by one.
     n = collective.ranks
     within = sum(topology.ranks[member] in inside for member in collective.members)
     outside = n - within
     root_inside = collective.root is not None and topology.ranks[collective.root] in inside
-    crossing = {
+    return {
         "allreduce": Fraction(bool(within and outside)),
         "allgather": Fraction(within if outside else 0, n),
         "reduce-scatter": Fraction(outside if within else 0, n),
@@ -421,15 +476,6 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
         "scatter": Fraction(outside if root_inside else 0, n),
         "alltoall": Fraction(within * outside, n),
     }[collective.name]
-    out = sum(
-        (c for (a, b), c in topology.capacity_GBps.items() if a in inside and b not in inside),
-        Fraction(0),
-    )
-    if not crossing:
-        return Fraction(0)
-    if not out:
-        raise VerificationError("bound: no link leads out of the cut; the collective is impossible")
-    return crossing / out
 
 
 def read_prices(rows: Any, topology: Topology, *, both_directions: bool) -> Prices:

@@ -6,6 +6,8 @@ from ...topo.graph import Device, Topology
 from ..cost.loads import computes_in_network
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
+from ..reshard.bounds import find_multipath_bound
+from ..reshard.demands import Demands
 from .certificate import Bound
 from .cuts import cut_bound
 from .multipath import bound
@@ -49,8 +51,10 @@ def bound_in_network(
     """
     if not list_possible(topology):
         return None
-    if collective.name in _ONLY_MOVES:
+    if collective.name in _ONLY_MOVES or not (collective.spreads or collective.reduces):
         return limit
+    if isinstance(collective, Demands):
+        return find_multipath_bound(collective, switch_on(topology), effort or Effort())
     if by_cut:
         return cut_bound(collective, switch_on(topology))
     # Prices by link took 23 s for 16 boxes, and proved no more than prices by class.

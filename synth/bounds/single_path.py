@@ -9,7 +9,6 @@ scatter) of more than SINGLE_PATH_ROOTS. Every multipath bound holds for single 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
 from ...topo.graph import Topology
@@ -20,10 +19,13 @@ from ..forest.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..numeric.steiner import MAX_TERMINALS
-from .certificate import Bound, bound_of, keep_crossed
+from ..reshard.bounds import find_demand_bounds
+from ..reshard.demands import Demands
+from .certificate import Bound, Bounds, bound_of, keep_crossed
 from .cuts import cut_bound
 from .multipath import bound, directed_bounds
 
+__all__ = ["Bounds", "find_bounds", "find_single_path_bound", "has_single_paths"]
 # With more GPUs, no prices over hardware routes are sought: their number grows with the square.
 SINGLE_PATH_RANKS = 256
 # With more GPUs, listing the links that routes cross takes seconds, for every reader of a plan.
@@ -35,14 +37,6 @@ _TIGHTER = 1 + Fraction(1, 10**9)
 _BY_PATHS = ("alltoall", "gather", "scatter")
 # Collectives in which a rank's part is a share of the buffer.
 _IN_PARTS = ("allgather", "reduce-scatter", *_BY_PATHS)
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The bound for any use of the links, and the one for schedules on the hardware's routes."""
-
-    multipath: Bound
-    single_path: Bound
 
 
 def find_bounds(
@@ -57,6 +51,8 @@ def find_bounds(
     InfeasibleError if the topology does not connect the members.
     """
     effort = effort if effort is not None else Effort()
+    if isinstance(collective, Demands):
+        return find_demand_bounds(collective, router, effort, progress)
     half = effort.grant(effort.left_s / effort.scale / 2, 0.5)
     multipath = bound(collective, router.topology, half, progress)
     return Bounds(

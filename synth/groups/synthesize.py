@@ -23,6 +23,8 @@ from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..planner.names import AUTO
 from ..planner.synthesize import Costed, Synthesis, cost_all, plan_of, synthesize
 from ..request import Request, TreeLimits
+from ..reshard.demands import Demands
+from ..reshard.synthesize import synthesize_demands
 from ..strategies import packing
 from .bounds import GroupBounds, SubMachine, find_group_bounds
 
@@ -41,8 +43,10 @@ def synthesize_any(
 ) -> Synthesis:
     """Return the plan of `synthesize`, or of `synthesize_group` if not all GPUs are members.
 
-    The arguments are those of `synthesize_group`.
+    The arguments are those of `synthesize_group`; demands are planned by `synthesize_demands`.
     """
+    if isinstance(collective, Demands):
+        return synthesize_demands(collective, helpers, topology, *args, **options)
     if collective.has_all_gpus:
         return synthesize(collective, topology, *args, **options)
     return synthesize_group(collective, helpers, topology, *args, **options)

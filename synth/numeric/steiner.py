@@ -3,8 +3,11 @@
 Such a tree is a directed Steiner tree. For few terminals the dynamic program of Dreyfus and Wagner
 (1971), on directed distances, finds the cheapest: the tree for a set of terminals is a cheapest
 path to a node at which the set divides in two. For more terminals, trees are grown path by path,
-to the nearest terminal first (Takahashi, Matsuyama 1980).
+to the nearest terminal first (Takahashi, Matsuyama 1980), and dual ascent (Wong 1984) bounds their
+price from below.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +28,22 @@ def count_work(terminals: int, nodes: int) -> float:
     return seconds
 
 
+def close(price: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the length of a shortest path between any two nodes, and the node before its end.
+
+    `price` is as for SteinerTrees (Floyd-Warshall algorithm).
+    """
+    nodes = np.arange(len(price))
+    length, before = price.copy(), np.repeat(nodes[:, None], len(nodes), axis=1)
+    length[nodes, nodes] = 0
+    for i in nodes.tolist():
+        through = length[:, i, None] + length[None, i, :]
+        shorter = through < length
+        length = np.where(shorter, through, length)
+        before = np.where(shorter, before[None, i, :], before)
+    return length, before
+
+
 class SteinerTrees:
     """Cheapest out-trees from any root to all of `terminals`.
 
@@ -34,19 +53,36 @@ class SteinerTrees:
     """
 
     def __init__(self, price: NDArray[Any], terminals: Sequence[int]) -> None:
+        self._set_up(*close(price), terminals)
+
+    @classmethod
+    def from_any(
+        cls,
+        length: NDArray[Any],
+        before: NDArray[np.int64],
+        roots: Sequence[int],
+        terminals: Sequence[int],
+    ) -> SteinerTrees:
+        """Return the trees that may begin at any of several roots, for prices that `close` closed.
+
+        An extra node, numbered after all others, is the root, from which edges to `roots` are free.
+        """
+        out, n = cls.__new__(cls), len(length)
+        starts = np.array(roots)
+        nearest = starts[np.argmin(length[starts], axis=0)]
+        wide, last = np.full((n + 1, n + 1), length.max() + 1), np.full((n + 1, n + 1), n)
+        wide[:n, :n], last[:n, :n] = length, before
+        wide[n, :n], last[n, :n] = length[nearest, np.arange(n)], before[nearest, np.arange(n)]
+        wide[n, n], last[n, starts] = 0, n
+        out._set_up(wide, last, terminals)
+        return out
+
+    def _set_up(
+        self, length: NDArray[Any], before: NDArray[np.int64], terminals: Sequence[int]
+    ) -> None:
         self.terminals = list(terminals)
         self.is_exact = len(self.terminals) <= MAX_TERMINALS
-        nodes = np.arange(len(price))
-        # The length of a shortest path between two nodes, and the node before its end
-        # (Floyd-Warshall).
-        self._length = price.copy()
-        self._length[nodes, nodes] = 0
-        self._before = np.repeat(nodes[:, None], len(nodes), axis=1)
-        for i in nodes.tolist():
-            through = self._length[:, i, None] + self._length[None, i, :]
-            shorter = through < self._length
-            self._length = np.where(shorter, through, self._length)
-            self._before = np.where(shorter, self._before[None, i, :], self._before)
+        self._length, self._before = length, before
         # For each set of terminals, as a bit mask: the price of the cheapest tree from each node,
         # and of the cheapest tree that divides the set at the node itself.
         self._tree: list[NDArray[Any]] = []
@@ -71,6 +107,36 @@ class SteinerTrees:
     def price(self, root: int) -> Any:
         """Return the price of the cheapest tree from `root`; only if `is_exact`."""
         return self._tree[-1][root]
+
+    def bound_price(self, root: int) -> Any:
+        """Return a lower bound on the price of a tree from `root`: the price itself if `is_exact`.
+
+        Otherwise it is found by dual ascent: while some terminal cannot be reached over edges that
+        are paid for, all edges into the set of nodes that reach it are paid evenly. The smallest
+        set comes first.
+        """
+        if self.is_exact:
+            return self.price(root)
+        left, total = self._length.copy(), self._length.dtype.type(0)
+        waiting = [t for t in self.terminals if t != root]
+        inside = {t: np.arange(len(left)) == t for t in waiting}
+        while waiting:
+            at = min(waiting, key=lambda t: int(inside[t].sum()))
+            grown = inside[at]
+            while True:
+                more = grown | (left[:, grown] == 0).any(axis=1)
+                if (more == grown).all():
+                    break
+                grown = more
+            inside[at] = grown
+            if grown[root]:
+                waiting.remove(at)
+            elif int(grown.sum()) <= min(int(inside[t].sum()) for t in waiting):
+                edges = np.ix_(~grown, grown)
+                step = left[edges].min()
+                left[edges] -= step
+                total += step
+        return total
 
     def find(self, root: int) -> list[int]:
         """Return the parent of every node in the tree from `root`.

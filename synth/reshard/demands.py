@@ -130,6 +130,16 @@ class Demands(Collective):
         """The size of all pieces together, each counted once: that of the buffer."""
         return sum(piece.size for piece in self.pieces)
 
+    @cached_property
+    def classes(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], int]:
+        """The size of all pieces with the same holders and missing receivers, keyed by these."""
+        out: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        for piece in self.pieces:
+            if piece.missing:
+                key = piece.holders, piece.missing
+                out[key] = out.get(key, 0) + piece.size
+        return out
+
     def share_of(self, number: int) -> Fraction:
         """Return the share of the buffer that piece `number` is."""
         return Fraction(self.pieces[number].size, self.size)

@@ -1,0 +1,213 @@
+"""Trees of demands, packed into the links by column generation.
+
+Pieces with the same holders and the same missing receivers are one class. A column carries a share
+of one class: a tree from a holder to all receivers (for one receiver, a path), whose branches are
+sends from rank to rank; if there are several holders, a tree from each that is used. The linear
+program divides each class among its columns so that the busiest link takes the least time. Its
+duals price the links; the cheapest trees at these prices are the next columns, and prove the bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from math import gcd
+
+import numpy as np
+from scipy.sparse.csgraph import dijkstra
+
+from ...topo.errors import InfeasibleError
+from ...topo.graph import Topology
+from ..forest.machine.links import Floats, Ints
+from ..forest.machine.routes import OwnRoutes
+from ..forest.weigh import TOLERANCE, SharePacking, divide
+from ..ir.collective import spell_ranks
+from ..numeric.effort import Effort
+from ..numeric.steiner import SteinerTrees, close
+from .demands import Demands
+
+# Price of a hop, in mean link prices: ties go to the fewest hops, and no bound notices.
+_HOP_SHARE = 1e-11
+# Work in seconds of an idle core: for all distances per rank cubed, and per class that is priced.
+_CLOSE_S, _CLASS_S, _TREE_S = 2e-9, 3e-5, 2e-3
+
+# A send from rank to rank.
+Hop = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A column: the sends that carry a share of class `part` from its holders to its receivers.
+
+    Each rank that is no holder receives once; a send comes after the one that its source received.
+    `links` are the numbers of the links that the sends cross, with repetitions.
+    """
+
+    part: int
+    hops: tuple[Hop, ...]
+    links: tuple[int, ...]
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """The step of each send, if each is made as soon as it can be."""
+        ready: dict[int, int] = defaultdict(int)
+        out = []
+        for src, dst in self.hops:
+            out.append(ready[src])
+            ready[dst] = ready[src] + 1
+        return out
+
+
+class DemandPacking(SharePacking[Delivery]):
+    """Column generation for demands.
+
+    Times are in units of `unit_GB` (of a buffer of 1 GB) over 1 GB/s. With `routes`, ranks send to
+    each other on the hardware's routes only; else on any path, through any device.
+    """
+
+    def __init__(
+        self,
+        demands: Demands,
+        topology: Topology,
+        routes: OwnRoutes | None,
+        images: Ints | None = None,
+    ) -> None:
+        super().__init__(topology, images)
+        self.demands, self.routes = demands, routes
+        self.classes = list(demands.classes)
+        sizes = list(demands.classes.values())
+        shared = gcd(*sizes)
+        # A share of class k is a share of `demand[k]` units.
+        self.demand = [size // shared for size in sizes]
+        self.unit_GB = Fraction(shared, demands.size)
+        n, many = len(topology.ranks), sum(len(needed) > 1 for _, needed in self.classes)
+        self.pricing_s = _CLOSE_S * n**3 + _CLASS_S * len(sizes) + _TREE_S * many
+        self._crossed: dict[Hop, tuple[int, ...]] = {}
+
+    def group_of(self, column: Delivery) -> Hashable:
+        """Return the class of which a column carries a share."""
+        return column.part
+
+    def count_uses(self, column: Delivery) -> Counter[int]:
+        """Return how many units a column sends over each row if it carries its whole class."""
+        times = self.demand[column.part]
+        return Counter(
+            {r: k * times for r, k in Counter(self.row[list(column.links)].tolist()).items()}
+        )
+
+    def run(
+        self,
+        effort: Effort,
+        say: Callable[[str], None] | None = None,
+        start: Iterable[Delivery] = (),
+    ) -> None:
+        """Generate columns until they are optimal or the effort is spent; begin with `start`.
+
+        Of equally fast shares, those of columns with few sends are taken. Raise InfeasibleError if
+        a piece cannot reach its receivers.
+        """
+        self.columns |= {column: self.count_uses(column) for column in start}
+        if not self.generate(effort, "packing demands", say):
+            raise InfeasibleError(
+                "the packing of demands has no optimum; are the bandwidths of very different sizes?"
+            )
+        groups = [column.part for column in self.columns]
+        sends = [len(column.hops) for column in self.columns]
+        solved = divide(list(self.columns.values()), self.row_capacity, groups, sends, effort)
+        if solved is not None and solved.time <= self.reached * (1 + TOLERANCE):
+            self.shares = solved.shares
+
+    def list_columns(self) -> list[tuple[Delivery, Fraction]]:
+        """Return the columns that carry data, with their exact shares of their classes."""
+        shares = zip(self.columns, self.round(), strict=True)
+        return [(column, share) for column, share in shares if share]
+
+    def is_enough(self) -> bool:
+        """Return whether the columns reach the bound."""
+        return self.reached <= self.value * (1 + TOLERANCE)
+
+    def price_columns(self) -> list[Delivery]:
+        """Return new columns that cost less than their class's dual; store the bound."""
+        length, before = self._find_distances()
+        fresh, total = list[Delivery](), 0.0
+        for part in range(len(self.classes)):
+            hops, price = self._find_tree(part, length, before)
+            total += price * self.demand[part]
+            column = Delivery(part, hops, tuple(i for hop in hops for i in self._list_links(hop)))
+            limit = self.duals.get(part, np.inf) * (1 - TOLERANCE)
+            if column not in self.columns:
+                uses = self.row[list(column.links)]
+                if float(self.dual[uses].sum()) * self.demand[part] < limit:
+                    fresh.append(column)
+        # Weak duality: no sharing is faster than the cost of all classes' cheapest trees over that
+        # of all links.
+        self.raise_bound(total / float(self.row_capacity @ self.prices))
+        return fresh
+
+    def _find_distances(self) -> tuple[Floats, Ints]:
+        """Return the price of the cheapest path between ranks, and the rank before its end.
+
+        Set `far`, a price above that of any path, for ranks without one.
+        """
+        by_link, n = self.prices[self.row], len(self.gpus)
+        by_link = by_link + _HOP_SHARE * float(by_link.sum()) / max(1, len(by_link))
+        if self.routes is not None:
+            distance = self.routes.distances(by_link)
+            before = None
+        else:
+            # Paths may pass through GPUs, which relay, so none over other ranks is cheaper.
+            distance, self._before = dijkstra(
+                self.make_matrix(by_link), indices=self.gpus, return_predecessors=True
+            )
+            self._crossed.clear()
+            distance = distance[:, self.gpus]
+            before = np.repeat(np.arange(n)[:, None], n, axis=1)
+        finite = np.isfinite(distance)
+        self.far = float(distance[finite].sum()) + 1
+        full = np.where(finite, distance, self.far)
+        return close(full) if before is None else (full, before)
+
+    def _list_links(self, hop: Hop) -> tuple[int, ...]:
+        """Return the numbers of the links that a send crosses."""
+        if hop not in self._crossed:
+            if self.routes is not None:
+                self._crossed[hop] = self.routes.list_links(*hop)
+            else:
+                src, dst = hop
+                nodes = [int(self.gpus[dst])]
+                while nodes[-1] != self.gpus[src]:
+                    nodes.append(int(self._before[src, nodes[-1]]))
+                ends = pairwise(self.names[node] for node in reversed(nodes))
+                self._crossed[hop] = tuple(self.number[link] for link in ends)
+        return self._crossed[hop]
+
+    def _find_tree(self, part: int, length: Floats, before: Ints) -> tuple[tuple[Hop, ...], float]:
+        """Return the sends of a class's cheapest tree, and a lower bound on the price of any."""
+        holders, receivers = self.classes[part]
+        nearest = np.array(holders)[np.argmin(length[np.ix_(holders, receivers)], axis=0)]
+        farthest = float(length[nearest, receivers].max())
+        if farthest >= self.far:
+            raise InfeasibleError(
+                f"{self.demands.name} on {self.topology.name!r} is impossible: no routes lead from "
+                f"rank {spell_ranks(holders)} to rank {spell_ranks(receivers)}"
+            )
+        if len(receivers) == 1:
+            nodes = [receivers[0]]
+            while nodes[-1] != nearest[0]:
+                nodes.append(int(before[nearest[0], nodes[-1]]))
+            return tuple(pairwise(reversed(nodes))), farthest
+        root = len(length)
+        trees = SteinerTrees.from_any(length, before, holders, receivers)
+        parents = trees.find(root)
+        children: dict[int, list[int]] = defaultdict(list)
+        for rank, parent in enumerate(parents):
+            children[parent].append(rank)
+        hops, ready = list[Hop](), children[root]
+        for parent in ready:
+            hops += [(parent, rank) for rank in children[parent]]
+            ready += children[parent]
+        return tuple(hops), float(trees.bound_price(root))

@@ -1,0 +1,106 @@
+"""Synthesis of plans for demands: the trees of one packing, verified, with its bounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from ...topo.errors import InfeasibleError, InputError
+from ...topo.graph import Topology
+from ...topo.routes import HARDWARE, Router
+from ..bounds.certificate import Bound
+from ..forest.machine.routes import OwnRoutes
+from ..groups.bounds import SubMachine
+from ..ir.schedule import Schedule
+from ..numeric.effort import USUAL_LIMIT_S, Effort
+from ..planner.names import AUTO
+from ..planner.synthesize import Synthesis, cost_all, plan_of
+from ..request import TreeLimits, segment_counts
+from .bounds import find_demand_bounds
+from .demands import Demands
+from .packing import DemandPacking
+from .schedules import NAME, draw_schedule
+
+# Share of the work and of the time for the plan's own packing, and for that without help before.
+_MAIN, _ALONE = 0.5, 0.25
+
+
+def synthesize_demands(
+    demands: Demands,
+    helpers: Sequence[int],
+    topology: Topology,
+    strategy_name: str = AUTO,
+    time_limit_s: float = USUAL_LIMIT_S,
+    progress: Callable[[str], None] | None = None,
+    limits: TreeLimits | None = None,
+    *,
+    thorough: bool = False,
+    reproducible: bool = False,
+    router: Router = HARDWARE,
+) -> Synthesis:
+    """Return the verified plan for demands, in which `helpers` may relay for the members.
+
+    The arguments are those of `synthesize_group`; `thorough` has no effect. Raise InputError for
+    another strategy than packing, limits on trees or a reproducible plan, InfeasibleError if a
+    piece cannot reach its receivers.
+    """
+    started, effort = time.monotonic(), Effort(time_limit_s)
+    if strategy_name not in (AUTO, NAME):
+        raise InputError(
+            f"strategy {strategy_name} has no {demands.name}; expected auto or {NAME}",
+            parameter="strategy",
+        )
+    if reproducible or (limits or TreeLimits()) != TreeLimits():
+        raise InputError(
+            f"{demands.name} adds nothing up and takes no limits on trees; leave them out"
+        )
+    router = router.on(topology)
+    part = SubMachine.of(demands, router, (*demands.members, *helpers))
+    alone: Bound | None = None
+    start: list[Schedule] = []
+    if helpers:
+        # What members carry by themselves is a plan too; some only reach each other with help.
+        own = SubMachine.of(demands, router, demands.members)
+        with suppress(InfeasibleError):
+            unhelped = _pack(own, _grant(effort, _ALONE), progress)
+            start = own.lift([draw_schedule(unhelped)], demands)
+            alone = find_demand_bounds(
+                unhelped.demands, own.router, effort, progress, unhelped
+            ).single_path
+    packing = _pack(part, _grant(effort, _MAIN), progress)
+    bounds = find_demand_bounds(packing.demands, part.router, effort, progress, packing)
+    drawn = [*start, *part.lift([draw_schedule(packing)], demands)]
+    costed = cost_all(
+        router,
+        (replace(base, segments=m) for base in drawn for m in segment_counts(base.trees or 1)),
+    )
+    plan = plan_of(demands, router, bounds, costed)
+    if not demands.has_all_gpus:
+        everyone = range(len(topology.ranks))
+        plan = replace(
+            plan,
+            helpers=tuple(helpers),
+            bound_alone=alone,
+            bound_with_helpers=bounds.single_path
+            if helpers
+            else SubMachine.of(demands, router, everyone).find_bounds(effort, progress).single_path,
+        )
+    plan.verify()
+    seconds = time.monotonic() - started
+    return Synthesis(plan, seconds, {}, tuple(costed), [], tuple(effort.cut_short))
+
+
+def _grant(effort: Effort, share: float) -> Effort:
+    return effort.grant(effort.left_s / effort.scale * share, share)
+
+
+def _pack(
+    part: SubMachine, effort: Effort, progress: Callable[[str], None] | None
+) -> DemandPacking:
+    """Return the finished packing of demands on a part of the machine."""
+    assert isinstance(part.collective, Demands)
+    packing = DemandPacking(part.collective, part.router.topology, OwnRoutes(part.router))
+    packing.run(effort, progress)
+    return packing
