@@ -12,7 +12,9 @@ which decides ports and cables of a fault.
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -30,14 +33,18 @@ from harness import Results, Table, make_parser
 from topoplan.runtime.emulate.cabled_network import CabledNetwork, emulate_cabling
 from topoplan.runtime.emulate.cabling import CablePlan, Cabling, plan_cabling
 from topoplan.runtime.emulate.ranks import start_rank
+from topoplan.synth.bounds.single_path import find_bounds
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.fabric import find_faults
 from topoplan.topo.fabric.facts import load_facts
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 PARTS = ("find", "miscabled", "train")
 SIZES = (4 << 20, 16 << 20)
 _COMMAND_s = 240.0
+_STEPS = 45  # DDP's buckets are settled at step 20
 
 
 def join(
@@ -312,8 +319,90 @@ def miscable(name: str, run: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def train(name: str, topology: Topology, size: int, folder: Path) -> dict[str, Any]:
+    """Train by DDP with the backend "topo", and then with gloo in the same network."""
+    plan = plan_cabling(topology)
+    collective = collective_on("allreduce", plan.topology)
+    bound = find_bounds(collective, Router(plan.topology)).single_path.algbw_GBps
+    command = [sys.executable, str(Path(__file__).resolve()), "rank", "--size", str(size)]
+    with emulate_cabling(plan) as network:
+        outcome = run_ranks(network, [*command, "--backend", "topo"], folder)
+        stock = run_ranks(network, [*command, "--backend", "gloo"], folder)
+    row = {"seconds": round(outcome.seconds, 2), "right": outcome.code == 0, "size": size}
+    lines = [line for line in outcome.printed[0].splitlines() if line.startswith("{")]
+    if lines:
+        measured = json.loads(lines[-1])
+        row |= {
+            "rate": round(size / measured["step_s"] / 1e9 / float(bound), 3),
+            "of_found": round(size / measured["step_s"] / 1e9 / measured["bound_GBps"], 3),
+            "plan": measured["plan"],
+        }
+    row["right"] = row["right"] and bool(lines)
+    stock_text = " ".join(stock.printed[-1].split())
+    row["stock"] = "starts" if stock.code == 0 else stock_text[-160:]
+    if not row["right"]:
+        row["printed"] = " ".join(" ".join(outcome.printed).split())[-600:]
+    return row
+
+
+def be_rank(args: argparse.Namespace) -> None:
+    """Train one parameter of `size` bytes for some steps, and print the time of a step."""
+    import torch
+    import torch.distributed as dist
+
+    import topoplan.runtime.register  # noqa: F401
+
+    timeout = timedelta(seconds=20 if args.backend == "gloo" else 120)
+    dist.init_process_group(args.backend, timeout=timeout)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(args.size // 4))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return (self.weight * inputs).sum()
+
+    model = Model()
+    trained = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1024)
+    rows = [torch.arange(args.size // 4).remainder(97).float() + r for r in range(ranks)]
+    expected, times = sum(rows) / ranks, []
+    for _ in range(_STEPS):
+        trained.zero_grad()
+        loss = trained(rows[rank])
+        dist.barrier()
+        began = time.perf_counter()
+        loss.backward()
+        times.append(time.perf_counter() - began)
+        assert model.weight.grad is not None
+        if not torch.allclose(model.weight.grad, expected):
+            sys.exit("wrong gradients")
+    if args.backend == "topo":
+        plans = [x for x in dist.group.WORLD.communicators.values() if x is not None]
+        one = next(x for x in plans if x.plan.collective.name == "allreduce")
+        choice = one.choice(args.size)
+        print(
+            json.dumps(
+                {
+                    "step_s": statistics.median(times[-_STEPS // 3 :]),
+                    "bound_GBps": float(one.plan.bound_one_way.algbw_GBps),
+                    "plan": str(choice and choice.label),
+                }
+            ),
+            flush=True,
+        )
+    dist.destroy_process_group()
+
+
 def main() -> None:
     """Run the parts that were named."""
+    if sys.argv[1:2] == ["rank"]:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--backend")
+        parser.add_argument("--size", type=int)
+        be_rank(parser.parse_args(sys.argv[2:]))
+        return
     parser = make_parser(__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--seed", type=int, default=1, help="number of the first run")
@@ -330,6 +419,7 @@ def main() -> None:
         ("right", "right", ">5"),
         ("alarms", "alarms", ">6d"),
         ("rate", "rate", ">6.3f"),
+        ("of_found", "found", ">6.3f"),
     ]
     table = Table(columns, as_json=args.json)
     for part, name, run, measure in list_jobs(args):
@@ -351,6 +441,13 @@ def list_jobs(
         for name, topology in list_machines().items():
             if "find" in parts:
                 yield "find", name, run, lambda folder, n=name, t=topology: find(n, t, folder)
+            for size in SIZES if "train" in parts else ():
+                yield (
+                    "train",
+                    f"{name}, {size >> 20} MB",
+                    run,
+                    lambda folder, n=name, t=topology, s=size: train(n, t, s, folder),
+                )
         for name in FAULTS:
             if "miscabled" in parts:
                 yield (

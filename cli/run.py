@@ -195,6 +195,7 @@ def _joined(options: BenchOptions, world: int) -> Iterator[str]:
     import torch
     import torch.distributed as dist
 
+    from ..runtime.fabric.joining import init_gloo_group
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
 
@@ -206,9 +207,12 @@ def _joined(options: BenchOptions, world: int) -> Iterator[str]:
     timeout, rank = timedelta(seconds=options.timeout_s), int(os.environ["RANK"])
     with keep_output_clean():
         try:
-            dist.init_process_group(
-                backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout
-            )
+            if backend == "gloo":
+                init_gloo_group(rank, world, timeout)
+            else:
+                dist.init_process_group(
+                    backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout
+                )
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all "

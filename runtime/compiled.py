@@ -273,8 +273,9 @@ class Compiled:
     @property
     def _backend(self) -> object:
         # gloo's backend itself: posting through the group costs 5 us more.
-        is_batched = self.transport.batched
-        return self.group if is_batched else self.group._get_backend(torch.device("cpu"))
+        if self.transport.batched:
+            return self.group
+        return self.transport.cables or self.group._get_backend(torch.device("cpu"))
 
     @cached_property
     def dependencies(self) -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
+from ..fabric.joining import join_by_cables
 from ..ranks.addresses import publish_in, read_published
 from ..ranks.groups import find_engine, list_members
 from ..ranks.store import agree_on_attempt, find_client
@@ -92,6 +93,8 @@ class MemberGroup(PlainCalls):
 
     def _set_up(self, place: Any, store: Store, *, is_remade: bool = False) -> None:
         self.ranks, self.whole = list_members(place)
+        if self.whole and self._size > 1 and not is_remade:
+            join_by_cables(place.store, place.group_rank, place.group_size, self.timeout)
         shown = PrefixStore("topoplan", store)
         publish_in(shown, place.group_rank)
         shown.set(f"seat/{place.group_rank}", "" if self._seat is None else str(self._seat))

@@ -7,7 +7,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,7 +41,7 @@ _POLL_s = 0.002
 
 
 @dataclass(frozen=True)
-class Launch:
+class PortLaunch:
     """The ranks of a launch, as this rank sees it: its number, their number, and their store.
 
     `meeting` is the address of the store, over whose network nothing else should pass.
@@ -54,11 +54,13 @@ class Launch:
     timeout: timedelta
 
 
-def collect_facts(launch: Launch, *, measures: bool = True) -> FabricFacts:
+def collect_facts(
+    launch: PortLaunch, *, is_wanted: Callable[[Sequence[HostFacts]], bool] = bool
+) -> FabricFacts:
     """Return the facts about the hosts' ports, the same on every rank. Collective.
 
-    `measures` decides whether rates are measured too. Raise ExecutionError if a rank does not
-    answer in time, or a host cannot list its ports.
+    Without hand-shakes unless `is_wanted`, given the hosts' own facts, says so. Raise
+    ExecutionError if a rank does not answer in time, or a host cannot list its ports.
     """
     store = PrefixStore("topoplan/fabric", launch.store)
     put(store, f"name/{launch.rank}", name_host())
@@ -75,7 +77,7 @@ def collect_facts(launch: Launch, *, measures: bool = True) -> FabricFacts:
             meeting = take(store, "meeting", launch.timeout)
         names = meeting["names"]
         if names.index(names[launch.rank]) == launch.rank:
-            _Leader(launch, store, meeting, measures).run()
+            _Leader(launch, store, meeting, is_wanted).run()
         facts = take(store, "facts", launch.timeout)
         with suppress(RuntimeError):  # rank 0 may host the store, and end first
             store.add("done", 1)
@@ -105,9 +107,13 @@ class _Leader:
     """The rank that shakes hands for its host."""
 
     def __init__(
-        self, launch: Launch, store: Store, meeting: dict[str, Any], measures: bool
+        self,
+        launch: PortLaunch,
+        store: Store,
+        meeting: dict[str, Any],
+        is_wanted: Callable[[Sequence[HostFacts]], bool],
     ) -> None:
-        self.launch, self.store, self.measures = launch, store, measures
+        self.launch, self.store, self.is_wanted = launch, store, is_wanted
         names: Sequence[str] = meeting["names"]
         self.names = list(dict.fromkeys(names))
         self.me = self.names.index(names[launch.rank])
@@ -132,6 +138,10 @@ class _Leader:
                 put(self.store, "facts", {"error": wrong[0]})
             return
         hosts = msgspec.convert(rows, tuple[HostFacts, ...])
+        if not self.is_wanted(hosts):
+            if self.me == 0:
+                put(self.store, "facts", FabricFacts(hosts).to_json())
+            return
         with Handshake(hosts, self.me, self.key, self.number) as handshake:
             self._meet("serving")
             hellos: list[Hello] = []
@@ -148,9 +158,9 @@ class _Leader:
                 hosts,
                 tuple(x for hellos, _ in heard for x in hellos),
                 tuple(x for _, answers in heard for x in answers),
+                key=self.key,
             )
-            if self.measures:
-                facts = self._measure(facts, handshake)
+            facts = self._measure(facts, handshake)
         if self.me == 0:
             put(self.store, "facts", facts.to_json())
 
@@ -175,6 +185,7 @@ class _Leader:
                 tuple(flow for of_host in measured for flow in of_host[number])
                 for number in range(len(rounds))
             ),
+            facts.key,
         )
 
     def _share(self, what: str, value: object) -> list[Any]:

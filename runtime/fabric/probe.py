@@ -9,7 +9,7 @@ from ...topo.errors import InputError
 from ...topo.fabric import FabricFacts
 from ..mpi.launched import join_mpi
 from ..ranks.launch import init_method, is_rank
-from .finding import Launch, collect_facts
+from .finding import PortLaunch, collect_facts
 
 
 def probe_fabric(timeout_s: float = 60.0) -> FabricFacts:
@@ -27,4 +27,4 @@ def probe_fabric(timeout_s: float = 60.0) -> FabricFacts:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = timedelta(seconds=timeout_s)
     store, _, _ = next(rendezvous(init_method(), rank, ranks, timeout=timeout))
-    return collect_facts(Launch(store, rank, ranks, os.environ.get("MASTER_ADDR", ""), timeout))
+    return collect_facts(PortLaunch(store, rank, ranks, os.environ.get("MASTER_ADDR", ""), timeout))

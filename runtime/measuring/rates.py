@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ...topo.measured.flows import Pair
+from ..ranks.cabled import find_cabling, find_messages
 
 # Round trips of a small message, of which the median counts: chosen, not measured.
 _PINGS = 15
@@ -103,6 +104,12 @@ class Endpoint:
     ) -> None:
         self.device, self.limits, self.group = device, limits, group
         self.batched = device.type == "cuda"
+        world = dist.group.WORLD
+        self.cables = (
+            None
+            if self.batched or world is None or find_cabling() is None
+            else find_messages(world._get_backend(device))
+        )
         self.outgoing = torch.zeros(limits.max_bytes, dtype=torch.uint8, device=device)
         self.incoming = torch.zeros(limits.max_bytes, dtype=torch.uint8, device=device)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
@@ -181,6 +188,9 @@ class Endpoint:
         return dist.P2POp(dist.irecv, data, peer, group=self.group)
 
     def _post(self, operations: list[dist.P2POp]) -> list[dist.Work]:
+        if self.cables is not None:
+            starts = {dist.isend: self.cables.send, dist.irecv: self.cables.recv}
+            return [starts[x.op]([x.tensor], x.peer, 0) for x in operations]
         return (
             list(dist.batch_isend_irecv(operations))
             if self.batched

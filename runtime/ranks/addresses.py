@@ -23,6 +23,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from .cabled import find_cabling
+
 log = logging.getLogger("topoplan")
 # Connections that the kernel buffers until this rank is in trouble too. More have to wait, but are
 # not refused, so they are not mistaken for those to an ended process.
@@ -186,11 +188,18 @@ def _encode(address: Address | None) -> str:
 
 
 def _read(text: bytes) -> Address | None:
-    return None if text == b"null" else Address(*json.loads(text))
+    if text == b"null":
+        return None
+    address = Address(*json.loads(text))
+    if (cabling := find_cabling()) is not None:
+        cabling.reach(address.host, address.port)
+    return address
 
 
 def _list_own_hosts() -> list[str]:
     """Return this machine's addresses, first the one that gloo uses too."""
+    if (cabling := find_cabling()) is not None:
+        return [cabling.address]
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     hosts = [_find_address(named)] if named else []
     with suppress(OSError):  # the hostname has no address: gloo takes the loopback then, too

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
 
 from ...topo.errors import InputError
+from .cabled import find_cabling, note_messages
 
 # As in pyproject.toml; `make torch-versions` runs tests of hook and backend on it.
 OLDEST = (2, 9)
@@ -77,7 +78,7 @@ def make_private_group(
         return group(timeout)
     members = group or dist.group.WORLD
     assert members is not None
-    if name_attempt():
+    if name_attempt() or find_cabling() is not None:
         return make_group_maker(members)(timeout)
     private = dist.new_group(
         dist.get_process_group_ranks(members), timeout=timeout, backend=_transport(group)
@@ -233,7 +234,12 @@ def make_gloo(place: Any, store: Store) -> Any:
 
     The ranks meet in `store`.
     """
-    gloo = dist.ProcessGroupGloo(store, place.group_rank, place.group_size, place.timeout)
+    cabling = find_cabling()
+    if cabling is None:
+        gloo = dist.ProcessGroupGloo(store, place.group_rank, place.group_size, place.timeout)
+    else:
+        gloo, messages = cabling.make_gloo(place, store)
+        note_messages(gloo, messages)
     if not is_torch_at_least(2, 15):  # which numbers calls by itself, and warns if asked to
         gloo._set_sequence_number_for_group()
     return gloo

@@ -6,7 +6,7 @@ that is being set up use its store (`find_machine`).
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -20,6 +20,7 @@ from ...topo.derived.hosts import RankLocation, join_cpu_hosts, join_hosts
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
+from .cabled import find_cabling
 from .faults import first_line
 from .launch import init_method, is_rank, keep_output_clean
 from .machine import emulated, name_host
@@ -61,6 +62,8 @@ class Meeting:
 
     def join(self) -> tuple[Topology, bool]:
         """Return the ranks' machine, and whether it has GPUs; see `join_places`. Collective."""
+        if (cabling := find_cabling()) is not None:
+            return cabling.topology, False
         self.doing = "probing each host"
         hosts = [place.host for place in self.places]
         first = hosts.index(hosts[self.rank])
@@ -69,11 +72,21 @@ class Meeting:
         return join_places(self.places, texts)
 
 
+def init_gloo(rank: int, ranks: int, timeout: timedelta) -> None:
+    """Make the default group over gloo. Collective."""
+    dist.init_process_group(
+        "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=timeout
+    )
+
+
 @contextmanager
-def meeting(timeout_s: float) -> Iterator[Meeting]:
+def meeting(
+    timeout_s: float, init: Callable[[int, int, timedelta], None] = init_gloo
+) -> Iterator[Meeting]:
     """Keep the launch's ranks in a process group inside the context.
 
-    torchrun or topo-emulate started them. Raise InputError outside a launch, or if a process group
+    torchrun or topo-emulate started them; `init` makes the group of this rank, given the number of
+    ranks and the timeout. Raise InputError outside a launch, or if a process group
     already exists, and ExecutionError if a rank does not come, dies, or does not answer within
     `timeout_s`.
     """
@@ -89,13 +102,7 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
     ranks_met = Meeting(rank, ranks, [], timedelta(seconds=timeout_s))
     try:
         with keep_output_clean():
-            dist.init_process_group(
-                "gloo",
-                init_method=init_method(),
-                rank=rank,
-                world_size=ranks,
-                timeout=ranks_met.timeout,
-            )
+            init(rank, ranks, ranks_met.timeout)
         places: list[Any] = [None] * ranks
         dist.all_gather_object(places, _take_own_place())
         ranks_met.places = places
@@ -141,7 +148,8 @@ def find_machine(
     Raise InputError if ranks share a GPU, only some have one, or a host cannot be probed, and
     RuntimeError if a rank does not answer within `timeout`, or `stop` is set.
     """
-    emulated_machine = emulated()
+    cabling = find_cabling()
+    emulated_machine = emulated() if cabling is None else cabling.topology
     if emulated_machine is not None:
         return restrict(emulated_machine, ranks) if rank == wanted_by else None
     put(store, f"place/{rank}", asdict(place_of(device)))

@@ -18,6 +18,7 @@ from ...topo.errors import InputError
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .addresses import Addresses, publish_address
+from .cabled import CableMessages, find_cabling, find_messages, forget_messages
 from .faults import Faults, grace_s
 from .groups import (
     GroupMaker,
@@ -100,6 +101,9 @@ class Transport:
         self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.timeout_s = timeout.total_seconds()
         self.mpi, self.batched = None, False
+        self.cables = self._find_cables()
+        if self.cables is not None:
+            faults.on_hang_up.append(self.cables.hang_up)
         self.has_logged_new_race = False
         """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
@@ -136,6 +140,12 @@ class Transport:
             name,
             yields=are_crowded([(answer.host, answer.cores) for answer in answers]),
         )
+
+    def _find_cables(self) -> CableMessages | None:
+        """Return what carries the messages of plans over cables; None if gloo itself does."""
+        if self.device.type != "cpu" or find_cabling() is None:
+            return None
+        return find_messages(self.group._get_backend(self.device))
 
     @property
     def hosts(self) -> int:
@@ -276,6 +286,8 @@ class Transport:
             self._memory.fail()
         if self.mpi is not None:
             self.mpi.close()
+        if self.cables is not None and self._is_private:
+            forget_messages(self.group._get_backend(self.device))
         if self._is_private and self.group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self.group)
 

@@ -29,6 +29,7 @@ from ...topo.errors import ExecutionError, InfeasibleError
 from ...topo.graph import Topology
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence
+from ..ranks.cabled import find_cabling
 from ..ranks.transport import Transport
 from .agreement import Decision, RankLostError, RankStatus, Recovery, SplitError, SupersededError
 from .connections import ConnectionWatch, find_listening_ports
@@ -444,6 +445,8 @@ def explain_no_guard(transport: str) -> str | None:
         return "NCCL does not say which connection is lost, and cannot leave a call"
     if transport == "mpi":
         return "MPI ends the job when a connection is lost; use gloo"
+    if find_cabling() is not None:
+        return "cables join the hosts, and other routes between them are not tried yet"
     if sys.platform != "linux":
         return f"lost connections are noticed by Linux's means; this is {sys.platform}"
     return None

@@ -105,13 +105,15 @@ class Flow(msgspec.Struct, frozen=True):
 class FabricFacts(msgspec.Struct, frozen=True, dict=True):
     """All facts about the ports of some hosts.
 
-    `rounds` has the measurements: flows of one round ran at the same time.
+    `rounds` has the measurements: flows of one round ran at the same time. `key` is known to the
+    ranks of the launch only.
     """
 
     hosts: tuple[HostFacts, ...]
     hellos: tuple[Hello, ...] = ()
     answers: tuple[PortAnswer, ...] = ()
     rounds: tuple[tuple[Flow, ...], ...] = ()
+    key: str = ""
 
     @cached_property
     def ports(self) -> dict[tuple[int, str], PortFacts]:
@@ -129,6 +131,10 @@ class FabricFacts(msgspec.Struct, frozen=True, dict=True):
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, which `load_facts` reads back equal."""
         return dict(msgspec.to_builtins(self))
+
+    def without_key(self) -> FabricFacts:
+        """Return the facts as they may be published."""
+        return msgspec.structs.replace(self, key="")
 
 
 def list_possible_pairs(

@@ -63,7 +63,7 @@ def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
         {
             "hosts": [host.name for host in facts.hosts],
             **({"notes": notes} if notes else {}),
-            FIELD: facts.to_json(),
+            FIELD: facts.without_key().to_json(),
         },
     )
 
@@ -82,7 +82,7 @@ def describe_hosts(facts: FabricFacts) -> Topology:
             ),
             (),
             SOURCE,
-            {FIELD: facts.to_json()},
+            {FIELD: facts.without_key().to_json()},
         )
 
 

@@ -1,0 +1,104 @@
+"""Messages between ranks over the cables of their hosts: a connection of gloo's for each cable."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Messages from this size on are divided over parallel cables; smaller ones take turns.
+_DIVIDED_BYTES = 32 << 10
+# A tag of messages that are never sent; see Faults.hang_up.
+_NEVER_SENT = (1 << 30) - 2
+
+
+@dataclass(frozen=True)
+class CableChannel:
+    """A connection over one cable: gloo between two ranks, the other's number there, its share.
+
+    Shares of parallel cables add up to 1.
+    """
+
+    gloo: Any
+    peer: int
+    share: Fraction
+
+
+class _CableWorks:
+    """The works of a message that was divided."""
+
+    __slots__ = ("works",)
+
+    def __init__(self, works: list[dist.Work]) -> None:
+        self.works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all parts; see dist.Work."""
+        given = () if timeout is None else (timeout,)
+        return all(work.wait(*given) for work in self.works)
+
+
+class CableGloo:
+    """Messages of a group's ranks; see CableMessages.
+
+    `channels` has those to each neighbour. Messages to others go by `relayed`, gloo over relays,
+    whose proxies `close` closes.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[int, Sequence[CableChannel]],
+        relayed: Any,
+        close: Callable[[], object],
+    ) -> None:
+        self._channels, self._relayed, self.close = channels, relayed, close
+        self._used: set[int] = set()
+
+    def send(self, tensors: Any, peer: int, tag: int) -> Any:
+        """See CableMessages."""
+        return self._start("send", tensors, peer, tag)
+
+    def recv(self, tensors: Any, peer: int, tag: int) -> Any:
+        """See CableMessages."""
+        return self._start("recv", tensors, peer, tag)
+
+    def _start(self, name: str, tensors: Any, peer: int, tag: int) -> Any:
+        channels = self._channels.get(peer)
+        if channels is None:
+            return getattr(self._relayed, name)(tensors, peer, tag)
+        self._used.add(peer)
+        if len(channels) == 1:
+            channel = channels[0]
+            return getattr(channel.gloo, name)(tensors, channel.peer, tag)
+        (tensor,) = tensors
+        if tensor.nbytes < _DIVIDED_BYTES:
+            channel = channels[tag % len(channels)]
+            return getattr(channel.gloo, name)(tensors, channel.peer, tag)
+        works = []
+        for channel, part in zip(channels, _divide(tensor.view(-1), channels), strict=True):
+            works.append(getattr(channel.gloo, name)([part], channel.peer, tag))
+        return _CableWorks(works)
+
+    def hang_up(self) -> None:
+        """See CableMessages. Channels that were never used have no connection."""
+        for peer in sorted(self._used):
+            for channel in self._channels[peer]:
+                with suppress(RuntimeError):
+                    channel.gloo.recv([torch.empty(1)], channel.peer, _NEVER_SENT).wait(
+                        timedelta(milliseconds=1)
+                    )
+
+
+def _divide(tensor: torch.Tensor, channels: Sequence[CableChannel]) -> list[torch.Tensor]:
+    """Return a part of a flat tensor for each channel, by its share; the same on both ends."""
+    total, parts, start = Fraction(0), [], 0
+    for channel in channels:
+        total += channel.share
+        end = int(total * tensor.numel())
+        parts.append(tensor[start:end])
+        start = end
+    return parts

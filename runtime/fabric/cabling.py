@@ -1,0 +1,172 @@
+"""The cables between this launch's hosts, as groups of ranks use them."""
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any
+
+import networkx as nx
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ...topo.fabric import (
+    FabricFacts,
+    PortKey,
+    find_segments,
+    list_data_segments,
+    make_topology,
+)
+from ...topo.fabric.faults import find_rate
+from ..ranks.cabled import CableMessages
+from ..ranks.groups import list_members
+from ..recovery.connections import find_listening_ports, list_sockets
+from .cable_gloo import CableChannel, CableGloo
+from .relay import CableRelay, RelayHop, loopback_of
+
+# gloo finds its device's socket by what was opened meanwhile: one group at a time.
+_MAKING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class HostJoint:
+    """One segment between two hosts: the ports at this end and the other, and its rate in GB/s."""
+
+    own: PortKey
+    other: PortKey
+    GBps: float
+
+
+class HostCabling:
+    """What joins this rank's host to others; see LaunchCabling.
+
+    `relay_ports` has the ports of all ranks' relays, by rank and address.
+    """
+
+    def __init__(self, facts: FabricFacts, rank: int, relay: CableRelay) -> None:
+        self.facts, self.rank, self._relay = facts, rank, relay
+        self.topology = make_topology(facts)
+        self._host_of = {r: i for i, host in enumerate(facts.hosts) for r in host.ranks}
+        self._joints = _find_joints(facts)
+        self.relay_ports: Mapping[int, Mapping[str, int]] = {}
+        graph: nx.Graph[int] = nx.Graph()
+        graph.add_nodes_from(range(len(facts.hosts)))
+        graph.add_edges_from(self._joints)
+        me = self._host_of[rank]
+        self._routes = nx.single_source_shortest_path(graph, me)
+
+    @property
+    def address(self) -> str:
+        """See LaunchCabling."""
+        return loopback_of(self.rank)
+
+    def find_hop(self, rank: int) -> RelayHop:
+        """Return the next hop to a rank on another host, for the relay."""
+        me, host = self._host_of[self.rank], self._host_of[rank]
+        following = self._routes[host][1]
+        joint = self._joints[me, following][0]
+        by = rank if following == host else self.facts.hosts[following].ranks[0]
+        ip = self.facts.ports[joint.other].ip
+        return RelayHop(self.facts.ports[joint.own].ip, ip, self.relay_ports[by][ip], by == rank)
+
+    def reach(self, host: str, port: int) -> None:
+        """See LaunchCabling."""
+        rank = next((r for r in self._host_of if loopback_of(r) == host), None)
+        if rank is not None and self._host_of[rank] != self._host_of[self.rank]:
+            self._relay.open_proxy(rank, port)
+
+    def make_gloo(self, place: Any, store: Store) -> tuple[Any, CableMessages]:
+        """See LaunchCabling. Collective over the group."""
+        members, _ = list_members(place)
+        own: int = place.group_rank
+        gloo_class: Any = dist.ProcessGroupGloo
+        with _MAKING:
+            opened = frozenset(list_sockets().values())
+            device = gloo_class.create_device(hostname=self.address)
+            ports = find_listening_ports(opened)
+            store.set(f"listens/{own}", str(ports[0]))
+            channels = self._make_channels(store, own, members, place.timeout)
+        others = [
+            (number, rank)
+            for number, rank in enumerate(members)
+            if self._host_of[rank] != self._host_of[self.rank]
+        ]
+        keys = [f"listens/{number}" for number, _ in others]
+        if keys:
+            store.wait(keys, place.timeout)
+        proxies = [(rank, int(store.get(f"listens/{number}"))) for number, rank in others]
+        for proxy in proxies:
+            self._relay.open_proxy(*proxy)
+        gloo = gloo_class(store, own, len(members), _make_options([device], place.timeout))
+
+        def close() -> None:
+            for proxy in proxies:
+                self._relay.close_proxy(*proxy)
+
+        # Not before: gloo takes a connection for made that the proxy has not accepted yet.
+        return gloo, CableGloo(channels, gloo, close)
+
+    def _make_channels(
+        self, store: Store, own: int, members: Sequence[int], timeout: timedelta
+    ) -> dict[int, list[CableChannel]]:
+        """Return the channels to the ranks of neighbouring hosts, by number in the group.
+
+        They connect at the first message.
+        """
+        me = self._host_of[self.rank]
+        gloo_class: Any = dist.ProcessGroupGloo
+        channels: dict[int, list[CableChannel]] = {}
+        for number, rank in enumerate(members):
+            joints = self._joints.get((me, self._host_of[rank]), ())
+            total = sum(Fraction(x.GBps) for x in joints)
+            for i, joint in enumerate(joints):
+                low, high = sorted((own, number))
+                device = gloo_class.create_device(
+                    hostname=self.facts.ports[joint.own].ip, lazy_init=True
+                )
+                backend = gloo_class(
+                    PrefixStore(f"cable/{low}-{high}/{i}", store),
+                    int(own == high),
+                    2,
+                    _make_options([device], timeout),
+                )
+                channels.setdefault(number, []).append(
+                    CableChannel(backend, int(own == low), Fraction(joint.GBps) / total)
+                )
+        return channels
+
+
+def _make_options(devices: list[Any], timeout: timedelta) -> Any:
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices, options._timeout = devices, timeout
+    options._threads = 2 * len(devices)
+    return options
+
+
+def _find_joints(facts: FabricFacts) -> dict[tuple[int, int], list[HostJoint]]:
+    """Return the segments between each two hosts, in the same order on both."""
+    joints: dict[tuple[int, int], list[HostJoint]] = defaultdict(list)
+    for segment in list_data_segments(find_segments(facts)):
+        for p in segment.ports:
+            for q in segment.ports:
+                if p[0] != q[0]:
+                    rates = [find_rate(facts, p, q), find_rate(facts, q, p)]
+                    known = [rate for rate in rates if rate]
+                    joints[p[0], q[0]].append(HostJoint(p, q, min(known, default=1.0)))
+    return dict(joints)
+
+
+def may_be_cabled() -> bool:
+    """Return whether this process is one of a launch on several hosts, which cables may join."""
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    if os.environ.get(FABRIC) == "off" or not all(name in os.environ for name in names):
+        return False
+    ranks, on_host = (int(os.environ[name]) for name in names)
+    return on_host < ranks and not os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+# The environment variable by which cables are not looked for ("off").
+FABRIC = "TOPOPLAN_FABRIC"

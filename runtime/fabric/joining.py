@@ -1,0 +1,150 @@
+"""Have this launch's groups use cables, if its hosts are joined by cables instead of a network."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ...topo.errors import TopoplanError
+from ...topo.fabric import FabricFacts, HostFacts, find_faults, find_segments, list_data_segments
+from ...topo.fabric.facts import list_possible_pairs
+from ...topo.fabric.segments import count_islands
+from ..ranks.cabled import find_cabling, note_messages, set_cabling
+from ..ranks.groups import describe_place
+from ..ranks.launch import EMULATED, init_method
+from ..ranks.store import put, take
+from .cabling import HostCabling, may_be_cabled
+from .finding import PortLaunch, collect_facts
+from .relay import CableRelay
+
+log = logging.getLogger("topoplan")
+# More hosts than people wire to each other; hand-shakes of all would delay every start.
+_MAX_HOSTS = 32
+
+
+def join_by_cables(store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
+    """Find out whether cables join the launch's hosts, and have groups use them if they do.
+
+    Collective over all ranks of the launch, once; later calls return at once. Hosts that a network
+    joins are left to gloo.
+    """
+    if find_cabling() is not None or EMULATED in os.environ or sys.platform != "linux":
+        return
+    if not may_be_cabled():
+        return
+    meeting = os.environ.get("MASTER_ADDR", "")
+    launch = PortLaunch(PrefixStore("topoplan/cables", store), rank, ranks, meeting, timeout)
+    try:
+        facts = collect_facts(launch, is_wanted=_may_need_cables)
+    except TopoplanError as error:  # the same on all ranks
+        log.debug("cables were not looked for: %s", error)
+        return
+    if not needs_cables(facts):
+        return
+    host = next(host for host in facts.hosts if rank in host.ranks)
+    addresses = [port.ip for port in host.ports if port.is_up and port.address]
+    relay = CableRelay(rank, addresses, facts.key)
+    cabling = HostCabling(facts, rank, relay)
+    put(launch.store, f"relay/{rank}", dict(relay.ports))
+    cabling.relay_ports = {
+        other: take(launch.store, f"relay/{other}", timeout) for other in range(ranks)
+    }
+    relay.find_hop = cabling.find_hop
+    set_cabling(cabling)
+    for fault in find_faults(facts) if rank == 0 else ():
+        log.warning("%s; %s", fault.text, fault.advice)
+
+
+def _may_need_cables(hosts: Sequence[HostFacts]) -> bool:
+    """Return whether hand-shakes are worth their time, by the ports' addresses alone.
+
+    Not if the hosts share the network of the rendezvous only, nor on clusters.
+    """
+    if not 2 <= len(hosts) <= _MAX_HOSTS:
+        return False
+    shared = {
+        port.network
+        for host in hosts
+        for port in host.ports
+        if port.name == host.management and port.address
+    }
+    pairs = [
+        (p, q)
+        for p, q in list_possible_pairs(hosts)
+        if (port := hosts[p[0]].find_port(p[1])) is not None and port.network not in shared
+    ]
+    return {p[0] for p, _ in pairs} == set(range(len(hosts)))
+
+
+def needs_cables(facts: FabricFacts) -> bool:
+    """Return whether groups have to use cables: some join hosts, and no one network does better.
+
+    That is if hosts are joined without the network of the rendezvous, and either by cables, or the
+    rendezvous' network does not join them.
+    """
+    segments = find_segments(facts)
+    data = list_data_segments(segments)
+    carrying = {(i, host.management) for i, host in enumerate(facts.hosts)}
+    if any(carrying & set(x.ports) for x in data) or any(x.is_fatal for x in find_faults(facts)):
+        return False
+    if not data or count_islands(facts, data) > 1:
+        return False
+    managed = [x for x in segments if x.is_management]
+    has_network = bool(managed) and count_islands(facts, managed) == 1
+    return any(x.is_cable for x in data) or not has_network
+
+
+def init_gloo_group(rank: int, ranks: int, timeout: timedelta) -> None:
+    """Make the default group over gloo, by cables if they join the launch's hosts. Collective."""
+    if not may_be_cabled() or EMULATED in os.environ:
+        dist.init_process_group(
+            "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=timeout
+        )
+        return
+    store, rank, ranks = next(rendezvous(init_method(), rank, ranks, timeout=timeout))
+    store.set_timeout(timeout)
+    join_by_cables(store, rank, ranks, timeout)
+    with _gloo_by_cables():
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+
+
+@contextmanager
+def _gloo_by_cables() -> Iterator[None]:
+    """Have torch's own init_process_group make gloo by cables, while the context lasts."""
+    cabling, c10d = find_cabling(), dist.distributed_c10d
+    if cabling is None:
+        yield
+        return
+
+    stock: Any = c10d.ProcessGroupGloo
+    make_gloo = cabling.make_gloo
+
+    class Maker(type):
+        """Makes gloo by cables where torch calls its class."""
+
+        def __call__(cls, store: Store, rank: int, size: int, timeout: timedelta, **_: Any) -> Any:
+            gloo, messages = make_gloo(describe_place(store, rank, size, timeout, "default"), store)
+            note_messages(gloo, messages)
+            return gloo
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, stock)
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(stock, name)
+
+    class GlooByCables(metaclass=Maker):
+        """In place of torch's ProcessGroupGloo."""
+
+    c10d.ProcessGroupGloo = GlooByCables  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        c10d.ProcessGroupGloo = stock  # type: ignore[misc]

@@ -1,0 +1,87 @@
+"""The cabling of this launch's hosts, if cables join them instead of a network between all.
+
+Set by runtime/fabric before groups are made. gloo's own collectives then go through relays, and
+messages of plans over the cables themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch._C._distributed_c10d import Store
+
+from ...topo.graph import Topology
+
+
+class CableMessages(Protocol):
+    """Messages of one group over the cables of each two hosts, like gloo's own `send` and `recv`.
+
+    Ranks are those of the group.
+    """
+
+    def send(self, tensors: Any, peer: int, tag: int) -> Any:
+        """Start to send to a rank; return gloo's Work, or one like it."""
+
+    def recv(self, tensors: Any, peer: int, tag: int) -> Any:
+        """Start to receive from a rank; return gloo's Work, or one like it."""
+
+    def hang_up(self) -> None:
+        """Close the connections, so that peers notice at once."""
+
+    @property
+    def close(self) -> Callable[[], object]:
+        """A function that frees what the group's connections needed."""
+
+
+class LaunchCabling(Protocol):
+    """What joins the hosts of this launch."""
+
+    topology: Topology
+    """The hosts, joined by their cables."""
+
+    def make_gloo(self, place: Any, store: Store) -> tuple[Any, CableMessages]:
+        """Make gloo for a group of ranks, and the messages over its cables; see groups."""
+
+    def reach(self, host: str, port: int) -> None:
+        """Make the address at which another rank listens reachable from here."""
+
+    @property
+    def address(self) -> str:
+        """The address at which this rank is to listen."""
+
+
+_cabling: LaunchCabling | None = None
+# By the id of a gloo backend: it and its messages, until the group is closed.
+_messages: dict[int, tuple[Any, CableMessages]] = {}
+atexit.register(_messages.clear)
+
+
+def set_cabling(cabling: LaunchCabling | None) -> None:
+    """Have groups that are made from now on use cables; None: a network as usual."""
+    global _cabling
+    _cabling = cabling
+
+
+def find_cabling() -> LaunchCabling | None:
+    """Return the cabling of the launch, or None if a network joins its hosts."""
+    return _cabling
+
+
+def note_messages(gloo: Any, messages: CableMessages) -> None:
+    """Let `find_messages` find the messages over cables of a gloo backend."""
+    _messages[id(gloo)] = gloo, messages
+
+
+def find_messages(gloo: Any) -> CableMessages | None:
+    """Return the messages over cables of a gloo backend, None if it sends everything itself."""
+    known = _messages.get(id(gloo))
+    return known[1] if known is not None and known[0] is gloo else None
+
+
+def forget_messages(gloo: Any) -> None:
+    """Free the messages over cables of a backend that is not used any more."""
+    known = _messages.pop(id(gloo), None)
+    if known is not None:
+        known[1].close()

@@ -1,0 +1,158 @@
+"""When groups use cables, what is measured, and how messages are divided over parallel cables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import patience
+import pytest
+import torch
+
+from topoplan.runtime.emulate import why_not
+from topoplan.runtime.fabric.cable_gloo import CableChannel, CableGloo
+from topoplan.runtime.fabric.cabling import may_be_cabled
+from topoplan.runtime.fabric.joining import needs_cables
+from topoplan.runtime.fabric.relay import loopback_of
+from topoplan.runtime.fabric.rounds import plan_rounds
+from topoplan.topo.fabric import FabricFacts, HostFacts, PortAnswer, PortFacts, Segment
+from topoplan.topo.graph import Topology
+
+REASON = why_not()
+needs_namespaces = pytest.mark.skipif(
+    REASON is not None, reason=f"nothing can be emulated here: {REASON}"
+)
+
+
+def make_facts(hosts: int, networks: list[list[int]], *, opens_management: bool) -> FabricFacts:
+    """Return the facts of hosts that each of some networks joins, by the hosts' numbers."""
+    ports = [[PortFacts("mgmt0", f"192.168.0.{host + 1}/24")] for host in range(hosts)]
+    named = [("mgmt0", list(range(hosts)))] if opens_management else []
+    for number, joined in enumerate(networks):
+        named.append((f"port{number}", joined))
+        for host in joined:
+            ports[host].append(PortFacts(f"port{number}", f"10.1.{number}.{host + 1}/24"))
+    return FabricFacts(
+        tuple(HostFacts(f"h{i}", (i,), tuple(of), "mgmt0") for i, of in enumerate(ports)),
+        answers=tuple(
+            PortAnswer(a, name, b, name, b, name)
+            for name, joined in named
+            for a in joined
+            for b in joined
+            if a != b
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("networks", "opens_management", "expected"),
+    [
+        ([[0, 1], [1, 2], [2, 0]], False, True),  # a ring
+        ([[0, 1], [1, 2], [2, 0]], True, True),  # cables before a slow network
+        ([[0, 1, 2]], False, True),  # a switch, where the rendezvous' network joins no hosts
+        ([[0, 1, 2]], True, False),  # a cluster: gloo does as it always has
+        ([[0, 1]], True, False),  # a missing cable
+        ([], True, False),
+    ],
+)
+def test_groups_use_cables_where_gloo_alone_would_not_do(
+    networks: list[list[int]], opens_management: bool, expected: bool
+) -> None:
+    assert needs_cables(make_facts(3, networks, opens_management=opens_management)) is expected
+
+
+def test_a_ring_without_management_network_is_used_too() -> None:
+    facts = make_facts(3, [[0, 1], [1, 2], [2, 0]], opens_management=False)
+    hosts = tuple(msgspec.structs.replace(host, management="") for host in facts.hosts)
+    assert needs_cables(msgspec.structs.replace(facts, hosts=hosts))
+
+
+def test_only_launches_on_several_hosts_look_for_cables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", "TOPOPLAN_FABRIC"):
+        monkeypatch.delenv(name, raising=False)
+    assert not may_be_cabled()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert not may_be_cabled()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert may_be_cabled()
+    monkeypatch.setenv("TOPOPLAN_FABRIC", "off")
+    assert not may_be_cabled()
+
+
+def test_flows_of_a_round_share_no_host() -> None:
+    ring = [Segment(((i, "port0"), ((i + 1) % 6, "port1"))) for i in range(6)]
+    rounds = plan_rounds(ring)
+    assert sorted(flow for flows in rounds for flow in flows) == sorted(
+        flow for x in ring for flow in ((x.ports[0], x.ports[1]), (x.ports[1], x.ports[0]))
+    )
+    for flows in rounds:
+        hosts = [port[0] for flow in flows for port in flow]
+        assert len(set(hosts)) == len(hosts)
+    assert len(rounds) <= 6
+
+
+class Recorder:
+    """Stands for gloo: remembers what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int, int]] = []
+
+    def send(self, tensors: Any, peer: int, tag: int) -> Recorder:
+        self.sent.append((tensors[0].numel(), peer, tag))
+        return self
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+
+def test_messages_are_divided_by_the_rates_of_parallel_cables() -> None:
+    one, two, relayed = Recorder(), Recorder(), Recorder()
+    channels = {1: [CableChannel(one, 0, Fraction(3, 4)), CableChannel(two, 0, Fraction(1, 4))]}
+    gloo = CableGloo(channels, relayed, lambda: None)
+    gloo.send([torch.zeros(1 << 20)], 1, 7).wait()
+    assert (one.sent, two.sent) == ([(3 << 18, 0, 7)], [(1 << 18, 0, 7)])
+    gloo.send([torch.zeros(8)], 1, 6)
+    gloo.send([torch.zeros(8)], 1, 7)
+    assert (one.sent[1:], two.sent[1:]) == ([(8, 0, 6)], [(8, 0, 7)])
+    gloo.send([torch.zeros(8)], 2, 7)
+    assert relayed.sent == [(8, 2, 7)]
+
+
+def test_every_rank_has_a_loopback_address_of_its_own() -> None:
+    addresses = [loopback_of(rank) for rank in range(2000)]
+    assert len(set(addresses)) == 2000
+    assert all(0 < int(x.split(".")[-1]) < 255 for x in addresses)
+
+
+@needs_namespaces
+def test_emulated_hosts_find_their_cable_and_sum_over_it(tmp_path: Path) -> None:
+    script, written = tmp_path / "rank.py", tmp_path / "found.json"
+    script.write_text(
+        "import os, torch, torch.distributed as dist, topoplan.runtime.register\n"
+        "from topoplan.runtime.ranks.cabled import find_cabling\n"
+        "assert 'TOPOPLAN_EMULATED' not in os.environ\n"
+        "dist.init_process_group('topo')\n"
+        "tensor = torch.full((1 << 16,), float(dist.get_rank() + 1))\n"
+        "dist.all_reduce(tensor)\n"
+        "assert (tensor == 3).all()\n"
+        "if not dist.get_rank():\n"
+        f"    open({str(written)!r}, 'w').write(find_cabling().topology.dumps())\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "topoplan.cli.emulate", "path:2", "--cables", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(60),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    topology = Topology.load(written)
+    assert topology.ranks == ("gpu0", "gpu1")
+    assert topology.links[0].extra["src_address"] == "10.130.0.1"
