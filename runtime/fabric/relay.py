@@ -57,6 +57,8 @@ class CableRelay:
         self._loop = asyncio.new_event_loop()
         self._proxies: dict[tuple[str, int], asyncio.Server] = {}
         self._carried = 0.0
+        # asyncio refers weakly to tasks and their readers: an idle stream would be freed.
+        self._tasks: set[asyncio.Task[Any] | None] = set()
         atexit.register(self._end)
         threading.Thread(target=self._loop.run_forever, name="topoplan-relay", daemon=True).start()
         self.ports: Mapping[str, int] = {
@@ -127,6 +129,16 @@ class CableRelay:
         self, rank: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Carry a connection to `port` of a rank, until it ends."""
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            await self._connect_through(rank, port, reader, writer)
+        finally:
+            self._tasks.discard(task)
+
+    async def _connect_through(
+        self, rank: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         is_last = True
         try:
             if rank == self._rank:
