@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.context import ForkProcess, ForkServerProcess
 from pathlib import Path
 
 # CLONE_NEWNET, of Linux's sched.h.
@@ -38,6 +39,9 @@ def main(
     os.environ.update(environment)
     os.chdir(folder)
     _load_libraries(environment.get("LD_LIBRARY_PATH", ""))
+    # A command's ranks are forked from it: a server of its own would import torch once more, which
+    # takes longer than what most commands do. Those of `launch.run_command` have one.
+    ForkServerProcess._Popen = staticmethod(ForkProcess._Popen)  # type: ignore[method-assign,assignment]
     sys.exit(importlib.import_module(module).main(list(arguments)))
 
 

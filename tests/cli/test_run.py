@@ -342,12 +342,9 @@ def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
 
 
 def test_torchrun_joins(tmp_path: Path) -> None:
-    """Its workers are new interpreters, torchrun itself is forked."""
     pair = make(tmp_path / "plan.json", "path:2")
     command = ["topoplan.cli.run", pair, "-b", "1K", "-e", "1K", "-n", "1", "--json"]
-    done = run_module(
-        "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command
-    )
+    done = run_module("forked_torchrun", "--standalone", "--nproc-per-node", "2", "-m", *command)
     assert done.returncode == 0, done.stderr
     assert rows_of(done)[0]["wrong"] == 0
 

@@ -50,7 +50,7 @@ def test_the_rest_starts_with_the_plan_without_a_rank(tmp_path: Path) -> None:
 def run_by_torchrun(ranks: int, plan: Path, next_plan: Path, results: Path) -> None:
     """Run the script on `ranks` ranks, of which the third one dies once if there is one."""
     done = run_module(
-        "torch.distributed.run",
+        "forked_torchrun",
         f"--nproc-per-node={ranks}",
         "--max-restarts=1",
         "--standalone",
