@@ -16,8 +16,6 @@ from torch.distributed._functional_collectives import (
     reduce_scatter_tensor,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn import Module
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -42,11 +40,13 @@ def train(module: Module, ranks: Iterable[int]) -> tuple[torch.Tensor, torch.Ten
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in module.parameters()]
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in module.parameters()]
         return torch.cat([p.reshape(-1) for p in whole]), loss.detach()
 
 
 def sharded(mesh: DeviceMesh) -> Module:
+    from torch.distributed.fsdp import fully_shard  # slow, and imported before ranks are forked
+
     model: Any = seeded(network)
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
@@ -55,6 +55,8 @@ def sharded(mesh: DeviceMesh) -> Module:
 
 
 def everything(folder: str) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
     planned = count_planned()
     start(plans=folder)
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from rank_process import init
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Embedding, Linear, Sequential
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -170,6 +169,9 @@ def what_torchs_tools_see(folder: str) -> None:
     """Sequence numbers, and counts of calls: as over gloo, whatever is done for a call the first
     time.
     """
+    # Imported in these ranks alone: with it comes all of torch's compiler.
+    from torch.distributed.tensor.debug import CommDebugMode
+
     start(plans=folder, least_bytes=0)
     world, planned = dist.get_world_size(), count_planned()
     stock = dist.new_group(backend="gloo")

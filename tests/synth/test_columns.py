@@ -9,6 +9,8 @@ import subprocess
 import sys
 import zlib
 from base64 import b64decode, b64encode
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,28 @@ def make(argument: str) -> Plan:
     return synthesize(collective_on("allreduce", topology), topology, "packing", 20).plan
 
 
-WIDE = make("dgx-a100:9")
+@cache
+def make_wide() -> Plan:
+    """Return a plan for so many ranks that its transfers are columns."""
+    return make("dgx-a100:9")
+
+
+@cache
+def write_wide() -> str:
+    return json.dumps(make_wide().to_json())
+
+
+def columns_of_wide() -> dict[str, Any]:
+    """Return the columns of its last schedule."""
+    columns: dict[str, Any] = json.loads(write_wide())["schedules"][-1]["columns"]
+    return columns
+
+
+@cache
+def inflate() -> bytes:
+    return zlib.decompress(b64decode(columns_of_wide()["deflated"]))
+
+
 RANKS = st.integers(0, 5) | st.integers(0, MOST - 1)
 
 
@@ -60,9 +83,10 @@ def test_any_schedule_reads_back_with_its_order(
 
 
 def test_a_plan_for_many_ranks_reads_back_equal(tmp_path: Path) -> None:
-    WIDE.save(tmp_path / "plan.json")
+    wide = make_wide()
+    wide.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
-    assert again == WIDE and again.hash == WIDE.hash
+    assert again == wide and again.hash == wide.hash
     assert json.loads((tmp_path / "plan.json").read_text())["version"] == 2
 
 
@@ -73,25 +97,22 @@ def test_up_to_64_ranks_transfers_stay_rows() -> None:
 
 
 def test_files_of_version_1_with_rows_for_many_ranks_are_read() -> None:
-    data = WIDE.to_json()
-    for row, schedule in zip(data["schedules"], dict.fromkeys(WIDE.schedules), strict=False):
+    wide = make_wide()
+    data = wide.to_json()
+    for row, schedule in zip(data["schedules"], dict.fromkeys(wide.schedules), strict=False):
         del row["columns"]
         row |= schedule.uncut._list_rows()
     data = {**data, "version": 1}
     del data["hash"]
-    assert Plan.loads(json.dumps({**data, "hash": hash_of(data)})) == WIDE
+    assert Plan.loads(json.dumps({**data, "hash": hash_of(data)})) == wide
 
 
 def forge(**changes: Any) -> str:
     """The plan's JSON with changed columns, and a hash that fits."""
-    data = json.loads(json.dumps(WIDE.to_json()))
+    data = json.loads(write_wide())
     del data["hash"]
     data["schedules"][-1]["columns"] |= changes
     return json.dumps({**data, "hash": hash_of(data)})
-
-
-COLUMNS: dict[str, Any] = WIDE.to_json()["schedules"][-1]["columns"]
-RAW = zlib.decompress(b64decode(COLUMNS["deflated"]))
 
 
 def deflate(raw: bytes, level: int = 9) -> str:
@@ -99,35 +120,37 @@ def deflate(raw: bytes, level: int = 9) -> str:
 
 
 def test_the_hash_is_the_same_whatever_zlib_writes() -> None:
-    text = forge(deflated=deflate(RAW, 1))
+    text = forge(deflated=deflate(inflate(), 1))
     assert text != forge()
-    assert json.loads(text)["hash"] == WIDE.hash == Plan.loads(text).hash
+    assert json.loads(text)["hash"] == make_wide().hash == Plan.loads(text).hash
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("change", "says"),
     [
-        ({"deflated": deflate(RAW[:-1])}, "deflated: expected "),
-        ({"deflated": deflate(RAW + b"\0")}, "deflated: expected "),
-        ({"deflated": deflate(bytes(10**8))}, "deflated: expected "),
-        ({"deflated": COLUMNS["deflated"][:-8]}, "deflated: expected "),
-        ({"deflated": "@@@"}, "deflated: damaged: "),
-        ({"deflated": "é"}, "deflated: damaged: "),
-        ({"deflated": b64encode(b"none").decode()}, "deflated: damaged: "),
-        ({"deflated": deflate(RAW[::-1])}, "the columns do not match their sha256"),
-        ({"transfers": 10**8}, "more than 1024 MiB"),
-        ({"transfers": 10**6}, "deflated: expected "),
-        ({"widths": [3] * 11}, "widths[0]: expected one of 1, 2, 4, got 3"),
-        ({"widths": [1] * 10}, "widths: expected a list"),
-        ({"shares": []}, "share 0; expected from 0 to -1"),
-        ({"devices": []}, "device 0; expected from 0 to -1"),
-        ({"chunks": -1}, "chunks: expected a whole number"),
-        ({"extra": 1}, "unknown field 'extra'"),
+        (lambda: {"deflated": deflate(inflate()[:-1])}, "deflated: expected "),
+        (lambda: {"deflated": deflate(inflate() + b"\0")}, "deflated: expected "),
+        (lambda: {"deflated": deflate(bytes(10**8))}, "deflated: expected "),
+        (lambda: {"deflated": columns_of_wide()["deflated"][:-8]}, "deflated: expected "),
+        (lambda: {"deflated": "@@@"}, "deflated: damaged: "),
+        (lambda: {"deflated": "é"}, "deflated: damaged: "),
+        (lambda: {"deflated": b64encode(b"none").decode()}, "deflated: damaged: "),
+        (lambda: {"deflated": deflate(inflate()[::-1])}, "the columns do not match their sha256"),
+        (lambda: {"transfers": 10**8}, "more than 1024 MiB"),
+        (lambda: {"transfers": 10**6}, "deflated: expected "),
+        (lambda: {"widths": [3] * 11}, "widths[0]: expected one of 1, 2, 4, got 3"),
+        (lambda: {"widths": [1] * 10}, "widths: expected a list"),
+        (lambda: {"shares": []}, "share 0; expected from 0 to -1"),
+        (lambda: {"devices": []}, "device 0; expected from 0 to -1"),
+        (lambda: {"chunks": -1}, "chunks: expected a whole number"),
+        (lambda: {"extra": 1}, "unknown field 'extra'"),
     ],
 )
-def test_damaged_columns_are_refused_in_one_line(changes: dict[str, Any], says: str) -> None:
+def test_damaged_columns_are_refused_in_one_line(
+    change: Callable[[], dict[str, Any]], says: str
+) -> None:
     with pytest.raises(VerificationError) as caught:
-        Plan.loads(forge(**changes), "plan.json")
+        Plan.loads(forge(**change()), "plan.json")
     message = str(caught.value)
     assert message.startswith("plan.json: ") and says in message and "\n" not in message
 
@@ -144,7 +167,7 @@ def test_columns_of_all_schedules_together_are_bounded() -> None:
 
 @pytest.mark.parametrize("also", ["chunks", "routes", "transfers"])
 def test_rows_beside_columns_are_refused(also: str) -> None:
-    row = {**WIDE.to_json()["schedules"][-1], also: []}
+    row = {**json.loads(write_wide())["schedules"][-1], also: []}
     with pytest.raises(InputError, match="expected either chunks, routes and transfers, or"):
         Schedule.from_json(row)
     del row["columns"]
@@ -155,7 +178,7 @@ def test_rows_beside_columns_are_refused(also: str) -> None:
 @settings(max_examples=count_examples(150), deadline=None)
 @given(st.data())
 def test_forged_columns_give_one_line_or_another_valid_plan(data: st.DataObject) -> None:
-    raw = bytearray(RAW)
+    raw = bytearray(inflate())
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     sha256 = hashlib.sha256(raw).hexdigest()

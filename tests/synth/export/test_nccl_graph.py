@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -169,7 +170,9 @@ def one_ring(graph: NcclGraph) -> NcclGraph:
     )
 
 
-GOOD = write("allreduce", preset("ring:4"))[0].text
+@cache
+def write_good() -> str:
+    return write("allreduce", preset("ring:4"))[0].text
 
 
 @pytest.mark.parametrize("dialect", [rules.GRAPHS, rules.OLD_GRAPHS])
@@ -198,9 +201,9 @@ def test_nccls_own_reader_loads_it(machine: str, dialect: rules.Dialect) -> None
 @given(st.data())
 @settings(max_examples=count_examples(150))
 def test_what_the_checker_lets_pass_nccl_loads_as_it_says(data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, len(GOOD)))
+    start = data.draw(st.integers(0, len(write_good())))
     instead = data.draw(st.text("<>\"'=/ 0123ax\n&-!", max_size=4))
-    text = GOOD[:start] + instead + GOOD[start + data.draw(st.integers(0, 8)) :]
+    text = write_good()[:start] + instead + write_good()[start + data.draw(st.integers(0, 8)) :]
     try:
         file = read_graph_file(text, "graph.xml")
         check_graph_file(file, range(4), inside=True)
@@ -330,8 +333,8 @@ def test_ways_through_a_network_are_refused() -> None:
     ],
 )
 def test_faulty_files_are_told_in_one_line(pattern: str, after: str, words: str) -> None:
-    damaged = re.sub(pattern, after, GOOD, count=1)
-    assert damaged != GOOD
+    damaged = re.sub(pattern, after, write_good(), count=1)
+    assert damaged != write_good()
     with pytest.raises(InputError) as error:
         check_graph_file(read_graph_file(damaged, "graph.xml"), range(4), inside=True)
     assert (
@@ -342,8 +345,8 @@ def test_faulty_files_are_told_in_one_line(pattern: str, after: str, words: str)
 
 
 def test_a_tree_that_misses_a_gpu_is_found_without_the_machine() -> None:
-    start = GOOD.index('id="1"')
-    damaged = GOOD[:start] + GOOD[start:].replace('dev="0x1"', 'dev="0x0"', 1)
+    start = write_good().index('id="1"')
+    damaged = write_good()[:start] + write_good()[start:].replace('dev="0x1"', 'dev="0x0"', 1)
     with pytest.raises(
         InputError,
         match=r"graph 1 \(tree\), channel 0 has dev 0x0 more than once and lacks dev 0x1",
@@ -353,7 +356,7 @@ def test_a_tree_that_misses_a_gpu_is_found_without_the_machine() -> None:
 
 def test_rules_that_depend_on_the_version() -> None:
     old = parse_nccl_version("2.20")
-    file = read_graph_file(GOOD, "g")
+    file = read_graph_file(write_good(), "g")
     many = replace(
         file.graphs[0], nchannels=17, channels=file.graphs[0].channels[:1] * 17, nets=((),) * 17
     )
@@ -453,11 +456,11 @@ def test_a_plan_a_name_and_a_file_are_taken(
             assert path is not None
             assert read_graph_file(path.read_text(), "g").graphs[0].channels
     own = tmp_path / "own.xml"
-    own.write_text(GOOD)
+    own.write_text(write_good())
     with topoplan.nccl_graph(own) as path:
         assert path == own and os.environ["NCCL_GRAPH_FILE"] == str(own)
     assert own.exists()
-    own.write_text(GOOD.replace('dev="0x3"', 'dev="0x2"', 1))
+    own.write_text(write_good().replace('dev="0x3"', 'dev="0x2"', 1))
     with pytest.raises(InputError, match="more than once"), topoplan.nccl_graph(str(own)):
         pytest.fail("a faulty file was taken")
     with pytest.raises(InputError), topoplan.nccl_graph(str(tmp_path / "missing.xml")):
@@ -479,8 +482,8 @@ def test_files_for_one_host_are_refused_in_jobs_of_several(
     for name in ("NCCL_GRAPH_FILE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     one, several = tmp_path / "one.xml", tmp_path / "several.xml"
-    one.write_text(GOOD)
-    between = GOOD.replace("<channel>", '<channel><net dev="0"/>')
+    one.write_text(write_good())
+    between = write_good().replace("<channel>", '<channel><net dev="0"/>')
     several.write_text(between.replace("</channel>", '<net dev="0"/></channel>'))
     with pytest.raises(InputError, match="for several hosts"), topoplan.nccl_graph(several):
         pytest.fail("a file for several hosts was taken on one")
