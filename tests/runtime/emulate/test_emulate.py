@@ -339,37 +339,20 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
             tmp_path / f"{name}.json"
         )
     calibrated = tmp_path / "calibrated.json"
-    run = [sys.executable, "-m", "topoplan.cli.run"]
-    args = ["path:3", "--slowest", "80Mbit", "--", *run]
-    done = subprocess.run(
-        command(
-            *args,
-            str(tmp_path / "known.json"),
-            "-b",
-            "4K",
-            "-e",
-            "1M",
-            "-f",
-            "256",
-            "-n",
-            "2",
-            "-w",
-            "1",
-            "--json",
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience.seconds(200),
-    )
-    assert done.returncode == 0, done.stderr
-    small, large = json.loads(done.stdout)["rows"]
+    known_plan, plan = str(tmp_path / "known.json"), str(tmp_path / "plan.json")
+    sizes = ("-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "--json")
+    folders = [tmp_path / "first", tmp_path / "second"]  # one rendezvous each
+    for folder in folders:
+        folder.mkdir()
+    with emulate(topology, parse_rate("80Mbit")) as network:
+        done, *others = run_emulated(network, folders[0], "topoplan.cli.run", known_plan, *sizes)
+        calibrate = (plan, "--calibrate", "-o", str(calibrated))
+        ended = run_emulated(network, folders[1], "topoplan.cli.run", *calibrate)
+    assert [rank.returncode for rank in (done, *others)] == [0, 0, 0], done.stdout
+    small, large = json.loads(done.stdout[done.stdout.index("{") :])["rows"]
     assert small["wrong"] == large["wrong"] == 0
     assert 0 < large["bound_fraction"] < 1.3
     assert large["predicted_us"] is None or large["predicted_us"] > 0
-    with emulate(topology, parse_rate("80Mbit")) as network:
-        calibrate = (str(tmp_path / "plan.json"), "--calibrate", "-o", str(calibrated))
-        ended = run_emulated(network, tmp_path, "topoplan.cli.run", *calibrate)
     assert [rank.returncode for rank in ended] == [0, 0, 0], ended[0].stdout
     written = Topology.load(calibrated)
     assert written.extra["host"]["source"] == "topo-run --calibrate"
