@@ -291,7 +291,7 @@ def on_loopback(world: int, *args: str) -> list[Ended]:
 def test_on_one_host_the_declared_rates_stay(tmp_path: Path) -> None:
     declared = preset("mesh:2x2@25")
     (tmp_path / "declared.json").write_text(declared.dumps())
-    ended = on_loopback(4, "5", str(tmp_path / "declared.json"))
+    ended = on_loopback(4, "2", str(tmp_path / "declared.json"))
     assert [rank.returncode for rank in ended] == [0] * 4, ended
     assert len({rank.stdout for rank in ended}) == 1
     measured = Topology.loads(ended[0].stdout)
@@ -310,7 +310,7 @@ def test_processes_without_gpus_are_measured(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there are GPUs here")
-    ended = on_loopback(2, "5")
+    ended = on_loopback(2, "2")
     assert [rank.returncode for rank in ended] == [0] * 2, ended
     measured = Topology.loads(ended[0].stdout)
     bare = join_cpu_hosts(measured.extra["hosts"], [0] * 2)

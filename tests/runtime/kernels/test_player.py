@@ -24,7 +24,7 @@ def name_segment(test: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("machine", "ranks", "calls"), [("ring:2", 2, 10), ("ring:3", 3, 6), ("full:4", 4, 4)]
+    ("machine", "ranks", "calls"), [("ring:2", 2, 10), ("ring:3", 3, 4), ("full:4", 4, 3)]
 )
 def test_calls_of_all_kinds_in_a_row(plans: Plans, machine: str, ranks: int, calls: int) -> None:
     paths = {name: plans(machine, name) for name in COLLECTIVES}
