@@ -268,21 +268,6 @@ def patient_ranks() -> dict[str, str]:
     return {patience.VARIABLE: str(patience.factor()), "PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
-def wait_for_all(ranks: Sequence[subprocess.Popen[str]], quiet_s: float) -> list[Ended]:
-    """Wait for processes whose output is piped; none outlives this call."""
-    ends = patience.seconds(quiet_s)
-    try:
-        printed = [rank.communicate(timeout=ends) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [
-        subprocess.CompletedProcess(rank.args, rank.returncode, out, err)
-        for rank, (out, err) in zip(ranks, printed, strict=True)
-    ]
-
-
 def _run(
     body: Callable[P, T],
     args: Sequence[object],

@@ -1,8 +1,29 @@
-"""A command that joins the hosts of the ranks that it is started as, and prints the topology."""
+"""A command that joins the hosts of the ranks that it is started as, and prints the topology.
+
+Its host is called as the variable HOST_NAME says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Sequence
 
 import patience
 
 from topoplan.runtime.ranks.places import join_ranks
 
-if __name__ == "__main__":
+HOST_NAME = "TOPOPLAN_TEST_HOST_NAME"
+# CLONE_NEWUTS, of Linux's sched.h.
+_HOST_NAMES = 0x04000000
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Give the host a name that this process alone sees, join the ranks, and print."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(_HOST_NAMES):
+        raise OSError(ctypes.get_errno(), "no host name of its own for a process")
+    socket.sethostname(os.environ[HOST_NAME])
     print(join_ranks(patience.seconds(40)).dumps())
+    return 0

@@ -5,19 +5,19 @@ said.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from fake_library import environment as fake_environment
-from fake_library import serve
+from fake_library import HIDDEN, serve
+from fake_library import variables as fake_variables
 from fake_nvml import nvl72_tray
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import patient_ranks, wait_for_all
+from launch import run_modules
+from ranks.join_command import HOST_NAME
 
 from topoplan.cli.probe import main as probe_main
 from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
@@ -437,33 +437,24 @@ def _may_name_hosts() -> bool:
         return False
 
 
-JOIN = str(Path(__file__).parents[1] / "ranks" / "join_command.py")
-
-
 @pytest.mark.skipif(
     not _may_name_hosts(), reason="no host name of its own for a process (unshare --uts)"
 )
 def test_ranks_on_two_host_names_are_on_two_hosts_of_one_fabric(tmp_path: Path) -> None:
     """Two trays of an NVL72, the first with two ranks."""
     names = ("node-b", "node-a", "node-b")
-    tray = fake_environment(nvl72_tray(), tmp_path)
-    running = []
-    for rank, name in enumerate(names):
-        place = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank // 2)}
-        place["GLOO_SOCKET_IFNAME"] = "lo"
-        environment = {
-            **tray,
-            **place,
-            "TOPOPLAN_RENDEZVOUS": str(tmp_path / "meet"),
-            **patient_ranks(),
-        }
-        inner = ["sh", "-c", f'hostname {name}; exec "$@"', "-", sys.executable, JOIN]
-        running.append(
-            subprocess.Popen(
-                ["unshare", "--uts", *inner], env=environment, stdout=subprocess.PIPE, text=True
-            )
-        )
-    ended = wait_for_all(running, 100)
+    common = {
+        **dict.fromkeys(HIDDEN),
+        **fake_variables(nvl72_tray(), tmp_path),
+        "WORLD_SIZE": "3",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TOPOPLAN_RENDEZVOUS": str(tmp_path / "meet"),
+    }
+    ranks = [
+        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank // 2), HOST_NAME: name}
+        for rank, name in enumerate(names)
+    ]
+    ended = run_modules("ranks.join_command", [], ranks, 100)
     assert [process.returncode for process in ended] == [0] * 3
     assert len({process.stdout for process in ended}) == 1
     topology = Topology.loads(ended[0].stdout)
