@@ -101,9 +101,8 @@ def test_the_table_is_nccl_tests_style(plan: str) -> None:
     assert lines[-1] == "# wrong elements: 0"
 
 
-@pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "broadcast", "alltoall"])
-def test_other_collectives_are_checked_too(tmp_path: Path, collective: str) -> None:
-    path = make(tmp_path / "plan.json", "path:2", collective, "exact")
+def test_other_collectives_are_checked_too(tmp_path: Path) -> None:
+    path = make(tmp_path / "plan.json", "path:2", "broadcast", "exact")
     assert all(
         row["wrong"] == 0 for row in rows_of(run_on(2, path, "-e", "4K", "-n", "2", "--json"))
     )

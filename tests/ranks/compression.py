@@ -155,7 +155,9 @@ def reduced_once(direct: str, ring: str) -> None:
 
 
 def other_collectives(plans: dict[str, str]) -> None:
-    by_name = {name: Communicator(path, compress="fp16") for name, path in plans.items()}
+    by_name = {
+        name: Communicator(path, compress="fp16", choose="plan") for name, path in plans.items()
+    }
     rank, world = dist.get_rank(), dist.get_world_size()
     part, n = 96, 96 * world
     own = slice(rank * part, (rank + 1) * part)
