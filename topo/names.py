@@ -16,3 +16,13 @@ def join_first(names: Iterable[str], most: int, separator: str = ", ") -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return separator.join(every[:most]) + more
+
+
+def name_opposite(ident: str) -> str:
+    """Return the device by which data comes back that leaves by device `ident`.
+
+    It is the device itself, except that a host whose ports do not forward to each other sends by
+    "HOST/out" and receives by "HOST/in".
+    """
+    host, slash, end = ident.rpartition("/")
+    return host + slash + {"out": "in", "in": "out"}.get(end, end) if slash else ident

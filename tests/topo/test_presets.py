@@ -10,12 +10,14 @@ from typing import Any
 import networkx as nx
 import pytest
 
+from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import MAX_GPUS, PRESETS, Preset, preset
+from topoplan.topo.routes import Router
 
 
 def as_graph(topology: Topology) -> nx.DiGraph[str]:
@@ -42,7 +44,7 @@ def pair_counts(topology: Topology) -> dict[tuple[int, int], int]:
 @pytest.mark.parametrize("entry", PRESETS.values(), ids=lambda p: p.name)
 def test_every_example_builds_and_is_symmetric_connected_and_kept_by_json(entry: Preset) -> None:
     topology = preset(entry.example)
-    assert topology.is_symmetric
+    assert topology.reversed().fingerprint == topology.fingerprint
     assert nx.is_strongly_connected(as_graph(topology))
     assert topology.name == entry.example
     assert Topology.loads(topology.dumps()) == topology
@@ -198,9 +200,60 @@ def test_mi300x_z52_and_two_sockets() -> None:
     assert topology.out_neighbours["plx2"] == ("gpu4", "gpu5", "cpu1")
 
 
+def list_cables(topology: Topology) -> list[tuple[str, str, str, str]]:
+    """Return the host and port at both ends of each cable, each cable once."""
+    host_of = {d.id: d.extra["host"] for d in topology.devices}
+    ends = [
+        ((host_of[x.src], x.extra["src_port"]), (host_of[x.dst], x.extra["dst_port"]))
+        for x in topology.links
+        if "src_port" in x.extra
+    ]
+    assert sorted(ends) == sorted((b, a) for a, b in ends), "every cable carries both directions"
+    return [(*a, *b) for a, b in ends if a < b]
+
+
+def test_sparks_in_a_ring_are_cabled_as_nvidia_says_and_share_two_pcie_links() -> None:
+    topology = preset("spark-ring:3")
+    first, second = "enp1s0f0np0", "enp1s0f1np1"
+    assert list_cables(topology) == [
+        ("spark0", first, "spark1", second),
+        ("spark1", first, "spark2", second),
+        ("spark0", second, "spark2", first),
+    ]
+    assert topology.capacity_GBps["spark0/out", "spark1/in"] == 25
+    assert all(into_GBps(topology, gpu) == 28 for gpu in topology.ranks)
+    bound = find_bounds(collective_on("allgather", topology), Router(topology)).single_path
+    assert bound.algbw_GBps == 28 * Fraction(3, 2)
+
+
+def test_two_cables_between_sparks_end_at_equal_ports() -> None:
+    topology = preset("spark-pair")
+    ports = ("enp1s0f0np0", "enp1s0f1np1")
+    assert list_cables(topology) == [("spark0", p, "spark1", p) for p in ports]
+    assert topology.capacity_GBps["spark0/out", "spark1/in"] == 50
+
+
+def test_strix_boxes_in_a_ring_and_macs_in_a_mesh_use_each_port_once() -> None:
+    for argument, graph, rate in (
+        ("strix-ring:5", nx.cycle_graph(5), 5),
+        ("mac-mesh:7", nx.complete_graph(7), 10),
+    ):
+        topology = preset(argument)
+        assert nx.is_isomorphic(as_graph(topology).to_undirected(), graph)
+        assert set(topology.capacity_GBps.values()) == {rate}
+        ends = [end for a, x, b, y in list_cables(topology) for end in ((a, x), (b, y))]
+        assert len(set(ends)) == len(ends) == len(topology.links)
+
+
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
+        ("spark-ring", "a number of hosts of at least 1 after 'spark-ring:'"),
+        ("spark-ring:2", "at least 3 hosts in a ring; two are spark-pair"),
+        ("spark-pair:2", "takes no size"),
+        ("strix-ring:2", "at least 3 hosts in a ring"),
+        ("mac-mesh:1", "from 2 to 7 Macs"),
+        ("mac-mesh:8", "has 6 Thunderbolt 5 ports"),
         ("rign:8", "did you mean 'ring:8'"),
         ("", "unknown topology"),
         ("ring", "for example 'ring:8'"),

@@ -7,6 +7,7 @@ from ..facts import keys
 from ..facts.keys import gpu_subject
 from ..facts.view import WIRES
 from ..graph import Device
+from ..names import name_opposite
 from ..notes import NoteKind
 from .view import Check, DoctorView, Finding, Severity, format_GBps, has_two_gpus, join_names
 
@@ -38,7 +39,7 @@ def check_missing_directions(view: DoctorView) -> Iterator[Finding]:
     for kind, about, evidence in view.group(
         (link.kind, (link.src, link.dst), (view.format_link(link),))
         for link in view.topology.links
-        if (link.dst, link.src) not in view.topology.capacity_GBps
+        if (name_opposite(link.dst), name_opposite(link.src)) not in view.topology.capacity_GBps
     ):
         yield Finding(
             "error" if kind in _DUPLEX else "warning",

@@ -17,6 +17,7 @@ from math import prod
 from ..errors import InputError
 from ..exact import fraction_to_json
 from ..graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_directions
+from .cabled import mac_mesh, spark_pair, spark_ring, strix_ring
 from .machines import dgx1, dgx2, dgx_a100, dgx_h100, gb200_nvl72, mi250, mi300x, pcie_2socket, z52
 
 # The most GPUs of a preset: no strategy plans for more.
@@ -36,10 +37,10 @@ class Preset:
     """A machine or graph that `preset` builds by name; `example` is an argument for it.
 
     `size` is the unit of the numbers after the colon: "GPUs", "dimensions", "dimension", "boxes"
-    (servers), "racks", or "" if the preset takes none. `gpus` maps these numbers to the number of
-    GPUs. A machine has `machine`, which builds the topology of a number of boxes or racks. A graph
-    has `pairs`, which maps the numbers to the pairs of ranks that are linked, or `via_switch`: then
-    one switch links all GPUs.
+    (servers), "racks", "hosts" (joined by cables), or "" if the preset takes none. `gpus` maps
+    these numbers to the number of GPUs. A machine has `machine`, which builds the topology of a
+    number of boxes, racks or hosts. A graph has `pairs`, which maps the numbers to the pairs of
+    ranks that are linked, or `via_switch`: then one switch links all GPUs.
     """
 
     name: str
@@ -236,6 +237,31 @@ _MACHINES = (
         "",
         8,
         pcie_2socket,
+    ),
+    (
+        "spark-ring",
+        "spark-ring:3",
+        "NVIDIA DGX Sparks cabled in a ring, without a switch",
+        "hosts",
+        1,
+        spark_ring,
+    ),
+    ("spark-pair", "spark-pair", "2 DGX Sparks joined by two cables", "", 2, spark_pair),
+    (
+        "strix-ring",
+        "strix-ring:4",
+        "Ryzen AI Max (Strix Halo) boxes in a ring of USB4 cables",
+        "hosts",
+        1,
+        strix_ring,
+    ),
+    (
+        "mac-mesh",
+        "mac-mesh:4",
+        "Mac Studios with a Thunderbolt 5 cable between every two",
+        "hosts",
+        1,
+        mac_mesh,
     ),
 )
 
