@@ -43,7 +43,7 @@ from topoplan.topo.routes import Router
 
 PARTS = ("find", "miscabled", "train")
 SIZES = (4 << 20, 16 << 20)
-_COMMAND_s = 240.0
+_COMMAND_s = 120.0
 _STEPS = 45  # DDP's buckets are settled at step 20
 
 

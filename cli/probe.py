@@ -235,12 +235,6 @@ def _is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _find_rank() -> str:
-    """Return this process's rank, as torchrun or MPI's launchers set it; "0" without one."""
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    return next((os.environ[name] for name in names if name in os.environ), "0")
-
-
 def _probe(arguments: argparse.Namespace) -> int:
     progress = ProgressReporter(PROG, arguments, _reports())
     form = choose_format(
