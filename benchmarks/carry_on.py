@@ -8,7 +8,7 @@ allreduces of integers, whose sums are exact (`calls`), or train a model with
 DistributedDataParallel and the hook (`training`). At a moment drawn by --seed a fault strikes:
 `cut` takes one link after the other; `two` cuts two links at once; `again` cuts a second one while
 the ranks recover from the first; `flap` cuts a link, mends it and cuts it again; `slow` halves the
-rate of a link, of one between hosts if there are any, with on_slow="replan".
+rate of a link, of one between hosts if there are any, for 40 s, with on_slow="replan".
 
 Right is: all sums are exact, or all parameters equal bit for bit on all ranks and within 1e-6 of
 those without a fault; where the links left do not connect the ranks, an error on every rank.
@@ -53,20 +53,22 @@ COLUMNS = (
     ("runs", "runs", ">5"), ("went_on", "went on", ">8"), ("refused", "refused", ">8"),
     ("wrong", "wrong", ">6"), ("hung", "hung", ">5"), ("slowest_s", "slowest s", ">10.2f"),
     ("slowest_recovery_s", "recovery s", ">11.2f"), ("least_of_bound", "of bound", ">9.3f"),
-    ("median_of_bound", "median", ">7.3f"),
+    ("median_of_bound", "median", ">7.3f"), ("returned", "returned", ">9"),
 )  # fmt: skip
 _NUMEL = 1 << 20
 _STEPS = 40
 _START_S, _AFTER_S, _END_S = 90.0, 20.0, 60.0
 _FLAP_S = (1.5, 6.0)
-_SLOW, _AFTER_SLOW_S, _STEPS_SLOW = 0.5, 40.0, 250
+# Times that a link stays slow, and after it has recovered; steps of training for both.
+_SLOW, _SLOW_S, _RETURN_S, _STEPS_SLOW = 0.5, 40.0, 40.0, 400
 _CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
 class Run:
     """How one run ended: `wrong` and `hung` count ranks; `refused` that all ranks raised an error
-    since the links left do not connect them, `recoveries` those of rank 0.
+    since the links left do not connect them, `recoveries` those of rank 0. `returned` says whether
+    the plan did after a slow link was as fast as before.
     """
 
     machine: str
@@ -83,6 +85,7 @@ class Run:
     refused: bool
     recoveries: int
     last_lines: list[str]
+    returned: bool | None = None
 
 
 def build_two_rails() -> Topology:
@@ -146,7 +149,7 @@ def carry_out(
             struck = time.time()
             strike(network, case, links, logs)
             if program == "calls":
-                time.sleep(_AFTER_SLOW_S if case == "slow" else _AFTER_S)
+                time.sleep(_RETURN_S if case == "slow" else _AFTER_S)
                 if case not in ("cut", "slow"):
                     time.sleep(_FLAP_S[1])
                 (folder / "stop").touch()
@@ -184,6 +187,8 @@ def strike(
     """Cause the faults of a case."""
     if case == "slow":
         network.scale_rates(*links[0], Fraction(_SLOW))
+        time.sleep(_SLOW_S)
+        network.scale_rates(*links[0], Fraction(1))
         return
     network.cut(*links[0])
     if case == "two":
@@ -230,7 +235,8 @@ def judge(
         hit = [{"at": begun + x["at"] + x["seconds"]} for x in end["recoveries"][:1]]
     of_bound = None
     if program == "calls" and not refused and case in ("cut", "two", "slow") and hit and times:
-        after = [x["seconds"] for x in times if x["at"] > hit[-1]["at"]]
+        until = struck + _SLOW_S if case == "slow" else float("inf")
+        after = [x["seconds"] for x in times if hit[-1]["at"] < x["at"] < until]
         bound = find_bound_GBps(network.blueprint.topology, links, is_slow=case == "slow")
         if len(after) > 2 and bound:
             of_bound = _NUMEL * 4 / statistics.median(after[-5:]) / 1e9 / bound
@@ -249,6 +255,7 @@ def judge(
         refused,
         len(end["recoveries"]),
         [text.strip().splitlines()[-1][-300:] if text.strip() else "(nothing)" for text in texts],
+        any(x["kind"] == "recovered" for x in end["recoveries"]) if case == "slow" else None,
     )
 
 
@@ -495,6 +502,7 @@ def print_table(runs: Sequence[Run], *, as_json: bool) -> None:
                 "slowest_recovery_s": max((x.recovery_s or 0 for x in some), default=None),
                 "least_of_bound": min(rates, default=None),
                 "median_of_bound": statistics.median(rates) if rates else None,
+                "returned": sum(x.returned for x in some) if case == "slow" else None,
             }
         )
     table.end()

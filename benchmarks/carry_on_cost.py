@@ -1,15 +1,23 @@
-"""What on_fault="replan" costs as long as nothing breaks: a communicator with it and one without.
+"""What on_fault="replan" and on_slow="replan" cost as long as nothing breaks or becomes slow.
 
     torchrun --nproc-per-node 4 benchmarks/carry_on_cost.py PLAN [-b 4K] [-e 16M]
+    torchrun --nproc-per-node 4 benchmarks/carry_on_cost.py PLAN --slow [--seconds 15]
 
-Both send messages over gloo by the same plan and take turns; times are medians of the slowest rank.
+A communicator with on_fault and one without send messages over gloo by the same plan and take
+turns; times are medians of the slowest rank. With --slow it is one communicator, of which calls
+that are not watched (`off`), not watched again (`again`) and watched take turns in changing order;
+times are medians of rank 0. `noise` is again / off; `ratio` is watched / off and the share of the
+watched calls' time in which the ranks agreed on durations (`agreeing`).
 """
 
 from __future__ import annotations
 
+import argparse
+import random
 import statistics
 import time
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -22,6 +30,11 @@ COLUMNS = (
     ("bytes", "bytes", ">10"), ("raise_us", "raise us", ">10.0f"),
     ("replan_us", "replan us", ">10.0f"), ("ratio", "ratio", ">6.2f"),
 )  # fmt: skip
+SLOW_COLUMNS = (
+    ("bytes", "bytes", ">10"), ("calls", "calls", ">7"), ("off_us", "off us", ">10.1f"),
+    ("again_us", "again us", ">10.1f"), ("watched_us", "watched us", ">10.1f"),
+    ("noise", "noise", ">7.4f"), ("agreeing", "agreeing", ">9.4f"), ("ratio", "ratio", ">7.4f"),
+)  # fmt: skip
 _CALLS, _WARMUP = 60, 5
 
 
@@ -31,9 +44,15 @@ def main() -> None:
     parser.add_argument("plan")
     parser.add_argument("-b", dest="first", default="4K")
     parser.add_argument("-e", dest="last", default="16M")
+    parser.add_argument("--slow", action="store_true", help="measure on_slow instead")
+    parser.add_argument("--seconds", type=float, default=15, help="for each size, with --slow")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    if args.slow:
+        measure_watching(args)
+        dist.destroy_process_group()
+        return
     communicators = {
         on_fault: Communicator(
             args.plan, choose="plan", executor="point-to-point", on_fault=on_fault
@@ -63,6 +82,57 @@ def main() -> None:
     if table is not None:
         table.end()
     dist.destroy_process_group()
+
+
+def measure_watching(args: argparse.Namespace) -> None:
+    """Print a row for each size: watched calls beside those that are not."""
+    communicator = Communicator(
+        args.plan, choose="plan", executor="point-to-point", on_slow="replan"
+    )
+    engine = communicator.engine
+    watch = engine.watch
+    table = Table(SLOW_COLUMNS, as_json=args.json) if dist.get_rank() == 0 else None
+    size, last = parse_size(args.first), parse_size(args.last)
+    while size <= last:
+        # A tensor of its own for each: calls on it are made as at first (CallCache).
+        tensors = {kind: torch.zeros(size // 4) for kind in ("off", "again", "watched")}
+        seconds: dict[str, list[float]] = {kind: [] for kind in tensors}
+        draw, ends, spent_s = random.Random(size), time.monotonic() + args.seconds, 0.0
+        for number in count():
+            if number == _WARMUP:
+                spent_s = watch.spent_s
+            for kind in draw.sample([*tensors], len(tensors)):
+                engine.watch = watch if kind == "watched" else None
+                dist.barrier()
+                began = time.perf_counter()
+                communicator.allreduce(tensors[kind])
+                if number >= _WARMUP:
+                    seconds[kind].append(time.perf_counter() - began)
+            if number % _WARMUP == 0:
+                is_over = torch.tensor([time.monotonic() > ends])
+                dist.broadcast(is_over, 0)
+                if is_over:
+                    break
+        off_s, again_s, watched_s = (statistics.median(x) for x in seconds.values())
+        agreeing = (watch.spent_s - spent_s) / sum(seconds["watched"])
+        if table is not None:
+            table.add(
+                {
+                    "bytes": size,
+                    "calls": len(seconds["off"]),
+                    "off_us": off_s * 1e6,
+                    "again_us": again_s * 1e6,
+                    "watched_us": watched_s * 1e6,
+                    "noise": again_s / off_s,
+                    "agreeing": agreeing,
+                    "ratio": watched_s / off_s + agreeing,
+                }
+            )
+        size *= 4
+    engine.watch = watch
+    communicator.close()
+    if table is not None:
+        table.end()
 
 
 if __name__ == "__main__":

@@ -185,10 +185,13 @@ class Engine:
     def uses_stock(self, buffers: Buffers) -> bool:
         """Return whether `run` would use the stock collective, so that `start_stock` may be called.
 
-        False while no choice is made, and over MPI.
+        False while no choice is made, over MPI, and with a watch.
         """
         # MPI's own collectives cannot be started and left: they progress only inside MPI calls.
         if self.transport.mpi is not None or not buffers.numel:
+            return False
+        # Whether a call is started depends on the rank's own queue, and all must note the same.
+        if self.watch is not None:
             return False
         choice = self._choice_for(buffers)
         return choice is not None and choice.schedule is None and self.has_stock(buffers)

@@ -60,6 +60,8 @@ class SlowWatch:
         self._calls, self._period, self._agreeing_s = 0, _MIN_CALLS, 0.0
         # Of an allreduce the shortest time counts: that of the rank for which the others waited.
         self._sign = -1 if self._plan.collective.name == "allreduce" else 1
+        self.spent_s = 0.0
+        """Seconds that this rank has spent on agreeing with the others."""
         self._pace = Pace()
         self._probe: Probe | None = None
         self._factors: dict[Hop, Fraction] = {}
@@ -76,9 +78,9 @@ class SlowWatch:
         """Carry out a call of the engine, by the schedule that is being tried if there is one."""
         engine = self._engine
         if len(self._times) >= self._period:
-            self._agree()
+            self._agree(number)
         size_bytes = engine.wire_size(buffers.numel, buffers.target.dtype)
-        trial = self._find_trial(size_bytes) if self._version else None
+        trial = self._find_trial(size_bytes, number) if self._version else None
         began = time.perf_counter()
         if trial is None:
             engine.carry_out_untried(buffers, number)
@@ -107,38 +109,44 @@ class SlowWatch:
 
     # Agreement
 
-    def _agree(self) -> None:
-        """Agree on the durations of the last calls, and measure links if they call for it."""
+    def _agree(self, number: int | None) -> None:
+        """Agree on the durations of the last calls, and measure links if they call for it.
+
+        It is part of the call `number`, like all that follows from it.
+        """
         calls, transport = self._times[-_AGREED_CALLS:], self._transport
         now_s = time.monotonic() - self._begun
         values = [self._sign * seconds for _, seconds in calls]
         began = time.perf_counter()
-        with transport.faults.stock("the agreement on the durations of calls"):
+        with transport.faults.stock("the agreement on the durations of calls", number):
             *agreed, elapsed, agreeing_s = transport.find_slowest_s(
                 [*values, -now_s, -self._agreeing_s]
             )
         self._agreeing_s = time.perf_counter() - began
+        self.spent_s += self._agreeing_s
         self._calls += len(self._times)
         self._times.clear()
         mean_s = sum(map(abs, agreed)) / len(agreed)
         wanted = max(_PERIOD_S, _OVER_COST * -agreeing_s) / max(mean_s, 1e-6)
         self._period = min(max(_MIN_CALLS, math.ceil(wanted)), _MAX_CALLS)
         if self._probe is None:
-            with transport.faults.stock("the first measurement of links"):
+            with transport.faults.stock("the first measurement of links", number):
                 self._probe = Probe(transport, self._plan.router)
         self._pace.note_period(
             [(size, abs(seconds)) for (size, _), seconds in zip(calls, agreed, strict=True)]
         )
         if self._pace.is_suspicious(-elapsed):
-            self._measure(-elapsed, None)
+            self._measure(-elapsed, None, number)
         elif self._factors and self._pace.is_return_due(-elapsed):
-            self._measure(-elapsed, self._factors)
+            self._measure(-elapsed, self._factors, number)
 
-    def _measure(self, now_s: float, believed: Mapping[Hop, Fraction] | None) -> None:
+    def _measure(
+        self, now_s: float, believed: Mapping[Hop, Fraction] | None, number: int | None
+    ) -> None:
         """Measure all links, or only those that are believed slow, and follow what has changed."""
         assert self._probe is not None
         began, before = time.monotonic(), self._pace
-        with self._transport.faults.stock("a measurement of links"):
+        with self._transport.faults.stock("a measurement of links", number):
             factors = self._probe.measure(None if believed is None else believed.keys())
             if believed is not None:  # a busy host slows flows down, but makes none faster
                 factors = {x: max(factors[x], believed[x]) for x in factors if x in believed}
@@ -158,7 +166,7 @@ class SlowWatch:
                 describe_factors(factors) or "none",
             )
         if changed:
-            self._follow(factors, now_s, began, usual_s, recent_s)
+            self._follow(factors, now_s, began, usual_s, recent_s, number)
 
     # Following
 
@@ -169,6 +177,7 @@ class SlowWatch:
         began: float,
         usual_s: Mapping[int, float],
         recent_s: Mapping[int, float],
+        number: int | None,
     ) -> None:
         """Try the schedules of a plan for the links' rates on the calls that follow."""
         transport, plan = self._transport, self._plan
@@ -178,7 +187,7 @@ class SlowWatch:
                 answer = plan_at(plan, factors)
             except TopoplanError as error:
                 answer = str(error)
-        with transport.faults.stock("the plan for slow links"):
+        with transport.faults.stock("the plan for slow links", number):
             answer = transport.exchange(answer)[0]
         is_worse = any(x < self._factors.get(link, _WHOLE) for link, x in factors.items())
         links = factors if is_worse else self._factors.keys() - factors.keys()
@@ -226,7 +235,7 @@ class SlowWatch:
             POINT_TO_POINT,
         )
 
-    def _find_trial(self, size_bytes: int) -> Trial | None:
+    def _find_trial(self, size_bytes: int, number: int | None) -> Trial | None:
         """Return the trial for a size that is in progress or due, None if there is none."""
         bits, chooser = size_bytes.bit_length(), self._engine.chooser
         if bits in self._tried:
@@ -238,7 +247,7 @@ class SlowWatch:
         original = self._originals.setdefault(bits, choice.schedule)
         entrants = [choice.schedule, original]
         if self._chooser is not None:
-            order, _ = self._chooser.rank_candidates(size_bytes, False, False)
+            order, _ = self._chooser.rank_candidates(size_bytes, False, False, number)
             entrants += [self._chooser.variants[place] for place in order]
         entrants = list(dict.fromkeys(entrants))[:MAX_ENTRANTS]
         if len(entrants) > 1:
@@ -258,7 +267,7 @@ class SlowWatch:
         engine.use_instead(buffers, fastest, is_usual=fastest == original)
         self._version += 1
         row = self._rows[-1]
-        if row["size_bytes"] == size_bytes and row["after_s"] is None:
+        if row["size_bytes"].bit_length() == bits and row["after_s"] is None:
             row |= {"during_s": times_s[used], "after_s": times_s[fastest]}
             if self._transport.rank == 0:
                 log.warning("%s: %s; %s", describe_fault(row), describe_worth(row), json.dumps(row))
