@@ -78,9 +78,9 @@ def test_measurements_are_rarer_the_more_they_cost_and_the_less_they_find() -> N
 def test_durations_are_learnt_anew_after_a_change_of_the_plan() -> None:
     pace = Pace()
     pace.note_period([(_LARGE, 0.1)])
-    pace.note_measurement(0.0, 1.0, has_changed=True)
-    assert not pace.is_return_due(19.0)
-    assert pace.is_return_due(21.0)
+    pace.note_measurement(0.0, 2.0, has_changed=True)
+    assert not pace.is_return_due(9.0)
+    assert pace.is_return_due(11.0)
     for _ in range(5):
         pace.note_period([(_LARGE, 0.15)])
     assert not pace.is_suspicious(200.0)
