@@ -294,15 +294,21 @@ class Engine:
         It takes the number of the call (None: the next one). None if the choice is not made, or may
         change from call to call, or if a call takes more than running one program.
         """
-        is_open = callable(self.chooser.mode) or self.guard is not None
-        choice = None if is_open else self._choice_for(buffers)
+        if callable(self.chooser.mode) or self.guard is not None or not self.is_settled(buffers):
+            return None
+        find_play: Callable[[Buffers], Callable[..., None] | None] = self._find_own_play
+        if self.watch is not None:
+            find_play = partial(self.watch.watch_play, find_play)
+        return find_play(buffers)
+
+    def _find_own_play(self, buffers: Buffers) -> Callable[..., None] | None:
+        choice = self._choice_for(buffers)
         if choice is None:
             return None
         if choice.schedule is None:
             is_mpis = self.transport.mpi is not None and self.has_stock(buffers)
             return self._make_stock(buffers) if is_mpis else None
-        play = self._bind(choice.schedule, buffers)
-        return play if play is None or self.watch is None else self.watch.watch_play(play, buffers)
+        return self._bind(choice.schedule, buffers)
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
         executor = self._executor_of(schedule)

@@ -36,7 +36,7 @@ log = logging.getLogger("topoplan")
 
 # The ranks agree after calls that take this long together, and this many times as long as agreeing
 # itself, so that it costs less than half a percent.
-_PERIOD_S, _OVER_COST = 0.5, 250
+_PERIOD_S, _OVER_COST = 1.0, 250
 # Calls between two agreements, and how many of them, the last ones, the ranks agree on.
 _MIN_CALLS, _MAX_CALLS, _AGREED_CALLS = 4, 4096, 64
 # The schedule in use stays unless another one takes less than this fraction of its time.
@@ -90,16 +90,26 @@ class SlowWatch:
                 self._end_trial(size_bytes, trial, buffers)
         self._times.append((size_bytes, time.perf_counter() - began))
 
-    def watch_play(self, play: Callable[..., None], buffers: Buffers) -> Callable[..., None]:
-        """Return a function that makes a call by `play`, the fast path, and notes its duration."""
-        engine, version = self._engine, self._version
+    def watch_play(
+        self, find_play: Callable[[Buffers], Callable[..., None] | None], buffers: Buffers
+    ) -> Callable[..., None]:
+        """Return a function that makes a call by the fast path, and notes its duration.
+
+        `find_play` returns that path for the schedule in use, None if there is none.
+        """
+        engine, clock = self._engine, time.perf_counter
         size_bytes = engine.wire_size(buffers.numel, buffers.target.dtype)
-        clock = time.perf_counter
+        # Found at the first call, since schedules may be tried at present.
+        version = -1
+        play: Callable[..., None] | None = None
 
         def watched(number: int | None = None) -> None:
+            nonlocal version, play
             times = self._times
-            if self._version != version or self._trials or len(times) >= self._period:
+            if play is None or version != self._version or len(times) >= self._period:
                 engine.run(buffers, number)
+                if not self._trials:
+                    version, play = self._version, find_play(buffers)
                 return
             began = clock()
             play(number)
