@@ -227,6 +227,8 @@ class SlowWatch:
             "after_s": None,
         }
         self._rows.append(row)
+        if transport.rank == 0:
+            log.warning("%s: the next calls try schedules for it", describe_fault(row))
 
     def _make_chooser(self, plan: Plan) -> Chooser:
         engine = self._engine
