@@ -9,13 +9,15 @@ from ...topo.fabric.tiers import list_trials
 FlowKey = tuple[PortKey, PortKey]
 # Flows and trials on one switched network, chosen: a fifth of a second each, within seconds.
 _MAX_FLOWS, _MAX_TRIALS = 12, 9
+# Measurements of a cable, of which the highest counts: a busy host only makes them slower.
+_REPEATS = 2
 
 
 def plan_rounds(segments: Sequence[Segment]) -> list[list[FlowKey]]:
     """Return the rounds of flows that measure some segments, one round after the other.
 
-    No two flows of a round share a host, so that each runs as if alone, except for trials of
-    switched networks.
+    Cables are measured several times. No two flows of a round share a host, so that each runs as if
+    alone, except for trials of switched networks.
     """
     rounds: list[list[FlowKey]] = []
     cables = [x for x in segments if x.is_cable]
@@ -29,6 +31,7 @@ def plan_rounds(segments: Sequence[Segment]) -> list[list[FlowKey]]:
             rounds.append([(p, q)])
         else:
             free.append((p, q))
+    rounds *= _REPEATS
     for segment in segments:
         if not segment.is_cable:
             rounds += _plan_switched(segment)
