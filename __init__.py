@@ -7,6 +7,7 @@
     topoplan.Communicator(plan).allreduce(tensor)       # in an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))    # DDP
     torch.distributed.init_process_group("topo")        # all collectives through plans
+    topoplan.reshard_state_dict(trained, serving)       # DTensors to another mesh
     print(topoplan.summary())                           # what ran, and what it saved
     with topoplan.nccl_graph("local"): ...              # stock NCCL on the best rings and chains
     topoplan.place("dgx1").order                        # the GPU of each rank
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from .runtime.ranks.mesh import device_mesh, mesh_groups
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
+    from .runtime.reshard.state_dict import reshard_state_dict
+    from .runtime.reshard.transfer import Reshard, reshard
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
@@ -111,6 +114,7 @@ _HOMES = {
     "PlanMismatchError": "topo.errors",
     "Plans": "runtime.backend.options",
     "Request": "synth.request",
+    "Reshard": "runtime.reshard.transfer",
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
@@ -141,6 +145,8 @@ _HOMES = {
     "probe": "topo.loader.resolve",
     "reconfigure": "runtime.backend.reconfigure",
     "reconfigure_handle": "runtime.backend.reconfigure",
+    "reshard": "runtime.reshard.transfer",
+    "reshard_state_dict": "runtime.reshard.state_dict",
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
@@ -194,6 +200,7 @@ __all__ = [
     "PlanMismatchError",
     "Plans",
     "Request",
+    "Reshard",
     "Router",
     "Schedule",
     "Send",
@@ -224,6 +231,8 @@ __all__ = [
     "probe",
     "reconfigure",
     "reconfigure_handle",
+    "reshard",
+    "reshard_state_dict",
     "strategy",
     "summary",
     "synthesize",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary, WeakSet
@@ -76,6 +76,17 @@ class Buffers:
     op: ReduceOp = dist.ReduceOp.SUM
     residual: torch.Tensor | None = None
     bindings: WeakKeyDictionary[Compiled, Binding] | None = None
+
+    def fill(self, work: torch.Tensor, fills: Sequence[Move]) -> None:
+        """Copy the input to a program's work buffer."""
+        for fill in fills:
+            work[fill.to : fill.to + fill.hi - fill.lo].copy_(self.source[fill.lo : fill.hi])
+
+    def drain(self, work: torch.Tensor, drains: Sequence[Move]) -> None:
+        """Copy the result from a program's work buffer to the output."""
+        for drain in drains:
+            part = work[drain.lo : drain.hi]
+            self.target[drain.to : drain.to + len(part)].copy_(part)
 
 
 @dataclass(frozen=True)

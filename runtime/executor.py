@@ -195,8 +195,7 @@ class Executor:
         work, program, copies = bound.work, compiled.program, not bound.is_callers
         if copies and compiled.in_place:
             work.copy_(buffers.source)
-        for fill in program.fills:
-            work[fill.to : fill.to + fill.hi - fill.lo].copy_(buffers.source[fill.lo : fill.hi])
+        buffers.fill(work, program.fills)
         residual = buffers.residual if len(bound.errors) else None
         if residual is not None:
             work.add_(residual)
@@ -207,9 +206,8 @@ class Executor:
             torch.nan_to_num(bound.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)
         if copies and compiled.in_place:
             buffers.target.copy_(work)
-        for drain in program.drains if copies else ():
-            part = work[drain.lo : drain.hi]
-            buffers.target[drain.to : drain.to + len(part)].copy_(part)
+        if copies:
+            buffers.drain(work, program.drains)
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
         """Return the bytes of a buffer of `numel` elements as it is sent, after encoding if any."""

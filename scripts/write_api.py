@@ -19,6 +19,7 @@ PAGE = ROOT / "docs/api.md"
 PROGRAMS = {
     "plan_a_machine.py": "Plan for a machine described by a text file, and save the plan",
     "run_a_collective.py": "Run a collective through a plan",
+    "move_weights.py": "Move weights from one mesh to another",
     "own_strategy.py": "Write your own strategy",
 }
 SECTIONS = {
@@ -56,6 +57,9 @@ SECTIONS = {
         "new_group",
         "reconfigure",
         "reconfigure_handle",
+        "reshard",
+        "Reshard",
+        "reshard_state_dict",
     ),
     "Your own strategies": ("strategy", "Request", "Send", "build_schedule"),
     "Types in signatures": ("DdpHook", "Effort", "Job", "Note", "Router", "Transfers", "Transport"),

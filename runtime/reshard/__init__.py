@@ -1,0 +1,1 @@
+"""Move tensors from one mesh to another: what has to move, and calls that move it."""

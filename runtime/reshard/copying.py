@@ -1,0 +1,81 @@
+"""Copies between slices of shards, contiguous or not, and flat ranges of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from .bundles import Bundle
+from .shards import Shards
+
+
+class Ends:
+    """The local shards of one rank, by the number of the tensor: sources and destinations.
+
+    None stands for a shard of a rank outside the mesh. `tensors` are the shards of all ranks.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        tensors: Sequence[tuple[Shards, Shards]],
+        sources: Sequence[torch.Tensor | None],
+        destinations: Sequence[torch.Tensor | None],
+    ) -> None:
+        self.rank, self._tensors = rank, tensors
+        self._sources, self._destinations = sources, destinations
+
+    def gather(self, bundle: Bundle, lo: int, hi: int, into: torch.Tensor) -> None:
+        """Copy elements [lo, hi) of a bundle, of the term that the rank holds, to `into`."""
+        at = 0
+        for part in self._walk(bundle, lo, hi, held=True):
+            into[at : at + part.numel()].view(part.shape).copy_(part)
+            at += part.numel()
+
+    def scatter(
+        self, bundle: Bundle, lo: int, hi: int, values: torch.Tensor, *, adds: bool
+    ) -> None:
+        """Copy `values` to elements [lo, hi) of the bundle in the destination, or add them."""
+        at = 0
+        for part in self._walk(bundle, lo, hi, held=False):
+            _put(part, values[at : at + part.numel()].view(part.shape), adds=adds)
+            at += part.numel()
+
+    def copy(self, bundle: Bundle, lo: int, hi: int, *, adds: bool) -> None:
+        """Copy elements [lo, hi) that the rank both holds and needs, or add them."""
+        held, needed = (self._walk(bundle, lo, hi, held=held) for held in (True, False))
+        for source, destination in zip(held, needed, strict=True):
+            _put(destination, source, adds=adds)
+
+    def _walk(self, bundle: Bundle, lo: int, hi: int, *, held: bool) -> Iterator[torch.Tensor]:
+        for block, first, end in bundle.walk(lo, hi):
+            shards = self._tensors[block.tensor][0 if held else 1]
+            tensor = (self._sources if held else self._destinations)[block.tensor]
+            assert tensor is not None
+            yield from walk_rows(tensor[shards.find(self.rank, block.box)], first, end)
+
+
+def _put(part: torch.Tensor, values: torch.Tensor, *, adds: bool) -> None:
+    if adds:
+        part.add_(values)
+    else:
+        part.copy_(values)
+
+
+def walk_rows(view: torch.Tensor, lo: int, hi: int) -> Iterator[torch.Tensor]:
+    """Yield the fewest slices that are elements [lo, hi) of a view, in row-major order."""
+    if lo == 0 and hi == view.numel():
+        yield view
+        return
+    row = view.numel() // len(view)
+    first, end = -(-lo // row), hi // row
+    if first > end:  # within one row
+        yield from walk_rows(view[end], lo - end * row, hi - end * row)
+        return
+    if lo < first * row:
+        yield from walk_rows(view[first - 1], lo - (first - 1) * row, row)
+    if first < end:
+        yield view[first:end]
+    if end * row < hi:
+        yield from walk_rows(view[end], 0, hi - end * row)

@@ -1,0 +1,372 @@
+"""Move tensors from one mesh to another: `topoplan.reshard`, and what it returns."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from fractions import Fraction
+from math import ceil
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Placement
+
+from ...synth.groups.ranks import REST, Helpers
+from ...synth.ir.schedule import Schedule
+from ...synth.plan import Plan
+from ...synth.reshard.demands import Demands
+from ...topo.errors import InputError, PlanMismatchError, TopoplanError
+from ...topo.graph import Topology
+from ..cache import find_cache_folder
+from ..choose import MODES, Chooser
+from ..communicator import DEFAULT_TIMEOUT
+from ..executor import Executor
+from ..program.lowering import lower
+from ..program.one_sided.flat import POINT_TO_POINT
+from ..ranks.faults import first_line
+from ..ranks.machine import describe_machine
+from ..ranks.roll_call import explain_set_up
+from ..ranks.transport import Transport
+from .bundles import Bundle, find_bundles, list_demands
+from .copying import Ends
+from .placements import Mesh, read_shards
+from .rounds import Round, RoundBuffers, list_rounds
+from .shards import Shards
+
+# Scratch memory of a call, in multiples of the largest shard; arenas are up to an eighth larger.
+_SCRATCH = Fraction(3, 2)
+# Less scratch memory than this is not worth another round.
+_MIN_SCRATCH_BYTES = 1 << 20
+# Limit in seconds for planning, as for the backend's plans.
+_TIME_LIMIT_S = 20.0
+# A machine to plan for: None for one port of equal speed at each rank.
+Machine = Topology | str | os.PathLike[str] | None
+# A mesh with the placements of a tensor on it.
+Layout = tuple[Mesh, Sequence[Placement]]
+# One rank's shard; None on ranks outside the mesh.
+Local = torch.Tensor | None
+
+_T = TypeVar("_T")
+_transports: WeakKeyDictionary[Any, Transport] = WeakKeyDictionary()
+
+
+class Reshard:
+    """A transfer of tensors of one dtype from one mesh to another, which can run repeatedly.
+
+    `topoplan.reshard` makes it for one tensor. `demands` are the pieces that have to move, in
+    elements, None if none has, and `plan` is the plan for them. The first calls try its schedules
+    and segmentations in turns; the fastest is used from then on. `rounds` is the number of times
+    that the last call played its schedule, so that scratch memory stays within 1.5 times the
+    largest shard, or 1 MiB. After a failure it does not work any more.
+    """
+
+    def __init__(
+        self,
+        tensors: Callable[[], tuple[list[tuple[Shards, Shards]], torch.dtype]],
+        transport: Transport,
+        topology: Machine = None,
+        helpers: Helpers = REST,
+        time_limit_s: float = _TIME_LIMIT_S,
+    ) -> None:
+        self._transport = transport
+        with transport.faults.stock("planning to move tensors between meshes"):
+            self._tensors, self.dtype, self._bundles = agree(
+                transport, lambda: _read_bundles(tensors)
+            )
+            pieces = list_demands(self._bundles)
+            self.demands = Demands.of(pieces, transport.size, where="reshard") if pieces else None
+            self._check_same()
+            self.plan: Plan | None = None
+            self._chooser: Chooser | None = None
+            if self.demands is not None:
+                self.plan = self._find_plan(topology, helpers, time_limit_s)
+                self._chooser = self._make_chooser(self.plan)
+        self._executor = Executor(transport, None if self.plan is None else self.plan.topology)
+        # By the identity of the schedule, which the chooser holds.
+        self._rounds: dict[int, list[Round]] = {}
+        self.rounds = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent so far."""
+        return self._executor.sent_bytes
+
+    def run(
+        self, source: Local | Sequence[Local] = None, destination: Local | Sequence[Local] = None
+    ) -> None:
+        """Copy the local shard `source` to the shards of the destination, on all ranks.
+
+        Every rank of the default group calls it, with its local shards: tensors or DTensors, and
+        None on ranks outside the mesh. The two must not share memory. Raise InputError on every
+        rank if a shard does not fit, ExecutionError if a rank fails or the deadline passes.
+        """
+        transport, rank = self._transport, self._transport.rank
+        with transport.faults.stock("checking the shards to move"):
+            sources, destinations = agree(
+                transport,
+                lambda: (self._check_shards(source, 0), self._check_shards(destination, 1)),
+            )
+        ends = Ends(rank, self._tensors, sources, destinations)
+        with torch.no_grad():
+            if self._chooser is not None:
+                self._move(self._chooser, ends)
+            for bundle in self._bundles:
+                has_it = len(bundle.holders) == 1 and rank in bundle.holders[0]
+                if has_it and rank in bundle.receivers:
+                    ends.copy(bundle, 0, bundle.numel, adds=False)
+            for (before, _), tensor in zip(self._tensors, destinations, strict=True):
+                if before.averaged > 1 and tensor is not None:
+                    tensor.div_(before.averaged)
+
+    def _make_chooser(self, plan: Plan) -> Chooser:
+        transport = self._transport
+        machine = describe_machine(
+            plan.topology, transport.cores_of_hosts, batched=transport.batched
+        )
+        cache = find_cache_folder(None)
+        return Chooser(plan, machine, transport, MODES[0], cache, executor=POINT_TO_POINT)
+
+    def _move(self, chooser: Chooser, ends: Ends) -> None:
+        """Move what has to move, by the chosen schedule, or the next one of the trial."""
+        assert self.demands is not None
+        transport, size_bytes = self._transport, self.demands.size * self.dtype.itemsize
+        trial = None
+        if chooser.known(size_bytes) is None:
+            trial = chooser.find_trial(size_bytes, has_stock=False, number=None)
+        if trial is None:
+            choice = chooser.known(size_bytes)
+            assert choice is not None
+            self._play(choice.schedule or choice.own, ends)
+            return
+        assert trial.entrant is not None
+        began = time.monotonic()
+        self._play(trial.entrant, ends)
+        with transport.faults.stock("the times of a trial"):
+            trial.record(transport.find_span_s(began, time.monotonic()))
+        if trial.is_over:
+            chooser.end_trial(size_bytes, trial)
+
+    def _play(self, schedule: Schedule, ends: Ends) -> None:
+        if id(schedule) not in self._rounds:
+            self._rounds[id(schedule)] = self._divide(schedule)
+        rounds = self._rounds[id(schedule)]
+        self.rounds = len(rounds)
+        like = torch.empty(0, dtype=self.dtype, device=self._transport.device)
+        for part in rounds:
+            buffers = RoundBuffers(
+                part.numel, like, like, ends=ends, bundles=self._bundles, ranges=part.ranges
+            )
+            self._executor.run(part.schedule, buffers)
+        if like.is_cuda:  # calls end on the host before their copies
+            torch.cuda.current_stream(like.device).synchronize()
+
+    def _check_shards(self, given: Local | Sequence[Local], end: int) -> list[Local]:
+        """Return local shards as plain tensors; raise InputError if one does not fit."""
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        if len(listed) != len(self._tensors):
+            raise InputError(f"{len(listed)} shards for {len(self._tensors)} tensors")
+        return [
+            self._check_shard(tensor, both[end])
+            for tensor, both in zip(listed, self._tensors, strict=True)
+        ]
+
+    def _check_shard(self, tensor: object, shards: Shards) -> Local:
+        rank, device = self._transport.rank, self._transport.device
+        shape = shards.shape_of(rank)
+        if rank not in shards.places or not shards.numel_of(rank):
+            return None
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(
+                f"{shards.where}: {type(tensor).__name__} on rank {rank}; expected its shard, a "
+                f"tensor of shape {shape}"
+            )
+        if tensor.shape != shape or tensor.dtype != self.dtype:
+            raise InputError(
+                f"{shards.where}: shard of shape {tuple(tensor.shape)} and {tensor.dtype} on rank "
+                f"{rank}; expected {shape} and {self.dtype}"
+            )
+        if tensor.device.type != device.type:
+            raise InputError(
+                f"{shards.where}: shard on {tensor.device}; the process group moves data on "
+                f"{device.type}"
+            )
+        return tensor.detach()
+
+    def _check_same(self) -> None:
+        """Raise InputError unless all ranks have described the same transfer."""
+        rows = [] if self.demands is None else self.demands.to_rows()
+        blocks = [[(block.tensor, block.box) for block in x.blocks] for x in self._bundles]
+        digest = hashlib.sha256(repr((rows, blocks, self.dtype)).encode()).hexdigest()
+        others = self._transport.exchange(digest)
+        if len(set(others)) > 1:
+            other = next(rank for rank, theirs in enumerate(others) if theirs != others[0])
+            raise InputError(
+                f"reshard: ranks 0 and {other} describe different transfers; give all of them the "
+                "same meshes, placements, shapes and dtypes, in one order"
+            )
+
+    def _find_plan(self, topology: Machine, helpers: Helpers, time_limit_s: float) -> Plan:
+        """Return the plan that rank 0 makes."""
+        answer: list[Any] = [None]
+        if self._transport.rank == 0:
+            try:
+                plan = make_plan(
+                    self.demands, self._transport.size, topology, helpers, time_limit_s
+                )
+                answer = [plan.to_json()]
+            except TopoplanError as error:
+                answer = [error]
+        dist.broadcast_object_list(
+            answer, group=self._transport.group, group_src=0, device=self._transport.device
+        )
+        if isinstance(answer[0], TopoplanError):
+            raise answer[0]
+        return Plan.from_json(answer[0], "rank 0's plan to move tensors")
+
+    def _divide(self, schedule: Schedule) -> list[Round]:
+        """Return the rounds that scratch memory allows. Collective."""
+        assert self.demands is not None
+        width, transport = self.dtype.itemsize, self._transport
+        program = lower(schedule, transport.rank, self.demands.size, batched=transport.batched)
+        largest = max(
+            shards.numel_of(rank)
+            for both in self._tensors
+            for shards in both
+            for rank in shards.places
+        )
+        limit = max(int(_SCRATCH * largest * width), _MIN_SCRATCH_BYTES)
+        scratch_bytes = (program.work_numel + program.staging_numel) * width
+        with transport.faults.stock("the scratch memory of a transfer"):
+            needed = max(transport.exchange(scratch_bytes))
+        return list_rounds(schedule, self._bundles, ceil(Fraction(needed, limit)))
+
+
+def reshard(
+    src: Layout,
+    dst: Layout,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    topology: Machine = None,
+    *,
+    helpers: Helpers = REST,
+    time_limit_s: float = _TIME_LIMIT_S,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> Reshard:
+    """Plan how a tensor moves from one mesh to another, and return a `Reshard` that moves it.
+
+    Collective over all ranks of the default process group. `src` and `dst` are each a mesh (a
+    DeviceMesh, or an array of ranks where a rank cannot make one) and the DTensor placements of a
+    tensor of the global `shape` on it: Shard, Replicate, and on the source Partial of a sum or an
+    average, whose terms are added in the order of their ranks. Shards may be uneven. The meshes may
+    overlap or be equal.
+
+    `topology` is the machine, whose GPU i runs rank i (default: any two ranks are joined by ports
+    of one speed). `helpers` are the other ranks that may relay: `rest`, `none`, or a list. Rank 0
+    plans, for `time_limit_s` at most; `timeout` is the deadline of a call. Raise InputError on
+    every rank if an argument of one of them does not fit, or they differ.
+
+        plan = topoplan.reshard((training, [Shard(0)]), (serving, [Shard(1)]), (4096, 4096), dtype)
+        plan.run(source.to_local(), destination.to_local())    # after each step
+    """
+    transport = find_transport(timeout)
+
+    def read() -> tuple[list[tuple[Shards, Shards]], torch.dtype]:
+        if not isinstance(dtype, torch.dtype):
+            raise InputError(f"dtype {dtype!r:.40}: expected a dtype of torch")
+        try:
+            whole = tuple(int(size) for size in shape)
+        except (TypeError, ValueError):
+            raise InputError(f"shape {shape!r:.60}: expected integers") from None
+        both = []
+        for where, laid in (("src", src), ("dst", dst)):
+            try:
+                mesh, placements = laid
+                listed = list(placements)
+            except (TypeError, ValueError):
+                raise InputError(f"{where}: expected a mesh and its placements") from None
+            both.append(read_shards(mesh, listed, whole, where, transport.size))
+        return [(both[0], both[1])], dtype
+
+    return Reshard(read, transport, topology, helpers, time_limit_s)
+
+
+def _read_bundles(
+    read: Callable[[], tuple[list[tuple[Shards, Shards]], torch.dtype]],
+) -> tuple[list[tuple[Shards, Shards]], torch.dtype, list[Bundle]]:
+    tensors, dtype = read()
+    for source, _ in tensors:
+        if source.averaged > 1 and not (dtype.is_floating_point or dtype.is_complex):
+            raise InputError(
+                f"{source.where}: Partial of an average of {dtype}; expected floating point"
+            )
+    return tensors, dtype, find_bundles(tensors)
+
+
+def make_plan(
+    demands: Demands | None, world: int, topology: Machine, helpers: Helpers, time_limit_s: float
+) -> Plan:
+    """Return the plan for demands on a machine whose GPU i runs rank i."""
+    from ...synth.groups.ranks import choose_helpers
+    from ...synth.reshard.synthesize import synthesize_demands
+    from ...topo.loader.resolve import load_for_planning
+
+    assert demands is not None
+    machine, router = load_for_planning(f"switch:{world}" if topology is None else topology)
+    if len(machine.ranks) != world:
+        raise PlanMismatchError(
+            f"topology {machine.name!r} has {len(machine.ranks)} GPUs, {world} ranks are running; "
+            "start as many"
+        )
+    others = choose_helpers("none" if topology is None else helpers, demands, machine)
+    synthesis = synthesize_demands(
+        demands, others, machine, time_limit_s=time_limit_s, router=router
+    )
+    return synthesis.plan
+
+
+def agree(transport: Transport, make: Callable[[], _T]) -> _T:
+    """Return what `make` returns on this rank; if it raises on some rank, raise on all of them.
+
+    Collective.
+    """
+    error: Exception | None = None
+    try:
+        made = make()
+    except Exception as raised:  # any: the other ranks wait for the answer
+        error = raised
+    answers = transport.exchange(None if error is None else first_line(error))
+    if error is not None:
+        raise error
+    for rank, answer in enumerate(answers):
+        if answer is not None:
+            raise InputError(f"rank {rank}: {answer}")
+    return made
+
+
+def find_transport(timeout: timedelta) -> Transport:
+    """Return the transport of all transfers between the ranks of the default group.
+
+    Collective the first time, and after a failure.
+    """
+    if not dist.is_initialized():
+        raise InputError("torch.distributed is not initialised; call init_process_group first")
+    world = dist.group.WORLD
+    transport = _transports.get(world)
+    if transport is None or transport.faults.broken is not None:
+        try:
+            transport = _transports[world] = Transport(None, timeout)
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            ranks = list(range(dist.get_world_size()))
+            raise explain_set_up(
+                ranks, "setting up a group to move tensors", error, timeout
+            ) from error
+    return transport
