@@ -191,10 +191,8 @@ class Communicators:
         place = key, (tensor.nbytes * parts).bit_length(), has_own
         size = self._sizes.get(place)
         if size is None:
-            if key not in self._preparations and not self.options.goes_on:
-                self._preparations[key] = Preparation(
-                    partial(self.plans.find, name, root, tensor.device)
-                )
+            if not self.options.goes_on:
+                self.begin_search(key, tensor.device)
             # Unless plans are found automatically, and the stock collective may compete with them,
             # the first call must already go through a plan. After a change of membership, plans
             # that were named may have to be synthesized, too.
@@ -214,6 +212,15 @@ class Communicators:
                 at_once=self.options.goes_on or not (has_own and may_wait),
             )
         return size
+
+    def begin_search(self, key: Key, device: torch.device) -> bool:
+        """Begin the search for a collective's plan in the background, if it has not begun.
+
+        Return whether it has ended.
+        """
+        if key not in self._preparations:
+            self._preparations[key] = Preparation(partial(self.plans.find, key[0], key[1], device))
+        return self._preparations[key].future.done()
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
         """Return the Size of each tensor's call, if these calls must go through plans.

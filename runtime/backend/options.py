@@ -34,6 +34,8 @@ Plans = str | Path | Plan | Sequence[str | Path | Plan]
 _TIME_LIMIT_S = 20.0
 # Default of `least_bytes`: gloo or NCCL handle smaller floating-point buffers.
 _MIN_BYTES = 1024
+# The sizes of the parts that each rank sends to each other, or those that this rank sends.
+ExpectedSplits = tuple[tuple[int, ...], ...] | tuple[int, ...]
 _YES, _NO = ("yes", "1", "true", "on"), ("no", "0", "false", "off", "")
 
 
@@ -70,6 +72,7 @@ class BackendOptions:
     helpers: Helpers = REST
     helped: Helped | None = None
     on_fault: str = "raise"
+    expected_splits: ExpectedSplits = ()
 
     @property
     def goes_on(self) -> bool:
@@ -105,6 +108,7 @@ def backend_options(
     executor: str | None = None,
     helpers: Helpers | None = None,
     on_fault: str | None = None,
+    expected_splits: Sequence[Any] | None = None,
 ) -> Any:
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
@@ -131,6 +135,10 @@ def backend_options(
     - `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has
       equal parts on all ranks, which no rank can check for the others. Plans are used for it only
       with this promise, whether or not the call lists the sizes.
+    - `expected_splits`: the sizes that all_to_all_single is expected to be called with, as a matrix
+      (row i, column j: the split that rank i sends to rank j), or each rank's own row. Calls of
+      these sizes use a plan for them where it is faster; the ranks compare before each such call,
+      so that others are right, too, and go by stock. Plan files are not used for them.
     - `transport` (TOPOPLAN_TRANSPORT, auto): what sends the messages of plans: auto (gloo on CPUs,
       NCCL on GPUs), or mpi for ranks that mpirun started; MPI's own collectives then race against
       the plan.
@@ -189,7 +197,30 @@ def backend_options(
         scratch_bytes=parse_scratch(scratch),
         helpers=_parse_helpers(helpers),
         on_fault=fault,
+        expected_splits=_read_splits(expected_splits),
     )
+
+
+def _read_splits(given: Sequence[Any] | None) -> ExpectedSplits:
+    """Return announced sizes of parts; raise InputError if they are no row and no matrix."""
+    if given is None:
+        return ()
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        if all(isinstance(size, int) for size in listed):
+            rows = [list(listed)]
+        else:
+            rows = [[int(size) for size in row] for row in listed]
+            if len({len(rows), *map(len, rows)}) > 1:
+                raise ValueError
+        if not rows[0] or min(map(min, rows)) < 0:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            f"expected_splits={given!r:.60}: expected sizes of 0 or more, as a square matrix or as "
+            "this rank's row"
+        ) from None
+    return tuple(rows[0]) if isinstance(listed[0], int) else tuple(map(tuple, rows))
 
 
 def _parse_helpers(helpers: Helpers | None) -> Helpers:

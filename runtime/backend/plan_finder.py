@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...synth.ir.collective import Collective
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
+from ...synth.reshard.demands import Demands
 from ...topo import errors
 from ...topo.errors import (
     ExecutionError,
@@ -76,6 +77,8 @@ class PlanFinder:
         self.off = options.off or len(ranks) < 2
         """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
+        self.demands: Demands | None = None
+        """What an alltoall whose part sizes are announced has to move."""
         self.addresses: Addresses | None = None
         """Where the ranks receive reports of trouble, by their global numbers."""
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
@@ -98,7 +101,9 @@ class PlanFinder:
         members = () if helped is None else helped.members
         if members and root is not None:
             root = members[root]
-        wanted = Collective(name, len(self.ranks), root, members)
+        wanted: Collective | None = self.demands
+        if wanted is None or name != wanted.name:
+            wanted = Collective(name, len(self.ranks), root, members)
         key = f"plan/{device.type}/{name}/{root}"
         try:
             machine = self._find_machine(device) if self._auto else None
@@ -267,15 +272,17 @@ class PlanFinder:
         from ...topo.loader.resolve import load_for_planning
 
         topology, router = load_for_planning(machine)
+        # Names of cached plans, and the process that makes others, know collectives alone.
+        is_listed = isinstance(wanted, Demands)
         with _SYNTHESIZES:
             return load_or_synthesize(
                 wanted,
                 topology,
-                self.options.cache,
+                None if is_listed else self.options.cache,
                 self.options.time_limit_s,
                 reproducible=self.options.keeps_bits and wanted.reduces,
                 router=router,
-                stop=self.stop,
+                stop=None if is_listed else self.stop,
                 helpers=() if self.options.helped is None else self.options.helped.helpers,
             )
 
@@ -288,6 +295,8 @@ class PlanFinder:
             return self._pick_spare(wanted, self._source)
         helped = None if wanted.has_all_gpus else self.options.helped
         if isinstance(self._source, PlanFiles):
+            if isinstance(wanted, Demands):  # files say nothing of a rank's part for itself
+                return None
             plan = self._source.find(wanted, strict=self.whole, ranks=self.ranks)
             if plan is not None and helped is not None:
                 _check_launch(plan.topology, helped)

@@ -4,7 +4,7 @@ A process group around a plain one (gloo, and NCCL if there are GPUs). Collectiv
 run by communicators, made when a collective is first used; the plain group does everything else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,8 +25,10 @@ from ...topo.errors import InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..reductions import dtype_name
+from . import NAME
 from .base_group import BaseGroup, GroupCall
-from .torch_tools import leave_untraced
+from .torch_tools import leave_untraced, show_as
+from .uneven_alltoall import UnevenAlltoall
 
 _DIFFERENT = "parts of different sizes"
 
@@ -40,6 +42,8 @@ class TopoGroup(BaseGroup):
     AVG, PRODUCT, MIN and MAX. Every rank must make the same decision, so it depends only on values
     that are equal on all ranks. The plain group does the rest; it supports AVG here over gloo, too.
     """
+
+    _uneven: UnevenAlltoall | None = None
 
     def allreduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, **more: Any
@@ -330,6 +334,10 @@ class TopoGroup(BaseGroup):
         splits = output_split_sizes, input_split_sizes
         stock = partial(self.plain.alltoall_base, output, input, *splits, opts, **more)
         is_other = bool(more) or not isinstance(opts, AllToAllOptions)
+        if self.options.expected_splits and not (
+            is_other or self.options.even_alltoall or self.options.goes_on or self.options.helped
+        ):
+            return self._call_uneven(output, input, splits, opts, stock)
         if is_other or not self.options.even_alltoall:
             self.account.leave(
                 "alltoall",
@@ -354,6 +362,44 @@ class TopoGroup(BaseGroup):
         )
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def _call_uneven(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        splits: Sequence[Sequence[int]],
+        opts: AllToAllOptions,
+        stock: Callable[[], Any],
+    ) -> dist.Work:
+        """Start an alltoall of announced sizes, by a plan if all ranks' sizes are those."""
+        number = self._begin(f"alltoall of {dtype_name(input.dtype)}")
+        if self._uneven is None:
+            self._uneven = UnevenAlltoall(
+                self.options.expected_splits, self.planned, self._rank, self.size()
+            )
+        uneven = self._uneven
+
+        def carry_out() -> None:
+            call = uneven.find_call(output, input, splits, number, self.check)
+            if call is not None:
+                call.run(number)
+                return
+            self.account.count_stock("alltoall")
+            work = stock()
+            if work is not None:
+                work.wait()
+
+        return show_as(
+            "alltoall_base_",
+            lambda: self.planned.queue(input).carry_out(
+                carry_out,
+                [output],
+                waits=not opts.asyncOp,
+                reads=[input],
+                name=f"{NAME}:all_to_all",
+                may_be_stock=True,
+            ),
+        )
 
     def _check_even(
         self, output: torch.Tensor, input: torch.Tensor, splits: Sequence[Sequence[int]]

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import (
 )
 
 from ...synth.ir.collective import Collective
+from ...synth.reshard.demands import Demands
 from .faults import Call, Faults
 
 # The dtypes of REDUCIBLE_DTYPES that gloo and NCCL refuse in all collectives (torch 2.9 to 2.13).
@@ -39,6 +40,7 @@ _OPTIONS: dict[str, Callable[[], Any]] = {
     "gather": GatherOptions,
     "scatter": ScatterOptions,
     "alltoall": AllToAllOptions,
+    "alltoallv": AllToAllOptions,
 }
 
 
@@ -58,6 +60,11 @@ def make_stock_call(
     call than the group to start it.
     """
     name, is_root = collective.name, group.rank() == collective.root
+    splits = (
+        _count_splits(collective, group.rank(), source, target)
+        if isinstance(collective, Demands)
+        else ([], [])
+    )
     options = _OPTIONS[name]()
     if name in ("allreduce", "reduce", "reduce-scatter"):
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
@@ -80,6 +87,7 @@ def make_stock_call(
         "gather": lambda: group.gather(parts(target), [source], options),
         "scatter": lambda: group.scatter([target], parts(source), options),
         "alltoall": lambda: group.alltoall_base(target, source, [], [], options),
+        "alltoallv": lambda: group.alltoall_base(target, source, *splits, options),
     }
     call = calls[name]
 
@@ -92,6 +100,23 @@ def make_stock_call(
         return None
 
     return run
+
+
+def _count_splits(
+    demands: Demands, rank: int, source: torch.Tensor, target: torch.Tensor
+) -> tuple[list[int], list[int]]:
+    """Return the elements of an uneven alltoall's parts in the output, and in the input."""
+    sizes = [0] * demands.ranks, [0] * demands.ranks
+    for piece in demands.pieces:
+        (holder,), (receiver,) = piece.holders, piece.receivers
+        if receiver == rank:
+            sizes[0][holder] = piece.size
+        if holder == rank:
+            sizes[1][receiver] = piece.size
+    for listed, tensor in zip(sizes, (target, source), strict=True):
+        width = tensor.numel() // max(1, sum(listed))
+        listed[:] = [size * width for size in listed]
+    return sizes
 
 
 def _newest(group: Any, name: str, older: str) -> Callable[..., dist.Work | None]:

@@ -1,0 +1,171 @@
+"""all_to_all_single with parts of different sizes, by a plan for the sizes that were announced.
+
+Only all ranks together know whether their parts have these sizes: before each call that may use the
+plan they ask each other, by a small reduction over gloo in the queue. Calls with other sizes go by
+the stock alltoall, and so do all calls if that has won the race; then they ask no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions
+
+from ...synth.reshard.demands import Demand, Demands
+from ...topo.errors import InputError
+from ..calls import PersistentCall
+from ..compiled import Buffers
+from ..program.layout import Move
+from ..ranks.store import put, take
+from .call_check import CallCheck
+from .communicators import Communicators
+from .options import AUTO, ExpectedSplits
+
+NAME: Final = "alltoallv"
+
+
+@dataclass(eq=False)
+class UnevenBuffers(Buffers):
+    """The memory of an alltoall with uneven parts; `own` are the ranges of a rank's own part."""
+
+    own: tuple[slice, slice] = (slice(0), slice(0))
+
+    def drain(self, work: torch.Tensor, drains: Sequence[Move]) -> None:
+        """Copy what arrived, and the rank's own part, to the output."""
+        super().drain(work, drains)
+        self.target[self.own[1]].copy_(self.source[self.own[0]])
+
+
+class UnevenAlltoall:
+    """The calls of all_to_all_single of a group for which part sizes are announced.
+
+    `expected` are the sizes, of all ranks or of this one, which has the number `rank` among `size`.
+    """
+
+    def __init__(
+        self, expected: ExpectedSplits, planned: Communicators, rank: int, size: int
+    ) -> None:
+        self._expected, self._planned, self._rank, self._size = expected, planned, rank, size
+
+    @cached_property
+    def demands(self) -> Demands | None:
+        """The parts as demands, those of a rank for itself included; None if nothing moves.
+
+        None also for a group of some of the ranks that is of another size.
+
+        Collective the first time if each rank has announced its own. Raise InputError if they are
+        not for as many ranks.
+        """
+        rows = self._gather_rows() if isinstance(self._expected[0], int) else self._expected
+        if len(rows) != self._size or any(len(row) != self._size for row in rows):
+            if not self._planned.plans.whole:
+                return None
+            raise InputError(
+                f"expected_splits of {len(rows)} rows for {self._size} ranks; expected a row for "
+                "each rank, of a size for each rank"
+            )
+        pieces = [
+            Demand(size, (source,), (target,))
+            for source, row in enumerate(rows)
+            for target, size in enumerate(row)
+            if size
+        ]
+        if not any(piece.missing for piece in pieces):
+            return None
+        return Demands.of(
+            pieces, self._size, name=NAME, members=range(self._size), where="expected_splits"
+        )
+
+    def _gather_rows(self) -> list[list[int]]:
+        plans = self._planned.plans
+        put(plans.store, f"splits/{self._rank}", list(self._expected))
+        return [
+            take(plans.store, f"splits/{rank}", plans.timeout, plans.stop)
+            for rank in range(self._size)
+        ]
+
+    def find_call(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        splits: Sequence[Sequence[int]],
+        number: int,
+        check: CallCheck,
+    ) -> PersistentCall | None:
+        """Return the call by a plan; None if the stock alltoall is to make it.
+
+        `splits` are the sizes of the output's parts and of the input's. Only the queue may call it.
+        Collective.
+        """
+        planned, demands, key = self._planned, self.demands, (NAME, None, input.device.type)
+        if demands is None or planned.by_key.get(key, planned) is None:
+            return None
+        width = prod(input.shape[1:])
+        numel = demands.size * width
+        if not numel or planned.why_plain(NAME, input.new_empty(1), numel):
+            return None
+        communicator = planned.by_key.get(key)
+        if communicator is not None:
+            engine = communicator.engine
+            choice = engine.chooser.known(engine.wire_size(numel, input.dtype))
+            if choice is not None and choice.schedule is None:
+                return None
+        planned.plans.demands = demands
+        is_ready = planned.begin_search(key, input.device) or planned.options.plans != AUTO
+        if not self._is_expected(demands, output, input, splits, is_ready=is_ready):
+            return None
+        communicator = planned.open(key, number, check)
+        if communicator is None:
+            return None
+        own = tuple(
+            slice(start * width, (start + size) * width)
+            for start, size in (self._find_own(demands, end) for end in range(2))
+        )
+        buffers = UnevenBuffers(numel, input.view(-1), output.view(-1), own=(own[0], own[1]))
+        return PersistentCall(communicator.engine, buffers)
+
+    def _find_own(self, demands: Demands, end: int) -> tuple[int, int]:
+        """Return where this rank's own part begins in its input (output: `end` 1), and its size."""
+        listed = (demands.list_held, demands.list_needed)[end](self._rank)
+        start = 0
+        for piece in (demands.pieces[number] for number in listed):
+            if piece.holders == piece.receivers:
+                return start, piece.size
+            start += piece.size
+        return 0, 0
+
+    def _is_expected(
+        self,
+        demands: Demands,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        splits: Sequence[Sequence[int]],
+        *,
+        is_ready: bool,
+    ) -> bool:
+        """Return whether all ranks have the expected sizes and the plan. Collective."""
+        mine = [0] * self._size, [0] * self._size
+        for piece in demands.pieces:
+            (source,), (target,) = piece.holders, piece.receivers
+            if target == self._rank:
+                mine[0][source] = piece.size
+            if source == self._rank:
+                mine[1][target] = piece.size
+        fits = all(
+            list(given or [len(tensor) // self._size] * self._size) == expected
+            and len(tensor) == sum(expected)
+            and tensor.is_contiguous()
+            for given, expected, tensor in zip(splits, mine, (output, input), strict=True)
+        )
+        answer = torch.tensor([int(fits and is_ready)], dtype=torch.int32)
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        gloo: Any = self._planned.plain._get_backend(torch.device("cpu"))
+        gloo.allreduce([answer], options).wait()
+        return bool(answer.item())
