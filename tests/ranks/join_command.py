@@ -14,7 +14,7 @@ import patience
 
 from topoplan.runtime.ranks.places import join_ranks
 
-HOST_NAME = "TOPOPLAN_TEST_HOST_NAME"
+HOST_NAME = "HOST_NAME_OF_TEST"
 # CLONE_NEWUTS, of Linux's sched.h.
 _HOST_NAMES = 0x04000000
 
