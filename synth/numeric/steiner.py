@@ -118,20 +118,17 @@ class SteinerTrees:
         if self.is_exact:
             return self.price(root)
         left, total = self._length.copy(), self._length.dtype.type(0)
-        waiting = [t for t in self.terminals if t != root]
-        inside = {t: np.arange(len(left)) == t for t in waiting}
-        while waiting:
-            at = min(waiting, key=lambda t: int(inside[t].sum()))
-            grown = inside[at]
-            while True:
-                more = grown | (left[:, grown] == 0).any(axis=1)
-                if (more == grown).all():
-                    break
-                grown = more
-            inside[at] = grown
+        inside = {t: np.arange(len(left)) == t for t in self.terminals if t != root}
+        sizes = dict.fromkeys(inside, 1)
+        while sizes:
+            at = min(sizes, key=sizes.__getitem__)
+            grown, before = inside[at], 0
+            while before < (size := int(grown.sum())):
+                before, grown = size, grown | (left[:, grown] == 0).any(axis=1)
+            inside[at], sizes[at] = grown, size
             if grown[root]:
-                waiting.remove(at)
-            elif int(grown.sum()) <= min(int(inside[t].sum()) for t in waiting):
+                del sizes[at]
+            elif sizes[at] <= min(sizes.values()):
                 edges = np.ix_(~grown, grown)
                 step = left[edges].min()
                 left[edges] -= step

@@ -12,6 +12,7 @@ from ..cost.loads import list_computing
 from ..forest.machine.routes import OwnRoutes
 from ..numeric.effort import Effort
 from .demands import Demands
+from .large import find_cut_bound, is_large
 from .packing import DemandPacking
 
 KIND = "tree-prices"
@@ -29,9 +30,13 @@ def find_demand_bounds(
     """Return the multipath and the single-path bound of demands on a router's topology.
 
     `packing` is a finished one on the hardware's routes, if there is one already. All GPUs may
-    relay. Raise InfeasibleError if a piece cannot reach its receivers.
+    relay. With many GPUs both are the bound of a cut. Raise InfeasibleError if a piece cannot reach
+    its receivers.
     """
     topology = router.topology
+    if is_large(demands, topology):
+        cut = find_cut_bound(demands, topology)
+        return Bounds(cut, cut)
     granted = effort.grant(effort.left_s / effort.scale * _SHARE, _SHARE)
     multipath = find_multipath_bound(demands, topology, granted, progress)
     if list_computing(topology, demands):

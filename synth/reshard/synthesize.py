@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
-from ..bounds.certificate import Bound
+from ..bounds.certificate import Bound, Bounds
 from ..forest.machine.routes import OwnRoutes
 from ..groups.bounds import SubMachine
 from ..ir.schedule import Schedule
@@ -20,6 +20,7 @@ from ..planner.synthesize import Synthesis, cost_all, plan_of
 from ..request import TreeLimits, segment_counts
 from .bounds import find_demand_bounds
 from .demands import Demands
+from .large import BoxDeliveries, is_large
 from .packing import DemandPacking
 from .schedules import NAME, draw_schedule
 
@@ -64,14 +65,10 @@ def synthesize_demands(
         # What members carry by themselves is a plan too; some only reach each other with help.
         own = SubMachine.of(demands, router, demands.members)
         with suppress(InfeasibleError):
-            unhelped = _pack(own, _grant(effort, _ALONE), progress)
-            start = own.lift([draw_schedule(unhelped)], demands)
-            alone = find_demand_bounds(
-                unhelped.demands, own.router, effort, progress, unhelped
-            ).single_path
-    packing = _pack(part, _grant(effort, _MAIN), progress)
-    bounds = find_demand_bounds(packing.demands, part.router, effort, progress, packing)
-    drawn = [*start, *part.lift([draw_schedule(packing)], demands)]
+            unhelped, bounds = _plan_part(own, effort, _ALONE, progress)
+            start, alone = own.lift([unhelped], demands), bounds.single_path
+    schedule, bounds = _plan_part(part, effort, _MAIN, progress)
+    drawn = [*start, *part.lift([schedule], demands)]
     costed = cost_all(
         router,
         (replace(base, segments=m) for base in drawn for m in segment_counts(base.trees or 1)),
@@ -92,15 +89,18 @@ def synthesize_demands(
     return Synthesis(plan, seconds, {}, tuple(costed), [], tuple(effort.cut_short))
 
 
-def _grant(effort: Effort, share: float) -> Effort:
-    return effort.grant(effort.left_s / effort.scale * share, share)
-
-
-def _pack(
-    part: SubMachine, effort: Effort, progress: Callable[[str], None] | None
-) -> DemandPacking:
-    """Return the finished packing of demands on a part of the machine."""
-    assert isinstance(part.collective, Demands)
-    packing = DemandPacking(part.collective, part.router.topology, OwnRoutes(part.router))
-    packing.run(effort, progress)
-    return packing
+def _plan_part(
+    part: SubMachine, effort: Effort, share: float, progress: Callable[[str], None] | None
+) -> tuple[Schedule, Bounds]:
+    """Return a schedule of demands on a part of the machine, and its bounds."""
+    demands, router = part.collective, part.router
+    assert isinstance(demands, Demands)
+    if is_large(demands, router.topology):
+        bounds = find_demand_bounds(demands, router, effort, progress)
+        columns = BoxDeliveries(demands, router, bounds.single_path).columns
+    else:
+        packing = DemandPacking(demands, router.topology, OwnRoutes(router))
+        packing.run(effort.grant(effort.left_s / effort.scale * share, share), progress)
+        bounds = find_demand_bounds(demands, router, effort, progress, packing)
+        columns = packing.list_columns()
+    return draw_schedule(demands, columns, router), bounds

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
 from ....topo.graph import Topology
-from ..machine.links import LinkArrays, find_parts
+from ..machine.links import Ints, LinkArrays, find_parts
 from ..machine.symmetry import colours
 
 # Maximum numbers of bandwidths and of classes of links that are tried as borders of groups: enough
@@ -31,10 +31,7 @@ def find_narrow_groups(topology: Topology) -> list[list[str]]:
     links = LinkArrays(topology)
     a, b, rate, total = links.src, links.dst, links.capacity, len(links.gpus)
     sides: dict[bytes, tuple[float, NDArray[np.bool_]]] = {}
-    for mask in _list_masks(links):
-        if mask.all():
-            continue
-        part = find_parts(links.size, a[mask], b[mask])
+    for part in list_partitions(links):
         within = np.bincount(part[links.gpus], minlength=int(part.max()) + 1)
         leaves = part[a] != part[b]
         for ends, into in ((a, False), (b, True)):
@@ -47,6 +44,13 @@ def find_narrow_groups(topology: Topology) -> list[list[str]]:
                     sides[inside.tobytes()] = float(narrow[number]), inside
     best = sorted(sides.values(), key=lambda side: -side[0])[:_MAX_CUTS]
     return [[links.names[i] for i in np.flatnonzero(inside)] for _, inside in best]
+
+
+def list_partitions(links: LinkArrays) -> Iterator[Ints]:
+    """Yield the number of each device's group, for each rule by which links are removed."""
+    for mask in _list_masks(links):
+        if not mask.all():
+            yield find_parts(links.size, links.src[mask], links.dst[mask])
 
 
 def _list_masks(links: LinkArrays) -> Iterator[NDArray[np.bool_]]:

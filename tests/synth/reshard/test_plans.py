@@ -20,6 +20,7 @@ from topoplan.synth.bounds.certificate import Bound, bound_of, check_bound
 from topoplan.synth.numeric.steiner import SteinerTrees, close
 from topoplan.synth.plan import Plan
 from topoplan.synth.reshard.demands import Demand, Demands, from_matrix
+from topoplan.synth.reshard.large import is_large
 from topoplan.synth.reshard.synthesize import synthesize_demands
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
@@ -210,3 +211,32 @@ def test_what_cannot_be_is_said() -> None:
         synthesize_demands(demands, (0,), topology)
     with pytest.raises(InputError, match="strategy ring has no reshard"):
         synthesize_demands(demands, (0,), topology, "ring")
+
+
+@pytest.mark.parametrize("case", ["sharded", "replicated", "one", "uneven"])
+def test_many_gpus_are_planned_without_a_linear_program(case: str) -> None:
+    """Weights of 72 GPUs to 64 others, and random pieces; benchmarks/reshard.py has more."""
+    topology, router = load_for_planning(preset("dgx-a100:17"))
+    draws, size = np.random.default_rng(5), 1 << 24
+    serving = range(72, 136)
+    pieces = {
+        "sharded": [Demand(size, (i,), tuple(serving[i % 8 :: 8])) for i in range(72)],
+        "replicated": [
+            Demand(size, tuple(range(i, 72, 8)), tuple(serving[i % 4 :: 4])) for i in range(8)
+        ],
+        "one": [Demand(size, (0,), tuple(serving[::8]))],
+        "uneven": [
+            Demand(int(draws.integers(1, size)), (i,), (int(j),))
+            for i in range(136)
+            for j in draws.choice(136, 2, replace=False)
+            if i != j
+        ],
+    }[case]
+    demands = Demands.of(pieces, 136)
+    assert is_large(demands, topology)
+    others = [rank for rank in range(136) if rank not in demands.members]
+    plan = synthesize_demands(demands, others, topology, router=router).plan
+    assert plan.bound_one_way.kind == "cut"
+    assert 0 <= plan.gap_of(plan.entries[-1]) < 0.05
+    if case == "one":
+        assert plan.bound_alone is not None and set(plan.used_helpers) >= {1, 2, 3, 4, 5, 6, 7}
