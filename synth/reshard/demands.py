@@ -191,7 +191,7 @@ class Demands(Collective):
 
     def problem_with(self, chunks: Sequence[Chunk]) -> str | None:
         """Return why `chunks` do not make up all pieces, None if they do."""
-        totals: list[Fraction | int] = [0] * len(self.pieces)
+        totals: list[Fraction | None] = [None] * len(self.pieces)
         for i, chunk in enumerate(chunks):
             if chunk.share.numerator <= 0:
                 return f"chunk {i} has share {chunk.share}; expected more than 0"
@@ -199,10 +199,15 @@ class Demands(Collective):
                 return f"chunk {i} has piece {chunk.piece}; expected one of {len(totals)}"
             if chunk.source is not None or chunk.target is not None:
                 return f"chunk {i} has a source or target; chunks of {self.name} have a piece only"
-            totals[chunk.piece] += chunk.share
-        for number, total in enumerate(totals):
-            if total != (share := self.share_of(number)):
-                return f"chunks of piece {number} make up {total} of the buffer; expected {share}"
+            total = totals[chunk.piece]
+            totals[chunk.piece] = chunk.share if total is None else total + chunk.share
+        for number, (total, piece) in enumerate(zip(totals, self.pieces, strict=True)):
+            # Comparing integers is several times as fast as making a million fractions.
+            if total is None or total.numerator * self.size != piece.size * total.denominator:
+                return (
+                    f"chunks of piece {number} make up {total or 0} of the buffer; expected "
+                    f"{self.share_of(number)}"
+                )
         return None
 
     def list_held(self, rank: int) -> list[int]:
