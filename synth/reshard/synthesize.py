@@ -22,6 +22,7 @@ from .bounds import find_demand_bounds
 from .demands import Demands
 from .large import BoxDeliveries, is_large
 from .packing import DemandPacking
+from .rounds import divide_into_rounds
 from .schedules import NAME, draw_schedule
 
 # Share of the work and of the time for the plan's own packing, and for that without help before.
@@ -68,7 +69,8 @@ def synthesize_demands(
             unhelped, bounds = _plan_part(own, effort, _ALONE, progress)
             start, alone = own.lift([unhelped], demands), bounds.single_path
     schedule, bounds = _plan_part(part, effort, _MAIN, progress)
-    drawn = [*start, *part.lift([schedule], demands)]
+    rounds = divide_into_rounds(schedule, part.router.topology)
+    drawn = [*start, *part.lift([schedule, *([rounds] if rounds else [])], demands)]
     costed = cost_all(
         router,
         (replace(base, segments=m) for base in drawn for m in segment_counts(base.trees or 1)),

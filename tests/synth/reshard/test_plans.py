@@ -240,3 +240,25 @@ def test_many_gpus_are_planned_without_a_linear_program(case: str) -> None:
     assert 0 <= plan.gap_of(plan.entries[-1]) < 0.05
     if case == "one":
         assert plan.bound_alone is not None and set(plan.used_helpers) >= {1, 2, 3, 4, 5, 6, 7}
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_rounds_crowd_no_receiver_and_lose_no_time(hot: bool) -> None:
+    """Where all links lead to one switch, rounds are another schedule of the plan."""
+    topology, router = load_for_planning(preset("switch:6"))
+    matrix = np.random.default_rng(2).integers(1, 9, (6, 6))
+    if hot:
+        matrix = np.full((6, 6), 3)
+        matrix[:, 2] *= 10
+    demands = from_matrix(matrix, 6)
+    plan = synthesize_demands(demands, (), topology, router=router).plan
+    plan.verify()
+    (rounds,) = [s for s in plan.alternatives if s.strategy == "rounds"]
+    for sends in rounds.by_step:
+        pairs = {(t.src, t.dst) for t in sends}
+        assert len(pairs) == len({src for src, _ in pairs}) == len({dst for _, dst in pairs})
+        carried = {pair: Fraction(0) for pair in pairs}
+        for t in sends:
+            carried[t.src, t.dst] += rounds.chunks[t.chunk].share
+        assert len(set(carried.values())) == 1
+    assert sum(rounds.step_s_per_GB) == plan.bound_one_way.s_per_GB
