@@ -28,6 +28,9 @@ from .communicators import Communicators
 from .options import AUTO, ExpectedSplits
 
 NAME: Final = "alltoallv"
+# After so many calls in a row that went by stock, ranks ask each other only at every so many: the
+# question costs as much as a small call.
+_PATIENCE = 16
 
 
 @dataclass(eq=False)
@@ -52,6 +55,8 @@ class UnevenAlltoall:
         self, expected: ExpectedSplits, planned: Communicators, rank: int, size: int
     ) -> None:
         self._expected, self._planned, self._rank, self._size = expected, planned, rank, size
+        # The same on all ranks: calls that might use the plan, and those in a row that did not.
+        self._calls = self._misses = 0
 
     @cached_property
     def demands(self) -> Demands | None:
@@ -118,8 +123,13 @@ class UnevenAlltoall:
                 return None
         planned.plans.demands = demands
         is_ready = planned.begin_search(key, input.device) or planned.options.plans != AUTO
-        if not self._is_expected(demands, output, input, splits, is_ready=is_ready):
+        self._calls += 1
+        if self._misses >= _PATIENCE and self._calls % _PATIENCE:
             return None
+        if not self._is_expected(demands, output, input, splits, is_ready=is_ready):
+            self._misses += 1
+            return None
+        self._misses = 0
         communicator = planned.open(key, number, check)
         if communicator is None:
             return None

@@ -84,7 +84,9 @@ def everything_arrives(first: int, count: int) -> list[float]:
     return a_plan_is_used_again()
 
 
-def random_pairs_equal_full_tensor(first: int, count: int) -> None:
+def random_pairs_equal_full_tensor(first: int, count: int) -> dict[int, tuple[DTensor, DTensor]]:
+    """Move random tensors, check what arrives, and return source and destination by seed."""
+    pairs = {}
     for seed in range(first, first + count):
         before, after, full = draw_pair(seed)
         plan = topoplan.reshard(
@@ -95,6 +97,8 @@ def random_pairs_equal_full_tensor(first: int, count: int) -> None:
         )
         plan.run(before, after)
         check_equal(before, after, seed)
+        pairs[seed] = before, after
+    return pairs
 
 
 def check_equal(before: DTensor, after: DTensor, seed: object) -> None:
