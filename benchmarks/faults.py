@@ -13,7 +13,6 @@ start with the same seed goes on where the first ended. Needs root and iproute2 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import multiprocessing
@@ -25,14 +24,14 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import Table, make_parser
+from harness import Table, be_emulated_rank, make_parser
 
 if TYPE_CHECKING:
     from topoplan.runtime.emulate import Network
@@ -52,7 +51,6 @@ _CALLS_BEFORE = 5
 _SLOWER = 10
 # Time for a slow link to be named: ten calls, and the comparison in the background.
 _WATCH_S = 14.0
-_CLONE_NEWNET = 0x40000000
 MISMATCHES = ("dtype", "order", "op", "size")
 CASES = (
     "setup-kill", "kill", "stop",
@@ -117,8 +115,8 @@ def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | 
                 "TOPOPLAN_CACHE": str(folder / "cache"),
             }
             namespace = network.namespace_of(network.blueprint.home[rank])
-            arguments = (case, fault.rank, plan, variables, namespace, str(log))
-            ranks.append(context.Process(target=be_rank, args=arguments))
+            arguments = (work, variables, namespace, str(log), case, fault.rank, plan)
+            ranks.append(context.Process(target=be_emulated_rank, args=arguments))
         try:
             for rank in ranks:
                 rank.start()
@@ -216,22 +214,6 @@ def names_slow_link(fault: Fault, text: str) -> bool:
     ends = f"gpu{fault.rank}", f"gpu{fault.other}"
     links = set(re.findall(r"link (\S+) -> (\S+) is slow", text))
     return bool(links) and links <= {ends, ends[::-1]}
-
-
-def be_rank(
-    case: str, odd: int, plan: str, variables: Mapping[str, str], namespace: str, log: str
-) -> None:
-    """Be a rank of a run, in a process forked for it."""
-    with Path(namespace).open() as entered:
-        if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
-    os.environ.update(variables)
-    with Path(log).open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    code = work(case, odd, plan)
-    sys.stdout.flush()
-    os._exit(code)
 
 
 def work(case: str, odd: int, plan: str) -> int:

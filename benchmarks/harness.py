@@ -7,6 +7,7 @@ A benchmark makes its parser with `make_parser`, which adds `--json`. It hands i
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.05
+_CLONE_NEWNET = 0x40000000  # a namespace of networks (linux/sched.h)
 # After the first rank has failed the others may say what they saw.
 _LAST_WORDS_S = 2.0
 
@@ -31,6 +33,26 @@ def make_parser(doc: str | None, *, json: bool = True) -> argparse.ArgumentParse
     if json:
         parser.add_argument("--json", action="store_true", help="JSON instead of the table")
     return parser
+
+
+def be_emulated_rank(
+    work: Callable[..., int], variables: Mapping[str, str], namespace: str, log: str, *args: Any
+) -> None:
+    """Be a rank of an emulated machine, in a process forked for it, and end with `work`'s code.
+
+    `variables` say who the rank is, `namespace` is the file of its network; what it prints goes to
+    the file `log`.
+    """
+    with Path(namespace).open() as entered:
+        if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    os.environ.update(variables)
+    with Path(log).open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = work(*args)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def add_sample(

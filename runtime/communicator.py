@@ -344,11 +344,12 @@ class Communicator:
 
         There is a dict for each. It has its `kind`; `at`, the seconds from this object's start to
         noticing the fault; the number of the `call`; the `seconds` from noticing to going on; and
-        the `bound_GBps` of what is left. With `on_fault` (kind `lost`) it also has the `lost_links`
-        and `resent_bytes`, what this rank sent to make the call again. With `on_slow` (kinds
-        `slow` and `recovered`) it has the `links`, each with the fraction of its earlier rate, and
-        of the `size_bytes` that took longest the seconds of a call `before_s`, `during_s` (by the
-        schedule in use) and `after_s`, which are None until they are known.
+        the `bound_GBps` of what is left. With `on_fault` (kind `lost`) it also has the
+        `lost_links`, whether the plan `is_spare` or was made then, and `resent_bytes`, what this
+        rank sent to make the call again. With `on_slow` (kinds `slow` and `recovered`) it has the
+        `links`, each with the fraction of its earlier rate, and of the `size_bytes` that took
+        longest the seconds of a call `before_s`, `during_s` (by the schedule in use) and `after_s`,
+        which are None until they are known.
         """
         lost = [] if self._guard is None else self._guard.history
         return sorted([*lost, *self._slow_rows], key=lambda row: row["at"])

@@ -13,6 +13,7 @@ is loaded.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -20,9 +21,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ..topo.derived.degrade import keep_gpus
+from ..topo.derived.lost_links import Link, Pair, PairRoutes, ReachedRouter, without_links
 from ..topo.derived.stripes import list_forms
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
 from ..topo.files import write_whole
@@ -37,7 +39,15 @@ from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
 from .ir.schedule import MAX_SEGMENTS, Schedule
-from .plan_file import FORMAT, VERSIONS, PlanFile, check_columns, check_counts
+from .plan_file import (
+    FORMAT,
+    VERSIONS,
+    EntryFields,
+    PlanFile,
+    ReproducibleFields,
+    check_columns,
+    check_counts,
+)
 from .plan_text import check_hash, dumps, hash_of, parse, read_text
 from .reshard.demands import Demands
 from .verify import verify
@@ -69,6 +79,21 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """What a plan has for the case that the links `lost` are, by their devices' ids.
+
+    Pairs of GPUs whose routes use such a link do not reach each other then. `entries`, bounds and
+    `bracketing` are as a plan's; see Plan.find_spare.
+    """
+
+    lost: tuple[Link, ...]
+    entries: tuple[Entry, ...]
+    bound: Bound
+    bound_one_way: Bound
+    bracketing: str | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """The schedules for one collective on one topology, by ranges of sizes, with bounds and a hash.
 
@@ -77,7 +102,8 @@ class Plan:
     hardware's route between two GPUs, as all data sent does. `alternatives` are other schedules
     that may win if sending costs the hosts more than the topology says: the runtime chooses among
     all. A reproducible plan has a `bracketing`, in which all its schedules add every element;
-    otherwise it is None. `router` gives the routes on which its schedules are sent.
+    otherwise it is None. `router` gives the routes on which its schedules are sent. `spares` are
+    for the loss of links.
 
     If only some of the GPUs are members of the collective, `helpers` are the other ranks that may
     relay, copy and add for them, and `bound` and `bound_one_way` hold with their help. Two more
@@ -98,6 +124,7 @@ class Plan:
     helpers: tuple[int, ...] | None = None
     bound_alone: Bound | None = None
     bound_with_helpers: Bound | None = None
+    spares: tuple[Spare, ...] = ()
 
     def __post_init__(self) -> None:
         # A plan that was read from a file, or moved to another topology, keeps its routing rule.
@@ -286,6 +313,36 @@ class Plan:
                 collective, machine = collective.among(ranks), keep_gpus(machine, ranks)
             check_bound(bound, collective, machine, None if router is None else router.on(machine))
 
+    def find_spare(self, lost: Sequence[Link], unreached: Collection[Pair]) -> Plan | None:
+        """Return the plan for what is left if links are lost, None without a spare for that.
+
+        `unreached` are the pairs of ranks that do not reach each other any more. It is not verified
+        yet.
+        """
+        for spare in self.spares:
+            if sorted(spare.lost) == sorted(lost):
+                plan = self.use_spare(spare)
+                router = plan.router
+                is_same = isinstance(router, ReachedRouter) and router.unreached == {*unreached}
+                return plan if is_same else None
+        return None
+
+    def use_spare(self, spare: Spare) -> Plan:
+        """Return the plan that a spare is, on the topology without the lost links."""
+        left = without_links(self.topology, spare.lost)
+        unreached = frozenset(PairRoutes(self.topology).find_unreached(spare.lost))
+        return replace(
+            self,
+            topology=left,
+            entries=spare.entries,
+            bound=spare.bound,
+            bound_one_way=spare.bound_one_way,
+            alternatives=(),
+            bracketing=spare.bracketing,
+            router=ReachedRouter(left, unreached),
+            spares=(),
+        )
+
     def check_topology(self, topology: Topology) -> None:
         """Raise PlanMismatchError unless the plan is for `topology`, rank order included.
 
@@ -335,17 +392,19 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object, with `hash` over all other fields."""
         schedules: dict[Schedule, int] = {}
-        entries = [
+        entries = _entries_to_json(self.entries, schedules)
+        alternatives = [schedules.setdefault(s, len(schedules)) for s in self.alternatives]
+        spares = [
             {
-                "min_bytes": entry.min_bytes,
-                "max_bytes": entry.max_bytes,
-                "schedule": schedules.setdefault(entry.schedule.uncut, len(schedules)),
-                "segments": entry.schedule.segments,
-                **({"stepwise": True} if entry.schedule.stepwise else {}),
+                "lost": [list(link) for link in spare.lost],
+                "bound": spare.bound.to_json(),
+                "bound_one_way": spare.bound_one_way.to_json(),
+                "entries": _entries_to_json(spare.entries, schedules),
+                **_reproducible_json(spare.bracketing),
             }
-            for entry in self.entries
+            for spare in self.spares
         ]
-        collective, bracketing = self.collective, self.bracketing
+        collective = self.collective
         body = {
             "format": FORMAT,
             "version": self._version,
@@ -362,8 +421,9 @@ class Plan:
             "bound_one_way": self.bound_one_way.to_json(),
             **self._group_bounds_json(),
             "entries": entries,
-            "alternatives": [schedules.setdefault(s, len(schedules)) for s in self.alternatives],
-            **({} if bracketing is None else {"reproducible": {"bracketing": bracketing}}),
+            "alternatives": alternatives,
+            **({"spares": spares} if spares else {}),
+            **_reproducible_json(self.bracketing),
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
@@ -382,8 +442,10 @@ class Plan:
     @property
     def _version(self) -> int:
         """The lowest version of plan files that can hold this plan."""
-        collective = self.collective
-        return VERSIONS[_needs_version_2(collective) or collective.ranks > MAX_EXPLICIT_RANKS]
+        collective, spares = self.collective, self.spares
+        return VERSIONS[
+            _needs_version_2(collective, spares) or collective.ranks > MAX_EXPLICIT_RANKS
+        ]
 
     @cached_property
     def hash(self) -> str:
@@ -391,17 +453,19 @@ class Plan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify the plan, then write the complete file.
+        """Verify the plan and its spares, then write the complete file.
 
         Raise InputError if the file exists and `overwrite` is off; with `follow_links=False`, for
         cached plans, also if `path` is a symbolic link.
         """
         self.verify()
+        for spare in self.spares:
+            self.use_spare(spare).verify()
         write_whole(path, dumps(self.to_json()), overwrite=overwrite, follow_links=follow_links)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read and verify a plan file.
+        """Read and verify a plan file. Whoever uses a spare verifies it before.
 
         Raise InputError if there is no such file or it is not a plan, VerificationError if its
         schedules or bounds do not hold.
@@ -450,7 +514,9 @@ class Plan:
                 raise VerificationError(
                     f"{where}: schedules[{i}]: it is cut into segments; only entries say how"
                 )
-        for number in (*(entry.schedule for entry in file.entries), *file.alternatives):
+        spares = [] if file.spares is UNSET else file.spares
+        rows = [*file.entries, *(row for spare in spares for row in spare.entries)]
+        for number in (*(row.schedule for row in rows), *file.alternatives):
             if number >= len(schedules):
                 raise VerificationError(
                     f"{where}: an entry names schedule {number}; {len(schedules)} are listed"
@@ -458,31 +524,32 @@ class Plan:
         plan = cls(
             topology=topology,
             collective=collective,
-            entries=tuple(
-                Entry(
-                    entry.min_bytes,
-                    entry.max_bytes,
-                    replace(
-                        schedules[entry.schedule], segments=entry.segments, stepwise=entry.stepwise
-                    ),
-                )
-                for entry in file.entries
-            ),
+            entries=_read_entries(file.entries, schedules),
             bound=Bound.from_fields(file.bound),
             bound_one_way=Bound.from_fields(
                 file.bound if file.bound_one_way is UNSET else file.bound_one_way
             ),
             alternatives=tuple(schedules[number] for number in file.alternatives),
-            bracketing=None if file.reproducible is UNSET else file.reproducible.bracketing,
+            bracketing=_read_bracketing(file.reproducible),
             helpers=None if file.helpers is UNSET else tuple(file.helpers),
             bound_alone=Bound.from_fields(file.bound_alone) if file.bound_alone else None,
             bound_with_helpers=(
                 Bound.from_fields(file.bound_with_helpers) if file.bound_with_helpers else None
             ),
+            spares=tuple(
+                Spare(
+                    tuple(spare.lost),
+                    _read_entries(spare.entries, schedules),
+                    Bound.from_fields(spare.bound),
+                    Bound.from_fields(spare.bound_one_way),
+                    _read_bracketing(spare.reproducible),
+                )
+                for spare in spares
+            ),
         )
         # Files of version 1 hold rows for any number of ranks.
         compact = any(fields.columns is not UNSET for fields in file.schedules)
-        version = VERSIONS[compact or _needs_version_2(plan.collective)]
+        version = VERSIONS[compact or _needs_version_2(plan.collective, plan.spares)]
         if file.version != version:
             raise VerificationError(
                 f"{where}: plan version {file.version} for {plan.collective}; expected version "
@@ -491,8 +558,43 @@ class Plan:
         return plan
 
 
-def _needs_version_2(collective: Collective) -> bool:
-    return not collective.has_all_gpus or isinstance(collective, Demands)
+def _needs_version_2(collective: Collective, spares: Sequence[Spare]) -> bool:
+    return not collective.has_all_gpus or isinstance(collective, Demands) or bool(spares)
+
+
+def _entries_to_json(
+    entries: Sequence[Entry], schedules: dict[Schedule, int]
+) -> list[dict[str, Any]]:
+    """Return entries as JSON, and number their schedules."""
+    return [
+        {
+            "min_bytes": entry.min_bytes,
+            "max_bytes": entry.max_bytes,
+            "schedule": schedules.setdefault(entry.schedule.uncut, len(schedules)),
+            "segments": entry.schedule.segments,
+            **({"stepwise": True} if entry.schedule.stepwise else {}),
+        }
+        for entry in entries
+    ]
+
+
+def _read_entries(rows: Sequence[EntryFields], schedules: Sequence[Schedule]) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(
+            row.min_bytes,
+            row.max_bytes,
+            replace(schedules[row.schedule], segments=row.segments, stepwise=row.stepwise),
+        )
+        for row in rows
+    )
+
+
+def _reproducible_json(bracketing: str | None) -> dict[str, Any]:
+    return {} if bracketing is None else {"reproducible": {"bracketing": bracketing}}
+
+
+def _read_bracketing(fields: ReproducibleFields | UnsetType) -> str | None:
+    return None if fields is UNSET else fields.bracketing
 
 
 def _read_collective(file: PlanFile, where: str) -> Collective:

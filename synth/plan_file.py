@@ -20,8 +20,9 @@ from .reshard.demands import DemandRows
 FORMAT = "topoplan-plan"
 # The format of plans of several groups in one file (groups/joint_plan.py).
 JOINT_FORMAT = "topoplan-joint-plan"
-# Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, demands, and
-# columns in place of rows for many ranks. A plan is written in the lowest version that can hold it.
+# Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, demands,
+# spares, and columns in place of rows for many ranks. A plan is written in the lowest version that
+# can hold it.
 VERSIONS = (1, 2)
 # 512 MiB: bounds the memory that a file can demand; the largest plans written take tens of MiB.
 MAX_PLAN_BYTES = 512 << 20
@@ -29,7 +30,9 @@ MAX_PLAN_BYTES = 512 << 20
 MAX_ENTRIES = 256
 # Each alternative is a candidate of a race at run time; the synthesizer lists at most 16.
 MAX_ALTERNATIVES = 256
-MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES
+# A spare for each link of a machine with some hundred GPUs, or each NIC of a larger one.
+MAX_SPARES = 1024
+MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES + 4 * MAX_SPARES
 
 
 class EntryFields(Struct, forbid_unknown_fields=True):
@@ -55,6 +58,23 @@ class ReproducibleFields(Struct, forbid_unknown_fields=True):
             "first"
         ),
     ]
+
+
+class SpareFields(Struct, forbid_unknown_fields=True):
+    """The plan for what is left if some links are lost, without what it shares with the plan."""
+
+    lost: Annotated[
+        list[tuple[Label, Label]],
+        Meta(
+            min_length=1,
+            description="the links, by their devices; pairs of GPUs whose routes use one do not "
+            "send to each other",
+        ),
+    ]
+    bound: Annotated[BoundFields, Meta(description="of what is left, as that of the plan")]
+    bound_one_way: Annotated[SinglePathBoundFields, Meta(description="as that of the plan")]
+    entries: Annotated[list[EntryFields], Meta(min_length=1, max_length=MAX_ENTRIES)]
+    reproducible: ReproducibleFields | UnsetType = UNSET
 
 
 class PlanFile(Struct, forbid_unknown_fields=True):
@@ -107,6 +127,10 @@ class PlanFile(Struct, forbid_unknown_fields=True):
             "with the helpers"
         ),
     ] = UNSET
+    spares: Annotated[
+        Annotated[list[SpareFields], Meta(max_length=MAX_SPARES)] | UnsetType,
+        Meta(description="plans to go on with after a lost link"),
+    ] = UNSET
     reduction_order: Label = ""
     dtypes: Label = ""
     hash: Annotated[Label, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
@@ -126,7 +150,12 @@ def check_counts(data: Mapping[str, Any], where: str) -> None:
 
     This check is quick, so it precedes the hash and the verification, which take long.
     """
-    limits = {"entries": MAX_ENTRIES, "alternatives": MAX_ALTERNATIVES, "schedules": MAX_SCHEDULES}
+    limits = {
+        "entries": MAX_ENTRIES,
+        "alternatives": MAX_ALTERNATIVES,
+        "schedules": MAX_SCHEDULES,
+        "spares": MAX_SPARES,
+    }
     listed = [(name, data.get(name), most) for name, most in limits.items()]
     schedules = data.get("schedules")
     listed += [

@@ -62,6 +62,10 @@ EXAMPLES: tuple[Example, ...] = (
         "a plan for two of the GPUs; the idle ones help",
     ),
     (
+        "topo-synth allreduce dgx1 --spare links -o plan.json",
+        "with plans for the loss of each link, to go on with",
+    ),
+    (
         "topo-synth allreduce dgx1 --reproducible",
         "the same bits for an element in buffers of all sizes",
     ),
@@ -239,6 +243,12 @@ def build_parser() -> Parser:
         action="store_true",
         help="add every element up in one bracketing of ranks, in all schedules of the plan: "
         "its bits then depend neither on the buffer's size nor on its place in it",
+    )
+    add(
+        "--spare",
+        choices=("links",),
+        help="also plan for the loss of each link, and of each NIC, and put these plans into the "
+        "file: ranks that go on after a lost link (--on-fault replan) then need not plan",
     )
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add(
@@ -454,6 +464,21 @@ def _check_combinations(args: argparse.Namespace) -> None:
             limits + _given({**others, **files}),
             args.format in _LIBRARY_FORMATS,
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
+        ),
+        (
+            _given(
+                {
+                    "--format": args.format != PLAN,
+                    "--bound-only": args.bound_only,
+                    **groups,
+                    "--groups": args.groups,
+                    **exacts,
+                    **explains,
+                }
+            ),
+            args.spare is not None,
+            f"{{}} with --spare {args.spare}: spares are for plans of whole machines; leave one of "
+            "them out",
         ),
         (
             ["--without-rank"],

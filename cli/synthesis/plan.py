@@ -15,6 +15,7 @@ from ...topo.pictures.fit import print_table
 from .bound import find_lost_help
 from .job import NO_GAP, Section, SynthRun, at_size_json, deliver, plan_json, print_lines
 from .options import parse_limits
+from .spares import add_spares, describe_spares
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +32,16 @@ def run(job: SynthRun) -> None:
     """Synthesize a plan, print it and write the requested files: topo-synth's default mode."""
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
-    report(job, result, healthy, with_forests=job.args.strategy == "packing")
+        result = add_spares(job, result, say)
+    more_json, more = describe_spares(job, result.plan)
+    report(
+        job,
+        result,
+        healthy,
+        with_forests=job.args.strategy == "packing",
+        more_json=more_json,
+        more=more,
+    )
 
 
 def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis, Plan | None]:

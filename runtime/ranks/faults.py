@@ -24,10 +24,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ...topo.derived.forwarding import Forwarding
+from ...topo.derived.lost_links import PairRoutes
 from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
-from ...topo.routes import Router
 from .addresses import Addresses, find_addresses
 from .blame import (
     NOBODY,
@@ -85,8 +84,7 @@ class Call:
     number: int
     deadline: float
     topology: Topology | None = None
-    _router: Router | None = None
-    _forwarding: Forwarding | None = None
+    _routes: PairRoutes | None = None
 
     def find_route(self, src: int, dst: int) -> Route | None:
         """Return the ids of the devices between two ranks, theirs included.
@@ -96,13 +94,8 @@ class Call:
         topology = self.topology
         if topology is None or max(src, dst) >= len(topology.ranks):
             return None
-        router = self._router = self._router or Router(topology)
-        route = router.route(src, dst)
-        if route is None:  # GPUs forward
-            forwarding = self._forwarding = self._forwarding or Forwarding(topology)
-            start, end = topology.ranks[src], topology.ranks[dst]
-            route = forwarding.routes_from(start).get(end, (start, end))
-        return route
+        self._routes = self._routes or PairRoutes(topology)
+        return self._routes.find_route(src, dst)
 
 
 class Faults:

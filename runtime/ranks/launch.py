@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 # Environment variable: the file through which ranks that this module started find each other.
@@ -134,11 +135,12 @@ def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[
         def start(rank: int) -> Child:
             environment = _environment(rank, ranks, rendezvous, logs[rank])
             output = None if rank else (_Descriptor(1), _Descriptor(2))
-            return ForkedProcess(
-                _SERVER.Process(
-                    target=_be_rank, args=(module, list(arguments), environment, output)
+            with _without_main_module():
+                return ForkedProcess(
+                    _SERVER.Process(
+                        target=_be_rank, args=(module, list(arguments), environment, output)
+                    )
                 )
-            )
 
         failed, code = run_together(start, ranks)
         if failed is None:
@@ -149,6 +151,19 @@ def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[
             print(f"rank {failed} was ended by signal {-code}", file=sys.stderr)
             return 1
         return code
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Keep multiprocessing from running this process's main module again in what it starts.
+
+    A rank does not need it, and with `python -m` runpy warns that it is imported already.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

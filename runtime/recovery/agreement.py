@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...topo.derived.lost_links import Pair
 from ...topo.errors import ExecutionError
 from ..ranks.addresses import Addresses
 from ..ranks.blame import list_ranks
@@ -18,6 +19,8 @@ from ..ranks.reports import POLL_S, relay
 # A rank that has not answered within this time is taken to be out of reach: a lost SYN is sent
 # again after 1 s.
 _REACH_S = 1.2
+# A rank that has not answered within this time probably is out of reach: rank 0 begins to plan.
+_SUSPECTED_S = 0.3
 # No later report of a rank counts.
 _LAST_EDITION = 1 << 20
 # Time for the reports of ranks that may have noticed the fault later.
@@ -77,6 +80,16 @@ class Decision:
     refusal: str = ""
 
 
+def list_pairs(unreached: Mapping[int, Sequence[int]]) -> list[Pair]:
+    """Return the pairs of ranks, the lower first, of which one does not reach the other.
+
+    `unreached` are the ranks that each rank does not reach.
+    """
+    return sorted(
+        {(min(rank, x), max(rank, x)) for rank, others in unreached.items() for x in others}
+    )
+
+
 @dataclass
 class Recovery:
     """One rank's part in the recovery `number` of the group that `name` identifies.
@@ -114,13 +127,35 @@ class Recovery:
 
         Raise RankLostError if processes have ended.
         """
-        ends = time.monotonic() + _REACH_S
+        began = time.monotonic()
         while True:
             reach = relay.list_reach(self._key)
             self._check_ended()
-            if "trying" not in reach.values() or time.monotonic() > ends:
-                return sorted(rank for rank, state in reach.items() if state != "reached")
+            unreached = sorted(rank for rank, state in reach.items() if state != "reached")
+            elapsed = time.monotonic() - began
+            if "trying" not in reach.values() or elapsed > _REACH_S:
+                return unreached
+            if elapsed > _SUSPECTED_S and not self._edition:
+                self._add({"suspects": unreached})
             time.sleep(POLL_S)
+
+    def wait_for_suspects(self) -> list[Pair]:
+        """Return the pairs of ranks that probably do not reach each other, before it is certain.
+
+        Return an empty list if that does not show in time.
+        """
+        ends = time.monotonic() + _REACH_S
+        while time.monotonic() < ends:
+            heard = relay.hear(self._key)
+            suspects = {
+                rank: report["part"]["unreached"] if "part" in report else report["suspects"]
+                for rank, report in heard.items()
+                if "part" in report or "suspects" in report
+            }
+            if len(suspects) == len(self.addresses):
+                return list_pairs(suspects)
+            time.sleep(POLL_S)
+        return []
 
     def report(self, part: RankStatus) -> None:
         """Report this rank's part to all others."""

@@ -16,6 +16,7 @@ import json
 import logging
 import queue
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -24,17 +25,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from ...synth.plan import Plan
+from ...topo.derived.lost_links import Pair, PairRoutes
 from ...topo.errors import ExecutionError, InfeasibleError
 from ...topo.graph import Topology
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence
 from ..ranks.cabled import find_cabling
 from ..ranks.transport import Transport
-from .agreement import Decision, RankLostError, RankStatus, Recovery, SplitError, SupersededError
+from .agreement import (
+    Decision,
+    RankLostError,
+    RankStatus,
+    Recovery,
+    SplitError,
+    SupersededError,
+    list_pairs,
+)
 from .connections import ConnectionWatch, find_listening_ports
 from .partial_transport import PartialGloo, PartialTransport
-from .replan import find_lost_links, list_unreached
 from .worker import Worker, end_past_waits
 
 if TYPE_CHECKING:
@@ -129,6 +137,7 @@ class Guard:
         self._ended = self._recoveries = self._sent_before = 0
         self._current: Attempt | None = None
         self._last: Attempt | None = None
+        self._interrupted: GuardedEngine | None = None
         self._made = time.monotonic()
         self._closes_by: float | None = None
         addresses = transport.faults.addresses
@@ -202,6 +211,8 @@ class Guard:
                 self._refuse(str(error).removeprefix(f"rank {self._rank}: "))
                 raise
             except _LostError:
+                interrupted = self._current or self._last
+                self._interrupted = None if interrupted is None else interrupted.planned
                 self._current = None  # the thread that was left behind may use its buffers
                 if self._recover(prepare):
                     return
@@ -324,8 +335,9 @@ class Guard:
             except (RankLostError, InfeasibleError) as error:
                 raise self._give_up(str(error)) from error
             except SplitError as error:
-                links = self._name_links(list_unreached(error.parts))
-                raise self._give_up(f"without {list_links(links)}, {error}") from error
+                lost = list_pairs({rank: x.unreached for rank, x in error.parts.items()})
+                links = list_links(self._decide(lost).links)
+                raise self._give_up(f"without {links}, {error}") from error
             except (RuntimeError, _LostError) as error:
                 why = error
                 if self.error is not None or time.monotonic() > deadline:
@@ -337,19 +349,35 @@ class Guard:
     def _rank(self) -> int:
         return self.first.label
 
-    def _name_links(self, lost: Sequence[tuple[int, int]]) -> list[tuple[str, str]]:
-        return [] if self.topology is None else find_lost_links(self.topology, lost)
+    def _decide(self, unreached: Sequence[Pair]) -> Decision:
+        if self.topology is None:
+            return Decision(unreached)
+        return Decision(unreached, PairRoutes(self.topology).find_lost_links(unreached))
+
+    def _foresee(self, recovery: Recovery, planned: "GuardedEngine") -> None:
+        """Begin to plan before it is certain what is lost."""
+        suspects = recovery.wait_for_suspects()
+        if suspects:
+            planned.foresee(self._decide(suspects))
 
     def _recover_once(self, prepare: Prepare | None, deadline: float, began: float) -> bool:
         first, number = self.first, self._recoveries
         recovery = Recovery(self._key, number, self._rank, first.faults.addresses, deadline)
+        if first.rank == 0 and self._interrupted is not None:
+            threading.Thread(
+                target=self._foresee,
+                args=(recovery, self._interrupted),
+                name="topoplan-suspects",
+                daemon=True,
+            ).start()
         unreached = recovery.find_unreached()
         gloo = PartialGloo(first.rank, first.size, timedelta(seconds=first.faults.wait_s))
         recovery.report(RankStatus(self._ended, gloo.address, gloo.list_ports(), unreached))
         parts = recovery.wait_for_parts()
         if first.rank == 0:
-            lost = list_unreached(dict(zip(first.labels, parts, strict=True)))
-            recovery.decide(Decision(lost, self._name_links(lost)))
+            by_rank = dict(zip(first.labels, parts, strict=True))
+            lost = list_pairs({rank: x.unreached for rank, x in by_rank.items()})
+            recovery.decide(self._decide(lost))
         decision = recovery.wait_for_decision()
         transport = self._connect(gloo, parts, decision)
         self._count_resent()
@@ -359,15 +387,15 @@ class Guard:
         servers = [rank for rank, part in enumerate(parts) if part.ended > first_ended]
         has_ended = self._ended > first_ended
         attempt = self._last if has_ended else None if prepare is None else prepare()
-        plan = None
-        if attempt is not None and attempt.planned is not None:
-            plan = self._take_plan(attempt.planned)
+        planned = None if attempt is None else attempt.planned
+        if planned is not None:
+            self._try(partial(planned.renew, transport))
         if servers:
             assert attempt is not None  # who closes its group has ended all calls
             self._try(partial(attempt.pass_on, transport, servers[0], has_ended=has_ended))
             if not has_ended:
                 self._current = attempt
-        self._note(number, began, plan)
+        self._note(number, began, planned)
         return bool(servers) and not has_ended
 
     def _connect(
@@ -389,13 +417,9 @@ class Guard:
         pairs = [(numbers[a], numbers[b]) for a, b in lost]
         return PartialTransport(first, gloo, pairs, self._watch, f"{self._key} {self._recoveries}")
 
-    def _take_plan(self, planned: "GuardedEngine") -> Plan:
-        """Return the plan of an engine for what is left, which rank 0 has or makes."""
-        self._try(partial(planned.renew, self.transport))
-        return planned.engine.plan
-
-    def _note(self, number: int, began: float, plan: Plan | None) -> None:
+    def _note(self, number: int, began: float, planned: "GuardedEngine | None") -> None:
         seconds = time.monotonic() - began
+        plan = None if planned is None else planned.engine.plan
         row = {
             "kind": LOST,
             "recovery": number,
@@ -404,6 +428,7 @@ class Guard:
             "lost_links": [" - ".join(link) for link in self.decision.links],
             "seconds": round(seconds, 3),
             "bound_GBps": None if plan is None else float(plan.bound_one_way.algbw_GBps),
+            "is_spare": planned is not None and planned.uses_spare,
         }
         self.history.append(row)
         if self.first.rank == 0:

@@ -12,15 +12,16 @@ import torch
 
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
-from ...topo.errors import InfeasibleError, TopoplanError
+from ...topo.errors import InfeasibleError
 from ..compiled import Buffers, make_bindings
 from ..engine import Engine
 from ..program.layout import IN_PLACE
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
+from .agreement import Decision
 from .guard import Attempt, Guard, meet
-from .replan import plan_without
+from .replan import Replanner
 
 # Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
 _MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
@@ -82,11 +83,11 @@ class GuardedEngine:
 
     def __init__(self, guard: Guard, engine: Engine, make_engine: MakeEngine) -> None:
         self.guard, self.engine, self._first = guard, engine, engine
-        self._make_engine = make_engine
+        self._make_engine, self._replanner = make_engine, Replanner(engine.plan)
         self.name = engine.plan.collective.name
         engine.is_stock_excluded = True
         engine.guard = self
-        self._sent_before = 0
+        self._sent_before, self.uses_spare = 0, False
         self._free: dict[_Shape, list[_Private]] = defaultdict(list)
         guard.planned.append(self)
         guard.topology = guard.topology or engine.plan.topology
@@ -149,6 +150,11 @@ class GuardedEngine:
 
     # After a fault
 
+    def foresee(self, decision: Decision) -> None:
+        """Begin to plan for what will probably be left; on rank 0."""
+        if self._first.plan.find_spare(decision.links, decision.unreached) is None:
+            self._replanner.begin(decision.links, decision.unreached)
+
     def renew(self, transport: Transport) -> None:
         """Use a plan for what is left over `transport`. Collective if it is a new one.
 
@@ -157,21 +163,30 @@ class GuardedEngine:
         if self.engine.transport is transport:
             return
         decision = self.guard.decision
-        mine: Plan | str | None = None
-        if transport.rank == 0:
-            try:
-                mine = plan_without(self._first.plan, decision.links, frozenset(decision.unreached))
-            except TopoplanError as error:
-                mine = str(error)
-        plan: Plan | str = transport.exchange(mine)[0]
-        if isinstance(plan, str):
-            raise InfeasibleError(f"without {self.guard.name_lost()} there is no plan: {plan}")
-        plan.verify()
+        whole = self._first.plan
+        plan: Plan | None = whole
+        if decision.unreached:
+            plan = whole.find_spare(decision.links, decision.unreached)
+        self.uses_spare = bool(decision.unreached) and plan is not None
+        if plan is None:
+            plan = self._await_plan(transport)
+        if plan is not whole:
+            plan.verify()
         engine = self._make_engine(plan, transport, executor=POINT_TO_POINT)
         engine.is_stock_excluded = engine.times_calls = True
         engine.executor.tallies = self._first.executor.tallies
         engine.chooser.list_candidates = partial(self._list_candidates, engine)
         self._sent_before, self.engine = self.sent_bytes, engine
+
+    def _await_plan(self, transport: Transport) -> Plan:
+        """Return the plan that rank 0 makes. Collective."""
+        decision, mine = self.guard.decision, None
+        if transport.rank == 0:
+            mine = self._replanner.begin(decision.links, decision.unreached).result()
+        plan: Plan | str = transport.exchange(mine)[0]
+        if isinstance(plan, str):
+            raise InfeasibleError(f"without {self.guard.name_lost()} there is no plan: {plan}")
+        return plan
 
     def _list_candidates(self, engine: Engine, size_bytes: int) -> list[Schedule]:
         """Return the schedules to try on a job's own calls, the most promising first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 from launch import EmulatedRank, run_ranks
 from ranks import recovering
 
-from topoplan.runtime.emulate import Network, emulate, parse_rate, why_not
+from topoplan.runtime.emulate import emulate, parse_rate, why_not
 from topoplan.runtime.emulate.ranks import write_topology
-from topoplan.runtime.ranks.faults import Call
+from topoplan.runtime.ranks.launch import list_ready
 from topoplan.runtime.recovery.partial_transport import find_tree
-from topoplan.runtime.recovery.replan import find_lost_links, plan_without
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.plan import Plan
+from topoplan.synth.planner.synthesize import collective_on
+from topoplan.synth.spares import add_spares, plan_without
+from topoplan.topo.derived.lost_links import PairRoutes
 from topoplan.topo.presets import preset
 
 Plans = Callable[..., str]
@@ -64,21 +67,28 @@ def test_what_cannot_go_on_is_refused(plans: Plans) -> None:
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
-def test_a_cut_link_is_left_out_until_the_rest_is_not_connected(
+def test_a_cut_link_is_left_out_unless_the_rest_is_not_connected(
     plans: Plans, tmp_path: Path
 ) -> None:
-    """The first cut costs seconds, the second ends the job by an error that names both links."""
+    """One cut costs topo-run seconds; two at once end the job by an error that names both links."""
+    plan = add_spares(Plan.load(plans("ring:4")), 1)
+    plan.save(tmp_path / "plan.json")
     with emulate(preset("ring:4"), parse_rate("100Mbit")) as network:
         write_topology(network, tmp_path)
         outputs = [tmp_path / f"{rank}.out" for rank in range(4)]
-        arguments = [plans("ring:4"), str(tmp_path)]
+        arguments = [str(tmp_path / "plan.json"), str(tmp_path)]
         ranks = [
             EmulatedRank(network, rank, tmp_path, "ranks.recovering", arguments, output)
             for rank, output in enumerate(outputs)
         ]
         try:
-            cut_when(network, "gpu0", "gpu1", tmp_path, calls=3, recoveries=0)
-            cut_when(network, "gpu2", "gpu3", tmp_path, calls=6, recoveries=1)
+            wait_until(tmp_path, lambda: len(list_ready(tmp_path)) == 4)
+            network.cut("gpu0", "gpu1")
+            wait_until(tmp_path, lambda: outputs[0].read_text().strip().endswith("}"))
+            network.mend("gpu0", "gpu1")
+            wait_until(tmp_path, lambda: count_calls(tmp_path) >= 3)
+            network.cut("gpu0", "gpu1")
+            network.cut("gpu2", "gpu3")
             codes = [rank.wait(patience.seconds(40)) for rank in ranks]
         finally:
             for rank in ranks:
@@ -87,24 +97,28 @@ def test_a_cut_link_is_left_out_until_the_rest_is_not_connected(
     printed = [output.read_text() for output in outputs]
     assert codes == [3] * 4, printed
     for text in printed:
-        assert "'lost_links': ['gpu0 - gpu1']" in text
         assert "without link gpu0 - gpu1 and link gpu2 - gpu3" in text
         assert "cannot reach rank" in text
+    (line,) = (line for line in printed[0].splitlines() if line.startswith("{"))
+    result = json.loads(line)
+    assert [row["wrong"] for row in result["rows"]] == [0]
+    (recovery,) = result["recoveries"]
+    assert recovery["lost_links"] == ["gpu0 - gpu1"]
+    assert recovery["is_spare"]
+    assert recovery["bound_GBps"] == pytest.approx(1.0)
 
 
-def cut_when(
-    network: Network, a: str, b: str, folder: Path, *, calls: int, recoveries: int
-) -> None:
-    """Cut a link once all ranks have made so many calls, and gone on after so many faults."""
+def wait_until(folder: Path, holds: Callable[[], bool]) -> None:
     ends = time.monotonic() + patience.seconds(60)
-    while True:
-        texts = [path.read_text().split() for path in folder.glob("[0-9]")]
-        done = [(int(x[0]), int(x[1])) for x in texts if len(x) == 2]
-        if len(done) == 4 and all(x >= calls and y >= recoveries for x, y in done):
-            break
+    while not holds():
         assert time.monotonic() < ends, [x.read_text() for x in folder.glob("*.out")]
         time.sleep(0.05)
-    network.cut(a, b)
+
+
+def count_calls(folder: Path) -> int:
+    """Return how many calls the rank that is furthest behind has ended."""
+    counts = [int(path.read_text() or 0) for path in folder.glob("[0-9]")]
+    return min(counts) if len(counts) == 4 else 0
 
 
 @given(st.integers(2, 9), st.data())
@@ -123,18 +137,22 @@ def test_the_tree_uses_no_lost_pair(ranks: int, data: st.DataObject) -> None:
 def test_a_lost_link_is_found_and_planned_without(name: str, link: str) -> None:
     """All pairs whose packets crossed the link are lost with it, those that others forward too."""
     topology, (a, b) = preset(name), link.split()
-    find_route = Call("", 0, 0.0, topology).find_route
+    routes = PairRoutes(topology)
+    lost = routes.find_unreached([(a, b)])
     ranks = range(len(topology.ranks))
-    lost = {
-        (min(x, y), max(x, y))
-        for x in ranks
+    crossing = [
+        (x, y)
         for y in ranks
-        if {(a, b), (b, a)} & set(pairwise(find_route(x, y) or ()))
-    }
-    plan = synthesize(collective_on("allreduce", topology), topology, "ring", 20).plan
-    assert find_lost_links(topology, lost) == [(a, b)]
-    less = plan_without(plan, [(a, b)], frozenset(lost))
+        for x in range(y)
+        if {(a, b), (b, a)} & {*pairwise(routes.find_route(x, y))}
+        or {(a, b), (b, a)} & {*pairwise(routes.find_route(y, x))}
+    ]
+    assert lost == sorted(crossing)
+    assert routes.find_lost_links(lost) == [(a, b)]
+    collective = collective_on("allreduce", topology)
+    less = plan_without(collective, topology, [(a, b)], frozenset(lost), 1, reproducible=False)
     less.verify()
     assert less.topology.capacity_GBps.keys() == topology.capacity_GBps.keys() - {(a, b), (b, a)}
     for schedule in less.schedules:
-        assert not {(min(x.src, x.dst), max(x.src, x.dst)) for x in schedule.transfers} & lost
+        pairs = {(min(x.src, x.dst), max(x.src, x.dst)) for x in schedule.transfers}
+        assert pairs.isdisjoint(lost)

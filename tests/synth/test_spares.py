@@ -1,0 +1,107 @@
+"""Plans for what is left if a link or a NIC is lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from launch import run_module
+
+from topoplan.synth.plan import Plan
+from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.spares import add_spares, list_losses
+from topoplan.topo.derived.lost_links import PairRoutes
+from topoplan.topo.errors import InputError, VerificationError
+from topoplan.topo.graph import Device, Link, Topology
+from topoplan.topo.presets import preset
+
+
+def make_plan(name: str) -> Plan:
+    topology = preset(name)
+    return synthesize(collective_on("allreduce", topology), topology, "auto", 5).plan
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan("ring:3")
+
+
+@pytest.fixture(scope="module")
+def spared(plan: Plan) -> Plan:
+    return add_spares(plan, 1)
+
+
+def test_each_loss_has_a_spare_in_the_file(plan: Plan, spared: Plan, tmp_path: Path) -> None:
+    spared.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == spared
+    assert loaded.hash != plan.hash
+    assert len(loaded.spares) == 3
+    for spare in loaded.spares:
+        pairs = PairRoutes(plan.topology).find_unreached(spare.lost)
+        left = loaded.find_spare(spare.lost, pairs)
+        assert left is not None
+        left.verify()
+        assert left.gap_of(left.entries[-1]) == 0
+        gone = {(a, b) for link in spare.lost for a, b in (link, link[::-1])}
+        assert left.topology.capacity_GBps.keys() == plan.topology.capacity_GBps.keys() - gone
+        for schedule in left.schedules:
+            sent = {(min(x.src, x.dst), max(x.src, x.dst)) for x in schedule.transfers}
+            assert sent.isdisjoint(pairs)
+        assert loaded.find_spare(spare.lost, pairs[1:]) is None
+    assert loaded.find_spare([("gpu0", "gpu1"), ("gpu0", "gpu2")], []) is None
+
+
+def test_a_plan_without_spares_is_written_as_before(plan: Plan, spared: Plan) -> None:
+    data = plan.to_json()
+    assert "spares" not in data
+    assert data["version"] == 1
+    changed = spared.to_json()
+    assert changed["version"] == 2
+    changed.pop("spares")
+    with pytest.raises(VerificationError, match="does not match its hash"):
+        Plan.from_json(changed)
+
+
+def test_a_wrong_spare_is_refused_before_it_is_used(plan: Plan, spared: Plan) -> None:
+    """A spare whose schedules use a link that is lost fails its verification."""
+    wrong = replace(spared.spares[0], entries=plan.entries)
+    broken = replace(spared, spares=(wrong,))
+    with pytest.raises(VerificationError):
+        broken.use_spare(wrong).verify()
+
+
+def test_losses_that_look_alike_share_a_spare() -> None:
+    """Two hosts of one GPU and one NIC: ranks cannot tell which link between them is lost."""
+    names = ["gpu0", "nic0", "switch0", "nic1", "gpu1"]
+    kinds = {"gpu": "gpu", "nic": "nic", "switch": "switch"}
+    devices = tuple(Device(name, kinds[name[:-1]]) for name in names)
+    links = tuple(Link(x, y, 1) for a, b in pairwise(names) for x, y in ((a, b), (b, a)))
+    (loss,) = list_losses(Topology("two", devices, links))
+    assert loss.of[-2:] == ["nic0", "nic1"]
+    assert len(loss.lost) == 4
+    assert loss.disconnects
+
+
+def test_only_plans_for_all_gpus_have_spares() -> None:
+    topology = preset("ring:4")
+    from topoplan.synth.planner.api import synthesize as plan_for
+
+    with pytest.raises(InputError, match="spare plans are for all GPUs of a machine"):
+        add_spares(plan_for("allreduce", topology, group=[0, 1]), 1)
+
+
+def test_the_command_lists_what_each_loss_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    args = ["topoplan.cli.synth", "allreduce", "path:3", "--spare", "links"]
+    done = run_module(*args, "--json", "-o", str(path))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["spares"]
+    assert [row["disconnects"] for row in rows] == [True, True]
+    assert not Plan.load(path).spares
+    done = run_module(*args, "--bound-only")
+    assert done.returncode == 2
+    assert "--bound-only with --spare links: spares are for plans" in done.stderr

@@ -1,0 +1,96 @@
+"""Tell lost links by the pairs of ranks that do not reach each other, and route without both."""
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from itertools import combinations, pairwise, permutations
+
+from ..graph import Topology
+from ..routes import Route, Router
+from .degrade import Change, degrade
+from .forwarding import Forwarding
+
+# Two ranks, the lower first.
+Pair = tuple[int, int]
+# A link by its two devices' ids, the lower first; both directions are meant.
+Link = tuple[str, str]
+
+
+class PairRoutes:
+    """The links that sockets between each two ranks of a topology use, before any is lost.
+
+    They take the hardware's route; where there is none, GPUs forward.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology, self._router = topology, Router(topology)
+        self._forwarding: Forwarding | None = None
+        self._links: dict[Pair, set[Link]] = {}
+
+    def find_route(self, src: int, dst: int) -> Route:
+        """Return the ids of the devices between two ranks, theirs included."""
+        route = self._router.route(src, dst)
+        if route is not None:
+            return route
+        start, end = self.topology.ranks[src], self.topology.ranks[dst]
+        self._forwarding = self._forwarding or Forwarding(self.topology)
+        return self._forwarding.routes_from(start).get(end, (start, end))
+
+    def list_links(self, pair: Pair) -> set[Link]:
+        """Return the links on the routes of both directions: either stops a connection."""
+        if pair not in self._links:
+            routes = self.find_route(*pair), self.find_route(*pair[::-1])
+            self._links[pair] = {
+                (min(link), max(link)) for route in routes for link in pairwise(route)
+            }
+        return self._links[pair]
+
+    @property
+    def _pairs(self) -> list[Pair]:
+        return list(combinations(range(len(self.topology.ranks)), 2))
+
+    def find_lost_links(self, unreached: Collection[Pair]) -> list[Link]:
+        """Return the links that only pairs that do not reach each other use.
+
+        One or several of them are lost; which ones, the pairs do not show, so none should be used.
+        """
+        lost: set[Link] = set().union(*map(self.list_links, unreached))
+        for pair in self._pairs:
+            if lost and pair not in unreached:
+                lost -= self.list_links(pair)
+        return sorted(lost)
+
+    def find_unreached(self, links: Collection[Link]) -> list[Pair]:
+        """Return the pairs of ranks that do not reach each other if some links are lost."""
+        return [pair for pair in self._pairs if not self.list_links(pair).isdisjoint(links)]
+
+
+def without_links(topology: Topology, links: Sequence[Link]) -> Topology:
+    """Return the topology that is left if some links are lost."""
+    if not links:
+        return topology
+    return degrade(topology, Change(without_links=tuple(f"{a}:{b}" for a, b in links)))
+
+
+class ReachedRouter(Router):
+    """The hardware's routes, except between pairs of ranks that are `unreached`.
+
+    Sockets keep the routes that they had: where another path is left, they do not find it.
+    """
+
+    def __init__(self, topology: Topology, unreached: Set[Pair]) -> None:
+        super().__init__(topology)
+        self.unreached = unreached
+        gpus = topology.ranks
+        self._closed = {pair for a, b in unreached for pair in permutations((gpus[a], gpus[b]))}
+
+    def find_route(self, start: str, end: str) -> Route | None:
+        """Return the hardware's route, None between two ranks that do not reach each other."""
+        return None if (start, end) in self._closed else super().find_route(start, end)
+
+    def before_each(self, start: str) -> Mapping[str, str]:
+        """Return, by device id, the device before it on its route from `start`."""
+        before = super().before_each(start)
+        return {x: near for x, near in before.items() if (start, x) not in self._closed}
+
+    def on(self, topology: Topology) -> Router:
+        """Return the router of another topology that lacks the same pairs of ranks."""
+        return self if topology == self.topology else ReachedRouter(topology, self.unreached)
