@@ -455,8 +455,9 @@ def main() -> None:
     parser.add_argument(
         "--no-spares", action="store_true", help="plan for what is left at the fault"
     )
+    parser.add_argument("--seconds", type=float, help="begin no run after so many seconds")
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args, began = parser.parse_args(), time.monotonic()
     from topoplan.synth.planner.synthesize import collective_on, synthesize
     from topoplan.synth.spares import add_spares
 
@@ -487,6 +488,8 @@ def main() -> None:
                 for machine in args.machines:
                     for program in args.programs:
                         if (machine, program, case, number, args.seed) in done:
+                            continue
+                        if args.seconds and time.monotonic() > began + args.seconds:
                             continue
                         run = carry_out(
                             machine, program, case, number, args.seed, plans[machine], context
