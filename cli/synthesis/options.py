@@ -62,7 +62,7 @@ EXAMPLES: tuple[Example, ...] = (
         "a plan for two of the GPUs; the idle ones help",
     ),
     (
-        "topo-synth allreduce dgx1 --spare links -o plan.json",
+        "topo-synth allreduce mesh:2x2 --spare links -o spared.json",
         "with plans for the loss of each link, to go on with",
     ),
     (

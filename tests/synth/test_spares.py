@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_losses_that_look_alike_share_a_spare() -> None:
     names = ["gpu0", "nic0", "switch0", "nic1", "gpu1"]
     kinds = {"gpu": "gpu", "nic": "nic", "switch": "switch"}
     devices = tuple(Device(name, kinds[name[:-1]]) for name in names)
-    links = tuple(Link(x, y, 1) for a, b in pairwise(names) for x, y in ((a, b), (b, a)))
+    links = tuple(Link(x, y, Fraction(1)) for a, b in pairwise(names) for x, y in ((a, b), (b, a)))
     (loss,) = list_losses(Topology("two", devices, links))
     assert loss.of[-2:] == ["nic0", "nic1"]
     assert len(loss.lost) == 4
