@@ -4,6 +4,7 @@ An example is `topoplan.synthesize("allreduce", "dgx1")`.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -20,6 +21,7 @@ from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Plan
 from ..request import TreeLimits
+from ..spares import add_spares
 from ..verify import verify as verify_schedule
 from .front import ParetoFront, find_front
 from .names import AUTO
@@ -40,6 +42,7 @@ def synthesize(
     limits: TreeLimits | None = None,
     reproducible: bool = False,
     thorough: bool = False,
+    spare: str | None = None,
     time_limit_s: float = USUAL_LIMIT_S,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -54,9 +57,10 @@ def synthesize(
     alone: the plan uses it for all sizes. `root` is the root of broadcast, reduce, gather and
     scatter (default: rank 0, or the lowest of the group). `limits` restrict trees. `reproducible`:
     an element's bits depend neither on the size of the buffer nor on its place in it. `thorough`:
-    auto also tries strategies that it expects to lose. `time_limit_s` stops the search, and a
-    warning is logged if it did; with more than a minute, searches do more work. `progress` is
-    called with a line of text from time to time.
+    auto also tries strategies that it expects to lose. `spare="links"`: the plan also has plans for
+    the loss of each link and NIC, for ranks that go on after a fault. `time_limit_s` stops the
+    search, and a warning is logged if it did; with more than a minute, searches do more work.
+    `progress` is called with a line of text from time to time.
 
     `group` lists the ranks that take part, if not all do, and `helpers` the others that may relay,
     copy and add for them: "rest" (all others), "none", or ranks. All ranks are numbered as on the
@@ -66,6 +70,9 @@ def synthesize(
     (with the reason), TimeLimitError if none was found in time.
     """
     _check_time_limit(time_limit_s)
+    if spare not in (None, "links"):
+        raise InputError(f"spare={spare!r:.40}: expected 'links', or None")
+    began = time.monotonic()
     size_bytes = None if size is None else count_bytes(size)
     machine, router = load_for_planning(topology)
     wanted = _find_collective(collective, machine, root, group)
@@ -82,10 +89,14 @@ def synthesize(
         router=router,
     )
     _warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
+    plan = result.plan
+    if spare is not None:
+        left_s = time_limit_s - (time.monotonic() - began)
+        plan = add_spares(plan, left_s, progress or (lambda text: None))
     if size_bytes is None:
-        return result.plan
-    entry = replace(result.plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)
-    return replace(result.plan, entries=(entry,), alternatives=())
+        return plan
+    entry = replace(plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)
+    return replace(plan, entries=(entry,), alternatives=())
 
 
 def pareto(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launch import run_module
 
+import topoplan
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.spares import add_spares, list_losses
@@ -88,11 +89,10 @@ def test_losses_that_look_alike_share_a_spare() -> None:
 
 
 def test_only_plans_for_all_gpus_have_spares() -> None:
-    topology = preset("ring:4")
-    from topoplan.synth.planner.api import synthesize as plan_for
-
     with pytest.raises(InputError, match="spare plans are for all GPUs of a machine"):
-        add_spares(plan_for("allreduce", topology, group=[0, 1]), 1)
+        topoplan.synthesize("allreduce", "ring:4", group=[0, 1], spare="links")
+    with pytest.raises(InputError, match="spare='ranks': expected 'links'"):
+        topoplan.synthesize("allreduce", "ring:4", spare="ranks")
 
 
 def test_the_command_lists_what_each_loss_leaves(tmp_path: Path) -> None:
