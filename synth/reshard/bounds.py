@@ -34,12 +34,9 @@ def find_demand_bounds(
     its receivers.
     """
     topology = router.topology
-    if is_large(demands, topology):
-        cut = find_cut_bound(demands, topology)
-        return Bounds(cut, cut)
     granted = effort.grant(effort.left_s / effort.scale * _SHARE, _SHARE)
     multipath = find_multipath_bound(demands, topology, granted, progress)
-    if list_computing(topology, demands):
+    if is_large(demands, topology) or list_computing(topology, demands):
         return Bounds(multipath, multipath)
     if packing is None:
         packing = DemandPacking(demands, topology, OwnRoutes(router))
@@ -57,8 +54,10 @@ def find_multipath_bound(
     """Return the bound for any use of the links.
 
     If switches copy what several ranks need, it is that of the machine in which each is one with
-    its nearest GPU.
+    its nearest GPU. With many GPUs it is that of a cut.
     """
+    if is_large(demands, topology):
+        return find_cut_bound(demands, topology)
     gpu_of = {
         device: find_nearest_gpu(device, topology) for device in list_computing(topology, demands)
     }

@@ -96,3 +96,19 @@ def test_each_mistake_is_one_line(
 ) -> None:
     files = {"HOT": hot, "WEIGHTS": weights}
     assert message in synth(*(files.get(arg, arg) for arg in args), code=2)
+
+
+def test_many_gpus_take_seconds(tmp_path: Path) -> None:
+    """Switches that could add, too, are bounded by a cut where there are many GPUs."""
+    pieces = [
+        {"size": 1 << 24, "have": [i], "need": [*range(72 + i % 8, 136, 8)]} for i in range(72)
+    ]
+    head = {"format": "topoplan-demands", "version": 1, "ranks": 136}
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps({**head, "pieces": pieces}))
+    plan = tmp_path / "plan.json"
+    out = json.loads(synth("dgx-a100:17", "--demands", str(path), "--json", "-o", str(plan)))
+    assert out["bound_one_way"]["kind"] == "cut"
+    assert out["bound_in_network"]["algbw_GBps"] >= out["bound"]["algbw_GBps"]
+    assert out["gap"] < 0.05
+    assert Plan.load(plan).hash == out["plan_hash"]
