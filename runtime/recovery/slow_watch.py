@@ -108,7 +108,7 @@ class SlowWatch:
             times = self._times
             if play is None or version != self._version or len(times) >= self._period:
                 engine.run(buffers, number)
-                if not self._trials:
+                if size_bytes.bit_length() not in self._trials:
                     version, play = self._version, find_play(buffers)
                 return
             began = clock()
