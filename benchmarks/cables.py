@@ -4,15 +4,17 @@ Emulated hosts without forwarding (topo-emulate --cables), on which nothing know
 what the ranks find. `find`: the seconds of topo-probe --fabric from its start to the written file,
 whether the links are right, and whether the doctor is silent. `miscabled`: ten faults of cabling;
 whether the doctor names the port and the fault. `train`: DDP with the backend "topo" and no
-settings, gradients against the sum, the rate of the allreduce against bound_one_way, and what stock
-gloo does in the same place. --runs is the number of runs of each row, and --seed that of the first,
-which decides ports and cables of a fault.
+settings, gradients against the sum, the rate of the allreduce that DDP waits for against
+bound_one_way, that of backward as a whole, and what stock gloo does in the same place. --runs is
+the number of runs of each row, and --seed that of the first, which decides ports and cables of a
+fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -30,6 +32,7 @@ from typing import Any
 
 from harness import Results, Table, make_parser
 
+from topoplan.runtime.emulate.blueprint import parse_rate
 from topoplan.runtime.emulate.cabled_network import CabledNetwork, emulate_cabling
 from topoplan.runtime.emulate.cabling import CablePlan, Cabling, plan_cabling
 from topoplan.runtime.emulate.ranks import start_rank
@@ -42,9 +45,12 @@ from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
 PARTS = ("find", "miscabled", "train")
-SIZES = (4 << 20, 16 << 20)
+SIZES_MB = (4, 16)
 _COMMAND_s = 120.0
-_STEPS = 45  # DDP's buckets are settled at step 20
+# Races have settled each size by then, and DDP its buckets.
+_SETTLED_STEPS, _STEPS = 20, 32
+# Stock gloo tries until then to connect ranks that do not reach each other.
+_STOCK_s = 10
 
 
 def join(
@@ -81,8 +87,10 @@ class Outcome:
     code: int
 
 
-def run_ranks(network: CabledNetwork, command: Sequence[str], folder: Path) -> Outcome:
-    """Run a command once per rank; return what each printed."""
+def run_ranks(
+    network: CabledNetwork, command: Sequence[str], folder: Path, limit_s: float = _COMMAND_s
+) -> Outcome:
+    """Run a command once per rank, for `limit_s` at most; return what each printed."""
     began = time.monotonic()
     files = [(folder / f"out{rank}").open("w+b") for rank in range(len(network.cabling.seats))]
     ranks = [
@@ -92,9 +100,10 @@ def run_ranks(network: CabledNetwork, command: Sequence[str], folder: Path) -> O
     codes = []
     for rank in ranks:
         try:
-            codes.append(rank.wait(max(1.0, began + _COMMAND_s - time.monotonic())))
+            codes.append(rank.wait(max(0.1, began + limit_s - time.monotonic())))
         except subprocess.TimeoutExpired:
             rank.kill()
+            rank.wait()
             codes.append(124)
     seconds = time.monotonic() - began
     printed = []
@@ -319,27 +328,39 @@ def miscable(name: str, run: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def train(name: str, topology: Topology, size: int, folder: Path) -> dict[str, Any]:
+def train(topology: Topology, size: int, slowest: str | None, folder: Path) -> dict[str, Any]:
     """Train by DDP with the backend "topo", and then with gloo in the same network."""
-    plan = plan_cabling(topology)
+    plan = plan_cabling(topology, None if slowest is None else parse_rate(slowest))
     collective = collective_on("allreduce", plan.topology)
     bound = find_bounds(collective, Router(plan.topology)).single_path.algbw_GBps
     command = [sys.executable, str(Path(__file__).resolve()), "rank", "--size", str(size)]
     with emulate_cabling(plan) as network:
         outcome = run_ranks(network, [*command, "--backend", "topo"], folder)
-        stock = run_ranks(network, [*command, "--backend", "gloo"], folder)
-    row = {"seconds": round(outcome.seconds, 2), "right": outcome.code == 0, "size": size}
+        # gloo's rank 0 may wait for the others to connect beyond its timeout.
+        limit_s = outcome.seconds + _STOCK_s
+        stock = run_ranks(network, [*command, "--backend", "gloo"], folder, limit_s)
+    row = {
+        "seconds": round(outcome.seconds, 2),
+        "right": outcome.code == 0,
+        "size": size,
+        "slowest": slowest,
+        "load": os.getloadavg()[0],
+    }
     lines = [line for line in outcome.printed[0].splitlines() if line.startswith("{")]
     if lines:
         measured = json.loads(lines[-1])
         row |= {
-            "rate": round(size / measured["step_s"] / 1e9 / float(bound), 3),
-            "of_found": round(size / measured["step_s"] / 1e9 / measured["bound_GBps"], 3),
+            "rate": round(size / measured["allreduce_s"] / 1e9 / float(bound), 3),
+            "of_found": round(size / measured["allreduce_s"] / 1e9 / measured["bound_GBps"], 3),
+            "backward": round(size / measured["backward_s"] / 1e9 / float(bound), 3),
             "plan": measured["plan"],
+            "raced_us": measured["raced_us"],
         }
     row["right"] = row["right"] and bool(lines)
-    stock_text = " ".join(stock.printed[-1].split())
-    row["stock"] = "starts" if stock.code == 0 else stock_text[-160:]
+    errors = [" ".join(text.split())[-160:] for text in stock.printed if "Error" in text]
+    row["stock"] = (
+        "starts" if stock.code == 0 else errors[0] if errors else f"no end in {limit_s:.0f} s"
+    )
     if not row["right"]:
         row["printed"] = " ".join(" ".join(outcome.printed).split())[-600:]
     return row
@@ -349,10 +370,11 @@ def be_rank(args: argparse.Namespace) -> None:
     """Train one parameter of `size` bytes for some steps, and print the time of a step."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     import topoplan.runtime.register  # noqa: F401
 
-    timeout = timedelta(seconds=20 if args.backend == "gloo" else 120)
+    timeout = timedelta(seconds=_STOCK_s if args.backend == "gloo" else 120)
     dist.init_process_group(args.backend, timeout=timeout)
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
@@ -367,7 +389,19 @@ def be_rank(args: argparse.Namespace) -> None:
     model = Model()
     trained = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1024)
     rows = [torch.arange(args.size // 4).remainder(97).float() + r for r in range(ranks)]
-    expected, times = sum(rows) / ranks, []
+    expected, times, calls = sum(rows) / ranks, [], []
+
+    def average(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        began = time.perf_counter()
+        done = allreduce_hook(dist.group.WORLD, bucket)
+
+        def end(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            calls.append(time.perf_counter() - began)
+            return future.value()
+
+        return done.then(end)
+
+    trained.register_comm_hook(None, lambda _, bucket: average(bucket))
     for _ in range(_STEPS):
         trained.zero_grad()
         loss = trained(rows[rank])
@@ -385,9 +419,11 @@ def be_rank(args: argparse.Namespace) -> None:
         print(
             json.dumps(
                 {
-                    "step_s": statistics.median(times[-_STEPS // 3 :]),
+                    "allreduce_s": statistics.median(calls[_SETTLED_STEPS:]),
+                    "backward_s": statistics.median(times[_SETTLED_STEPS:]),
                     "bound_GBps": float(one.plan.bound_one_way.algbw_GBps),
                     "plan": str(choice and choice.label),
+                    "raced_us": {k: round(v) for k, v in choice.raced.items()} if choice else {},
                 }
             ),
             flush=True,
@@ -408,6 +444,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="number of the first run")
     parser.add_argument("--runs", type=int, default=1, help="runs of each row (default: 1)")
     parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
+    parser.add_argument("--size", type=int, action="append", help="MB; default: 4 and 16")
+    parser.add_argument(
+        "--slowest", help="rate of the slowest cable in training, such as 40Mbit; see topo-emulate"
+    )
     parser.add_argument("--only", default="", help="rows whose names contain this")
     args = parser.parse_args()
     results = Results(args.results, ("part", "name", "run"))
@@ -420,6 +460,7 @@ def main() -> None:
         ("alarms", "alarms", ">6d"),
         ("rate", "rate", ">6.3f"),
         ("of_found", "found", ">6.3f"),
+        ("backward", "step", ">6.3f"),
     ]
     table = Table(columns, as_json=args.json)
     for part, name, run, measure in list_jobs(args):
@@ -441,12 +482,12 @@ def list_jobs(
         for name, topology in list_machines().items():
             if "find" in parts:
                 yield "find", name, run, lambda folder, n=name, t=topology: find(n, t, folder)
-            for size in SIZES if "train" in parts else ():
+            for size in args.size or SIZES_MB if "train" in parts else ():
                 yield (
                     "train",
-                    f"{name}, {size >> 20} MB",
+                    f"{name}, {size} MB" + (f", {args.slowest}" if args.slowest else ""),
                     run,
-                    lambda folder, n=name, t=topology, s=size: train(n, t, s, folder),
+                    lambda folder, t=topology, s=size: train(t, s << 20, args.slowest, folder),
                 )
         for name in FAULTS:
             if "miscabled" in parts:
