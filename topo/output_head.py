@@ -6,7 +6,7 @@ from typing import Any, Literal
 # Version of all formats of output; increment it for changes that break programs that read them.
 # New fields do not.
 VERSION = 1
-# The formats, by command; the last three describe a file that topo-synth writes for NCCL or RCCL.
+# The formats, by command; the last five describe a file of topo-synth for NCCL, RCCL or MLX.
 OutputFormat = Literal[
     "topoplan-synth",
     "topoplan-run",
@@ -17,6 +17,8 @@ OutputFormat = Literal[
     "nccl-graph",
     "rccl-env",
     "nccl-tuner",
+    "nccl-env",
+    "mlx-hostfile",
 ]
 
 

@@ -125,12 +125,13 @@ def find_lost_help(job: SynthRun, say: Say) -> None:
 
 def run_export(job: SynthRun) -> None:
     """Write the file for NCCL or RCCL that --format requests to the path of -o, or print it."""
-    from ...synth.export.formats import export
+    from ...synth.export.formats import BESIDE, export
     from ...synth.export.graph_file import NEWEST, parse_nccl_version
 
     args = job.args
     version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST
-    beside_path = str(Path(f"{args.output}.xml").resolve()) if args.output else None
+    suffix = BESIDE.get(args.format)
+    beside_path = str(Path(f"{args.output}{suffix}").resolve()) if args.output and suffix else None
     with job.search() as say:
         effort = Effort(args.time_limit)
         made = export(
@@ -152,7 +153,7 @@ def run_export(job: SynthRun) -> None:
         write_extra(args, "output", job.progress, done, lambda: made.text)
         if made.beside is not None and beside_path is not None:
             write_whole(beside_path, made.beside, overwrite=args.force)
-            job.progress.tell(f"rings for the other collectives written to {beside_path}")
+            job.progress.tell(f"{made.beside_what} written to {beside_path}")
     if args.json:
         body = {
             **job.head_json(),

@@ -17,8 +17,11 @@ from .job import SynthRun, print_lines
 from .plan import report, synthesize_job
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from rich.console import Console
 
+    from ...synth.cables.next_cable import NextCables
     from ...synth.place.placement import Placement
 
 # Limits of the search for a rank order in which the stock collective is faster: number of GPUs, and
@@ -45,11 +48,14 @@ def run(job: SynthRun) -> None:
         worth = None
         if not job.collective.has_all_gpus:
             worth = find_worth(result.plan, result.candidates, job.size, effort, say)
+        cables = _try_cables(job, result.plan.bound_one_way.algbw_GBps, effort)
         job.cut_short += effort.cut_short
         placement = _try_orders(job)
     fields = explanation.to_json()
     if worth is not None:
         fields["helpers"] = worth.to_json()
+    if cables is not None:
+        fields["cables"] = cables.to_json()
     if placement is not None:
         whole = placement.to_json()
         names = ("order", "for", "time_s", "given_time_s", "gain", "optimal")
@@ -61,10 +67,22 @@ def run(job: SynthRun) -> None:
         _print_reached(console, explanation)
         if worth is not None:
             print_lines(console, *_list_worth(worth, has_helpers=bool(result.plan.helpers)))
+        if cables is not None:
+            print_lines(console, *cables.list_lines())
         if placement is not None:
             print_lines(console, _order_text(placement))
 
     report(job, result, healthy, with_forests=True, more_json={"explain": fields}, more=section)
+
+
+def _try_cables(job: SynthRun, bound_GBps: Fraction, effort: Effort) -> NextCables | None:
+    """Return what one more cable would change; None unless only cables join the job's hosts."""
+    from ...synth.cables.hosts import find_obstacle
+    from ...synth.cables.next_cable import find_next_cables
+
+    if not job.collective.has_all_gpus or find_obstacle(job.topology):
+        return None
+    return find_next_cables(job.topology, job.collective, bound_GBps, effort)
 
 
 def _try_orders(job: SynthRun) -> Placement | None:

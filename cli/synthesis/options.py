@@ -25,7 +25,7 @@ DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 PLAN = "plan"
 # Formats for other programs: files for NCCL and RCCL, and those with a schedule of the plan.
-_LIBRARY_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner")
+_LIBRARY_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner", "nccl-env", "mlx-hostfile")
 SCHEDULE_FORMATS = ("mscclpp", "astra-sim")
 EXAMPLES: tuple[Example, ...] = (
     (
@@ -72,6 +72,10 @@ EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth all_reduce topo.xml --format nccl-graph",
         "rings and chains for NCCL_GRAPH_FILE",
+    ),
+    (
+        "topo-synth allreduce spark-ring:4 --format nccl-env -o nccl.env",
+        "NCCL's settings and order of hosts where cables join them",
     ),
     (
         "topo-synth allreduce ring:4 --strategy file:ring.xml",
@@ -235,7 +239,8 @@ def build_parser() -> Parser:
         "--explain",
         action="store_true",
         help="show the bottleneck, what every strategy reaches at 8 sizes, and which links to "
-        "improve first; and whether the stock collective would be faster in another order "
+        "improve first (between hosts that cables join: which one more cable helps most); and "
+        "whether the stock collective would be faster in another order "
         "of ranks",
     )
     add(
@@ -264,14 +269,17 @@ def build_parser() -> Parser:
         choices=(PLAN, *_LIBRARY_FORMATS, *SCHEDULE_FORMATS),
         help="plan (default); nccl-graph (also by -o FILE.xml): rings and chains for "
         "NCCL_GRAPH_FILE; rccl-env: RCCL_TREES, with rings beside them in FILE.xml for -o FILE; "
-        "nccl-tuner: the table of NVIDIA's example tuner plugin; the plan's schedule for --size: "
+        "nccl-tuner: the table of NVIDIA's example tuner plugin; for hosts that cables join: "
+        "nccl-env: NCCL's settings for that cabling, with Open MPI's hosts in ring order beside "
+        "them in FILE.hosts for -o FILE; mlx-hostfile: for mlx.launch; the plan's schedule for "
+        "--size: "
         "mscclpp: for MSCCL++'s executor; astra-sim: Chakra traces FILE.0.et, ... for -o FILE",
     )
     add(
         "--nccl-version",
         metavar="V",
-        help="with nccl-graph: the NCCL that reads the file, such as 2.21 (default: the "
-        "newest); older ones take fewer channels",
+        help="with nccl-graph and nccl-env: the NCCL in use, such as 2.21 (default: the newest); "
+        "older ones take fewer channels, and do not start on all cablings",
     )
     add(
         "--hosts",
@@ -284,7 +292,7 @@ def build_parser() -> Parser:
         "--no-guard",
         action="store_true",
         help="with nccl-graph and rccl-env: write the file even where stock NCCL or RCCL may be as "
-        "fast",
+        "fast; with nccl-env: even where stock NCCL does not start",
     )
     add(
         "--measured",
@@ -506,14 +514,20 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "them out",
         ),
         (
-            _given({"--nccl-version": args.nccl_version, "--hosts": args.hosts}),
+            _given({"--hosts": args.hosts}),
             args.format != "nccl-graph",
             "{} without --format nccl-graph: it has no effect then; leave it out",
         ),
         (
+            _given({"--nccl-version": args.nccl_version}),
+            args.format not in ("nccl-graph", "nccl-env"),
+            "{} without --format nccl-graph or nccl-env: it has no effect then; leave it out",
+        ),
+        (
             _given({"--no-guard": args.no_guard}),
-            args.format not in ("nccl-graph", "rccl-env"),
-            "{} without --format nccl-graph or rccl-env: it has no effect then; leave it out",
+            args.format not in ("nccl-graph", "rccl-env", "nccl-env"),
+            "{} without --format nccl-graph, rccl-env or nccl-env: it has no effect then; leave it "
+            "out",
         ),
         (
             _given({"--measured": args.measured}),

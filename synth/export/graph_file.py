@@ -5,7 +5,7 @@ misread, is an InputError with file and line. `graph_check` checks whether the c
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ...topo.errors import InputError
@@ -38,16 +38,20 @@ _VALUE_FORM = rf"""(?:"[^"<&]{{0,{_MAX_VALUE_BYTES}}}"|'[^'<&]{{0,{_MAX_VALUE_BY
 _TAG_FORM = re.compile(rf"</{_NAME_FORM}>|<{_NAME_FORM}(?: +{_NAME_FORM}={_VALUE_FORM})* ?/?>")
 _WHOLE = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,18})")
 _REAL = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,2})?")
-_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?:-\d{1,3})?")
+_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:-\d{1,3})?")
 _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 
 
 @dataclass(frozen=True, order=True)
 class NcclVersion:
-    """A version of NCCL, such as 2.27, with the limits of its sources (device.h, topo.h, xml.h)."""
+    """A version of NCCL, such as 2.27, with the limits of its sources (device.h, topo.h, xml.h).
+
+    Without a `patch` the last release of that minor version is meant; it is not compared.
+    """
 
     major: int
     minor: int
+    patch: int | None = field(default=None, compare=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"
@@ -75,6 +79,13 @@ class NcclVersion:
         return 128 if self >= NcclVersion(2, 21) else 32
 
     @property
+    def is_subnet_aware(self) -> bool:
+        """Whether NCCL_IB_SUBNET_AWARE_ROUTING exists: since 2.30.7, not in 2.30.3 and 2.30.4."""
+        if (self.major, self.minor) == (2, 30):
+            return self.patch is None or self.patch >= 7
+        return self > NcclVersion(2, 30)
+
+    @property
     def knows_p2c(self) -> bool:
         """Whether NCCL knows the path type P2C (NVLink-C2C to a CPU); else it reads it as LOC."""
         return self >= NcclVersion(2, 28)
@@ -96,7 +107,12 @@ def parse_nccl_version(text: str) -> NcclVersion:
             f"{text[:40]}: expected a version of NCCL such as 2.27 or 2.27.7",
             parameter="nccl_version",
         )
-    version = NcclVersion(int(match.group(1)), int(match.group(2)))
+    patch = match.group(3)
+    version = NcclVersion(
+        int(match.group(1)),
+        int(match.group(2)),
+        patch=None if patch is None else int(patch),
+    )
     if version < OLDEST:
         raise InputError(
             f"{text}: graph files of this form are read by NCCL {OLDEST} and later",

@@ -1,0 +1,72 @@
+"""Rings through hosts along their cables, and what a ring carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from itertools import islice
+
+from .hosts import CabledHosts
+
+# Hosts in the order of the ring.
+Order = tuple[int, ...]
+# The share of the buffer that each of n hosts sends around a ring, by collective.
+RING_SHARES: Mapping[str, Callable[[int], Fraction]] = {
+    "allreduce": lambda n: Fraction(2 * (n - 1), n),
+    "allgather": lambda n: Fraction(n - 1, n),
+    "reduce-scatter": lambda n: Fraction(n - 1, n),
+    "broadcast": lambda n: Fraction(1),
+    "reduce": lambda n: Fraction(1),
+}
+# Rings to compare: all of a mesh of 7 hosts (360), and of sparse cablings of dozens.
+_MAX_RINGS = 720
+# Steps of the search: a second or so; beyond it, cablings of many hosts count as without a ring.
+_MAX_STEPS = 200_000
+
+
+def list_rings(hosts: CabledHosts) -> list[Order]:
+    """Return rings along cables that visit every host once, the widest first.
+
+    Each begins at host 0 and is returned in one direction. Two hosts with a cable are a ring.
+    """
+    rings = list(islice(_search(hosts), _MAX_RINGS))
+    return sorted(rings, key=lambda order: (-find_width_GBps(hosts, order), order))
+
+
+def list_edges(order: Order) -> list[tuple[int, int]]:
+    """Return each host of a ring with the next one."""
+    return [(a, order[(i + 1) % len(order)]) for i, a in enumerate(order)]
+
+
+def find_width_GBps(hosts: CabledHosts, order: Order) -> Fraction:
+    """Return what the narrowest connection of a ring carries in its direction, in GB/s."""
+    return min(hosts.rate_GBps(a, b) for a, b in list_edges(order))
+
+
+def rate_ring(collective: str, hosts: int, width_GBps: Fraction) -> Fraction:
+    """Return the algbw in GB/s of one of RING_SHARES around a ring in one direction."""
+    return width_GBps / RING_SHARES[collective](hosts)
+
+
+def _search(hosts: CabledHosts) -> Iterator[Order]:
+    """Yield rings, found depth first, in the direction whose second host has the lower number."""
+    order, visited, steps = [0], {0}, 0
+
+    def extend() -> Iterator[Order]:
+        nonlocal steps
+        steps += 1
+        if steps > _MAX_STEPS:
+            return
+        last = order[-1]
+        if len(order) == hosts.count:
+            if 0 in hosts.neighbours[last] and (hosts.count == 2 or order[1] < last):
+                yield tuple(order)
+            return
+        for near in hosts.neighbours[last]:
+            if near not in visited:
+                order.append(near)
+                visited.add(near)
+                yield from extend()
+                visited.remove(order.pop())
+
+    return extend()
