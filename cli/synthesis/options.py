@@ -266,6 +266,7 @@ def build_parser() -> Parser:
     )
     add(
         "--format",
+        metavar="FORMAT",
         choices=(PLAN, *_LIBRARY_FORMATS, *SCHEDULE_FORMATS),
         help="plan (default); nccl-graph (also by -o FILE.xml): rings and chains for "
         "NCCL_GRAPH_FILE; rccl-env: RCCL_TREES, with rings beside them in FILE.xml for -o FILE; "

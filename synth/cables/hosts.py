@@ -126,7 +126,8 @@ class CabledHosts:
             for (src, dst), rate in capacity.items():
                 if {host_of[src], host_of[dst]} <= {a, b}:
                     graph.add_edge(src, dst, capacity=int(rate / unit))
-            rates[a, b] = nx.maximum_flow_value(graph, self.gpus[a], self.gpus[b]) * unit
+            carried = nx.maximum_flow_value(graph, self.gpus[a], self.gpus[b])
+            rates[a, b] = int(carried) * unit
         return rates
 
 
