@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("topo", "synth", "runtime", "cli")
 # 36,000 before plans of thousands of GPUs; raised only with a feature that needs it.
-MAX_STATEMENTS = 56_000
+MAX_STATEMENTS = 57_000
 MIN_COMMENTS_PER_100_LINES = 3.0
 MAX_COLUMNS = 100
 

@@ -13,7 +13,7 @@ from .plan import Plan, Spare
 from .planner.synthesize import synthesize
 
 # The allowance of work for a spare, in seconds: from the least to the most.
-_LEAST_S, _MOST_S = 1.0, 10.0
+_MIN_S, _MAX_S = 1.0, 10.0
 
 
 @dataclass
@@ -89,7 +89,7 @@ def add_spares(
     if not plan.collective.has_all_gpus:
         raise InputError(f"spare plans are for all GPUs of a machine, not for {plan.collective}")
     losses = [loss for loss in list_losses(plan.topology) if not loss.disconnects]
-    share_s = min(_MOST_S, max(_LEAST_S, seconds / max(1, len(losses))))
+    share_s = min(_MAX_S, max(_MIN_S, seconds / max(1, len(losses))))
     spares = []
     for number, loss in enumerate(losses, 1):
         progress(f"spare {number} of {len(losses)}: without {', '.join(loss.of)}")

@@ -29,6 +29,15 @@ def exchange(sizes: list[list[int]], dtype: torch.dtype, *, asynchronous: bool) 
     assert torch.equal(got, expected.to(dtype)[:, None].expand(-1, WIDTH)), (got, expected)
 
 
+def count_sent_bytes() -> int:
+    """Return the bytes that this rank has sent by plans for uneven alltoalls."""
+    group = dist.group.WORLD
+    assert isinstance(group, TopoGroup)
+    communicator = group.communicators["alltoallv", None, "cpu"]
+    assert communicator is not None
+    return communicator.wire_bytes
+
+
 def announced_sizes_go_by_a_plan() -> list[int]:
     """Calls of other sizes are right, too; return the bytes sent by plans after each call."""
     rank, sent = dist.get_rank(), []
@@ -41,17 +50,13 @@ def announced_sizes_go_by_a_plan() -> list[int]:
         ([[2] * 4] * 4, torch.float32),
     ]:
         exchange(sizes, dtype, asynchronous=dtype == torch.bfloat16)
-        group = dist.group.WORLD
-        assert isinstance(group, TopoGroup)
-        communicator = group.communicators["alltoallv", None, "cpu"]
-        assert communicator is not None
-        sent.append(communicator.wire_bytes)
+        sent.append(count_sent_bytes())
     for _ in range(18):  # after 16 in a row, only at every 16th call are sizes compared
         exchange(other, torch.float32, asynchronous=False)
-    before = communicator.wire_bytes
+    before = count_sent_bytes()
     for _ in range(16):
         exchange(EXPECTED, torch.float32, asynchronous=False)
-    assert communicator.wire_bytes > before
+    assert count_sent_bytes() > before
     end()
     start(plans="switch:4", choose="race", expected_splits=EXPECTED)
     for _ in range(12):

@@ -33,14 +33,16 @@ from topoplan.topo.routes import Router
 
 # Two ends of a cable: a host's number, and the number of its port.
 Wire = tuple[tuple[int, int], tuple[int, int]]
+# Names of a host's ports on Linux, by their numbers.
+PORT, RDMA = "enp1s0f{}np{}", "roce{}"
 
 
 def cable(
     hosts: int,
     wires: Sequence[Wire],
     *,
-    port: str = "enp1s0f{}np{}",
-    rdma: str = "roce{}",
+    port: str = PORT,
+    rdma: str = RDMA,
     ports: int = 0,
     GBps: int = 25,
     out_GBps: int | None = None,
@@ -308,7 +310,7 @@ def test_a_mesh_of_macs_and_a_ring_of_macs() -> None:
 
 
 @st.composite
-def cablings(draw: st.DrawFn, **options: Any) -> Topology:
+def cablings(draw: st.DrawFn, port: str = PORT, rdma: str = RDMA) -> Topology:
     """Draw hosts with cables between arbitrary free ports."""
     hosts = draw(st.integers(2, 5))
     pairs = [(h, draw(st.integers(0, h - 1))) for h in range(1, hosts)]
@@ -322,7 +324,7 @@ def cablings(draw: st.DrawFn, **options: Any) -> Topology:
         count[a] += 1
         count[b] += 1
     out = draw(st.sampled_from([None, 10, 28, 60]))
-    return cable(hosts, wires, out_GBps=out, **options)
+    return cable(hosts, wires, out_GBps=out, port=port, rdma=rdma)
 
 
 @settings(max_examples=count_examples(25))
