@@ -133,10 +133,10 @@ class NcclAdvice:
     def _describe_ring(self) -> str:
         if self.fraction == 1:
             return "nothing is faster"
-        idle = "each cable is used in one direction only"
+        idle = "each cable is used in one direction only, where the bound uses both"
         if len(self.hosts.cables) > self.hosts.count:
             idle += ", and cables that are not in the ring are idle"
-        return f"{idle}; plans (topo-run, the hook, the backend) use all of them"
+        return idle
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures of topo-synth's JSON."""
@@ -183,9 +183,9 @@ def advise_nccl(
     reason = _explain_refusal(hosts, cabling, is_subnet_aware)
     if reason is not None:
         reason = (
-            f"no settings written: {reason}; plans of topoplan relay along the cables, at most "
-            f"{format_rate(bounds.single_path.algbw_GBps)} GB/s algbw (topo-run, the hook, the "
-            "backend)"
+            f"no settings written: {reason}; plans of topoplan relay along the cables over gloo, "
+            f"at most {format_rate(bounds.single_path.algbw_GBps)} GB/s algbw (topo-run, the hook, "
+            "the backend)"
         )
     return NcclAdvice(hosts, cabling, collective.name, bounds, algbw, reason)
 
