@@ -65,7 +65,7 @@ _FLAP_S = (1.5, 6.0)
 # A call or step that takes longer than this was struck by a fault.
 _HIT_S = 2.0
 # Times that a link stays slow, and after it has recovered; steps of training for both.
-_SLOW, _SLOW_S, _RETURN_S, _STEPS_SLOW = 0.5, 40.0, 40.0, 400
+_SLOW, _SLOW_S, _RETURN_S, _STEPS_SLOW = 0.5, 40.0, 40.0, 800
 
 
 @dataclass(frozen=True)
@@ -393,6 +393,7 @@ def train(plan: str, steps: int, option: dict[str, str] | None) -> dict[str, Any
 
     import topoplan
 
+    say(start=time.time())
     torch.manual_seed(0)
     rank = dist.get_rank()
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])

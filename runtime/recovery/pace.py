@@ -27,8 +27,8 @@ class Pace:
     def __init__(self) -> None:
         self.usual_s: dict[int, float] = {}
         """The shortest median of a period so far, by the size."""
-        self.recent_s: dict[int, float] = {}
-        """The median of the last period that had such calls, by the size."""
+        self.spent_s: dict[int, float] = {}
+        """What the calls of the last period took together, by the size."""
         self._slow_periods = 0
         self._next_s = self._pause_s = 0.0
 
@@ -38,7 +38,7 @@ class Pace:
         for size, seconds in calls:
             by_size[size].append(seconds)
         medians = {size: statistics.median(times) for size, times in by_size.items()}
-        self.recent_s |= medians
+        self.spent_s = {size: sum(times) for size, times in by_size.items()}
         known = medians.keys() & self.usual_s.keys()
         spent, usual = (
             sum(durations[size] * len(by_size[size]) for size in known)

@@ -166,7 +166,7 @@ class SlowWatch:
             for link in factors.keys() | self._factors.keys()
             if abs(factors.get(link, _WHOLE) - self._factors.get(link, _WHOLE)) >= _NOTABLE
         ]
-        usual_s, recent_s = dict(before.usual_s), dict(before.recent_s)
+        usual_s, spent_s = dict(before.usual_s), before.spent_s
         self._pace.note_measurement(now_s + cost_s, cost_s, has_changed=bool(changed))
         if self._transport.rank == 0:
             log.info(
@@ -176,7 +176,7 @@ class SlowWatch:
                 describe_factors(factors) or "none",
             )
         if changed:
-            self._follow(factors, now_s, began, usual_s, recent_s, number)
+            self._follow(factors, now_s, began, usual_s, spent_s, number)
 
     # Following
 
@@ -186,7 +186,7 @@ class SlowWatch:
         now_s: float,
         began: float,
         usual_s: Mapping[int, float],
-        recent_s: Mapping[int, float],
+        spent_s: Mapping[int, float],
         number: int | None,
     ) -> None:
         """Try the schedules of a plan for the links' rates on the calls that follow."""
@@ -217,7 +217,7 @@ class SlowWatch:
         self._trials.clear()
         self._tried.clear()
         # Most of the time goes into calls of this size.
-        size = max(recent_s, key=lambda size: recent_s[size], default=0)
+        size = max(spent_s, key=lambda size: spent_s[size], default=0)
         row |= {
             "seconds": round(time.monotonic() - began, 3),
             "bound_GBps": float(answer.bound_one_way.algbw_GBps),
