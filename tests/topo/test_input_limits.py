@@ -291,7 +291,7 @@ def repeat_schedules(plan: dict[str, Any]) -> None:
         (repeat_entries, "entries: expected at most 256, got 200000"),
         (add_empty_steps, r"schedules\[0\].step_s_per_GB: expected at most 16384, got 10000"),
         (repeat_alternatives, "alternatives: expected at most 256, got 200000"),
-        (repeat_schedules, "schedules: expected at most 512, got 500"),
+        (repeat_schedules, "schedules: expected at most 4608, got 500"),
     ],
 )
 def test_a_plan_that_lists_too_much_is_refused_before_it_is_hashed(

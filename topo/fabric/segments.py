@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from .facts import FabricFacts
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 # A port: its host's number, and its name.
 PortKey = tuple[int, str]
@@ -53,6 +55,8 @@ def find_segments(facts: FabricFacts) -> tuple[Segment, ...]:
     heard = find_hearing(facts)
     mutual = {p: {q for q in others if p in heard[q]} for p, others in list(heard.items())}
     right = {((x.host, x.port), (x.to_host, x.to_port)) for x in facts.answers if x.is_right}
+    import networkx as nx  # here, since every probe imports this module
+
     graph: nx.Graph[PortKey] = nx.Graph()
     for p, q in right:
         is_wired = not (mutual.get(p) or mutual.get(q)) or q in mutual.get(p, ())
@@ -83,6 +87,8 @@ def list_data_segments(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 def count_islands(facts: FabricFacts, segments: Sequence[Segment]) -> int:
     """Return the number of groups of hosts that segments do not join."""
+    import networkx as nx
+
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(len(facts.hosts)))
     for segment in segments:
