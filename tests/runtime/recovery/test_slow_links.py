@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
@@ -132,7 +133,10 @@ def test_slow_links_are_found_and_no_others_of_other_routes(data: st.DataObject)
     ratios = [measure(topology, slow, x) / measure(topology, usual, x) for x in experiments]
     found = find_slow_links(experiments, ratios)
     assert found[link] <= factor
-    fine = {hop for x in experiments if link not in x.crossed for hop in x.filled}
+    # Of four experiments and more that fill a link, the best one alone does not clear it.
+    filling = Counter(hop for x in experiments for hop in x.filled)
+    clear = Counter(hop for x in experiments if link not in x.crossed for hop in x.filled)
+    fine = {hop for hop, count in clear.items() if count > (filling[hop] >= 4)}
     assert not found.keys() & fine
 
 
