@@ -138,8 +138,13 @@ def print_run(run: Run) -> None:
 
 
 def _describe_recovery(row: dict[str, Any]) -> str:
-    what, bound = describe_fault(row), f"bound {row['bound_GBps']:.4g} GB/s algbw on what is left"
-    began = f"at {row['at']:.2f} s {what}: "
+    # Between the calls of plans, such as at the end, ranks go on without one.
+    bound = (
+        "without a plan"
+        if row["bound_GBps"] is None
+        else f"bound {row['bound_GBps']:.4g} GB/s algbw on what is left"
+    )
+    began = f"at {row['at']:.2f} s {describe_fault(row)}: "
     if row["kind"] == LOST:
         resent = show_size(row["resent_bytes"])
         return f"{began}went on {row['seconds']:.2f} s later, {resent} sent again, {bound}"

@@ -23,7 +23,7 @@ class RecoveryRow:
     """A fault noticed `at_s` seconds into a run, which went on `seconds` later.
 
     `what` names the links; `worth` says what another plan for slow links was worth; `bound_GBps` is
-    the bound on algbw of what was left.
+    the bound on algbw of what was left, None if no plan was needed.
     """
 
     at_s: float
@@ -31,7 +31,7 @@ class RecoveryRow:
     seconds: float
     resent_bytes: int
     worth: str
-    bound_GBps: float
+    bound_GBps: float | None
 
 
 def read_recoveries(path: str, plan: Plan) -> list[RecoveryRow]:
@@ -57,14 +57,14 @@ def read_recoveries(path: str, plan: Plan) -> list[RecoveryRow]:
 
 
 def _read_row(row: dict[str, Any]) -> RecoveryRow:
-    is_lost = row["kind"] == LOST
+    is_lost, bound = row["kind"] == LOST, row["bound_GBps"]
     return RecoveryRow(
         float(row["at"]),
         describe_fault(row),
         float(row["seconds"]),
         int(row["resent_bytes"]) if is_lost else 0,
         "" if is_lost else describe_worth(row),
-        float(row["bound_GBps"]),
+        None if bound is None else float(bound),
     )
 
 
@@ -108,7 +108,7 @@ def write_recoveries(recoveries: Sequence[RecoveryRow]) -> str:
             f"{x.seconds:.2f}",
             show_size(x.resent_bytes),
             x.worth,
-            f"{x.bound_GBps:.4g}",
+            "-" if x.bound_GBps is None else f"{x.bound_GBps:.4g}",
         )
         for x in recoveries[:_MAX_LISTED]
     ]

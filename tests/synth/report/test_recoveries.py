@@ -14,7 +14,7 @@ ROW = {"kind": "lost", "recovery": 1, "call": 7, "bound_GBps": 1.25, "resent_byt
 ROWS = [
     {**ROW, "at": 4.39, "lost_links": ["gpu0 - gpu1"], "seconds": 1.66},
     {**ROW, "at": 21.5, "lost_links": ["gpu0 - gpu1", "gpu2 - gpu3"], "seconds": 0.25},
-    {**ROW, "at": 30.0, "lost_links": [], "seconds": 0.5},
+    {**ROW, "at": 30.0, "lost_links": [], "seconds": 0.5, "bound_GBps": None},
 ]
 
 
@@ -48,6 +48,7 @@ def test_recoveries_are_drawn_and_listed(plan: tuple[str, str], tmp_path: Path) 
         "a connection was lost",
         "6 MiB",
         "1.25",
+        "-",
     ):
         assert f">{text}<" in table
     assert 'href="#recoveries"' in page.read_text()
