@@ -9,7 +9,7 @@ DistributedDataParallel, with the hook (`training`) or on the backend (`backend`
 by --seed a fault strikes: `cut` takes one link after the other; `two` cuts two links at once;
 `again` cuts a second one while the ranks recover from the first; `flap` cuts a link, mends it and
 cuts it again; `slow` (not on the backend) halves the rate of a link, of one between hosts if there
-are any, for 40 s, with on_slow="replan".
+are any, for 40 s, with on_slow="replan"; `both` (calls only) does so, and cuts another after 20 s.
 
 Right is: all sums are exact, or all parameters equal bit for bit on all ranks and within 1e-6 of
 those without a fault; where the links left do not connect the ranks, an error on every rank.
@@ -47,8 +47,10 @@ if TYPE_CHECKING:
     from topoplan.topo.graph import Topology
 
 MACHINES = {"mesh:2x2": "100Mbit", "dgx1": "25Mbit", "two-rails": "50Mbit"}
-CASES = ("cut", "two", "again", "flap", "slow")
+CASES = ("cut", "two", "again", "flap", "slow", "both")
 PROGRAMS = ("calls", "training", "backend")
+# Cases that are not for all programs.
+PROGRAMS_OF = {"slow": ("calls", "training"), "both": ("calls",)}
 COLUMNS = (
     ("machine", "machine", "10"), ("program", "program", "9"), ("case", "case", "6"),
     ("runs", "runs", ">5"), ("went_on", "went on", ">8"), ("refused", "refused", ">8"),
@@ -56,16 +58,20 @@ COLUMNS = (
     ("slowest_recovery_s", "recovery s", ">11.2f"), ("least_of_bound", "of bound", ">9.3f"),
     ("median_of_bound", "median", ">7.3f"), ("returned", "returned", ">9"),
 )  # fmt: skip
-_NUMEL = 1 << 20
+# Elements of a call: 16 MB, as DistributedDataParallel's buckets have, and less where many calls
+# have to show that a link is slow.
+_NUMEL, _NUMEL_SLOW = 1 << 22, 1 << 20
 _STEPS = 30
-_START_S, _AFTER_S, _END_S = 90.0, 25.0, 60.0
+_START_S, _AFTER_S, _END_S = 90.0, 40.0, 60.0
 # Calls after the one that the fault struck, of which the last five give the rate.
-_CALLS_AFTER = 9
+_CALLS_AFTER = 8
 _FLAP_S = (1.5, 6.0)
-# A call or step that takes longer than this was struck by a fault.
+# A call or step was struck by a fault if it takes so much longer than the median before the fault.
 _HIT_S = 2.0
 # Times that a link stays slow, and after it has recovered; steps of training for both.
 _SLOW, _SLOW_S, _RETURN_S, _STEPS_SLOW = 0.5, 40.0, 40.0, 800
+# Seconds between the two faults of `both`.
+_BOTH_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -150,13 +156,12 @@ def carry_out(
                 process.start()
             _wait_until(logs, "ready")
             time.sleep(draw.uniform(0.0, 1.0))
-            struck = time.time()
-            strike(network, case, links, logs)
+            struck = strike(network, case, links)
             if program == "calls":
                 if case == "slow":
                     time.sleep(_RETURN_S)
                 else:
-                    _await_calls(logs[0], time.time() if case == "flap" else struck)
+                    _await_calls(logs[0], time.time())
                 (folder / "stop").touch()
             ends = time.monotonic() + _END_S
             for process in ranks:
@@ -176,7 +181,7 @@ def choose_links(
     """Return the links to cut: one after the other by the run's number, a second one at random."""
     devices = network.blueprint.devices
     cables = [(devices[x.a], devices[x.b]) for x in network.blueprint.cables]
-    if case == "slow":
+    if case in ("slow", "both"):
         nics = {device.id for device in network.blueprint.topology.devices if device.kind == "nic"}
         switches = {x.id for x in network.blueprint.topology.devices if x.kind == "switch"}
         cables = [x for x in cables if nics & {*x} and switches & {*x}] or cables
@@ -186,15 +191,18 @@ def choose_links(
     return [first, draw.choice([cable for cable in cables if cable != first])]
 
 
-def strike(
-    network: Network, case: str, links: Sequence[tuple[str, str]], logs: Sequence[Path]
-) -> None:
-    """Cause the faults of a case."""
-    if case == "slow":
+def strike(network: Network, case: str, links: Sequence[tuple[str, str]]) -> float:
+    """Cause the faults of a case; return the time of the first, of `both` that of the cut."""
+    struck = time.time()
+    if case in ("slow", "both"):
         network.scale_rates(*links[0], Fraction(_SLOW))
-        time.sleep(_SLOW_S)
-        network.scale_rates(*links[0], Fraction(1))
-        return
+        time.sleep(_SLOW_S if case == "slow" else _BOTH_S)
+        if case == "slow":
+            network.scale_rates(*links[0], Fraction(1))
+            return struck
+        struck = time.time()
+        network.cut(*links[1])
+        return struck
     network.cut(*links[0])
     if case == "two":
         network.cut(*links[1])
@@ -207,6 +215,7 @@ def strike(
             network.mend(*links[0])
             time.sleep(1.0)
             network.cut(*links[0])
+    return struck
 
 
 def judge(
@@ -227,13 +236,14 @@ def judge(
     ]
     errors = [next((x["error"] for x in rows if "error" in x), None) for rows in said]
     ends = [next((x for x in rows if "end" in x), None) for rows in said]
-    is_left = case == "slow" or is_connected(network.blueprint.topology, links)
+    cut = {"slow": [], "both": links[1:]}.get(case, links)
+    is_left = is_connected(network.blueprint.topology, cut)
     refused = all(errors) and not is_left
     wrong = 0 if refused else sum(end is None or not end["right"] for end in ends) - hung
     if program != "calls" and not refused and not hung and not wrong:
         wrong = sum(end["hash"] != ends[0]["hash"] for end in ends if end and ends[0])
     times = [x for x in said[0] if "call" in x]
-    hit = [x for x in times if x["at"] > struck and x["seconds"] > _HIT_S]
+    hit = find_struck(times, struck)
     end = ends[0] or {"recoveries": []}
     if case == "slow":  # the first change of the plan
         begun = next((x["start"] for x in said[0] if "start" in x), 0.0)
@@ -243,8 +253,13 @@ def judge(
         until = struck + _SLOW_S if case == "slow" else float("inf")
         after = [x["seconds"] for x in times if hit[-1]["at"] < x["at"] < until]
         bound = find_bound_GBps(network.blueprint.topology, links, is_slow=case == "slow")
+        if case == "cut" and end["recoveries"] and end["recoveries"][-1]["bound_GBps"]:
+            # Both are certified, and either search may have ended before its bound was as low.
+            planned = end["recoveries"][-1]["bound_GBps"] * float(network.blueprint.scale)
+            bound = min(bound, planned)
         if len(after) > 2 and bound:
-            of_bound = _NUMEL * 4 / statistics.median(after[-5:]) / 1e9 / bound
+            numel = numel_of(case)
+            of_bound = numel * 4 / statistics.median(after[-5:]) / 1e9 / bound
     return Run(
         machine,
         program,
@@ -262,6 +277,18 @@ def judge(
         [text.strip().splitlines()[-1][-300:] if text.strip() else "(nothing)" for text in texts],
         any(x["kind"] == "recovered" for x in end["recoveries"]) if case == "slow" else None,
     )
+
+
+def numel_of(case: str) -> int:
+    """Return the elements of a call."""
+    return _NUMEL_SLOW if case in ("slow", "both") else _NUMEL
+
+
+def find_struck(calls: Sequence[dict[str, Any]], since: float) -> list[dict[str, Any]]:
+    """Return the calls after a moment that took much longer than those before it."""
+    before = [x["seconds"] for x in calls if x["at"] <= since]
+    limit_s = statistics.median(before or [0.0]) + _HIT_S
+    return [x for x in calls if x["at"] > since and x["seconds"] > limit_s]
 
 
 def is_connected(topology: Topology, links: Sequence[tuple[str, str]]) -> bool:
@@ -298,13 +325,16 @@ def _wait_until(logs: Sequence[Path], sign: str) -> None:
 
 
 def _await_calls(log: Path, since: float) -> None:
-    """Wait until a rank has made some calls after the last long one since then; not for ever."""
+    """Wait until a rank has made some calls after the last one struck since; not for ever.
+
+    The next call begins when all ranks have the sums of the last one, so that calls that go on show
+    a cut that struck none.
+    """
     ends = time.monotonic() + _AFTER_S
     while time.monotonic() < ends:
         calls = [json.loads(x) for x in _read_lines(log) if x.startswith('{"call"')]
-        seconds = [call["seconds"] for call in calls if call["at"] > since]
-        hit = [number for number, s in enumerate(seconds) if s > _HIT_S]
-        if hit and len(seconds) > hit[-1] + _CALLS_AFTER:
+        later = find_struck(calls, since) or [x for x in calls if x["at"] > since][:1]
+        if later and calls[-1]["call"] >= later[-1]["call"] + _CALLS_AFTER:
             break
         time.sleep(0.1)
 
@@ -339,9 +369,11 @@ def work(program: str, case: str, plan: str, folder: Path) -> int:
         **(options if on_backend else {}),
     )
     try:
-        option = {"on_slow": "replan"} if case == "slow" else {"on_fault": "replan"}
+        option = {} if case == "slow" else {"on_fault": "replan"}
+        if case in ("slow", "both"):
+            option["on_slow"] = "replan"
         if program == "calls":
-            end = make_calls(plan, folder, option)
+            end = make_calls(plan, folder, numel_of(case), option)
         else:
             steps = _STEPS_SLOW if case == "slow" else _STEPS
             end = train(plan, steps, None if on_backend else option)
@@ -352,7 +384,7 @@ def work(program: str, case: str, plan: str, folder: Path) -> int:
     return 0
 
 
-def make_calls(plan: str, folder: Path, option: dict[str, str]) -> dict[str, Any]:
+def make_calls(plan: str, folder: Path, numel: int, option: dict[str, str]) -> dict[str, Any]:
     """Make allreduces until rank 0 finds the file `stop`."""
     import torch
     import torch.distributed as dist
@@ -362,7 +394,7 @@ def make_calls(plan: str, folder: Path, option: dict[str, str]) -> dict[str, Any
     say(start=time.time())
     communicator = Communicator(plan, **option)
     rank, size = dist.get_rank(), dist.get_world_size()
-    base, number, right = torch.arange(_NUMEL) % 1000, 0, True
+    base, number, right = torch.arange(numel) % 1000, 0, True
     while True:
         x = base.float() + rank * (number % 50)
         # The last element says whether to stop.
@@ -374,7 +406,7 @@ def make_calls(plan: str, folder: Path, option: dict[str, str]) -> dict[str, Any
         right &= torch.equal(x[:-1].long(), total[:-1])
         if rank == 0:
             say(call=number, at=ended, seconds=ended - began)
-        if number == 5:
+        if number == 2:
             print("ready", flush=True)
         number += 1
         if x[-1] > 0:
@@ -488,6 +520,8 @@ def main() -> None:
             for case in args.cases:
                 for machine in args.machines:
                     for program in args.programs:
+                        if program not in PROGRAMS_OF.get(case, PROGRAMS):
+                            continue
                         if (machine, program, case, number, args.seed) in done:
                             continue
                         if args.seconds and time.monotonic() > began + args.seconds:

@@ -7,11 +7,11 @@
 pairs: random pairs of placements on 8 ranks over gloo, 50 at a time; what arrives has to equal
 `DTensor.full_tensor()` bit for bit, and what torch.distributed.checkpoint loads. memory: what the
 resident memory grows by while 64 MB move, in multiples of the largest shard. The others are
-emulated (root and iproute2, see topo-emulate). serve: 4 hosts train, 4 serve, each with an idle
-rank whose link relays; against alltoall with parts padded to the largest. hosts, dgx1: an alltoall
-in which one rank gets ten times as much, by the backend, against gloo's all_to_all_single and a
-padded alltoall. "of bound" is the single-path bound's time over the median time. Exit code 1 if
-anything was wrong.
+emulated (root and iproute2, see topo-emulate). serve: 16 MB from 4 hosts that train to 4 that
+serve, each with an idle rank whose link relays; against alltoall with parts padded to the largest.
+hosts, dgx1: an alltoall in which one rank gets ten times as much, by the backend, against gloo's
+all_to_all_single and a padded alltoall. "of bound" is the single-path bound's time over the median
+time. Exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def measure_serve(seed: str) -> dict[str, Any]:
     join()
     rank, world = dist.get_rank(), dist.get_world_size()
     training, serving = (list(range(first, first + 8, 2)) for first in (0, 8))
-    shape = (1024, 1024)
+    shape = (2048, 2048)
     full = torch.rand(shape, generator=torch.Generator().manual_seed(int(seed)))
     plan = topoplan.reshard(
         (training, [Shard(0)]), (serving, [Replicate()]), shape, full.dtype, os.environ[EMULATED]

@@ -98,6 +98,8 @@ class Transport:
         """The Announcer of a group of the backend that has helpers."""
         self.guard: Any = None
         """The Guard through which all calls go, if they are to go on after a lost link."""
+        self.unconnected: frozenset[tuple[int, int]] = frozenset()
+        """Pairs of ranks without a connection; the smaller number comes first."""
         self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.timeout_s = timeout.total_seconds()
         self.mpi, self.batched = None, False

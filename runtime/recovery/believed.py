@@ -10,8 +10,8 @@ from ...topo.graph import Topology
 from ...topo.measured.flows import Hop
 from ...topo.routes import Route, Router
 
-# Allowance of work for the new plan, in seconds, and more for each rank: all of them wait for it.
-_PLAN_S, _PLAN_S_PER_RANK = 0.4, 0.02
+# Allowance of work for the new plan, in seconds, and more for each rank. Calls go on meanwhile.
+_PLAN_S, _PLAN_S_PER_RANK = 2.0, 0.1
 
 
 def slow_down(topology: Topology, factors: Mapping[Hop, Fraction]) -> Topology:

@@ -25,8 +25,9 @@ from .replan import Replanner
 
 # Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
 _MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
-# Segments without a race: of several packets, and not so many that hosts are busy with them.
-_SEGMENT_BYTES, _MAX_SEGMENTS = 64 << 10, 64
+# Each chunk's segments without a race: of several packets each, and not so many that hosts are busy
+# with them.
+_SEGMENT_BYTES, _MAX_SEGMENTS = 16 << 10, 64
 # Shapes of calls whose buffers are kept for the next call of that shape.
 _MAX_SHAPES = 128
 
@@ -196,7 +197,8 @@ class GuardedEngine:
         """
         plan, before = engine.plan, self._first.chooser.known(size_bytes)
         own = plan.entry_for(int(size_bytes * self._find_slowness(plan))).schedule
-        segments = min(max(1, size_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
+        chunk_bytes = int(size_bytes * max(chunk.share for chunk in own.chunks))
+        segments = min(max(1, chunk_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
         wanted = [(own, segments), (own, max(1, segments // 4))]
         if before is not None:
             won = before.own

@@ -105,6 +105,7 @@ class PartialTransport(Transport):
         faults.topology = old.topology
         self._is_private, self._gloo = False, gloo.backend
         self._begin(group, torch.device("cpu"), timeout, faults)
+        self.unconnected = frozenset((min(pair), max(pair)) for pair in lost)
         tree = find_tree(self.size, lost)
         self._parent = next(iter(tree.predecessors(self.rank)), None)
         self._children = sorted(tree.successors(self.rank))

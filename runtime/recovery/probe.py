@@ -55,10 +55,11 @@ class FlowTest:
     filled: frozenset[Hop]
 
 
-def list_experiments(router: Router) -> list[FlowTest]:
+def list_experiments(router: Router, unconnected: Collection[Pair] = frozenset()) -> list[FlowTest]:
     """Return experiments that fill each link which flows between ranks can fill, mostly two each.
 
-    A link that is wider than any pair's route is filled by several pairs.
+    A link that is wider than any pair's route is filled by several pairs. No flow is between ranks
+    that are `unconnected`; these pairs have the smaller number first.
     """
     topology = router.topology
     ranks = range(len(topology.ranks))
@@ -66,7 +67,8 @@ def list_experiments(router: Router) -> list[FlowTest]:
         (a, b): route_links(route)
         for a in ranks
         for b in ranks
-        if a != b and (route := router.route(a, b)) is not None
+        if a != b and (min(a, b), max(a, b)) not in unconnected
+        if (route := router.route(a, b)) is not None
     }
     width = topology.capacity_GBps
     rate = {pair: min(width[link] for link in links) for pair, links in routes.items()}
@@ -164,7 +166,7 @@ class Probe:
 
     def __init__(self, transport: Transport, router: Router) -> None:
         self._transport, self._topology = transport, router.topology
-        self.experiments = list_experiments(router)
+        self.experiments = list_experiments(router, transport.unconnected)
         self._chunk_bytes: dict[FlowTest, int] = {}
         self._at_first = self._measure(self.experiments)
 

@@ -6,6 +6,8 @@ links (probe.py). If some are slower than at first, rank 0 plans for the rates t
 (believed.py), and the calls that follow try the new plan's schedules against the one in use, which
 stays unless another one is faster. Links that are believed slow are measured again now and then.
 
+Rank 0 plans in a thread, while calls go on; the agreement after it is done hands the plan out.
+
 All ranks make the same calls, and decide from what they have agreed on, so they measure and try at
 the same calls, without messages in between.
 """
@@ -13,9 +15,10 @@ the same calls, without messages in between.
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -46,6 +49,42 @@ _NOTABLE = Fraction(1, 10)
 _WHOLE = Fraction(1)
 
 
+@dataclass
+class _Change:
+    """Links whose rates have changed to `factors` of those at first, and the plan for them.
+
+    It was noticed `now_s` after the watch began (`began` by time.monotonic), before the call with
+    the number `call`. `usual_s` and `spent_s` are those of the Pace before. On rank 0, `made` is
+    the plan, or why there is none, once it `is_being_made` no more.
+    """
+
+    factors: dict[Hop, Fraction]
+    began: float
+    now_s: float
+    call: int
+    usual_s: dict[int, float]
+    spent_s: dict[int, float]
+    made: Plan | str = ""
+    is_being_made: bool = False
+
+    def begin(self, plan: Plan) -> None:
+        """Begin to plan in a thread."""
+        self.is_being_made = True
+        threading.Thread(
+            target=self._make, args=(plan,), name="topoplan-slow-links", daemon=True
+        ).start()
+
+    def _make(self, plan: Plan) -> None:
+        try:
+            self.made = plan_at(plan, self.factors)
+        except TopoplanError as error:
+            self.made = str(error)
+        except Exception as error:  # a defect must not end the job, whose plan still works
+            self.made = f"{error!r}"
+        finally:
+            self.is_being_made = False
+
+
 class SlowWatch:
     """Carries out the calls of `engine`, and lets its choices follow the rates of links.
 
@@ -64,6 +103,7 @@ class SlowWatch:
         """Seconds that this rank has spent on agreeing with the others."""
         self._pace = Pace()
         self._probe: Probe | None = None
+        self._pending: _Change | None = None
         self._factors: dict[Hop, Fraction] = {}
         self._chooser: Chooser | None = None
         # Counts the changes after which calls cannot be made as before.
@@ -127,10 +167,11 @@ class SlowWatch:
         calls, transport = self._times[-_AGREED_CALLS:], self._transport
         now_s = time.monotonic() - self._begun
         values = [self._sign * seconds for _, seconds in calls]
+        is_planning = self._pending is not None and self._pending.is_being_made
         began = time.perf_counter()
         with transport.faults.stock("the agreement on the durations of calls", number):
-            *agreed, elapsed, agreeing_s = transport.find_slowest_s(
-                [*values, -now_s, -self._agreeing_s]
+            *agreed, elapsed, agreeing_s, planning = transport.find_slowest_s(
+                [*values, -now_s, -self._agreeing_s, float(is_planning)]
             )
         self._agreeing_s = time.perf_counter() - began
         self.spent_s += self._agreeing_s
@@ -145,7 +186,10 @@ class SlowWatch:
         self._pace.note_period(
             [(size, abs(seconds)) for (size, _), seconds in zip(calls, agreed, strict=True)]
         )
-        if self._pace.is_suspicious(-elapsed):
+        if self._pending is not None:
+            if not planning:
+                self._follow(self._pending, number)
+        elif self._pace.is_suspicious(-elapsed):
             self._measure(-elapsed, None, number)
         elif self._factors and self._pace.is_return_due(-elapsed):
             self._measure(-elapsed, self._factors, number)
@@ -166,7 +210,9 @@ class SlowWatch:
             for link in factors.keys() | self._factors.keys()
             if abs(factors.get(link, _WHOLE) - self._factors.get(link, _WHOLE)) >= _NOTABLE
         ]
-        usual_s, spent_s = dict(before.usual_s), before.spent_s
+        change = _Change(
+            factors, began, now_s, self._calls + 1, dict(before.usual_s), dict(before.spent_s)
+        )
         self._pace.note_measurement(now_s + cost_s, cost_s, has_changed=bool(changed))
         if self._transport.rank == 0:
             log.info(
@@ -175,54 +221,48 @@ class SlowWatch:
                 cost_s,
                 describe_factors(factors) or "none",
             )
-        if changed:
-            self._follow(factors, now_s, began, usual_s, spent_s, number)
+        if not changed:
+            return
+        if not factors:
+            self._follow(change, number)
+            return
+        self._pending = change
+        if self._transport.rank == 0:
+            change.begin(self._plan)
 
     # Following
 
-    def _follow(
-        self,
-        factors: dict[Hop, Fraction],
-        now_s: float,
-        began: float,
-        usual_s: Mapping[int, float],
-        spent_s: Mapping[int, float],
-        number: int | None,
-    ) -> None:
+    def _follow(self, change: "_Change", number: int | None) -> None:
         """Try the schedules of a plan for the links' rates on the calls that follow."""
-        transport, plan = self._transport, self._plan
-        answer: Any = plan
-        if factors and transport.rank == 0:
-            try:
-                answer = plan_at(plan, factors)
-            except TopoplanError as error:
-                answer = str(error)
-        with transport.faults.stock("the plan for slow links", number):
-            answer = transport.exchange(answer)[0]
+        transport, plan, factors = self._transport, self._plan, change.factors
+        answer: Plan | str = plan
+        if factors:
+            with transport.faults.stock("the plan for slow links", number):
+                answer = transport.exchange(change.made)[0]
+        self._pending = None
         is_worse = any(x < self._factors.get(link, _WHOLE) for link, x in factors.items())
         links = factors if is_worse else self._factors.keys() - factors.keys()
         row: dict[str, Any] = {
             "kind": "slow" if is_worse else "recovered",
-            "at": round(now_s + self._begun - self._since, 3),
-            "call": self._calls + 1,
+            "at": round(change.now_s + self._begun - self._since, 3),
+            "call": change.call,
             "links": describe_factors({link: factors.get(link, _WHOLE) for link in links}),
         }
         self._factors = factors
         if isinstance(answer, str):
             log.warning("rank %d: there is no plan for slow links: %s", transport.rank, answer)
             answer = plan
-        assert isinstance(answer, Plan)
         self._chooser = self._make_chooser(answer) if factors else None
         self._version += 1
         self._trials.clear()
         self._tried.clear()
         # Most of the time goes into calls of this size.
-        size = max(spent_s, key=lambda size: spent_s[size], default=0)
+        size = max(change.spent_s, key=change.spent_s.__getitem__, default=0)
         row |= {
-            "seconds": round(time.monotonic() - began, 3),
+            "seconds": round(time.monotonic() - change.began, 3),
             "bound_GBps": float(answer.bound_one_way.algbw_GBps),
             "size_bytes": size,
-            "before_s": usual_s.get(size),
+            "before_s": change.usual_s.get(size),
             "during_s": None,
             "after_s": None,
         }

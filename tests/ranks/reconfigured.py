@@ -19,9 +19,9 @@ from topoplan.runtime.backend.process_group import TopoGroup
 N = 4096
 
 
-def after_an_abort(plans: str) -> None:
+def after_an_abort(plans: str, on_fault: str = "raise") -> None:
     """All ranks stay: a call in flight fails, the ranks get other numbers, and groups are made."""
-    handles = begin(3, plans)
+    handles = begin(3, plans, on_fault)
     first = dist.get_rank()
     world = group()
     work = world.allreduce([torch.ones(N)], async_options()) if first == 0 else None
@@ -42,9 +42,9 @@ def after_an_abort(plans: str) -> None:
         assert (x == 2).all()
 
 
-def without_a_rank(dead: int, plans: str) -> list[Any] | None:
+def without_a_rank(dead: int, plans: str, on_fault: str = "raise") -> list[Any] | None:
     """Rank `dead` dies; return the seconds until the rest has a sum, and the hash of its plan."""
-    handles = begin(3, plans)
+    handles = begin(3, plans, on_fault)
     own, events = dist.get_rank(), Events()
     if own == dead:
         events.store.set("died", str(time.time()))
@@ -96,10 +96,10 @@ def a_second_failure(plans: str) -> None:
     add_up()
 
 
-def begin(world: int, plans: str) -> list[str]:
+def begin(world: int, plans: str, on_fault: str = "raise") -> list[str]:
     """Make the default group one of the backend, use it once, and return all ranks' handles."""
     end()
-    options = topoplan.backend_options(plans, choose="plan")
+    options = topoplan.backend_options(plans, choose="plan", on_fault=on_fault)
     init("-topo", world=world, backend="topo", quiet_s=15, options=options)
     add_up()
     handles: list[Any] = [None] * world
@@ -135,7 +135,7 @@ def add_up() -> None:
 
 def fail() -> None:
     """Call until a call fails, as a rank has died."""
-    with refused("process ended", topoplan.ExecutionError):
+    with refused("ended", topoplan.ExecutionError):
         while True:
             dist.all_reduce(torch.ones(N))
 

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,26 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
         histories.append(list(group.planned.guard.history))
     end()
     return histories
+
+
+def a_mismatch_and_a_late_end() -> str:
+    """Make calls of different lengths, and destroy the group late on one rank."""
+    start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(6))
+    rank = dist.get_rank()
+    dist.all_reduce(torch.ones(_NUMEL))
+    try:
+        dist.all_reduce(torch.ones(_NUMEL + (rank == 2)))
+    except topoplan.ExecutionError as error:
+        dist.destroy_process_group()
+        start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(30))
+        x = torch.ones(_NUMEL)
+        dist.all_reduce(x)
+        assert (x == 3).all()
+        if rank == 1:
+            time.sleep(2)
+        dist.destroy_process_group()
+        return str(error)
+    raise AssertionError("different calls were added up")
 
 
 def check_others(rank: int, size: int, number: int) -> None:

@@ -25,13 +25,16 @@ from topoplan.topo.presets import preset
 MAX_SECONDS = 10
 
 
-def test_a_group_is_made_anew_after_an_abort(plans: Callable[..., str]) -> None:
+@pytest.mark.parametrize("on_fault", ["raise", "replan"])
+def test_a_group_is_made_anew_after_an_abort(plans: Callable[..., str], on_fault: str) -> None:
     """Ranks get the numbers of their handles, and a call in flight fails and says why."""
-    run_ranks(reconfigured.after_an_abort, 3, plans("full:3"))
+    run_ranks(reconfigured.after_an_abort, 3, plans("full:3"), on_fault)
 
 
-@pytest.mark.parametrize("dead", [0, 1, 2])
-def test_the_rest_goes_on_without_a_rank(dead: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dead", "on_fault"), [(0, "raise"), (1, "raise"), (1, "replan"), (2, "raise")]
+)
+def test_the_rest_goes_on_without_a_rank(dead: int, on_fault: str, tmp_path: Path) -> None:
     """The first rank, which hosts the store, the middle and the last: a spare plan is used if there
     is one for these GPUs, else one is synthesized for what is left of the named machine.
     """
@@ -40,7 +43,7 @@ def test_the_rest_goes_on_without_a_rank(dead: int, tmp_path: Path) -> None:
         left = machine if lost is None else degrade(machine, Change(without_ranks=(lost,)))
         plan = topoplan.synthesize("allreduce", left)
         plan.save(tmp_path / f"{number}.json")
-    results = run_ranks(reconfigured.without_a_rank, 3, dead, str(tmp_path))
+    results = run_ranks(reconfigured.without_a_rank, 3, dead, str(tmp_path), on_fault)
     gpus = " ".join(f"gpu{rank}" for rank in range(3) if rank != dead)
     for rank, result in enumerate(results):
         if rank == dead:

@@ -43,6 +43,13 @@ def test_calls_of_the_backend_go_on_after_a_lost_connection() -> None:
         assert [len(history) for history in histories] == [0, 1, 1, 1]
 
 
+def test_different_calls_of_the_backend_are_an_error() -> None:
+    """All ranks name both calls, and a group that one of them destroys late ends well."""
+    for error in run_ranks(recovering.a_mismatch_and_a_late_end, 3):
+        assert f"{60_000}" in error
+        assert f"{60_001}" in error
+
+
 def test_a_benchmark_goes_on_and_lists_the_recovery(plans: Plans) -> None:
     results = run_ranks(recovering.a_benchmark_goes_on, 3, plans("full:3"))
     for rows, recoveries in results:
