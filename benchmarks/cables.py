@@ -2,8 +2,9 @@
 
 Emulated hosts without forwarding (topo-emulate --cables), on which nothing knows the machine but
 what the ranks find. `find`: the seconds of topo-probe --fabric from its start to the written file,
-whether the links are right, and whether the doctor is silent. `miscabled`: ten faults of cabling;
-whether the doctor names the port and the fault. `train`: DDP with the backend "topo" and no
+whether the links are right, and whether the doctor is silent; also Sparks, each of whose connectors
+is two interfaces. `miscabled`: twelve faults of cabling and addresses; whether the doctor names the
+port and the fault. `train`: DDP with the backend "topo" and no
 settings, gradients against the sum, the rate of the allreduce that DDP waits for against
 bound_one_way, that of backward as a whole, and what stock gloo does in the same place. --runs is
 the number of runs of each row, and --seed that of the first, which decides ports and cables of a
@@ -114,16 +115,97 @@ def run_ranks(
     return Outcome(printed, seconds, max(abs(code) for code in codes))
 
 
-def probe(
-    plan: Cabling, folder: Path, *options: str, opens_management: bool = False
-) -> tuple[Outcome, Topology | None]:
+def probe(plan: Cabling, folder: Path) -> tuple[Outcome, Topology | None]:
     """Run topo-probe --fabric on an emulated machine; return its outcome and what it wrote."""
     written = folder / "found.json"
     written.unlink(missing_ok=True)
     command = [sys.executable, "-m", "topoplan.cli.probe", "--fabric", "-o", str(written)]
-    with emulate_cabling(plan, opens_management=opens_management) as network:
-        outcome = run_ranks(network, [*command, *options], folder)
+    with emulate_cabling(plan) as network:
+        name_connectors(network)
+        outcome = run_ranks(network, command, folder)
     return outcome, Topology.load(written) if written.exists() else None
+
+
+# Sparks: a connector is a bridge, which two of its host's ports lead to, and the cable. Rates are
+# those of a PCIe link and of the cable, whose sum and minimum are far enough from the cable's.
+_PCIE, _CABLE = Fraction(1), Fraction(4, 3)
+
+
+def join_sparks(name: str, cables: Sequence[tuple[str, str]]) -> Topology:
+    """Return Sparks h0, h1, ... with cables between their connectors, such as h0-nic0."""
+    nics = sorted({nic for cable in cables for nic in cable})
+    hosts = sorted({nic.partition("-")[0] for nic in nics})
+    links = [Link(nic.partition("-")[0], nic, _PCIE) for nic in nics for _ in range(2)]
+    links += [Link(*cable, _CABLE) for cable in cables]
+    return Topology(
+        name,
+        (*map(Device, hosts), *(Device(nic, "switch", "network") for nic in nics)),
+        tuple(x for link in links for x in both_directions(link)),
+    )
+
+
+def address_sparks(topology: Topology, name_subnet: Callable[[int, int], str]) -> Cabling:
+    """Return the plan of `join_sparks`, with subnets named by the cable and the PCIe link."""
+    plan = plan_cabling(topology)
+    nics = [x for x in plan.cables if x.a.device >= len(plan.hosts)]
+    number_of = {port.device: i for i, x in enumerate(nics) for port in (x.a, x.b)}
+    links: Counter[int] = Counter()
+    cables = []
+    for last, cable in enumerate(plan.cables, start=1):
+        if cable.a.device < len(plan.hosts):
+            nic = cable.b.device
+            address = name_subnet(number_of[nic], links[nic]).format(last)
+            links[nic] += 1
+            cable = replace(cable, a=replace(cable.a, address=address))
+        cables.append(cable)
+    return replace(plan, cables=tuple(cables))
+
+
+def follow_playbook(cable: int, link: int) -> str:
+    """Return a subnet of its own for each cable and PCIe link."""
+    return f"192.168.{100 + 2 * cable + link}.{{}}/24"
+
+
+def use_link_local(cable: int, link: int) -> str:
+    """Return the subnet of addresses that ports give themselves."""
+    return "169.254.7.{}/16"
+
+
+def name_connectors(network: CabledNetwork) -> None:
+    """Let each host's /sys say which ports share a connector, as a ConnectX's driver does."""
+    plan = network.cabling
+    for host in range(len(plan.hosts)):
+        leads_to = {
+            x.a.name: x.b.device
+            for x in plan.cables
+            if x.a.device == host and x.b.device >= len(plan.hosts)
+        }
+        if max(Counter(leads_to.values()).values(), default=0) < 2:
+            continue
+        # Else hosts answer for one port over the other, and rates depend on which was first.
+        arp = "/proc/sys/net/ipv4/conf/all/arp_"
+        lines = [f"echo 1 > {arp}ignore; echo 2 > {arp}announce", "mount -t tmpfs tmpfs /sys/class"]
+        for port in (*leads_to, "mgmt0"):
+            folder = f"/sys/class/net/{port}"
+            lines.append(f"mkdir -p {folder}; ln -s /sys/devices/virtual/net/{port}/type {folder}")
+        for port, device in leads_to.items():
+            lines.append(f"echo 4bb00000fb98 > /sys/class/net/{port}/phys_switch_id")
+            lines.append(f"echo p{device} > /sys/class/net/{port}/phys_port_name")
+        command = [*network.enter(host), "sh", "-e", "-s"]
+        subprocess.run(command, input="\n".join(lines), text=True, check=True)
+
+
+def list_sparks() -> dict[str, tuple[Cabling, Topology]]:
+    """Return Sparks with the addresses of NVIDIA's playbooks, and what is to be found."""
+    ring = [(f"h{i}-nic0", f"h{(i + 1) % 3}-nic1") for i in range(3)]
+    pair = [("h0-nic0", "h1-nic0")]
+    return {
+        name: (
+            address_sparks(join_sparks(name, cables), follow_playbook),
+            join(name, hosts, [(a.partition("-")[0], b.partition("-")[0]) for a, b in cables]),
+        )
+        for name, hosts, cables in (("pair of Sparks", 2, pair), ("ring of 3 Sparks", 3, ring))
+    }
 
 
 def count_links(topology: Topology) -> Counter[tuple[str, ...]]:
@@ -141,11 +223,11 @@ def count_links(topology: Topology) -> Counter[tuple[str, ...]]:
     )
 
 
-def find(name: str, topology: Topology, folder: Path) -> dict[str, Any]:
-    """Find a machine that is cabled rightly."""
-    outcome, found = probe(plan_cabling(topology), folder)
-    facts = None if found is None else load_facts(found.extra, name)
-    rate = plan_cabling(topology).topology.links[0].bandwidth_GBps
+def find(plan: Cabling, topology: Topology, folder: Path) -> dict[str, Any]:
+    """Find a machine that is cabled rightly; `rate` is that of its fastest link."""
+    outcome, found = probe(plan, folder)
+    facts = None if found is None else load_facts(found.extra, topology.name)
+    rate = max(x.bandwidth_GBps for x in plan.topology.links)
     return {
         "seconds": round(outcome.seconds, 2),
         "right": found is not None and count_links(found) == count_links(topology),
@@ -236,6 +318,19 @@ def share_subnet(draw: random.Random) -> Miscabled:
     return change(plan, cable1=moved), (name_port(plan, two.a), "cables between two hosts"), False
 
 
+def crowd_subnet(draw: random.Random) -> Miscabled:
+    """Put both interfaces of each Spark's connector into one subnet, with no names for it."""
+    plan = address_sparks(join_sparks("pair", [("h0-nic0", "h1-nic0")]), use_link_local)
+    return plan, ("h0:port0, h0:port1, h1:port0, h1:port1: on one cable", "/24 at h0:port"), False
+
+
+def share_link_local(draw: random.Random) -> Miscabled:
+    """Let all interfaces of three Sparks in a ring give themselves addresses."""
+    ring = [(f"h{i}-nic0", f"h{(i + 1) % 3}-nic1") for i in range(3)]
+    plan = address_sparks(join_sparks("ring", ring), use_link_local)
+    return plan, ("169.254.0.0/16 is used on 3 cables", "192.168.100.1/24 at h"), False
+
+
 def isolate(draw: random.Random) -> Miscabled:
     """Let nothing pass over both cables of a host."""
     plan = plan_cabling(preset("ring:4"))
@@ -307,6 +402,8 @@ FAULTS: dict[str, Callable[[random.Random], Miscabled]] = {
     "a slow cable": slow_down,
     "another MTU": shrink_packets,
     "one subnet, two cables": share_subnet,
+    "one subnet, two interfaces": crowd_subnet,
+    "link-local everywhere": share_link_local,
     "a rank alone": isolate,
     "a subnet used twice": repeat_subnet,
     "another host answers": answer_for_another,
@@ -481,7 +578,12 @@ def list_jobs(
     for run in range(args.seed, args.seed + args.runs):
         for name, topology in list_machines().items():
             if "find" in parts:
-                yield "find", name, run, lambda folder, n=name, t=topology: find(n, t, folder)
+                yield (
+                    "find",
+                    name,
+                    run,
+                    lambda folder, t=topology: find(plan_cabling(t), t, folder),
+                )
             for size in args.size or SIZES_MB if "train" in parts else ():
                 yield (
                     "train",
@@ -489,6 +591,8 @@ def list_jobs(
                     run,
                     lambda folder, t=topology, s=size: train(t, s << 20, args.slowest, folder),
                 )
+        for name, (plan, topology) in list_sparks().items() if "find" in parts else ():
+            yield "find", name, run, lambda folder, p=plan, t=topology: find(p, t, folder)
         for name in FAULTS:
             if "miscabled" in parts:
                 yield (

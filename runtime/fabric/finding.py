@@ -23,6 +23,7 @@ from ...topo.fabric import (
     Hello,
     HostFacts,
     PortAnswer,
+    find_bundles,
     find_segments,
     list_data_segments,
 )
@@ -165,7 +166,8 @@ class _Leader:
             put(self.store, "facts", facts.to_json())
 
     def _measure(self, facts: FabricFacts, handshake: Handshake) -> FabricFacts:
-        rounds = plan_rounds(list_data_segments(find_segments(facts)))
+        segments = list_data_segments(find_segments(facts))
+        rounds = plan_rounds(find_bundles(facts, segments))
         mine: list[list[Flow]] = []
         for number, flows in enumerate(rounds):
             self._meet(f"round/{number}")

@@ -1,7 +1,10 @@
 """Shake hands over every pair of ports that could be joined, and measure what joins them.
 
 Each host serves a TCP socket on each port, all hosts at one number, so that whoever has an address
-answers for it. It also multicasts from each port by IPv6, which needs no address of the user's:
+answers for it. Where two ports of a host are on one wire, its system resolves and answers for
+either over the other one, so that a connection that is bound to ports at both ends may fail. A
+socket at the next number is bound to an address only, and says that the host answers, but not over
+which port. Each host also multicasts from each port by IPv6, which needs no address of the user's:
 that shows where a cable leads even if the addresses at its ends do not fit.
 """
 
@@ -39,38 +42,41 @@ PortKey = tuple[int, str]
 class Handshake:
     """One host's part, as host number `me` of `hosts`; `key` is known to these hosts only.
 
-    `number` is the port number of all sockets. Use it as a context, which closes its sockets.
+    `number` is the port number of sockets that are bound to a port, and the next one that of those
+    bound to its address only. Use it as a context, which closes its sockets.
     """
 
     hosts: Sequence[HostFacts]
     me: int
     key: str
     number: int
-    _servers: dict[str, socket.socket] = field(default_factory=dict)
+    _servers: list[tuple[str, bool, socket.socket]] = field(default_factory=list)
     _rates: dict[tuple[PortKey, PortKey], float] = field(default_factory=dict)
     _is_over: bool = False
 
     def __enter__(self) -> "Handshake":
         for port in self.hosts[self.me].ports:
-            if port.is_up and port.address:
+            for is_bound in (True, False) if port.is_up and port.address else ():
                 with suppress(OSError):  # another program has the number: this port is mute
-                    server = socket.create_server((port.ip, self.number), backlog=128)
+                    number = self.number + (not is_bound)
+                    server = socket.create_server((port.ip, number), backlog=128)
                     server.settimeout(0.1)
-                    _bind_to_port(server, port.name)
-                    self._servers[port.name] = server
-        for name, server in self._servers.items():
+                    if is_bound:
+                        _bind_to_port(server, port.name)
+                    self._servers.append((port.name, is_bound, server))
+        for served in self._servers:
             threading.Thread(
-                target=self._serve, args=(name, server), name="topoplan-fabric", daemon=True
+                target=self._serve, args=served, name="topoplan-fabric", daemon=True
             ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_over = True
-        for server in self._servers.values():
-            server.close()
+        for served in self._servers:
+            served[-1].close()
 
-    def _serve(self, name: str, server: socket.socket) -> None:
-        """PortAnswer connections to one port."""
+    def _serve(self, name: str, is_bound: bool, server: socket.socket) -> None:
+        """Answer connections to one port, or to its address."""
         while not self._is_over:
             try:
                 connection, _ = server.accept()
@@ -79,16 +85,19 @@ class Handshake:
             except OSError:  # closed
                 return
             threading.Thread(
-                target=self._answer, args=(name, connection), name="topoplan-fabric", daemon=True
+                target=self._answer,
+                args=(name, is_bound, connection),
+                name="topoplan-fabric",
+                daemon=True,
             ).start()
 
-    def _answer(self, name: str, connection: socket.socket) -> None:
+    def _answer(self, name: str, is_bound: bool, connection: socket.socket) -> None:
         with connection, suppress(OSError, ValueError):
             connection.settimeout(_DRAIN_s)
             asked = _read_line(connection)
             if asked.get("key") != self.key:
                 return
-            answer = {"key": self.key, "host": self.me, "port": name}
+            answer = {"key": self.key, "host": self.me, "port": name if is_bound else ""}
             connection.sendall(json.dumps(answer).encode() + b"\n")
             if "flow_s" in asked:
                 source = int(asked["host"]), str(asked["port"])
@@ -114,14 +123,24 @@ class Handshake:
         return sorted(answers, key=lambda x: (x.port, x.to_host, x.to_port))
 
     def _connect(self, p: PortKey, q: PortKey) -> socket.socket:
-        """Return a connection that leaves through the own port `p`, to the address of `q`."""
+        """Return a connection that leaves through the own port `p`, to the address of `q`.
+
+        If none comes about so, let the systems choose the ports.
+        """
+        try:
+            return self._open(p, q, is_bound=True)
+        except OSError:
+            return self._open(p, q, is_bound=False)
+
+    def _open(self, p: PortKey, q: PortKey, *, is_bound: bool) -> socket.socket:
         own, other = self._find_ip(p), self._find_ip(q)
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             connection.settimeout(_ANSWER_s)
-            _bind_to_port(connection, p[1])
+            if is_bound:
+                _bind_to_port(connection, p[1])
             connection.bind((own, 0))
-            connection.connect((other, self.number))
+            connection.connect((other, self.number + (not is_bound)))
         except BaseException:
             connection.close()
             raise

@@ -1,4 +1,4 @@
-"""List this host's network ports: interfaces with their addresses, speeds and RDMA devices."""
+"""List this host's network ports: interfaces with addresses, speeds, RDMA devices, connectors."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from ipaddress import IPv4Interface
 from pathlib import Path
 
 from ...topo.errors import InputError
@@ -15,6 +16,8 @@ from ...topo.fabric.facts import HostFacts, PortFacts
 _SYS = Path("/sys/class")
 # Kinds of interfaces (linux/if_arp.h) that are ports: Ethernet, InfiniBand.
 _PORT_KINDS = ("1", "32")
+# Domain and bus of a PCI address: 0002:01:00.1.
+_PCI = re.compile(r"^[0-9a-f]+:[0-9a-f]+:")
 # Bridges and interfaces of containers and virtual machines: no cable ends there.
 _VIRTUAL = re.compile(r"(docker|br-|virbr|cni|flannel|cali|podman|vnet|tap|lxc|weave|kube)")
 
@@ -53,6 +56,8 @@ def _list_ports() -> Iterator[PortFacts]:
             for x in row.get("addr_info", ())
             if x.get("family") == "inet" and "local" in x
         ]
+        # One that the administrator chose comes before one that the port gave itself.
+        addresses.sort(key=lambda x: IPv4Interface(x).is_link_local)
         flags = row.get("flags", ())
         yield PortFacts(
             name,
@@ -61,6 +66,7 @@ def _list_ports() -> Iterator[PortFacts]:
             _read_speed(name),
             "UP" in flags and "LOWER_UP" in flags,
             rdma.get(name, ""),
+            _find_connector(name, rdma.get(name, "")),
         )
 
 
@@ -69,6 +75,26 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError:  # a port that is down has no speed
         return ""
+
+
+def _find_connector(name: str, rdma: str) -> str:
+    """Return a name for the connector of a port; empty if the driver does not say.
+
+    Two PCIe functions of a ConnectX that share a connector, as on a DGX Spark, have one card
+    (phys_switch_id, or the RDMA device's sys_image_guid) and one place on it (phys_port_name, or
+    the same device and function number on their two PCIe buses).
+    """
+    port = _SYS / "net" / name
+    if known := _read(port / "phys_port_id"):
+        return known
+    card = _read(port / "phys_switch_id")
+    if not card and rdma:
+        guid = _read(_SYS / "infiniband" / rdma / "sys_image_guid").replace(":", "")
+        card = guid if guid.strip("0") else ""
+    place = _read(port / "phys_port_name")
+    if not place and (port / "device").exists():
+        place = _PCI.sub("", (port / "device").resolve().name)
+    return f"{card} {place}" if card and place else ""
 
 
 def _read_speed(name: str) -> int | None:

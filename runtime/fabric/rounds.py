@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...topo.fabric import PortKey, Segment
+from ...topo.fabric import PortKey, SegmentBundle
 from ...topo.fabric.tiers import list_trials
 
 # A flow of one round: from a port to a port.
@@ -13,36 +13,40 @@ _MAX_FLOWS, _MAX_TRIALS = 12, 9
 _REPEATS = 2
 
 
-def plan_rounds(segments: Sequence[Segment]) -> list[list[FlowKey]]:
-    """Return the rounds of flows that measure some segments, one round after the other.
+def plan_rounds(bundles: Sequence[SegmentBundle]) -> list[list[FlowKey]]:
+    """Return the rounds of flows that measure some cables and networks, one after the other.
 
-    Cables are measured several times. No two flows of a round share a host, so that each runs as if
-    alone, except for trials of switched networks.
+    Cables are measured several times, all subnets of one at the same time. No two cables of a round
+    share a host, so that each runs as if alone, except for trials of switched networks.
     """
     rounds: list[list[FlowKey]] = []
-    cables = [x for x in segments if x.is_cable]
-    flows = [flow for x in cables for flow in (x.ports, x.ports[::-1])]
-    for flow in flows:
-        p, q = flow
-        hosts = {p[0], q[0]}
-        fitting = (x for x in rounds if not any({a[0], b[0]} & hosts for a, b in x))
-        free = next(fitting, None)
-        if free is None:
-            rounds.append([(p, q)])
-        else:
-            free.append((p, q))
+    cables = [x for x in bundles if x.is_cable]
+    for cable in cables:
+        hosts = set(cable.hosts)
+        for pair in (cable.hosts, cable.hosts[::-1]):
+            fitting = (x for x in rounds if not any({a[0], b[0]} & hosts for a, b in x))
+            free = next(fitting, None)
+            if free is None:
+                rounds.append(free := [])
+            free += cable.list_flows(*pair)
     rounds *= _REPEATS
-    for segment in segments:
-        if not segment.is_cable:
-            rounds += _plan_switched(segment)
+    for bundle in bundles:
+        if not bundle.is_cable:
+            rounds += _plan_switched(bundle)
     return rounds
 
 
-def _plan_switched(segment: Segment) -> list[list[FlowKey]]:
-    """Return rounds in which each host sends once alone, and trials of two flows."""
-    ports = segment.ports
+def _plan_switched(bundle: SegmentBundle) -> list[list[FlowKey]]:
+    """Return rounds in which each host sends once alone, and trials of two flows.
+
+    Trials use one subnet, that of most hosts. Of several, all are measured at the same time, too.
+    """
+    ports = max(bundle.segments, key=lambda x: len(x.ports)).ports
     following = [*ports[1:], ports[0]]
-    rounds: list[list[FlowKey]] = [[pair] for pair in zip(ports, following, strict=True)]
-    port_of = {port[0]: port for port in reversed(ports)}
+    pairs = list(zip(ports, following, strict=True))[:_MAX_FLOWS]
+    rounds: list[list[FlowKey]] = [[pair] for pair in pairs]
+    if len(bundle.segments) > 1:
+        rounds += [list(bundle.list_flows(a[0], b[0])) for a, b in pairs]
+    port_of = dict(ports)
     trials = list_trials(sorted(port_of), _MAX_TRIALS)
-    return rounds[:_MAX_FLOWS] + [[(port_of[a], port_of[b]) for a, b in trial] for trial in trials]
+    return rounds + [[((a, port_of[a]), (b, port_of[b])) for a, b in trial] for trial in trials]

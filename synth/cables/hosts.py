@@ -170,7 +170,7 @@ def read_hosts(topology: Topology) -> CabledHosts:
     gpus = [topology.by_id[gpu] for gpu in topology.ranks]
     names = tuple(map(_name_host, gpus))
     ports = [
-        [port.name for port in known[name].ports if port.name != known[name].management]
+        _list_connectors(known[name])
         if name in known
         else list(map(str, gpu.extra.get("ports", ())))
         for gpu, name in zip(gpus, names, strict=True)
@@ -192,6 +192,14 @@ def read_hosts(topology: Topology) -> CabledHosts:
         tuple(management),
         tuple(addresses),
     )
+
+
+def _list_connectors(host: HostFacts) -> list[str]:
+    """Return the ports of a host without that of its management, one for each connector."""
+    ports = [port for port in host.ports if port.name != host.management]
+    ports.sort(key=lambda port: not port.address)  # cables are named by ports with addresses
+    names = {port.connector or f"port {port.name}": port.name for port in reversed(ports)}
+    return [port.name for port in host.ports if port.name in names.values()]
 
 
 def _name_host(device: Device) -> str:
@@ -237,6 +245,6 @@ def _read_port(link: Link, side: str, host: int, facts: HostFacts | None) -> Hos
     name = str(link.extra.get(f"{side}_port", ""))
     rdma = tuple(map(str, link.extra.get(f"{side}_rdma", ())))
     port = facts.find_port(name) if facts is not None else None
-    if port is not None and port.rdma:
+    if not rdma and port is not None and port.rdma:
         rdma = (port.rdma,)
     return HostPort(host, name, rdma, str(link.extra.get(f"{side}_address", "")))

@@ -2,7 +2,14 @@
 
 from .facts import FabricFacts, Flow, Hello, HostFacts, PortAnswer, PortFacts
 from .faults import CableFault, find_faults
-from .segments import PortKey, Segment, find_segments, list_data_segments
+from .segments import (
+    PortKey,
+    Segment,
+    SegmentBundle,
+    find_bundles,
+    find_segments,
+    list_data_segments,
+)
 from .topology import describe_hosts, make_topology
 
 __all__ = [
@@ -15,7 +22,9 @@ __all__ = [
     "PortFacts",
     "PortKey",
     "Segment",
+    "SegmentBundle",
     "describe_hosts",
+    "find_bundles",
     "find_faults",
     "find_segments",
     "list_data_segments",

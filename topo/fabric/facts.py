@@ -22,7 +22,9 @@ class PortFacts(msgspec.Struct, frozen=True):
     """A network port of a host: an interface with an IPv4 address, or one that is down.
 
     `address` has its prefix ("10.0.0.1/24"), and is empty without one. `speed_Mbps` is what the
-    driver reports for the link, `rdma` the RDMA device of the port, if it has one.
+    driver reports for the link, `rdma` the RDMA device of the port, if it has one. Interfaces of
+    one host with the same `connector` share it, and the one cable in it, as on cards with a PCIe
+    function for each of two links to their host; empty if the driver does not say.
     """
 
     name: str
@@ -31,6 +33,7 @@ class PortFacts(msgspec.Struct, frozen=True):
     speed_Mbps: int | None = None
     is_up: bool = True
     rdma: str = ""
+    connector: str = ""
 
     @property
     def network(self) -> IPv4Network | None:
@@ -76,7 +79,8 @@ class Hello(msgspec.Struct, frozen=True):
 class PortAnswer(msgspec.Struct, frozen=True):
     """The result of a connection from a port to the address of a port of another host.
 
-    `by_host` and `by_port` say who answered; None and "" if there was no answer.
+    `by_host` and `by_port` say who answered; None and "" if there was no answer. `by_port` is ""
+    too where the host answered, but not over exactly these two ports.
     """
 
     host: int
@@ -123,6 +127,10 @@ class FabricFacts(msgspec.Struct, frozen=True, dict=True):
             for number, host in enumerate(self.hosts)
             for port in host.ports
         }
+
+    def find_connector(self, key: tuple[int, str]) -> tuple[int, str]:
+        """Return the host of a port, and its connector; a port of its own if unknown."""
+        return key[0], self.ports[key].connector or f"port {key[1]}"
 
     def name_port(self, key: tuple[int, str]) -> str:
         """Return a port as people write it: "host1:port0"."""

@@ -2,13 +2,14 @@
 
 Ports are on one segment if each answers the other over exactly these ports. Where ports heard each
 other's multicast messages, these decide which answers count: two cables in one subnet answer for
-each other.
+each other. Segments through the same connectors are one bundle: one cable, or one switched network,
+in several subnets.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,15 @@ PortKey = tuple[int, str]
 
 @dataclass(frozen=True)
 class Segment:
-    """Ports that reach each other directly, in the order of their hosts.
+    """Ports that reach each other directly, one of each host, in the order of their hosts.
 
-    `is_management` says that it carries the rendezvous, and hosts are joined without it.
+    `is_management` says that it carries the rendezvous, and hosts are joined without it. `unused`
+    are further ports of the same hosts in the same subnet: a system sends over one of them only.
     """
 
     ports: tuple[PortKey, ...]
     is_management: bool = False
+    unused: tuple[PortKey, ...] = ()
 
     @property
     def hosts(self) -> frozenset[int]:
@@ -37,9 +40,36 @@ class Segment:
         return frozenset(host for host, _ in self.ports)
 
     @property
+    def all_ports(self) -> tuple[PortKey, ...]:
+        """Its ports, and those that are unused."""
+        return self.ports + self.unused
+
+    @property
     def is_cable(self) -> bool:
         """Whether it joins two ports only."""
         return len(self.ports) == 2
+
+
+@dataclass(frozen=True)
+class SegmentBundle:
+    """Segments through the same connectors: one cable or switched network carries them all."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The numbers of the hosts that it joins, in order."""
+        return tuple(sorted({host for segment in self.segments for host in segment.hosts}))
+
+    @property
+    def is_cable(self) -> bool:
+        """Whether it joins two hosts only."""
+        return len(self.hosts) == 2
+
+    def list_flows(self, src: int, dst: int) -> tuple[tuple[PortKey, PortKey], ...]:
+        """Return the ports from which, and to which, data passes from a host to another."""
+        ports = [dict(segment.ports) for segment in self.segments]
+        return tuple(((src, of[src]), (dst, of[dst])) for of in ports if src in of and dst in of)
 
 
 def find_hearing(facts: FabricFacts) -> dict[PortKey, set[PortKey]]:
@@ -50,11 +80,32 @@ def find_hearing(facts: FabricFacts) -> dict[PortKey, set[PortKey]]:
     return heard
 
 
+def find_wires(facts: FabricFacts) -> list[frozenset[PortKey]]:
+    """Return the ports of each wire: on one cable, or on cables that switches join.
+
+    They hear each other, whatever their addresses, or share a connector. Ports are in one wire
+    each, alone if they hear nothing.
+    """
+    import networkx as nx  # here, since every probe imports this module
+
+    heard = find_hearing(facts)
+    graph: nx.Graph[object] = nx.Graph()
+    graph.add_edges_from((p, ("connector", facts.find_connector(p))) for p in facts.ports)
+    graph.add_edges_from((p, q) for p in facts.ports for q in heard[p] if p in heard[q])
+    wires = [
+        frozenset(p for p in facts.ports if p in joined)
+        for joined in nx.connected_components(graph)
+    ]
+    order = {port: i for i, port in enumerate(facts.ports)}
+    return sorted(wires, key=lambda wire: min(map(order.__getitem__, wire)))
+
+
 def find_segments(facts: FabricFacts) -> tuple[Segment, ...]:
-    """Return all segments with two ports or more, ordered by their first port."""
+    """Return all segments that join two hosts or more, ordered by their first port."""
     heard = find_hearing(facts)
     mutual = {p: {q for q in others if p in heard[q]} for p, others in list(heard.items())}
-    right = {((x.host, x.port), (x.to_host, x.to_port)) for x in facts.answers if x.is_right}
+    exact = {((x.host, x.port), (x.to_host, x.to_port)) for x in facts.answers if x.is_right}
+    right = exact | find_loose(facts)
     import networkx as nx  # here, since every probe imports this module
 
     graph: nx.Graph[PortKey] = nx.Graph()
@@ -63,8 +114,12 @@ def find_segments(facts: FabricFacts) -> tuple[Segment, ...]:
         if (q, p) in right and is_wired:
             graph.add_edge(p, q)
     order = {port: i for i, port in enumerate(facts.ports)}
+    counts = {p: sum(p in pair for pair in exact) for p in graph}
+    management = _list_management(facts)
     segments = [
-        Segment(tuple(sorted(ports, key=order.__getitem__)))
+        _choose_ports(
+            sorted(ports, key=lambda p: (p not in management, -counts[p], order[p])), order
+        )
         for ports in nx.connected_components(graph)
     ]
     return tuple(
@@ -72,17 +127,79 @@ def find_segments(facts: FabricFacts) -> tuple[Segment, ...]:
     )
 
 
+def find_loose(facts: FabricFacts) -> set[tuple[PortKey, PortKey]]:
+    """Return the ports that a host reaches from a port, but not over exactly these two.
+
+    Ports of one host on one wire answer for each other. That they are is known by what they hear,
+    or by a connector that they share; else an answer may have come by another cable.
+    """
+    heard = find_hearing(facts)
+    sharing = Counter(map(facts.find_connector, facts.ports))
+
+    def may_be(p: PortKey, q: PortKey) -> bool:
+        if heard[p] or heard[q]:
+            return q in heard[p] and p in heard[q]
+        return any(sharing[facts.find_connector(x)] > 1 for x in (p, q))
+
+    return {
+        (p, q)
+        for x in facts.answers
+        if x.by_host == x.to_host
+        and not x.is_right
+        and may_be(p := (x.host, x.port), q := (x.to_host, x.to_port))
+    }
+
+
+def _choose_ports(ranked: Iterable[PortKey], order: Mapping[PortKey, int]) -> Segment:
+    """Return a segment of the best port of each host; the others are unused."""
+    chosen: dict[int, PortKey] = {}
+    unused = [p for p in ranked if chosen.setdefault(p[0], p) != p]
+    return Segment(
+        tuple(sorted(chosen.values(), key=order.__getitem__)),
+        unused=tuple(sorted(unused, key=order.__getitem__)),
+    )
+
+
+def _list_management(facts: FabricFacts) -> set[PortKey]:
+    return {(i, host.management) for i, host in enumerate(facts.hosts) if host.management}
+
+
 def _mark_management(facts: FabricFacts, segments: Sequence[Segment]) -> list[Segment]:
     """Mark segments of the rendezvous, unless hosts have no other connection."""
-    carrying = {(i, host.management) for i, host in enumerate(facts.hosts) if host.management}
-    data = [segment for segment in segments if not carrying & set(segment.ports)]
+    carrying = list_carrying(facts, segments)
+    data = [segment for segment in segments if segment not in carrying]
     is_joined = count_islands(facts, data) == 1
-    return [Segment(x.ports, is_joined and x not in data) for x in segments]
+    return [Segment(x.ports, is_joined and x in carrying, x.unused) for x in segments]
+
+
+def list_carrying(facts: FabricFacts, segments: Sequence[Segment]) -> list[Segment]:
+    """Return the segments of the cable or network that carries the rendezvous."""
+    management = _list_management(facts)
+    return [
+        segment
+        for bundle in find_bundles(facts, segments)
+        if any(management & set(segment.all_ports) for segment in bundle.segments)
+        for segment in bundle.segments
+    ]
 
 
 def list_data_segments(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """Return the segments that carry data."""
     return tuple(segment for segment in segments if not segment.is_management)
+
+
+def find_bundles(facts: FabricFacts, segments: Sequence[Segment]) -> tuple[SegmentBundle, ...]:
+    """Return segments by the connectors that they share, ordered by their first segment."""
+    import networkx as nx
+
+    graph: nx.Graph[object] = nx.Graph()
+    for number, segment in enumerate(segments):
+        graph.add_node(number)
+        graph.add_edges_from((number, facts.find_connector(p)) for p in segment.all_ports)
+    groups = [
+        sorted(x for x in group if isinstance(x, int)) for group in nx.connected_components(graph)
+    ]
+    return tuple(SegmentBundle(tuple(segments[i] for i in group)) for group in sorted(groups))
 
 
 def count_islands(facts: FabricFacts, segments: Sequence[Segment]) -> int:

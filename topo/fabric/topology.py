@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from itertools import permutations
 from statistics import median
+from typing import Any
 
 from ..devices import Device, Link
 from ..errors import InputError
@@ -12,8 +14,16 @@ from ..graph import Topology
 from ..hardware import LATENCY_us
 from ..notes import assumed
 from .facts import FIELD, FabricFacts
-from .faults import find_faults, find_rate
-from .segments import PortKey, Segment, count_islands, find_segments, list_data_segments
+from .faults import find_faults, find_total
+from .segments import (
+    PortKey,
+    SegmentBundle,
+    count_islands,
+    find_bundles,
+    find_loose,
+    find_segments,
+    list_data_segments,
+)
 from .tiers import find_tiers
 
 SOURCE = "hosts joined by their cables"
@@ -29,7 +39,8 @@ def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
 
     A rank is a device of kind gpu, named after its host, and linked to those of other hosts: a
     cable is a link in each direction with the ports and addresses of its ends, parallel cables are
-    parallel links, and other networks are switches. Of several ranks on a host the link to others
+    parallel links, and other networks are switches. Several interfaces of one connector are one
+    port of one cable, with the RDMA devices of all. Of several ranks on a host the link to others
     goes through two devices, "HOST/out" and "HOST/in": nothing forwards from cable to cable.
 
     Raise InputError, naming the port, if the hosts are not joined, or by ambiguous addresses.
@@ -47,13 +58,21 @@ def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
     ranks = sorted(rank for host in facts.hosts for rank in host.ranks)
     if ranks != list(range(len(ranks))):
         raise InputError(f"the hosts have ranks {ranks}; expected each from 0 once")
-    builder = _FabricBuilder(facts)
-    for segment in data:
-        builder.add(segment)
+    bundles = find_bundles(facts, data)
+    builder = _FabricBuilder(facts, bundles)
+    for bundle in bundles:
+        builder.add(bundle)
     management = [x for x in segments if x.is_management]
     notes = [
         f"{', '.join(map(facts.name_port, x.ports))}: management network, carries no data"
         for x in management
+    ]
+    notes += [
+        f"{', '.join(facts.name_port(p) for x in bundle.segments for p in x.ports)}: "
+        f"{len(bundle.segments)} subnets on one {'cable' if bundle.is_cable else 'switch'}, whose "
+        f"rate they share{_note_answers(facts, bundle)}"
+        for bundle in bundles
+        if len(bundle.segments) > 1
     ]
     return Topology(
         name or ", ".join(host.name for host in facts.hosts[:4]),
@@ -65,6 +84,17 @@ def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
             **({"notes": notes} if notes else {}),
             FIELD: facts.without_key().to_json(),
         },
+    )
+
+
+def _note_answers(facts: FabricFacts, bundle: SegmentBundle) -> str:
+    """Return what to set if interfaces of one connector answer for each other."""
+    ports = {port for segment in bundle.segments for port in segment.ports}
+    if not any(ports >= set(pair) for pair in find_loose(facts)):
+        return ""
+    return (
+        "; hosts answer for one interface over another, so that TCP may use one only (set sysctl "
+        "net.ipv4.conf.all.arp_ignore=1 and arp_announce=2)"
     )
 
 
@@ -89,10 +119,17 @@ def describe_hosts(facts: FabricFacts) -> Topology:
 class _FabricBuilder:
     """Collects devices and links of a topology."""
 
-    def __init__(self, facts: FabricFacts) -> None:
+    def __init__(self, facts: FabricFacts, bundles: Sequence[SegmentBundle]) -> None:
         self.facts = facts
         self.links: list[Link] = []
         measured = [x.GBps for flows in facts.rounds for x in flows]
+        measured += [
+            total
+            for bundle in bundles
+            for pair in permutations(bundle.hosts, 2)
+            if len(flows := bundle.list_flows(*pair)) > 1
+            and (total := find_total(facts, flows)) is not None
+        ]
         self.level = _find_levels(measured)
         self.others: list[Device] = []
         self.switches = 0
@@ -139,39 +176,40 @@ class _FabricBuilder:
         ident = self.ids[host]
         return ident if len(self.facts.hosts[host].ranks) == 1 else f"{ident}/{place}"
 
-    def add(self, segment: Segment) -> None:
-        """Add the links of a segment."""
-        if segment.is_cable:
-            a, b = segment.ports
-            for p, q in ((a, b), (b, a)):
-                rate, source = self._find_rate(p, q)
-                self._link(self._end(p[0], "out"), self._end(q[0], "in"), rate, source, p, q)
+    def add(self, bundle: SegmentBundle) -> None:
+        """Add the links of a cable or switched network."""
+        if bundle.is_cable:
+            for pair in permutations(bundle.hosts):
+                flows = bundle.list_flows(*pair)
+                rate, source = self._choose(flows, find_total(self.facts, flows))
+                ends = self._end(pair[0], "out"), self._end(pair[1], "in")
+                self._link(*ends, rate, source, tuple(zip(*flows, strict=True)))
             return
-        tiers = find_tiers(self.facts, segment)
+        tiers = find_tiers(self.facts, max(bundle.segments, key=lambda x: len(x.ports)))
         root = self._add_switch()
-        leaf_of = dict.fromkeys(segment.hosts, root)
-        rates = [
-            measured
-            for p in segment.ports
-            for q in segment.ports
-            if p != q and (measured := find_rate(self.facts, p, q)) is not None
-        ]
+        leaf_of = dict.fromkeys(bundle.hosts, root)
+        rates = {
+            pair: total
+            for pair in permutations(bundle.hosts, 2)
+            if (total := find_total(self.facts, bundle.list_flows(*pair))) is not None
+        }
         for leaf in tiers.leaves:
             switch = self._add_switch()
             leaf_of |= dict.fromkeys(leaf, switch)
-            uplink = _match(tiers.uplink_GBps or max(rates), self.level.values())
+            uplink = _match(tiers.uplink_GBps or max(rates.values()), self.level.values())
             for src, dst in ((switch, root), (root, switch)):
                 self._link(src, dst, uplink, "measured: two flows at the same time")
-        for port in segment.ports:
-            host = port[0]
-            out = [r for q in segment.ports if (r := find_rate(self.facts, port, q)) is not None]
-            into = [r for q in segment.ports if (r := find_rate(self.facts, q, port)) is not None]
+        for host in bundle.hosts:
+            ports = [port for x in bundle.segments for port in x.ports if port[0] == host]
+            out = [rate for (src, _), rate in rates.items() if src == host]
+            into = [rate for (_, dst), rate in rates.items() if dst == host]
             for known, src, dst in (
                 (out, self._end(host, "out"), leaf_of[host]),
                 (into, leaf_of[host], self._end(host, "in")),
             ):
-                rate, source = self._choose(port, port, max(known, default=None))
-                self._link(src, dst, rate, source, port)
+                flows = tuple((port, port) for port in ports)
+                rate, source = self._choose(flows, max(known, default=None))
+                self._link(src, dst, rate, source, (ports,))
 
     def _add_switch(self) -> str:
         ident = f"switch{self.switches}"
@@ -185,30 +223,39 @@ class _FabricBuilder:
         dst: str,
         rate: Fraction,
         source: str,
-        a: PortKey | None = None,
-        b: PortKey | None = None,
+        ends: Sequence[Sequence[PortKey]] = (),
     ) -> None:
-        extra: dict[str, str] = {}
-        for side, key in (("src", a), ("dst", b)):
-            if key is not None and (side == "src" or b is not None):
-                extra |= {
-                    f"{side}_port": key[1],
-                    f"{side}_address": self.facts.ports[key].ip,
-                }
+        """Add a link. `ends` has the ports at the source, and at the destination of a cable."""
+        extra: dict[str, Any] = {}
+        for side, ports in zip(("src", "dst"), ends, strict=False):
+            extra |= {
+                f"{side}_port": ports[0][1],
+                f"{side}_address": self.facts.ports[ports[0]].ip,
+            }
+            if rdma := self._list_rdma(ports):
+                extra[f"{side}_rdma"] = rdma
         latency = LATENCY_us["network"]
         self.links.append(Link(src, dst, rate, latency, "network", source=source, extra=extra))
 
-    def _find_rate(self, p: PortKey, q: PortKey) -> tuple[Fraction, str]:
-        return self._choose(p, q, find_rate(self.facts, p, q))
+    def _list_rdma(self, ports: Sequence[PortKey]) -> list[str]:
+        """Return the RDMA devices of the ports' connectors, with and without an address."""
+        connectors = set(map(self.facts.find_connector, ports))
+        return [
+            port.rdma
+            for key, port in self.facts.ports.items()
+            if port.rdma and port.is_up and self.facts.find_connector(key) in connectors
+        ]
 
-    def _choose(self, p: PortKey, q: PortKey, measured: float | None) -> tuple[Fraction, str]:
-        """Return the rate to believe, and its source.
+    def _choose(
+        self, flows: Sequence[tuple[PortKey, PortKey]], measured: float | None
+    ) -> tuple[Fraction, str]:
+        """Return the rate to believe of flows at the same time, and its source.
 
         RDMA reaches the speed of its link, which TCP does not.
         """
-        ends = [self.facts.ports[p], self.facts.ports[q]]
+        ends = [self.facts.ports[port] for flow in flows for port in flow]
         speeds = [x.speed_Mbps for x in ends if x.speed_Mbps]
-        if len(speeds) == 2 and all(x.rdma for x in ends):
+        if len(speeds) == len(ends) and all(x.rdma for x in ends):
             return Fraction(min(speeds), 8000), "speed of the RDMA port"
         if measured is not None:
             return self.level[measured], "measured over TCP"

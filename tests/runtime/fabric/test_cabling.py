@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from fractions import Fraction
@@ -14,12 +15,20 @@ import pytest
 import torch
 
 from topoplan.runtime.emulate import why_not
+from topoplan.runtime.fabric import ports
 from topoplan.runtime.fabric.cable_gloo import CableChannel, CableGloo
 from topoplan.runtime.fabric.cabling import may_be_cabled
 from topoplan.runtime.fabric.joining import needs_cables
 from topoplan.runtime.fabric.relay import loopback_of
 from topoplan.runtime.fabric.rounds import plan_rounds
-from topoplan.topo.fabric import FabricFacts, HostFacts, PortAnswer, PortFacts, Segment
+from topoplan.topo.fabric import (
+    FabricFacts,
+    HostFacts,
+    PortAnswer,
+    PortFacts,
+    Segment,
+    SegmentBundle,
+)
 from topoplan.topo.graph import Topology
 
 REASON = why_not()
@@ -86,7 +95,7 @@ def test_only_launches_on_several_hosts_look_for_cables(monkeypatch: pytest.Monk
 
 def test_flows_of_a_round_share_no_host() -> None:
     ring = [Segment(((i, "port0"), ((i + 1) % 6, "port1"))) for i in range(6)]
-    rounds = plan_rounds(ring)
+    rounds = plan_rounds([SegmentBundle((x,)) for x in ring])
     assert sorted(flow for flows in rounds for flow in flows) == sorted(
         2 * [flow for x in ring for flow in ((x.ports[0], x.ports[1]), (x.ports[1], x.ports[0]))]
     )
@@ -94,6 +103,13 @@ def test_flows_of_a_round_share_no_host() -> None:
         hosts = [port[0] for flow in flows for port in flow]
         assert len(set(hosts)) == len(hosts)
     assert len(rounds) <= 12
+
+
+def test_subnets_of_one_cable_are_measured_together() -> None:
+    cable = SegmentBundle(tuple(Segment(((0, f"en{i}"), (1, f"en{i}"))) for i in range(2)))
+    there = [((0, f"en{i}"), (1, f"en{i}")) for i in range(2)]
+    back = [(q, p) for p, q in there]
+    assert plan_rounds([cable]) == [there, back] * 2
 
 
 class Recorder:
@@ -127,6 +143,41 @@ def test_every_rank_has_a_loopback_address_of_its_own() -> None:
     addresses = [loopback_of(rank) for rank in range(2000)]
     assert len(set(addresses)) == 2000
     assert all(0 < int(x.split(".")[-1]) < 255 for x in addresses)
+
+
+def test_interfaces_of_one_connector_are_known_by_the_driver_s_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("enp1s0f0np0", "enp1s0f1np1", "enP2p1s0f0np0", "eth0")
+    for name in names:
+        bus = "0000:03" if name == "eth0" else f"{2 * ('P2' in name):04}:01"
+        pci = f"{bus}:00.{int('f1' in name)}"
+        device, port = tmp_path / "devices" / pci, tmp_path / "net" / name
+        (device / "net" / name).mkdir(parents=True)
+        port.mkdir(parents=True)
+        (port / "type").write_text("1\n")
+        (port / "device").symlink_to(device)
+        if name != "eth0":
+            rdma = tmp_path / "infiniband" / name.replace("en", "roce").partition("np")[0]
+            rdma.mkdir(parents=True)
+            (rdma / "device").symlink_to(device)
+            (rdma / "sys_image_guid").write_text("4821:0b03:0096:a5cb\n")
+    addresses = [{"family": "inet", "local": "169.254.3.1", "prefixlen": 16}]
+    addresses.append({"family": "inet", "local": "192.168.100.10", "prefixlen": 24})
+    rows = [{"ifname": x, "flags": ["UP", "LOWER_UP"], "addr_info": addresses} for x in names]
+    program = tmp_path / "ip"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(rows)}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(ports, "_SYS", tmp_path)
+    for place in ("00.0", "p0"):
+        host = ports.describe_host("spark", [0], "192.0.2.1")
+        card = "48210b030096a5cb"
+        expected = [f"{card} {place}", f"{card} {place[:-1]}1", f"{card} {place}", ""]
+        assert [port.connector for port in host.ports] == expected
+        assert {port.address for port in host.ports} == {"192.168.100.10/24"}
+        for name in names[:3]:
+            (tmp_path / "net" / name / "phys_port_name").write_text(f"p{int('f1' in name)}\n")
 
 
 @needs_namespaces

@@ -6,12 +6,14 @@ they would between hosts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from itertools import permutations
 
 import msgspec
 import pytest
 
+from topoplan.synth.cables.hosts import read_hosts
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
@@ -23,6 +25,7 @@ from topoplan.topo.fabric import (
     PortAnswer,
     PortFacts,
     describe_hosts,
+    find_bundles,
     find_faults,
     make_topology,
 )
@@ -45,7 +48,8 @@ def connect(
 ) -> FabricFacts:
     """Return the facts of hosts whose ports are on some wires: each is a cable or a switch.
 
-    Nothing passes from the first to the second of the `deaf` pairs.
+    Nothing passes from the first to the second of the `deaf` pairs. If several ports of a host are
+    on one wire, its system answers for one over another.
     """
     numbers = sorted({host for host, _ in ports})
     hosts = tuple(
@@ -75,7 +79,14 @@ def connect(
             and passes(p, other)
             and passes(other, p)
         ]
-        answers.append(PortAnswer(*p, *q, *(by[0] if by else (None, ""))))
+        crowded = any(
+            [x[0] for x in wire].count(host) > 1
+            for wire in wires
+            if p in wire
+            for host in (p[0], q[0])
+        )
+        answer = (by[0][0], "") if by and crowded else by[0] if by else (None, "")
+        answers.append(PortAnswer(*p, *q, *answer))
     flows = [
         (Flow(*p, *q, (rates or {}).get(frozenset((p, q)), 10.0)),)
         for wire in wires
@@ -207,6 +218,138 @@ def test_rdma_ports_count_with_the_speed_of_their_link() -> None:
     assert set(topology.capacity_GBps.values()) == {Fraction(25)}
 
 
+# Sparks: each connector is two interfaces, one on each of two PCIe links
+
+# By the connector: its two interfaces, which are ports of one cable.
+SPARK = [(f"enp1s0f{i}np{i}", f"enP2p1s0f{i}np{i}") for i in range(2)]
+
+
+def wire_sparks(
+    cables: Sequence[Sequence[tuple[int, int]]], name_subnet: Callable[[int, int], str]
+) -> tuple[dict[Key, PortFacts], list[list[Key]]]:
+    """Return ports and wires of Sparks: a cable or switch joins connectors (host, 0 or 1).
+
+    `name_subnet` returns the subnet of the cable's first or second interfaces: "10.1.0.{}/24".
+    """
+    ports: dict[Key, PortFacts] = {}
+    wires = []
+    for number, ends in enumerate(cables):
+        wires.append([(host, name) for host, i in ends for name in SPARK[i]])
+        for host, i in ends:
+            for rail, name in enumerate(SPARK[i]):
+                ports[host, name] = PortFacts(
+                    name,
+                    name_subnet(number, rail).format(len(ports) + 1),
+                    speed_Mbps=200_000,
+                    rdma=name.replace("en", "roce").partition("np")[0],
+                    connector=f"4bb00000fb98 p{i}",
+                )
+    return ports, wires
+
+
+def measure(facts: FabricFacts, GBps: float) -> FabricFacts:
+    """Return the facts with measurements: all subnets of a cable together carry so much."""
+    flows = [
+        bundle.list_flows(*pair)
+        for bundle in find_bundles(facts, list_data_segments(find_segments(facts)))
+        for pair in permutations(bundle.hosts, 2)
+    ]
+    rounds = tuple(tuple(Flow(*p, *q, GBps / len(x)) for p, q in x) for x in flows)
+    return msgspec.structs.replace(facts, rounds=rounds)
+
+
+def forget_rdma(ports: Mapping[Key, PortFacts]) -> dict[Key, PortFacts]:
+    return {
+        key: msgspec.structs.replace(port, rdma="", speed_Mbps=None) for key, port in ports.items()
+    }
+
+
+def follow_playbook(cable: int, rail: int) -> str:
+    return f"192.168.{100 + 2 * cable + rail}.{{}}/24"
+
+
+def share_one_subnet(cable: int, rail: int) -> str:
+    return "192.168.100.{}/24"
+
+
+def use_link_local(cable: int, rail: int) -> str:
+    return "169.254.7.{}/16"
+
+
+PAIR = [[(0, 0), (1, 0)]]
+TWO_CABLES = [[(0, i), (1, i)] for i in range(2)]
+RING = [[(i, 0), ((i + 1) % 3, 1)] for i in range(3)]
+
+
+@pytest.mark.parametrize(("cables", "count"), [(PAIR, 1), (TWO_CABLES, 2), (RING, 3)])
+@pytest.mark.parametrize("multicast", [True, False])
+def test_two_interfaces_of_a_connector_are_one_cable(
+    cables: list[list[tuple[int, int]]], count: int, multicast: bool
+) -> None:
+    ports, wires = wire_sparks(cables, follow_playbook)
+    facts = measure(connect(ports, wires, multicast=multicast), 9.0)
+    assert list_codes(facts) == []
+    topology = make_topology(facts)
+    assert len(topology.links) == 2 * count
+    assert {x.bandwidth_GBps for x in topology.links} == {Fraction(25)}
+    assert topology.links[0].extra["src_rdma"] == ["rocep1s0f0", "roceP2p1s0f0"]
+    hosts = read_hosts(topology)
+    assert len(hosts.cables) == count
+    assert hosts.list_free_ports(0) == []
+    tcp = make_topology(measure(connect(forget_rdma(ports), wires, multicast=multicast), 9.0))
+    assert {x.bandwidth_GBps for x in tcp.links} == {Fraction(9)}
+
+
+def test_a_cable_over_which_ranks_meet_carries_data_in_both_subnets() -> None:
+    ports, wires = wire_sparks(PAIR, follow_playbook)
+    facts = measure(connect(ports, wires, management=SPARK[0][0]), 9.0)
+    assert list_codes(facts) == []
+    assert len(list_data_segments(find_segments(facts))) == 2
+    assert len(make_topology(facts).links) == 2
+
+
+def test_sparks_on_a_switch_have_one_link_to_it() -> None:
+    ports, wires = wire_sparks([[(i, 0) for i in range(4)]], follow_playbook)
+    facts = measure(connect(ports, wires), 9.0)
+    assert list_codes(facts) == []
+    topology = make_topology(facts)
+    assert [d.id for d in topology.devices if d.kind == "switch"] == ["switch0"]
+    assert [x.bandwidth_GBps for x in topology.links] == [Fraction(25)] * 8
+
+
+@pytest.mark.parametrize("name_subnet", [share_one_subnet, use_link_local])
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_one_subnet_on_both_interfaces_is_one_port(
+    name_subnet: Callable[[int, int], str], hosts: int
+) -> None:
+    ports, wires = wire_sparks([[(i, 0) for i in range(hosts)]], name_subnet)
+    facts = measure(connect(ports, wires), 9.0)
+    (fault,) = find_faults(facts)
+    assert (fault.code, fault.is_fatal) == ("one-subnet-two-ports", False)
+    expected = "192.168.10{0}.1/24 at h0:enP2p1s0f0np0 and 192.168.10{0}.2/24 at h1:enP2p1s0f0np0"
+    assert expected.format(int(name_subnet is share_one_subnet)) in fault.advice
+    topology = make_topology(facts)
+    assert len(topology.links) == (2 if hosts == 2 else 2 * hosts)
+    assert {x.bandwidth_GBps for x in topology.links} == {Fraction(25)}
+
+
+@pytest.mark.parametrize(
+    ("cables", "code"),
+    [(TWO_CABLES, "one-subnet-two-cables"), (RING, "subnet-used-twice")],
+)
+def test_link_local_addresses_on_several_cables_are_one_fault(
+    cables: list[list[tuple[int, int]]], code: str
+) -> None:
+    ports, wires = wire_sparks(cables, use_link_local)
+    facts = connect(ports, wires)
+    (fault,) = find_faults(facts)
+    assert (fault.code, fault.is_fatal) == (code, True)
+    assert f"{len(cables)} cables" in fault.text
+    assert "192.168.100.1/24 at h0:enP2p1s0f0np0" in fault.advice
+    with pytest.raises(InputError, match=r"169\.254\.0\.0/16"):
+        make_topology(facts)
+
+
 # Miscablings
 
 
@@ -269,6 +412,24 @@ def mislead() -> FabricFacts:
     return connect(ports, wires)
 
 
+def forget_address() -> FabricFacts:
+    ports, wires = wire_ring(4)
+    ports[2, "port0"] = PortFacts("port0")
+    return connect(ports, wires)
+
+
+def differ_subnets() -> FabricFacts:
+    ports, wires = wire_ring(4)
+    ports[2, "port0"] = PortFacts("port0", "10.1.7.1/24")
+    ports[3, "port1"] = PortFacts("port1", "10.1.8.1/24")
+    return connect(ports, wires)
+
+
+def copy_address() -> FabricFacts:
+    ports, wires = wire_sparks(PAIR, lambda cable, rail: f"192.168.{100 + rail}.10/24")
+    return connect(ports, wires)
+
+
 def need_management() -> FabricFacts:
     ports, wires = wire_ring(4)
     wires.append(add_management(ports, 4))
@@ -294,6 +455,9 @@ def choose_management() -> FabricFacts:
         (repeat_subnet, "subnet-used-twice", "h3:port1"),
         (answer_for_another, "address-of-another-host", "h1:port1"),
         (mislead, "cable-to-another-host", "h2:port0"),
+        (forget_address, "cable-without-address", "h3:port1"),
+        (differ_subnets, "subnets-differ", "h2:port0"),
+        (copy_address, "address-used-twice", "h1:enP2p1s0f0np0"),
         (need_management, "management-for-data", "h2:mgmt0"),
         (choose_management, "management-for-data", "h1:mgmt0"),
     ],
