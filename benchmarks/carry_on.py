@@ -13,11 +13,11 @@ are any, for 40 s, with on_slow="replan"; `both` (calls only) does so, and cuts 
 
 Right is: all sums are exact, or all parameters equal bit for bit on all ranks and within 1e-6 of
 those without a fault; where the links left do not connect the ranks, an error on every rank.
-`slowest s` is from the cut to the end of the call that it struck, or from slowing a link to having
-another plan; `of bound` is the rate afterwards, of the certified bound of what is left (calls
-only). RESULTS has a line for each run; a second start with the same seed goes on where the first
-ended. Plans and races are kept beside it; plans have spares for single losses (topo-synth --spare
-links) unless --no-spares is given.
+`slowest s` is from the cut to the end of the call that it struck (the last one unless the case is
+`cut`), or from slowing a link to having another plan; `of bound` is the rate afterwards, of the
+certified bound of what is left (calls only). RESULTS has a line for each run; a second start with
+the same seed goes on where the first ended. Plans and races are kept beside it; plans have spares
+for single losses (topo-synth --spare links) unless --no-spares is given.
 Needs root and iproute2 (see topo-emulate).
 """
 
@@ -267,7 +267,7 @@ def judge(
         run,
         seed,
         ["-".join(link) for link in links],
-        hit[-1]["at"] - struck if hit else None,
+        hit[0 if case == "cut" else -1]["at"] - struck if hit else None,
         max((x["seconds"] for x in end["recoveries"]), default=None),
         of_bound,
         max(0, wrong),
