@@ -17,10 +17,9 @@ from .job import SynthRun, print_lines
 from .plan import report, synthesize_job
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from rich.console import Console
 
+    from ...synth.bounds.certificate import Bound
     from ...synth.cables.next_cable import NextCables
     from ...synth.place.placement import Placement
 
@@ -48,7 +47,7 @@ def run(job: SynthRun) -> None:
         worth = None
         if not job.collective.has_all_gpus:
             worth = find_worth(result.plan, result.candidates, job.size, effort, say)
-        cables = _try_cables(job, result.plan.bound_one_way.algbw_GBps, effort)
+        cables = _try_cables(job, result.plan.bound_one_way, effort)
         job.cut_short += effort.cut_short
         placement = _try_orders(job)
     fields = explanation.to_json()
@@ -75,14 +74,14 @@ def run(job: SynthRun) -> None:
     report(job, result, healthy, with_forests=True, more_json={"explain": fields}, more=section)
 
 
-def _try_cables(job: SynthRun, bound_GBps: Fraction, effort: Effort) -> NextCables | None:
+def _try_cables(job: SynthRun, bound: Bound, effort: Effort) -> NextCables | None:
     """Return what one more cable would change; None unless only cables join the job's hosts."""
     from ...synth.cables.hosts import find_obstacle
     from ...synth.cables.next_cable import find_next_cables
 
     if not job.collective.has_all_gpus or find_obstacle(job.topology):
         return None
-    return find_next_cables(job.topology, job.collective, bound_GBps, effort)
+    return find_next_cables(job.topology, job.collective, bound, effort)
 
 
 def _try_orders(job: SynthRun) -> Placement | None:

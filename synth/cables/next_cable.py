@@ -10,7 +10,9 @@ from typing import Any
 from ...topo.graph import Link, Topology
 from ...topo.loader.resolve import load_for_planning
 from ...topo.pictures.cables import format_rate
+from ..bounds.certificate import Bound, proved_s_per_GB
 from ..bounds.single_path import find_bounds
+from ..forest.machine.symmetry import MAX_IMAGES, group, shifts
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from .hosts import CabledHosts, HostPort, read_hosts
@@ -108,37 +110,79 @@ class NextCables:
 
 
 def find_next_cables(
-    topology: Topology, collective: Collective, bound_GBps: Fraction, effort: Effort
+    topology: Topology, collective: Collective, bound: Bound, effort: Effort
 ) -> NextCables:
     """Return what each cable that could be added to some hosts does to the bound and to NCCL.
 
     A cable is like those that its hosts have. Pairs of hosts between which it does the same, in
-    machines of the same shape, are tried once. Raise InfeasibleError if cables do not join hosts.
+    machines of the same shape, are tried once. `bound` is the present single-path bound. Raise
+    InfeasibleError if cables do not join hosts.
     """
     hosts = read_hosts(topology)
-    pairs = list(combinations(range(hosts.count), 2))
     tried: dict[tuple[str, tuple[bool, bool]], NextCable] = {}
-    bounds: dict[str, tuple[Fraction, Fraction | None]] = {}
-    for a, b in pairs:
-        wider = _add_cable(hosts, a, b)
+    values: dict[str, tuple[Fraction, Fraction | None]] = {}
+    shapes: dict[tuple[int, Fraction], str] = {}
+    orbits = _find_orbits(hosts)
+    for a, b in combinations(range(hosts.count), 2):
         if effort.is_over("next cable"):
             break
+        rate_GBps = _rate_cable(hosts, a, b)
+        alike = orbits[a, b], rate_GBps
+        wider = _add_cable(hosts, a, b, rate_GBps) if alike not in shapes else None
+        if wider is not None:
+            shapes[alike] = wider.fingerprint
+        shape = shapes[alike]
         free = bool(hosts.list_free_ports(a)), bool(hosts.list_free_ports(b))
-        shape = wider.fingerprint
         key = shape, (free if free[0] <= free[1] else free[::-1])
         if key in tried:
             tried[key] = replace(tried[key], alike=tried[key].alike + 1)
             continue
-        if shape not in bounds:
-            _, router = load_for_planning(wider)
+        if shape not in values:
+            wider = wider or _add_cable(hosts, a, b, rate_GBps)
             grant = effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
-            bound = find_bounds(collective, router, grant).single_path
-            bounds[shape] = bound.algbw_GBps, _rate_nccl(read_hosts(wider), collective.name)
-        tried[key] = NextCable((hosts.names[a], hosts.names[b]), free, *bounds[shape])
+            values[shape] = (
+                _find_bound_GBps(wider, collective, bound, grant),
+                _rate_nccl(read_hosts(wider), collective.name),
+            )
+        tried[key] = NextCable((hosts.names[a], hosts.names[b]), free, *values[shape])
     ordered = sorted(
         tried.values(), key=lambda x: (-x.bound_GBps, -(x.nccl_GBps or 0), len(x.needs))
     )
-    return NextCables(bound_GBps, _rate_nccl(hosts, collective.name), tuple(ordered))
+    return NextCables(bound.algbw_GBps, _rate_nccl(hosts, collective.name), tuple(ordered))
+
+
+def _find_orbits(hosts: CabledHosts) -> dict[tuple[int, int], int]:
+    """Return a number for each two hosts, equal if a shift of the machine maps one pair to another.
+
+    The machines with a cable more between such pairs are of the same shape.
+    """
+    place = {device.id: i for i, device in enumerate(hosts.topology.devices)}
+    host_of = {place[gpu]: host for host, gpu in enumerate(hosts.gpus)}
+    images = group(shifts(hosts.topology), MAX_IMAGES)
+    orbits: dict[tuple[int, int], int] = {}
+    for pair in combinations(range(hosts.count), 2):
+        if pair in orbits:
+            continue
+        number = orbits[pair] = len(orbits)
+        for image in () if images is None else images:
+            a, b = sorted(host_of[int(image[place[hosts.gpus[host]]])] for host in pair)
+            orbits[a, b] = number
+    return orbits
+
+
+def _find_bound_GBps(
+    wider: Topology, collective: Collective, bound: Bound, effort: Effort
+) -> Fraction:
+    """Return the single-path bound with one more cable.
+
+    A cable lowers no bound, so that there is nothing to search if the proof of the present one
+    still holds.
+    """
+    _, router = load_for_planning(wider)
+    proved = proved_s_per_GB(bound.kind, bound.certificate, collective, wider, router)
+    if proved >= bound.s_per_GB:
+        return bound.algbw_GBps
+    return find_bounds(collective, router, effort).single_path.algbw_GBps
 
 
 def _rate_nccl(hosts: CabledHosts, collective: str) -> Fraction | None:
@@ -150,13 +194,17 @@ def _rate_nccl(hosts: CabledHosts, collective: str) -> Fraction | None:
     return rate_ring(collective, hosts.count, find_width_GBps(hosts, cabling.order))
 
 
-def _add_cable(hosts: CabledHosts, a: int, b: int) -> Topology:
+def _rate_cable(hosts: CabledHosts, a: int, b: int) -> Fraction:
+    """Return the rate of one more cable between two hosts in GB/s, that of the slower's cables."""
+    return min(link.bandwidth_GBps for host in (a, b) for link in _find_widest(hosts, host))
+
+
+def _add_cable(hosts: CabledHosts, a: int, b: int, rate_GBps: Fraction) -> Topology:
     """Return the topology with one more cable between two hosts.
 
-    It carries what the slower of their cables do, and has their first free ports, or new ones.
+    It has their first free ports, or new ones.
     """
     samples = [_find_widest(hosts, host) for host in (a, b)]
-    rate = min(link.bandwidth_GBps for pair in samples for link in pair)
     ports = [(hosts.list_free_ports(host) or ["another"])[0] for host in (a, b)]
     # RDMA devices of free ports are not in the topology; they are like those of the others.
     rdma = [next((port.rdma for port in _list_ports(hosts, host)), ()) for host in (a, b)]
@@ -169,7 +217,7 @@ def _add_cable(hosts: CabledHosts, a: int, b: int) -> Topology:
             "src_rdma": [f"{name}-{ports[i]}" for name in rdma[i]],
             "dst_rdma": [f"{name}-{ports[j]}" for name in rdma[j]],
         }
-        links.append(replace(out, dst=into.dst, bandwidth_GBps=rate, source=None, extra=extra))
+        links.append(replace(out, dst=into.dst, bandwidth_GBps=rate_GBps, source=None, extra=extra))
     return replace(hosts.topology, links=(*hosts.topology.links, *links))
 
 

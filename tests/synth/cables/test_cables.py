@@ -359,7 +359,7 @@ def test_host_files_of_mlx_join_ends_of_one_cable(topology: Topology, name: str)
 
 def next_cables(topology: Topology) -> dict[str, Any]:
     bound = find_bounds(on("allreduce", topology), Router(topology), Effort(20)).single_path
-    found = find_next_cables(topology, on("allreduce", topology), bound.algbw_GBps, Effort(20))
+    found = find_next_cables(topology, on("allreduce", topology), bound, Effort(20))
     return {**found.to_json(), "lines": found.list_lines()}
 
 
@@ -395,6 +395,23 @@ def test_a_cable_needs_free_ports() -> None:
     assert len(found["lines"]) == 1
     # Two PCIe links limit a Spark, however many cables it has.
     assert "no single one" in next_cables(preset("spark-ring:3"))["lines"][0]
+
+
+@pytest.mark.parametrize("name", ["spark-ring:5", "strix-ring:5", "mac-mesh:3"])
+def test_bounds_with_one_more_cable_are_those_of_the_machine_that_has_it(name: str) -> None:
+    topology = preset(name)
+    collective = on("allreduce", topology)
+    before = find_bounds(collective, Router(topology), Effort(20)).single_path
+    found = find_next_cables(topology, collective, before, Effort(20))
+    hosts = read_hosts(topology)
+    assert sum(x.alike for x in found.cables) == hosts.count * (hosts.count - 1) // 2
+    for x in found.cables:
+        numbers = [hosts.names.index(host) for host in x.hosts]
+        ends = [next(c.links for c in hosts.cables if c.ends[0].host == n) for n in numbers]
+        more = [replace(ends[i][0], dst=ends[1 - i][1].dst) for i in (0, 1)]
+        wider = replace(topology, links=(*topology.links, *more))
+        after = find_bounds(collective, Router(wider), Effort(20)).single_path
+        assert x.bound_GBps == after.algbw_GBps
 
 
 # -- the command
