@@ -126,8 +126,7 @@ class Faults:
         """Says, after a call has failed, which ranks are known to make other calls than the
         rest.
         """
-        self.grace_s = grace_s(timeout)
-        self.wait_s = timeout.total_seconds() - self.grace_s
+        self.set_timeout(timeout)
         self.topology: Topology | None = None
         """Has the names of links, for calls that have no topology of their own."""
         self.broken: ExecutionError | None = None
@@ -135,6 +134,11 @@ class Faults:
         """Called when this rank hangs up, so that ranks that wait for it by other means notice."""
         self._blaming = threading.Lock()
         self._numbers = itertools.count(1)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time from the beginning of a later call to its end or its error."""
+        self.grace_s = grace_s(timeout)
+        self.wait_s = timeout.total_seconds() - self.grace_s
 
     def draw_number(self) -> int:
         """Return the number of a new call, to be passed to `begin` or `admit` later.

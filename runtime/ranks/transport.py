@@ -222,6 +222,14 @@ class Transport:
         timeout = timedelta(seconds=self.timeout_s)
         return Transport(make, timeout, "auto" if self.mpi is None else "mpi", labels=labels)
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the deadline of this rank's later calls, agreements included."""
+        self.timeout_s = timeout.total_seconds()
+        self.faults.set_timeout(timeout)
+        self.group._get_backend(self.device)._set_default_timeout(
+            timeout - timedelta(seconds=grace_s(timeout))
+        )
+
     def outlive_default_group(self) -> None:
         """Keep the transport's group out of destroy_process_group(), which then leaves it open.
 

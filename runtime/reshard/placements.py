@@ -40,7 +40,8 @@ def read_shards(
 def _read(placement: object, dims: int, where: str) -> Laid:
     if isinstance(placement, Replicate):
         return Copied()
-    if isinstance(placement, Partial):
+    # torch's own subclasses change the terms before they are added (norms, masked embeddings).
+    if type(placement) is Partial:
         if placement.reduce_op in ("sum", "avg"):
             return Term(averages=placement.reduce_op == "avg")
     elif isinstance(placement, Shard) or type(placement).__name__ == "_StridedShard":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -16,15 +14,12 @@ from torch.distributed.tensor import DTensor
 from ...synth.groups.ranks import REST, Helpers
 from ...topo.errors import InputError
 from ..communicator import DEFAULT_TIMEOUT
-from ..ranks.transport import Transport
 from .placements import read_shards
 from .shards import Shards
-from .transfer import Machine, Reshard, agree, find_transport
+from .transfer import Machine, Reshard, agree, find_transfers
 
-# The plans of the last calls of a transport: a job moves one or two models again and again.
+# The plans of the last calls that are cached: a job moves one or two models again and again.
 _MAX_PLANS = 8
-_Plans = OrderedDict[object, dict[torch.dtype, Reshard]]
-_plans: WeakKeyDictionary[Transport, _Plans] = WeakKeyDictionary()
 
 
 def reshard_state_dict(
@@ -46,18 +41,22 @@ def reshard_state_dict(
     messages. Scratch memory is at most twice the largest shard of a tensor, or 1 MiB. Plans are
     cached, so later calls with the same names, meshes and placements only move the values.
 
-    Raise InputError, on every rank, if keys, shapes or dtypes differ, or a placement does not fit;
-    ExecutionError if a rank fails or the deadline passes.
+    Raise InputError, on every rank, if keys, shapes or dtypes differ, a placement does not fit, or
+    ranks pass different arguments; ExecutionError if a rank fails or the deadline passes.
     """
-    transport = find_transport(timeout)
+    shared = find_transfers(timeout)
+    transport, cached = shared.transport, shared.plans
+    is_cached = isinstance(topology, str | None)
     with transport.faults.stock("comparing the state dicts to move"):
         names, key = agree(transport, lambda: _check(source, destination))
-        digests = transport.exchange(hashlib.sha256(repr(key).encode()).digest())
+        # Ranks with other keys would not agree on whether the plan is cached.
+        machine = topology if is_cached else type(topology).__name__
+        key += [("topology", repr(machine)), ("helpers", repr(helpers))]
+        whole = repr(key)
+        digests = transport.exchange(hashlib.sha256(whole.encode()).digest())
         if any(digest != digests[0] for digest in digests):
             raise InputError(_describe_difference(transport.exchange(key)))
-    cached = _plans.setdefault(transport, OrderedDict())
-    whole = repr((key, topology, helpers)) if isinstance(topology, str | None) else None
-    moves = cached.pop(whole, None)
+    moves = cached.pop(whole, None) if is_cached else None
     if moves is None:
         moves = {
             dtype: Reshard(
@@ -65,15 +64,16 @@ def reshard_state_dict(
                 transport,
                 topology,
                 helpers,
+                timeout=timeout,
             )
             for dtype, listed in names.items()
         }
-    if whole is not None:
+    if is_cached:
         cached[whole] = moves
         while len(cached) > _MAX_PLANS:
             cached.popitem(last=False)
     for dtype, move in moves.items():
-        listed = names[dtype]
+        listed, move.timeout = names[dtype], timeout
         move.run([source[name] for name in listed], [destination[name] for name in listed])
 
 
@@ -98,8 +98,7 @@ def _check(
         alone = sorted(set(one).difference(other))
         if alone:
             raise InputError(
-                f"{alone[0]!r} is only in the {where}, like {len(alone) - 1} more; expected equal "
-                "keys"
+                f"{alone[0]!r} is only in the {where}, one of {len(alone)}; expected equal keys"
             )
     names: dict[torch.dtype, list[str]] = {}
     described = []
@@ -111,7 +110,7 @@ def _check(
                 f"{after.dtype} of shape {tuple(after.shape)} in the destination; expected the same"
             )
         names.setdefault(before.dtype, []).append(name)
-        described.append((name, _describe(before) + " to " + _describe(after)))
+        described.append((repr(name), _describe(before) + " to " + _describe(after)))
     return dict(sorted(names.items(), key=lambda item: str(item[0]))), described
 
 
@@ -123,12 +122,12 @@ def _describe(tensor: DTensor) -> str:
 
 
 def _describe_difference(keys: list[list[tuple[str, str]]]) -> str:
-    """Return what differs between the dicts of the ranks."""
+    """Return what differs between the arguments of the ranks."""
     rank = next(number for number, key in enumerate(keys) if key != keys[0])
     first, other = (dict(keys[number]) for number in (0, rank))
     name = min(name for name in {**first, **other} if first.get(name) != other.get(name))
     return (
-        f"{name!r} is {first.get(name, 'missing')} on rank 0, {other.get(name, 'missing')} on rank "
+        f"{name} is {first.get(name, 'missing')} on rank 0, {other.get(name, 'missing')} on rank "
         f"{rank}; expected the same on all ranks"
     )
 

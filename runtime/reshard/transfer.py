@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
 from math import ceil
@@ -20,7 +23,7 @@ from ...synth.groups.ranks import REST, Helpers
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...synth.reshard.demands import Demands
-from ...topo.errors import InputError, PlanMismatchError, TopoplanError
+from ...topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from ...topo.graph import Topology
 from ..cache import find_cache_folder
 from ..choose import MODES, Chooser
@@ -38,12 +41,16 @@ from .placements import Mesh, read_shards
 from .rounds import Round, RoundBuffers, list_rounds
 from .shards import Shards
 
+log = logging.getLogger("topoplan")
+
 # Scratch memory of a call, in multiples of the largest shard; arenas are up to an eighth larger.
 _SCRATCH = Fraction(3, 2)
 # Less scratch memory than this is not worth another round.
 _MIN_SCRATCH_BYTES = 1 << 20
 # Limit in seconds for planning, as for the backend's plans.
 _TIME_LIMIT_S = 20.0
+# The same as a part of a call's deadline, by which the other ranks wait for the plan.
+_PLANNING = 0.5
 # A machine to plan for: None for one port of equal speed at each rank.
 Machine = Topology | str | os.PathLike[str] | None
 # A mesh with the placements of a tensor on it.
@@ -52,7 +59,20 @@ Layout = tuple[Mesh, Sequence[Placement]]
 Local = torch.Tensor | None
 
 _T = TypeVar("_T")
-_transports: WeakKeyDictionary[Any, Transport] = WeakKeyDictionary()
+
+
+@dataclass(eq=False)
+class GroupTransfers:
+    """What all transfers between the ranks of one default group share.
+
+    `plans` are those of `reshard_state_dict`, by what they move.
+    """
+
+    transport: Transport
+    plans: OrderedDict[str, dict[torch.dtype, Reshard]] = field(default_factory=OrderedDict)
+
+
+_transfers: WeakKeyDictionary[dist.ProcessGroup, GroupTransfers] = WeakKeyDictionary()
 
 
 class Reshard:
@@ -62,7 +82,8 @@ class Reshard:
     elements, None if none has, and `plan` is the plan for them. The first calls try its schedules
     and segmentations in turns; the fastest is used from then on. `rounds` is the number of times
     that the last call played its schedule, so that scratch memory stays within 1.5 times the
-    largest shard, or 1 MiB. After a failure it does not work any more.
+    largest shard, or 1 MiB. `timeout` is the deadline of a call. After a failure it does not work
+    any more.
     """
 
     def __init__(
@@ -72,8 +93,9 @@ class Reshard:
         topology: Machine = None,
         helpers: Helpers = REST,
         time_limit_s: float = _TIME_LIMIT_S,
+        timeout: timedelta = DEFAULT_TIMEOUT,
     ) -> None:
-        self._transport = transport
+        self._transport, self.timeout = transport, timeout
         with transport.faults.stock("planning to move tensors between meshes"):
             self._tensors, self.dtype, self._bundles = agree(
                 transport, lambda: _read_bundles(tensors)
@@ -106,11 +128,9 @@ class Reshard:
         rank if a shard does not fit, ExecutionError if a rank fails or the deadline passes.
         """
         transport, rank = self._transport, self._transport.rank
+        transport.set_timeout(self.timeout)
         with transport.faults.stock("checking the shards to move"):
-            sources, destinations = agree(
-                transport,
-                lambda: (self._check_shards(source, 0), self._check_shards(destination, 1)),
-            )
+            sources, destinations = agree(transport, lambda: self._check_ends(source, destination))
         ends = Ends(rank, self._tensors, sources, destinations)
         with torch.no_grad():
             if self._chooser is not None:
@@ -165,6 +185,25 @@ class Reshard:
         if like.is_cuda:  # calls end on the host before their copies
             torch.cuda.current_stream(like.device).synchronize()
 
+    def _check_ends(
+        self, source: Local | Sequence[Local], destination: Local | Sequence[Local]
+    ) -> tuple[list[Local], list[Local]]:
+        """Return the local shards; raise InputError if one does not fit, or would be added twice.
+
+        Tied weights are two names of one tensor.
+        """
+        sources, destinations = self._check_shards(source, 0), self._check_shards(destination, 1)
+        named: dict[int, str] = {}
+        for (before, after), tensor in zip(self._tensors, destinations, strict=True):
+            if tensor is not None and before.terms > 1:
+                first = named.setdefault(tensor.data_ptr(), after.where)
+                if first != after.where:
+                    raise InputError(
+                        f"{after.where}: the memory of {first}, to which the terms of "
+                        f"{before.where} would be added once more; give only one of them"
+                    )
+        return sources, destinations
+
     def _check_shards(self, given: Local | Sequence[Local], end: int) -> list[Local]:
         """Return local shards as plain tensors; raise InputError if one does not fit."""
         listed = given if isinstance(given, (list, tuple)) else [given]
@@ -203,7 +242,8 @@ class Reshard:
         """Raise InputError unless all ranks have described the same transfer."""
         rows = [] if self.demands is None else self.demands.to_rows()
         blocks = [[(block.tensor, block.box) for block in x.blocks] for x in self._bundles]
-        digest = hashlib.sha256(repr((rows, blocks, self.dtype)).encode()).hexdigest()
+        divisors = [source.averaged for source, _ in self._tensors]
+        digest = hashlib.sha256(repr((rows, blocks, divisors, self.dtype)).encode()).hexdigest()
         others = self._transport.exchange(digest)
         if len(set(others)) > 1:
             other = next(rank for rank, theirs in enumerate(others) if theirs != others[0])
@@ -216,13 +256,16 @@ class Reshard:
         """Return the plan that rank 0 makes."""
         answer: list[Any] = [None]
         if self._transport.rank == 0:
+            limit_s = min(time_limit_s, _PLANNING * self.timeout.total_seconds())
             try:
-                plan = make_plan(
-                    self.demands, self._transport.size, topology, helpers, time_limit_s
-                )
+                plan = make_plan(self.demands, self._transport.size, topology, helpers, limit_s)
                 answer = [plan.to_json()]
             except TopoplanError as error:
                 answer = [error]
+            except Exception as error:  # any: the other ranks wait for the answer
+                log.debug("planning failed", exc_info=error)
+                why = f"{type(error).__name__}: {first_line(error)}"
+                answer = [ExecutionError(f"rank 0 cannot plan what has to move ({why})")]
         dist.broadcast_object_list(
             answer, group=self._transport.group, group_src=0, device=self._transport.device
         )
@@ -269,13 +312,13 @@ def reshard(
 
     `topology` is the machine, whose GPU i runs rank i (default: any two ranks are joined by ports
     of one speed). `helpers` are the other ranks that may relay: `rest`, `none`, or a list. Rank 0
-    plans, for `time_limit_s` at most; `timeout` is the deadline of a call. Raise InputError on
-    every rank if an argument of one of them does not fit, or they differ.
+    plans, for `time_limit_s` and half of `timeout` at most; `timeout` is the deadline of a call.
+    Raise InputError on every rank if an argument of one of them does not fit, or they differ.
 
         plan = topoplan.reshard((training, [Shard(0)]), (serving, [Shard(1)]), (4096, 4096), dtype)
         plan.run(source.to_local(), destination.to_local())    # after each step
     """
-    transport = find_transport(timeout)
+    transport = find_transfers(timeout).transport
 
     def read() -> tuple[list[tuple[Shards, Shards]], torch.dtype]:
         if not isinstance(dtype, torch.dtype):
@@ -294,7 +337,7 @@ def reshard(
             both.append(read_shards(mesh, listed, whole, where, transport.size))
         return [(both[0], both[1])], dtype
 
-    return Reshard(read, transport, topology, helpers, time_limit_s)
+    return Reshard(read, transport, topology, helpers, time_limit_s, timeout)
 
 
 def _read_bundles(
@@ -350,18 +393,20 @@ def agree(transport: Transport, make: Callable[[], _T]) -> _T:
     return made
 
 
-def find_transport(timeout: timedelta) -> Transport:
-    """Return the transport of all transfers between the ranks of the default group.
+def find_transfers(timeout: timedelta) -> GroupTransfers:
+    """Return what the transfers of the default group share; `timeout` is the next call's deadline.
 
     Collective the first time, and after a failure.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
     world = dist.group.WORLD
-    transport = _transports.get(world)
-    if transport is None or transport.faults.broken is not None:
+    assert world is not None
+    shared = _transfers.get(world)
+    if shared is None or shared.transport.faults.broken is not None:
+        _transfers.clear()  # a destroyed default group lives on in DeviceMesh
         try:
-            transport = _transports[world] = Transport(None, timeout)
+            shared = _transfers[world] = GroupTransfers(Transport(None, timeout))
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -369,4 +414,5 @@ def find_transport(timeout: timedelta) -> Transport:
             raise explain_set_up(
                 ranks, "setting up a group to move tensors", error, timeout
             ) from error
-    return transport
+    shared.transport.set_timeout(timeout)
+    return shared

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -15,9 +18,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 import topoplan
 from ranks.checks import from_all, refused
-from topoplan.runtime.reshard import state_dict
+from topoplan.runtime.reshard import transfer
 
 Laid = tuple[DeviceMesh, list[Placement]]
+Named = dict[str, DTensor]
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 
 
@@ -163,12 +167,21 @@ def bad_arguments_are_refused() -> None:
         (rows, whole, (8 + (rank == 1), 8), torch.float32, "describe different transfers"),
         (rows, whole[0] if rank == 1 else whole, (8, 8), torch.float32, "dst: expected a mesh"),
         (rows, whole, "eight" if rank == 1 else (8, 8), torch.float32, "shape 'eight'"),
-    ]
+        (
+            (ranks, [Partial("avg" if rank == 1 else "sum")]), whole, (8, 8), torch.float32,
+            "describe different transfers",
+        ),
+    ]  # fmt: skip
     for src, dst, shape, dtype, text in cases:
         with refused(text):
             topoplan.reshard(src, dst, shape, dtype)
     with refused("'ring:9' has 9 GPUs", topoplan.PlanMismatchError):
         topoplan.reshard(rows, whole, (8, 8), torch.float32, "ring:9")
+    with (
+        patch.object(transfer, "make_plan", side_effect=ValueError("no such cut")),
+        refused("cannot plan what has to move (ValueError: no such cut)", topoplan.ExecutionError),
+    ):
+        topoplan.reshard(rows, whole, (8, 8), torch.float32)
     plan = topoplan.reshard(rows, whole, (8, 8), torch.float32)
     own, all_of_it = torch.ones(8 // len(ranks), 8), torch.zeros(8, 8)
     for source, text in [
@@ -201,7 +214,7 @@ def state_dicts_move(folder: str) -> list[int]:
     load({name: loaded[name] for name in whole}, checkpoint_id=folder)
     for name in whole:
         assert torch.equal(loaded[name].to_local(), after[name].to_local()), name
-    return [len(plans) for plans in state_dict._plans.values()]
+    return [len(shared.plans) for shared in transfer._transfers.values()]
 
 
 def lay_like(tensor: DTensor) -> DTensor:
@@ -232,6 +245,21 @@ def bad_dicts_are_refused() -> None:
         with refused(text):
             topoplan.reshard_state_dict(good, other if rank == 1 else {"a": rows(), "b": rows()})
     topoplan.reshard_state_dict(good, {"a": rows(dim=1), "b": rows()})
+    machine = "switch:4" if rank == 1 else None  # for rank 1 the plan is not cached
+    with refused("topology is None on rank 0, 'switch:4' on rank 1"):
+        topoplan.reshard_state_dict(good, {"a": rows(dim=1), "b": rows()}, machine)
+    terms, tied = lay(whole, (mesh, [Partial()])), lay(whole, (mesh, [Replicate()]))
+    with refused("destination['b']: the memory of destination['a'], to which the terms of"):
+        topoplan.reshard_state_dict({"a": terms, "b": terms}, {"a": tied, "b": tied})
+
+
+def later_calls_have_their_own_deadline(source: Named, destination: Named) -> None:
+    """A rank that does not call is named by then, though the first call would wait for long."""
+    rank = dist.get_rank()
+    if rank == 0:
+        time.sleep(1.5)
+    with refused("rank 0" if rank else "", topoplan.ExecutionError):
+        topoplan.reshard_state_dict(source, destination, timeout=timedelta(seconds=1))
 
 
 def scratch_memory_is_bounded() -> list[int]:
@@ -251,6 +279,7 @@ def scratch_memory_is_bounded() -> list[int]:
     for name in before:
         check_equal(before[name], after[name], name)
     bad_dicts_are_refused()
+    later_calls_have_their_own_deadline(tiny, moved)
     return [added, largest]
 
 

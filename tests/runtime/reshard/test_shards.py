@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 
 from topoplan.runtime.reshard.bundles import find_bundles, list_demands
 from topoplan.topo.errors import InputError
@@ -77,6 +78,7 @@ def test_small_tensors_travel_together() -> None:
         (([0, 0], [Shard(0)]), "expected ranks, each once"),
         (([0, 9], [Shard(0)]), "mesh with rank 9; 8 ranks are running"),
         (([0, 1], [Partial("max")]), "expected Shard, Replicate"),
+        (([0, 1], [_NormPartial(2)]), "expected Shard, Replicate"),
         (("no mesh", [Shard(0)]), "expected a DeviceMesh, or an array of ranks"),
     ],
 )
