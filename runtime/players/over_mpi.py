@@ -31,6 +31,8 @@ from .contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
 _LARGE_BYTES = 32 << 10
 # Limit on ended requests in the list to wait for: MPI skips them, and removing each costs more.
 _MAX_ENDED = 64
+# Bytes of a message that MPI counts, as a number of 32 bits.
+_MAX_COUNT = (1 << 31) - 1
 # Polling interval while cancelling an overdue call: it may have started another wave, to be
 # cancelled in turn.
 _CANCEL_POLL_S = 0.01
@@ -110,11 +112,25 @@ def _make_request(
 ) -> Any:
     mpi, view = channel.mpi, views[0]
     make = channel.comm.Send_init if code == SEND else channel.comm.Recv_init
-    return make(
-        [mpi.buffer.fromaddress(view.data_ptr(), view.nbytes), view.nbytes, mpi.BYTE],
-        peer,
-        tag % channel.max_tag,  # unique among the messages of a call
-    )
+    tag %= channel.max_tag  # unique among the messages of a call
+    memory = mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
+    if view.nbytes <= _MAX_COUNT:
+        return make([memory, view.nbytes, mpi.BYTE], peer, tag)
+    whole = _make_long_type(mpi, view.nbytes)
+    request = make([memory, 1, whole], peer, tag)
+    whole.Free()  # MPI holds it until the request is freed
+    return request
+
+
+def _make_long_type(mpi: Any, nbytes: int) -> Any:
+    """Return MPI's type of so many bytes, more than it counts."""
+    blocks, rest = divmod(nbytes, _MAX_COUNT)
+    block = mpi.BYTE.Create_contiguous(_MAX_COUNT)
+    whole = mpi.Datatype.Create_struct(
+        [blocks, rest], [0, blocks * _MAX_COUNT], [block, mpi.BYTE]
+    ).Commit()
+    block.Free()
+    return whole
 
 
 def _renew_wake_up(channel: MpiChannel, active: list[Any], deadline: float) -> None:

@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import patience
 import pytest
@@ -24,6 +25,7 @@ from ranks.topo_backend import count_planned, end, start
 from topoplan import Communicator, ExecutionError, Plan
 from topoplan.runtime.codecs import CODECS
 from topoplan.runtime.native.library import load_library
+from topoplan.runtime.players import over_mpi as player_over_mpi
 from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.ranks.transport import Transport
 
@@ -54,6 +56,12 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
                 results.append(result)
             assert torch.equal(*results), (path, schedule.label)
             assert same_everywhere(results[1])
+    # Longer messages have types of their own.
+    with patch.object(player_over_mpi, "_MAX_COUNT", 999):
+        communicator, result = Communicator(ring, over_mpi, choose="plan"), x.clone()
+        communicator.allreduce(result)
+    Communicator(ring, over_gloo, choose="plan").allreduce(x_by_gloo := x.clone())
+    assert torch.equal(result, x_by_gloo)
     for codec, numel in product(CODECS, (len(x), 301)):  # the few go in waves
         results = [x[:numel].clone(), x[:numel].clone()]
         for transport, result in zip((over_gloo, over_mpi), results, strict=True):
