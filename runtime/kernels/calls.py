@@ -51,7 +51,7 @@ class KernelCalls:
     ) -> None:
         self.transport, self.topology, self.tallies = transport, topology, tallies
         # Schedules with too many chunks for the windows: sent as messages.
-        self._too_fine: set[tuple[int, int, torch.dtype]] = set()
+        self._too_fine: set[tuple[OneSidedSchedule, int, torch.dtype]] = set()
 
     def run(
         self, schedule: OneSidedSchedule, buffers: "Buffers", number: int | None = None
@@ -91,7 +91,8 @@ class KernelCalls:
     ) -> "Loaded | None":
         collective, dtype = schedule.collective, buffers.target.dtype
         op = buffers.op if collective.reduces else None
-        if not suits(dtype, op) or (id(schedule), buffers.numel, dtype) in self._too_fine:
+        key = schedule, buffers.numel, dtype
+        if not suits(dtype, op) or (self._too_fine and key in self._too_fine):
             return None
         if op is None:
             dtype = _BY_WIDTH[dtype.itemsize]
@@ -107,7 +108,7 @@ class KernelCalls:
         try:
             loaded: Loaded = player.load(*call, **how)
         except InfeasibleError:  # on all ranks alike
-            self._too_fine.add((id(schedule), buffers.numel, buffers.target.dtype))
+            self._too_fine.add(key)
             return None
         return loaded
 

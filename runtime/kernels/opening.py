@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ...synth.ir.collective import Collective
-from ...topo.errors import TopoplanError
 from ..program.one_sided.flat import build_flat
 from ..program.one_sided.instructions import Mode
+from ..ranks.faults import first_line
 
 if TYPE_CHECKING:
     from ..ranks.transport import Transport
@@ -57,15 +57,18 @@ def _open(transport: "Transport") -> Any:
     uuids = [uuid for _, uuid in answers]
     if first := _find_first(exchange(_find_unreachable(device, uuids))):
         return first
-    from .memory import make_symmetric, set_timeout
-    from .player import KernelPlayer
-
     player: Any = None
+    # Any error, here and in the check: the other ranks wait for the answer, and whoever has no
+    # kernels has messages.
     try:
+        from .memory import make_symmetric, set_timeout
+        from .player import KernelPlayer
+
         player = KernelPlayer(make_symmetric(group, device, timeout_s=_CHECK_TIMEOUT_S))
-        why_not = None
-    except RuntimeError as error:
-        why_not = f"no symmetric memory: {str(error).splitlines()[0]}"
+    except ImportError as error:
+        why_not = f"Triton or symmetric memory cannot be imported: {first_line(error)}"
+    except Exception as error:
+        why_not = f"no symmetric memory: {first_line(error)}"
     if first := _find_first(exchange(why_not)):
         return first
     if first := _find_first(exchange(_check_kernels(player, group.rank(), group.size(), device))):
@@ -120,6 +123,6 @@ def _check_kernels(player: Any, rank: int, ranks: int, device: torch.device) -> 
                 player.check()
                 if not torch.equal(x, own * (factor * ranks * (ranks + 1) // 2)):
                     return f"a sum by kernels is wrong ({loaded.describe()}, {mode})"
-    except (RuntimeError, TopoplanError) as error:
-        return f"kernels fail: {str(error).splitlines()[0]}"
+    except Exception as error:  # such as that of a compiler that Triton starts
+        return f"kernels fail: {first_line(error)}"
     return None

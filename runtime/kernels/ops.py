@@ -69,6 +69,13 @@ def find_group(name: str) -> KernelGroup:
     return _groups[name]
 
 
+def _find_group_of(ranks: int, name: str) -> KernelGroup:
+    group = find_group(name)
+    if ranks != group.ranks:
+        raise InputError(f"ranks={ranks}: the group {name!r} has {group.ranks}; pass as many")
+    return group
+
+
 def _play_in_place(collective: CollectiveName, tensor: torch.Tensor, op: str, group: str) -> None:
     flat = tensor if tensor.is_contiguous() else tensor.contiguous()
     find_group(group).play(collective, flat, flat, tensor.numel(), op)
@@ -100,7 +107,7 @@ def allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
 def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Return the tensors of all ranks, one after the other along the first dimension."""
     source, result = tensor.contiguous(), _make_like(tensor, _grow(tensor, ranks))
-    find_group(group).play("allgather", source, result, result.numel())
+    _find_group_of(ranks, group).play("allgather", source, result, result.numel())
     return result
 
 
@@ -108,7 +115,7 @@ def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 def reduce_scatter(tensor: torch.Tensor, ranks: int, op: str, group: str) -> torch.Tensor:
     """Return this rank's part, along the first dimension, of the reduction over all ranks."""
     source, result = tensor.contiguous(), _make_like(tensor, _shrink(tensor, ranks))
-    find_group(group).play("reduce-scatter", source, result, tensor.numel(), op)
+    _find_group_of(ranks, group).play("reduce-scatter", source, result, tensor.numel(), op)
     return result
 
 
@@ -117,7 +124,7 @@ def alltoall(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Return this rank's parts, along the first dimension, of the tensors of all ranks."""
     _shrink(tensor, ranks)
     source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)
-    find_group(group).play("alltoall", source, result, tensor.numel())
+    _find_group_of(ranks, group).play("alltoall", source, result, tensor.numel())
     return result
 
 

@@ -31,8 +31,10 @@ _NUM_WARPS: Final = 8
 # With 128 registers a thread, for two programs on a multiprocessor, ptxas spills some. A grid has
 # at most one program for each, which may take all its registers.
 _MAX_REGISTERS: Final = 255
-# A signal or wait names at most as many ranks as a program has threads.
+# A signal or wait names at most as many ranks as a program has threads. A wait may name each rank
+# twice, for a free slot and for data.
 LANES: Final = 256
+_MAX_RANKS: Final = LANES // 2
 # A buffer has a slice for each of these bytes, up to the programs of the grid. Smaller slices gain
 # nothing, since a program moves a block at once.
 _SLICE_BYTES: Final = 1 << 14
@@ -125,8 +127,10 @@ class KernelPlayer:
     """Plays schedules in the memory of a group's ranks; each rank has one, and calls it in turn."""
 
     def __init__(self, memory: KernelMemory) -> None:
-        if memory.region.ranks > LANES:
-            raise InputError(f"{memory.region.ranks} ranks; expected at most {LANES} of one host")
+        if memory.region.ranks > _MAX_RANKS:
+            raise InputError(
+                f"{memory.region.ranks} ranks; expected at most {_MAX_RANKS} of one host"
+            )
         self.memory = memory
         self.rank = memory.addresses.rank
         self._target = find_target()

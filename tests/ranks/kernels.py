@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import topoplan
+from ranks.checks import refused
 from topoplan.runtime.program.one_sided.instructions import Mode
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import ExecutionError
@@ -194,6 +195,8 @@ def compiled(name: str, paths: dict[str, str]) -> None:
     graph = torch.compile(step, backend="aot_eager", fullgraph=True)
     total = torch.arange(16.0 * ranks).reshape(ranks, 16) * ranks * (ranks + 1)
     assert torch.equal(graph(x), (total + 1) * ranks)
+    with refused(f"ranks={ranks + 1}: the group 'test' has {ranks}"):
+        ops.allgather(x, ranks + 1, group.name)
 
 
 def absent(name: str, path: str) -> str | None:
