@@ -125,7 +125,9 @@ class SlowLinks:
         self._paces: WeakKeyDictionary[object, _Pace] = WeakKeyDictionary()
         self._records: dict[int, Record] = {}
         self._pause_until = 0.0
+        # The program whose next calls are stamped, and until when: it may be called no more.
         self._stamps: object | None = None
+        self._stamps_until = 0.0
         self._begun = 0.0
 
     def begin(self, program: object) -> Record | None:
@@ -161,10 +163,11 @@ class SlowLinks:
             pace.slow += 1
             if (
                 pace.slow >= _IN_A_ROW
-                and self._stamps is None
+                and (self._stamps is None or time.monotonic() > self._stamps_until)
                 and time.monotonic() > self._pause_until
             ):
-                self._stamps = program
+                self._stamps, self._records = program, {}
+                self._stamps_until = time.monotonic() + _PAUSE_S
         else:
             pace.slow = 0
             pace.best_s = min(pace.best_s, seconds)

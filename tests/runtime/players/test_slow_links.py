@@ -8,6 +8,7 @@ import time
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from topoplan.runtime.players import slow_links
 from topoplan.runtime.players.slow_links import SlowLinks
 from topoplan.runtime.program.instructions import Post, Span
 
@@ -43,6 +44,19 @@ def make_slow_calls(*, is_sender_late: bool) -> None:
     for thread in threading.enumerate():
         if thread.name == "topoplan-slow":
             thread.join()
+
+
+def test_programs_that_are_called_no_more_hold_up_no_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slow_links, "_PAUSE_S", 0.0)
+    links = SlowLinks(0, range(2), HashStore(), "link {} -> {}".format)
+    for program in (Program(), Program()):
+        for pause_s in (0.0, LONG_S, LONG_S, LONG_S):
+            record = links.begin(program)
+            time.sleep(pause_s)
+            links.end(program, "a call", 0, record)
+    assert links.begin(program) is not None
 
 
 def test_a_slow_link_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
