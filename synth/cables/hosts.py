@@ -120,12 +120,15 @@ class CabledHosts:
         capacity = self.topology.capacity_GBps
         unit = fraction_gcd(list(capacity.values()))
         host_of = {d.id: number for d, number in _number_devices(self.topology, self.names)}
+        links: dict[frozenset[int], list[tuple[str, str]]] = defaultdict(list)
+        for src, dst in capacity:
+            links[frozenset((host_of[src], host_of[dst]))].append((src, dst))
         rates = {}
         for a, b in self.between:
             graph: nx.DiGraph[str] = nx.DiGraph()
-            for (src, dst), rate in capacity.items():
-                if {host_of[src], host_of[dst]} <= {a, b}:
-                    graph.add_edge(src, dst, capacity=int(rate / unit))
+            for hosts in (frozenset((a,)), frozenset((b,)), frozenset((a, b))):
+                for src, dst in links[hosts]:
+                    graph.add_edge(src, dst, capacity=int(capacity[src, dst] / unit))
             carried = nx.maximum_flow_value(graph, self.gpus[a], self.gpus[b])
             rates[a, b] = int(carried) * unit
         return rates

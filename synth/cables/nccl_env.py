@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -67,14 +68,12 @@ class NcclAdvice:
         ports = self.cabling.ports[host]
         devices = [name for port in ports for name in port.rdma]
         if not devices:  # two hosts over TCP
-            return {"NCCL_SOCKET_IFNAME": f"={','.join(port.name for port in ports)}"}
+            return _name_interfaces("=", [port.name for port in ports])
         own = {"NCCL_IB_HCA": f"={','.join(devices)}"}
         if "NCCL_SOCKET_IFNAME" not in self.settings and self.hosts.count > 2:
             management = self.hosts.management[host]
-            names = [port.name for cable in self.hosts.cables for port in cable.ends]
-            own["NCCL_SOCKET_IFNAME"] = (
-                f"={management}" if management else f"^={','.join(sorted(set(names)))}"
-            )
+            cabled = {port.name for cable in self.hosts.cables for port in cable.ends}
+            own |= _name_interfaces(*("=", [management]) if management else ("^=", sorted(cabled)))
         return own
 
     def write(self) -> str:
@@ -206,6 +205,15 @@ def _explain_refusal(hosts: CabledHosts, cabling: NcclCabling, is_subnet_aware: 
             "their numbers, whatever their cables lead to"
         )
     return None
+
+
+def _name_interfaces(sign: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the variable that has NCCL use ("=") or avoid ("^=") interfaces, if any is known.
+
+    NCCL finds no interface at all if the list is empty.
+    """
+    known = ",".join(filter(None, names))
+    return {"NCCL_SOCKET_IFNAME": f"{sign}{known}"} if known else {}
 
 
 def _export(settings: dict[str, str]) -> list[str]:

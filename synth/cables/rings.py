@@ -20,8 +20,9 @@ RING_SHARES: Mapping[str, Callable[[int], Fraction]] = {
 }
 # Rings to compare: all of a mesh of 7 hosts (360), and of sparse cablings of dozens.
 _MAX_RINGS = 720
-# Steps of the search: a second or so; beyond it, cablings of many hosts count as without a ring.
-_MAX_STEPS = 200_000
+# Steps of the search, there and back: a second or so. Cablings that take more count as without a
+# ring.
+_MAX_STEPS = 400_000
 
 
 def list_rings(hosts: CabledHosts) -> list[Order]:
@@ -50,23 +51,22 @@ def rate_ring(collective: str, hosts: int, width_GBps: Fraction) -> Fraction:
 
 def _search(hosts: CabledHosts) -> Iterator[Order]:
     """Yield rings, found depth first, in the direction whose second host has the lower number."""
-    order, visited, steps = [0], {0}, 0
-
-    def extend() -> Iterator[Order]:
-        nonlocal steps
-        steps += 1
-        if steps > _MAX_STEPS:
-            return
-        last = order[-1]
+    order, visited = [0], {0}
+    # For each host of the order, its neighbours that have not been tried. Recursion would limit the
+    # number of hosts.
+    untried = [iter(hosts.neighbours[0])]
+    for _ in range(_MAX_STEPS):
+        near = next((host for host in untried[-1] if host not in visited), None)
+        if near is None:
+            untried.pop()
+            visited.remove(order.pop())
+            if not order:
+                return
+            continue
+        order.append(near)
+        visited.add(near)
+        untried.append(iter(hosts.neighbours[near]))
         if len(order) == hosts.count:
-            if 0 in hosts.neighbours[last] and (hosts.count == 2 or order[1] < last):
+            if 0 in hosts.neighbours[near] and (hosts.count == 2 or order[1] < near):
                 yield tuple(order)
-            return
-        for near in hosts.neighbours[last]:
-            if near not in visited:
-                order.append(near)
-                visited.add(near)
-                yield from extend()
-                visited.remove(order.pop())
-
-    return extend()
+            untried[-1] = iter(())

@@ -21,6 +21,7 @@ from topoplan.cli.synth import main
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cables.hosts import read_hosts
 from topoplan.synth.cables.next_cable import find_next_cables
+from topoplan.synth.cables.rings import list_rings
 from topoplan.synth.export.formats import MLX_HOSTFILE, NCCL_ENV, Export, export
 from topoplan.synth.export.graph_file import parse_nccl_version
 from topoplan.synth.numeric.effort import Effort
@@ -213,6 +214,17 @@ def test_what_cannot_be_written_is_one_line(topology: str, form: str, name: str,
         write(preset(topology), form, name)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_interfaces_without_names_are_left_out() -> None:
+    """NCCL finds no interface by an empty list."""
+    unnamed = cable(2, [((0, 0), (1, 0))], port="", rdma="")
+    assert source(write(unnamed).text + "export NCCL_DEBUG=WARN", "h0") == {"NCCL_DEBUG": "WARN"}
+
+
+def test_rings_have_any_number_of_hosts() -> None:
+    order = tuple(range(1100))
+    assert list_rings(read_hosts(cable(1100, ring(order)))) == [order]
 
 
 # -- found cables
