@@ -89,6 +89,7 @@ class BoxDeliveries:
         topology = router.topology
         boxes = find_boxes(topology)
         groups = boxes.ranks if boxes else [(rank,) for rank in range(len(topology.ranks))]
+        self._gpus = topology.ranks
         self._router, self._box = router, {rank: group for group in groups for rank in group}
         self._links: dict[Hop, tuple[int, ...]] = {}
         self._number = {link: i for i, link in enumerate(topology.capacity_GBps)}
@@ -196,7 +197,8 @@ class BoxDeliveries:
     def _count(self, hop: Hop, size: float) -> None:
         if self._time(hop, size) == np.inf:
             raise InfeasibleError(
-                f"rank {hop[0]} has no route to rank {hop[1]}; demands of so many ranks need one"
+                f"{self._gpus[hop[0]]} has no route to {self._gpus[hop[1]]}; demands of so many "
+                "ranks need one"
             )
         for i in self._links[hop]:
             self._busy[i] += size

@@ -25,7 +25,6 @@ from ...topo.graph import Topology
 from ..forest.machine.links import Floats, Ints
 from ..forest.machine.routes import OwnRoutes
 from ..forest.weigh import TOLERANCE, SharePacking, divide
-from ..ir.collective import spell_ranks
 from ..numeric.effort import Effort
 from ..numeric.steiner import SteinerTrees, close
 from .demands import Demands
@@ -34,6 +33,8 @@ from .demands import Demands
 _HOP_SHARE = 1e-11
 # Work in seconds of an idle core: for all distances per rank cubed, and per class that is priced.
 _CLOSE_S, _CLASS_S, _TREE_S = 2e-9, 3e-5, 2e-3
+# Holders that a message names.
+_MAX_LISTED = 8
 
 # A send from rank to rank.
 Hop = tuple[int, int]
@@ -189,11 +190,16 @@ class DemandPacking(SharePacking[Delivery]):
         """Return the sends of a class's cheapest tree, and a lower bound on the price of any."""
         holders, receivers = self.classes[part]
         nearest = np.array(holders)[np.argmin(length[np.ix_(holders, receivers)], axis=0)]
-        farthest = float(length[nearest, receivers].max())
+        distances = length[nearest, receivers]
+        farthest = float(distances.max())
         if farthest >= self.far:
+            # Devices, since ranks may be those of a part of the machine.
+            gpus = self.topology.ranks
+            listed = ", ".join(gpus[rank] for rank in holders[:_MAX_LISTED])
             raise InfeasibleError(
-                f"{self.demands.name} on {self.topology.name!r} is impossible: no routes lead from "
-                f"rank {spell_ranks(holders)} to rank {spell_ranks(receivers)}"
+                f"{self.demands.name} on {self.topology.name!r} is impossible: no route leads to "
+                f"{gpus[receivers[int(distances.argmax())]]} from "
+                f"{listed}{' ...' if len(holders) > _MAX_LISTED else ''}"
             )
         if len(receivers) == 1:
             nodes = [receivers[0]]
