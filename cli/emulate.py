@@ -56,6 +56,10 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-emulate ring:4 --cables -- topo-probe --fabric -o ring.json",
         "four hosts wired in a ring: a subnet for each cable, and nothing forwards",
     ),
+    (
+        "topo-emulate ring:4 --cables --mpi -- topo-run plan.json",
+        "the same hosts, on which mpirun starts the ranks",
+    ),
 )
 ABOUT = """\
 Every device becomes a network namespace and every link a rate-limited virtual cable. Each pair of
@@ -64,8 +68,9 @@ WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME set as by torchrun; with --mpi, O
 rank i as MPI's rank i. With --inject, links fail and ranks are killed meanwhile; a rank killed so
 does not end the others. With --cables, each GPU (or all that the field host of the file puts
 together) is a host of its own, which reaches only what its cables lead to, and the variables are
-those of torchrun alone. Everything is removed at the end, even after an error. Needs Linux, root,
-iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's.
+those of torchrun alone, or of mpirun with --mpi. Everything is removed at the end, even after an
+error. Needs Linux, root, iproute2 and util-linux, and Open MPI with --mpi. The exit code is the
+command's.
 """
 
 
@@ -102,7 +107,7 @@ def build_parser() -> Parser:
         PROG,
         EXAMPLES,
         ABOUT,
-        "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi | --cables] [--inject FAULTS] "
+        "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] [--cables] [--inject FAULTS] "
         "-- COMMAND ...",
     )
     add = parser.add_argument
@@ -118,18 +123,18 @@ def build_parser() -> Parser:
         metavar="LIST",
         help="put rank i on the i-th GPU listed: 0,3,2,1 (default: the topology's order)",
     )
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument(
+    add(
         "--cables",
         action="store_true",
         help="hosts that cables join instead of routes between all GPUs: a subnet for each cable, "
         "no forwarding, and a management network that carries the rendezvous only",
     )
-    kind.add_argument(
+    add(
         "--mpi",
         action="store_true",
         help="start the ranks with Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... "
-        "variables are passed to Open MPI",
+        "variables are passed to Open MPI. With --cables, the management network joins the hosts, "
+        "as mpirun needs it",
     )
     add(
         "--inject",
@@ -161,7 +166,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     emulated: AbstractContextManager[Network]
     if args.cables:
         cabling = plan_cabling(put_in_order(topology, listed), rate)
-        built, emulated = cabling.as_blueprint(), emulate_cabling(cabling)
+        built = cabling.as_blueprint()
+        emulated = emulate_cabling(cabling, opens_management=args.mpi)
     else:
         built = blueprint(topology, rate, listed)
         emulated = emulate_blueprint(built)

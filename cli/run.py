@@ -149,7 +149,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
         one.settings_for(one.collective_over(plan, world))
     rank, timeout = int(os.environ["RANK"]), timedelta(seconds=options.timeout_s)
     progress = ProgressReporter(PROG, args, speaks=rank == 0)
-    with _joined(options, world) as over, progress.follow("starting ...") as work:
+    with _joined(args, options, world) as over, progress.follow("starting ...") as work:
         measured = [
             _run_job(args, job, Transport(None, timeout, over), timeout, work) for job in jobs
         ]
@@ -173,7 +173,7 @@ def _run_joint(args: argparse.Namespace, options: BenchOptions, joint: JointPlan
     rank, timeout = int(os.environ["RANK"]), timedelta(seconds=options.timeout_s)
     progress = ProgressReporter(PROG, args, speaks=rank == 0)
     world = len(joint.topology.ranks)
-    with _joined(options, world) as over, progress.follow("starting ...") as work:
+    with _joined(args, options, world) as over, progress.follow("starting ...") as work:
         transport = Transport(None, timeout, over)
         times = run_joint(joint, options, transport, timeout, lambda text: work.advance(text, 0, 0))
         backend = transport.name
@@ -185,10 +185,11 @@ def _run_joint(args: argparse.Namespace, options: BenchOptions, joint: JointPlan
 
 
 @contextmanager
-def _joined(options: BenchOptions, world: int) -> Iterator[str]:
+def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iterator[str]:
     """Join the other ranks in a default group for the `with` block, and leave it with them.
 
-    Yields the transport: "mpi", or "auto" for that of the group.
+    Yields the transport: "mpi", or "auto" for that of the group. On hosts that cables join it is
+    mpi only if the user asked for it.
     """
     from datetime import timedelta
 
@@ -196,8 +197,10 @@ def _joined(options: BenchOptions, world: int) -> Iterator[str]:
     import torch.distributed as dist
 
     from ..runtime.fabric.joining import init_gloo_group
+    from ..runtime.ranks.cabled import find_cabling
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
+    from ..runtime.ranks.transport import check_transport
 
     backend = options.resolve_backend(world)
     over, backend = ("mpi", _choose_beside_mpi(world)) if backend == "mpi" else ("auto", backend)
@@ -218,6 +221,8 @@ def _joined(options: BenchOptions, world: int) -> Iterator[str]:
                 f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all "
                 f"{world} started, and with the same rendezvous?"
             ) from error
+        if find_cabling() is not None and args.backend == check_transport(None) == "auto":
+            over = "auto"
         try:
             yield over
             if options.on_fault == "raise":  # else closing the communicator has been a barrier

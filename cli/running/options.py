@@ -120,7 +120,8 @@ def build_parser() -> Parser:
         "--backend",
         default="auto",
         choices=("auto", "gloo", "nccl", "mpi"),
-        help="auto: mpi under mpirun without GPUs, nccl with one GPU per rank, else gloo",
+        help="auto: mpi under mpirun without GPUs (gloo on hosts that cables join), nccl with one "
+        "GPU per rank, else gloo",
     )
     add("--topology", metavar="T", help="fail unless the plan was made for this topology")
     add(

@@ -70,19 +70,24 @@ class CabledNetwork(Network):
             "MASTER_PORT": str(_PORT),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
-            HOST: self.cabling.hosts[host],
-            READY: str(folder),
+            **self.list_host_variables(rank, folder),
         }
+
+    def list_host_variables(self, rank: int, folder: Path) -> dict[str, str]:
+        """Return those of a rank's variables that no launcher of real hosts has to set."""
+        return {HOST: self.cabling.hosts[self.cabling.seats[rank]], READY: str(folder)}
 
     def build(self) -> None:
         """Build the machine; raise EmulationError if the kernel refuses."""
         plan = self.cabling
         hosts, head = self._folder / "hosts", plan.management_address(None)
+        named = {head: "head"} | {
+            plan.management_address(i): name for i, name in enumerate(plan.hosts)
+        }
         hosts.write_text(
-            f"127.0.0.1 localhost\n{head} head\n::ffff:{head} head\n"
-            + "".join(
-                f"{plan.management_address(i)} {name}\n" for i, name in enumerate(plan.hosts)
-            ),
+            "127.0.0.1 localhost\n"
+            # torch looks up the names of IPv4 peers by their mapped IPv6 addresses
+            + "".join(f"{ip} {name}\n::ffff:{ip} {name}\n" for ip, name in named.items()),
             encoding="utf-8",
         )
         for name in (*plan.devices, "head"):

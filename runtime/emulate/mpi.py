@@ -4,7 +4,8 @@ mpirun runs in rank 0's namespace. In place of ssh it calls an agent, a script t
 namespace of the requested host.
 
 Each host has a separate name (a UTS namespace), so that Open MPI takes it for a machine and sends
-by TCP between identity addresses, each pair over its own route. All processes die with the one that
+by TCP between identity addresses, each pair over its own route. Hosts that cables join get no
+settings for their networks. All processes die with the one that
 started them, as elsewhere on emulated machines: mpirun with this process, Open MPI's daemons with
 mpirun, a rank with its daemon. Open MPI does not notice a cut link by itself: mpirun would wait for
 daemons that cannot reach it, and they for mpirun.
@@ -18,12 +19,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
+from ...topo.errors import InputError
 from ..ranks.launch import TRANSPORT, run_together
+from .cabled_network import CabledNetwork
 from .network import IDENTITY, EmulationError, Network, die_with_parent, why_not
 from .ranks import list_rank_variables, share_folder, show_code, write_topology
 from .rehearsal import Rehearsal, rehearse
@@ -39,6 +44,15 @@ _DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_btl_tcp_free_list_inc": "8",
     "MPI4PY_MPIABI": "openmpi",  # its wheels take any MPI that they find
     "OMP_NUM_THREADS": "1",
+}
+# Open MPI's networks on a machine with routes between all ranks.
+_IDENTITIES: Mapping[str, str] = {
+    "pml": "ob1",
+    "btl": "tcp,self",
+    "btl_tcp_if_include": IDENTITY,
+    "btl_tcp_disable_family": "6",
+    "oob_tcp_if_include": IDENTITY,
+    "oob_tcp_disable_ipv6_family": "1",
 }
 _AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _START_RANK = """\
@@ -66,10 +80,13 @@ class OpenMpi:
     mpirun: str
     version: int
 
-    def list_options(self, folder: Path, agent: Path) -> list[str]:
+    def list_options(
+        self, folder: Path, agent: Path, networks: Mapping[str, str] = _IDENTITIES
+    ) -> list[str]:
         """Return mpirun's options to send over emulated links only, and to reach hosts by `agent`.
 
-        `agent` is the script of `write_agent`; `folder` is for files that mpirun needs.
+        `agent` is the script of `write_agent`; `folder` is for files that mpirun needs; `networks`
+        are settings of Open MPI's networks.
         """
         remote, runtime = ("rsh", "orte") if self.version < 5 else ("ssh", "prte")
         settings = {
@@ -78,12 +95,7 @@ class OpenMpi:
             f"plm_{remote}_no_tree_spawn": "1",  # mpirun itself starts all daemons ...
             f"{runtime}_leave_session_attached": "1",  # ... and they stay its children
             f"{runtime}_tmpdir_base": str(folder),
-            "pml": "ob1",
-            "btl": "tcp,self",
-            "btl_tcp_if_include": IDENTITY,
-            "btl_tcp_disable_family": "6",
-            "oob_tcp_if_include": IDENTITY,
-            "oob_tcp_disable_ipv6_family": "1",
+            **networks,
         }
         # Without a prefix the agent is given one command, which can take the shell's place.
         return [
@@ -92,15 +104,18 @@ class OpenMpi:
         ]
 
     def list_hosts(self, hosts: Sequence[str]) -> list[str]:
-        """Return options that put one rank on each host, in their order."""
+        """Return options that put a rank on each of `hosts`, in their order.
+
+        A host with several ranks is listed as often, one after the other.
+        """
         return [
             *(["--quiet"] if self.version < 5 else []),
             "-np",
             str(len(hosts)),
             "--host",
-            ",".join(f"{host}:1" for host in hosts),
+            ",".join(f"{host}:{number}" for host, number in Counter(hosts).items()),
             "--map-by",
-            "node",
+            "slot",
         ]
 
 
@@ -158,16 +173,15 @@ def enter_host(namespace: str, name: str) -> list[str]:
     ]
 
 
-def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
+def write_agent(folder: Path, hosts: Mapping[str, Sequence[str]]) -> Path:
     """Write the script that replaces ssh (`agent HOST COMMAND`) to a folder and return its path.
 
-    `hosts` maps names to the files of their namespaces.
+    `hosts` maps names to the command prefixes that enter the hosts.
     """
     # The daemon replaces the shell: if the shell forked, it would die with mpirun, but the daemon
     # would not.
     cases = [
-        f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;'
-        for host, file in hosts.items()
+        f'{host}) exec {shlex.join(prefix)} sh -c "exec $*" ;;' for host, prefix in hosts.items()
     ]
     return _write_script(
         folder / "agent",
@@ -180,16 +194,22 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
     )
 
 
-def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
+def list_mpirun(
+    mpi: OpenMpi,
+    folder: Path,
+    hosts: Mapping[str, Sequence[str]],
+    *arguments: str,
+    networks: Mapping[str, str] = _IDENTITIES,
+) -> list[str]:
     """Return the command that runs mpirun on the first host; `arguments` follow its options.
 
-    `hosts` maps names to the files of their namespaces; `folder` is for files that mpirun needs.
+    `hosts` maps names to the command prefixes that enter them; `folder` is for files that mpirun
+    needs; `networks` are settings of Open MPI's networks.
     """
-    first, namespace = next(iter(hosts.items()))
     return [
-        *enter_host(namespace, first),
+        *next(iter(hosts.values())),
         mpi.mpirun,
-        *mpi.list_options(folder, write_agent(folder, hosts)),
+        *mpi.list_options(folder, write_agent(folder, hosts), networks),
         *arguments,
     ]
 
@@ -276,20 +296,25 @@ def run_mpi_ranks(
 ) -> int:
     """Run `command` once per rank under Open MPI, MPI's rank i in rank i's namespace.
 
-    Return 0, or mpirun's exit code, which is that of the first failed rank.
+    On hosts that cables join, ranks get no variables but those of Open MPI, and Open MPI no
+    settings for its networks. Return 0, or mpirun's exit code, which is that of the first failed
+    rank.
     """
 
     def kill(rank: int) -> None:
         with suppress(FileNotFoundError, ProcessLookupError, ValueError):  # it does not run
             os.kill(int((folder / f"rank{rank}.pid").read_text(encoding="utf-8")), signal.SIGKILL)
 
-    ranks = range(len(network.blueprint.home))
-    hosts = {f"rank{rank}": network.namespace_of(network.blueprint.home[rank]) for rank in ranks}
+    home = network.blueprint.home
+    names, hosts, networks = _list_hosts(network)
     with share_folder() as folder:
         write_topology(network, folder)
-        for rank in ranks:
-            variables = list_rank_variables(network, rank, folder)
-            variables[TRANSPORT] = os.environ.get(TRANSPORT, "mpi")
+        for rank in range(len(home)):
+            if isinstance(network, CabledNetwork):
+                variables = network.list_host_variables(rank, folder)
+            else:
+                variables = list_rank_variables(network, rank, folder)
+                variables[TRANSPORT] = os.environ.get(TRANSPORT, "mpi")
             (folder / f"rank{rank}.env").write_text(
                 "".join(
                     f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
@@ -300,16 +325,41 @@ def run_mpi_ranks(
             mpi,
             folder,
             hosts,
-            *mpi.list_hosts(list(hosts)),
+            *mpi.list_hosts(names),
             str(_write_script(folder / "start", _START_RANK)),
             *command,
+            networks=networks,
         )
         with _forward_output(folder), rehearse(network, rehearsal, folder, kill):
-            mpirun = Mpirun(started, folder, len(ranks))
+            mpirun = Mpirun(started, folder, len(home))
             try:
                 return show_code(*run_together(lambda _: mpirun, 1))
             finally:
                 mpirun.end_session()
+
+
+def _list_hosts(
+    network: Network,
+) -> tuple[list[str], dict[str, list[str]], Mapping[str, str]]:
+    """Return each rank's host, how to enter the hosts by name, and settings of their networks.
+
+    Raise InputError if the ranks of a host do not follow each other, as mpirun numbers them.
+    """
+    home = network.blueprint.home
+    if not isinstance(network, CabledNetwork):
+        names = [f"rank{rank}" for rank in range(len(home))]
+        files = map(network.namespace_of, home)
+        return names, dict(zip(names, map(enter_host, files, names), strict=True)), _IDENTITIES
+    names = [network.cabling.hosts[seat] for seat in home]
+    if len(list(groupby(names))) > len(set(names)):
+        raise InputError(
+            f"hosts of the ranks: {', '.join(names)}; expected the ranks of each host one after "
+            "the other, as mpirun numbers them",
+            parameter="order",
+        )
+    die_with_mpirun = ["setpriv", "--pdeathsig", "KILL"]
+    entered = zip(names, home, strict=True)
+    return names, {name: [*die_with_mpirun, *network.enter(i)] for name, i in entered}, {}
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The cables between this launch's hosts, as groups of ranks use them."""
 
+import logging
 import os
 import threading
 from collections import defaultdict
@@ -13,6 +14,7 @@ import networkx as nx
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from ...topo.errors import InputError
 from ...topo.fabric import (
     FabricFacts,
     PortKey,
@@ -21,12 +23,18 @@ from ...topo.fabric import (
     make_topology,
 )
 from ...topo.fabric.faults import find_rate
+from ...topo.fabric.segments import count_islands
 from ..ranks.cabled import CableMessages
 from ..ranks.groups import list_members
 from ..recovery.connections import find_listening_ports, list_sockets
 from .cable_gloo import CableChannel, CableGloo
 from .relay import CableRelay, RelayHop, loopback_of
 
+log = logging.getLogger("topoplan")
+# Settings by which users say themselves over which networks Open MPI sends.
+_MPI_NETWORKS = tuple(
+    f"OMPI_MCA_{name}" for name in ("btl_tcp_if_include", "btl_tcp_if_exclude", "btl", "pml")
+)
 # gloo finds its device's socket by what was opened meanwhile: one group at a time.
 _MAKING = threading.Lock()
 
@@ -77,6 +85,53 @@ class HostCabling:
         rank = next((r for r in self._host_of if loopback_of(r) == host), None)
         if rank is not None and self._host_of[rank] != self._host_of[self.rank]:
             self._relay.open_proxy(rank, port)
+
+    def check_mpi(self, mpi: str) -> None:
+        """See LaunchCabling.
+
+        Open MPI 4.1 gives each port of a host one of any other host's (mca_btl_tcp_proc_insert): in
+        one subnet where it can, else in different ones, and messages take turns over all pairs. So
+        hosts with the same subnets reach each other, and others end the job ("Network is
+        unreachable"), also those that a cable joins.
+        """
+        if not mpi.startswith("Open MPI") or any(name in os.environ for name in _MPI_NETWORKS):
+            return
+        facts = self.facts
+        segments = find_segments(facts)
+        networks: dict[int, set[str]] = defaultdict(set)
+        for segment in list_data_segments(segments):
+            for port in segment.ports:
+                networks[port[0]].add(str(facts.ports[port].network))
+        if all(networks[0] == networks[host] for host in range(len(facts.hosts))):
+            own = facts.hosts[self._host_of[self.rank]]
+            others = [
+                port.name
+                for port in own.ports
+                if port.is_up and port.address and str(port.network) not in networks[0]
+            ]
+            if others and self.rank == 0:
+                log.warning(
+                    "%s also sends over %s of %s; over the cables alone with: mpirun --mca "
+                    "btl_tcp_if_include %s",
+                    mpi,
+                    ", ".join(others),
+                    own.name,
+                    ",".join(sorted(networks[0])),
+                )
+            return
+        managed = [x for x in segments if x.is_management]
+        joining = {str(facts.ports[port].network) for x in managed for port in x.ports}
+        other_network = (
+            "; or have MPI use the network that joins all hosts: mpirun --mca btl_tcp_if_include "
+            + ",".join(sorted(joining))
+            if managed and count_islands(facts, managed) == 1
+            else ""
+        )
+        raise InputError(
+            f"transport mpi: {mpi} pairs the ports of any two hosts, with a cable between them or "
+            f"not, and so does not reach all of {len(facts.hosts)} hosts that cables join; leave "
+            f"the transport out, and gloo sends over the cables{other_network}"
+        )
 
     def make_gloo(self, place: Any, store: Store) -> tuple[Any, CableMessages]:
         """See LaunchCabling. Collective over the group."""

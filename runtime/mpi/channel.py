@@ -17,12 +17,11 @@ import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
 from ...topo.errors import InputError
+from .launched import JOBS
 from .library import describe_mpi, load_mpi
 
 # Tags needed: a message's number between two ranks takes 16 bits.
 _MIN_TAGS = 1 << 16
-# Environment variables in which launchers name the job.
-_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
 ReduceOp = dist.ReduceOp.RedOpType
 
 
@@ -47,7 +46,7 @@ def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
     return MpiRank(
         world.rank,
         world.size,
-        next((os.environ[key] for key in _JOBS if key in os.environ), ""),
+        next((os.environ[key] for key in JOBS if key in os.environ), ""),
         host,
         cores,
     )

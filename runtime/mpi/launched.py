@@ -1,13 +1,23 @@
 """Set torchrun's variables in ranks that mpirun or srun started."""
 
+import json
 import os
 import re
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...topo.errors import ExecutionError, InputError
 from .library import describe_mpi, load_mpi
+
+# Environment variables in which launchers name the job.
+JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
+# More ranks than people wire to each other; mpirun answers look-ups of names one by one.
+_MAX_NAMED_RANKS = 256
+# Time for all ranks to publish their names (MPI_Init is behind them), and polling interval.
+_NAMES_s, _NAMES_POLL_s = 30.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -15,20 +25,26 @@ class Launcher:
     """A launcher of MPI ranks.
 
     `rank`, `ranks` and `on_host` are the names of the environment variables that hold a process's
-    rank, the number of ranks, and that of the ranks on its host.
+    rank, the number of ranks, and that of the ranks on its host; `rank_on_host` is that of the rank
+    among these, if `mpirun` also lets ranks look up names that they publish.
     """
 
     name: str
     rank: str
     ranks: str
     on_host: str
+    rank_on_host: str = ""
 
 
 # srun sets the rank in a batch script as well, but the number of a step's tasks only in the tasks
 # of a step
 LAUNCHERS = (
     Launcher(
-        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
     ),
     Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
@@ -87,19 +103,16 @@ def join_mpi() -> bool:
             f"with {describe_mpi()}, sees {world.size}: the launcher belongs to another MPI (or "
             "srun needs --mpi=pmix); take the mpirun of the same MPI"
         )
-    on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
+    place, meeting = _meet_by_names(mpi, launcher) or _meet_by_messages(mpi)
     defaults = {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.size),
-        "LOCAL_RANK": str(on_host.rank),
-        "LOCAL_WORLD_SIZE": str(on_host.size),
+        "LOCAL_RANK": str(place[0]),
+        "LOCAL_WORLD_SIZE": str(place[1]),
     }
-    if on_host.size == world.size:  # on one host, gloo needs no network
+    if place[1] == world.size:  # on one host, gloo needs no network
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
-    on_host.Free()
-    hosts = world.gather(mpi.Get_processor_name())
     # Every rank gets the answer, also if there is none: all raise the same error.
-    meeting = world.bcast(_choose_meeting(hosts) if world.rank == 0 else None)
     if isinstance(meeting, str):
         raise ExecutionError(meeting)
     for key, value in (defaults | meeting).items():
@@ -107,8 +120,65 @@ def join_mpi() -> bool:
     return True
 
 
+# The rank's number on its host and the number of ranks there; and the variables that say where the
+# ranks meet, or why they cannot.
+_Meeting = tuple[tuple[int, int], dict[str, str] | str]
+
+
+def _meet_by_messages(mpi: Any) -> _Meeting:
+    world = mpi.COMM_WORLD
+    on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
+    place = on_host.rank, on_host.size
+    on_host.Free()
+    hosts = world.gather(mpi.Get_processor_name())
+    return place, world.bcast(_choose_meeting(hosts) if world.rank == 0 else None)
+
+
+def _meet_by_names(mpi: Any, launcher: Launcher) -> _Meeting | None:
+    """Find the same without a message between ranks, by names that mpirun looks up.
+
+    On hosts that cables join, MPI's messages may reach neighbours only, or end the job. Return None
+    on all ranks if this launch need not, or cannot, do without messages.
+    """
+    world, names = mpi.COMM_WORLD, (launcher.rank_on_host, launcher.on_host)
+    if world.size > _MAX_NAMED_RANKS or not all(name in os.environ for name in names):
+        return None
+    own, on_host = (int(os.environ[name]) for name in names)
+    if on_host == world.size:
+        return None
+    job = next((os.environ[key] for key in JOBS if key in os.environ), "")
+    host = mpi.Get_processor_name()
+    try:
+        mpi.Publish_name(f"topoplan/{job}/{world.rank}", host)
+    except mpi.Exception:  # it publishes nothing for any rank
+        return None
+    ends = time.monotonic() + _NAMES_s
+
+    def look_up(name: str | int) -> str:
+        while True:
+            try:
+                return str(mpi.Lookup_name(f"topoplan/{job}/{name}"))
+            except mpi.Exception as error:
+                if time.monotonic() > ends:
+                    raise ExecutionError(
+                        f"rank {world.rank}: mpirun has no name of rank "
+                        f"{0 if name == 'meeting' else name} after {_NAMES_s:g} s ({error}); start "
+                        "the ranks by torchrun"
+                    ) from error
+                time.sleep(_NAMES_POLL_s)
+
+    if world.rank == 0:
+        others = (look_up(rank) for rank in range(1, world.size))
+        other = next((name for name in others if name != host), host)
+        mpi.Publish_name(f"topoplan/{job}/meeting", json.dumps(_choose_meeting([host, other])))
+    meeting: dict[str, str] | str = json.loads(look_up("meeting"))
+    return (own, on_host), meeting
+
+
 def _choose_meeting(hosts: Sequence[str]) -> dict[str, str] | str:
     """Return rank 0's address and a free port, or why there is none; it is on the first host."""
+    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+        return {}
     other = next((host for host in hosts if host != hosts[0]), None)
     try:
         address = "127.0.0.1" if other is None else _find_address_towards(other)

@@ -51,6 +51,9 @@ class LaunchCabling(Protocol):
     def address(self) -> str:
         """The address at which this rank is to listen."""
 
+    def check_mpi(self, mpi: str) -> None:
+        """Raise InputError if the MPI with this name and version cannot send over these cables."""
+
 
 _cabling: LaunchCabling | None = None
 # By the id of a gloo backend: it and its messages, until the group is closed.

@@ -118,7 +118,10 @@ class Transport:
 
         Collective.
         """
+        cabling = find_cabling()
         try:
+            if cabling is not None:
+                cabling.check_mpi(describe_mpi())
             mine: Any = find_own_mpi_rank(*find_own_cores())
             if self.device.type == "cuda" and not takes_gpu_memory():
                 mine = (

@@ -22,7 +22,8 @@ from launch import lives
 from topoplan.cli import emulate as command
 from topoplan.cli.place import main as place
 from topoplan.runtime.emulate import emulate, parse_rate, why_not_mpi
-from topoplan.runtime.emulate.mpi import Mpirun, find_open_mpi, list_mpirun
+from topoplan.runtime.emulate.mpi import Mpirun, enter_host, find_open_mpi, list_mpirun
+from topoplan.runtime.emulate.network import Network
 from topoplan.topo.presets import preset
 
 REASON = why_not_mpi()
@@ -31,6 +32,12 @@ needs_mpi4py = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None, reason="mpi4py (extra mpi) is not installed"
 )
 HOSTS = ("alpha", "beta")
+
+
+def enter_hosts(network: Network) -> dict[str, list[str]]:
+    """Return the commands that enter both hosts, by name."""
+    files = map(network.namespace_of, network.blueprint.home)
+    return {host: enter_host(file, host) for host, file in zip(HOSTS, files, strict=True)}
 
 
 @pytest.fixture
@@ -142,9 +149,7 @@ def test_open_mpi_places_ranks_by_the_printed_files(
         "Cpus_allowed: /proc/self/status)"
     )
     with emulate(preset("path:2"), parse_rate("100Mbit")) as network:
-        namespaces = dict(
-            zip(HOSTS, map(network.namespace_of, network.blueprint.home), strict=True)
-        )
+        entered = enter_hosts(network)
         for file in (ranks, hosts):
             told = re.findall(
                 rf"^# (?:Open MPI {mpi.version}: )?mpirun (.*) COMMAND$",
@@ -157,7 +162,7 @@ def test_open_mpi_places_ranks_by_the_printed_files(
                 "-c",
                 f'echo "{file.suffix} $OMPI_COMM_WORLD_RANK {seen}" >> {log}',
             ]
-            started = Mpirun(list_mpirun(mpi, tmp_path, namespaces, *arguments))
+            started = Mpirun(list_mpirun(mpi, tmp_path, entered, *arguments))
             assert started.wait(patience.seconds(60)) == 0
     row = r"^\.(\w+) (\d+) (\w+) (slot=\d+) .*10\.99\.0\.(\d)/32.*Cpus_allowed:\s+([\w,]+)$"
     ran = re.findall(row, log.read_text(), re.MULTILINE)
@@ -213,12 +218,10 @@ def test_mpirun_does_not_outlive_its_ranks_behind_a_cut(
     body += 'while [ ! -e "$1/cut" ]; do sleep 0.1; done'
     files = [tmp_path / name for name in ("child0", "child1", "rank0.pid", "rank1.pid")]
     with emulate(preset("path:2"), parse_rate("100Mbit")) as network:
-        namespaces = dict(
-            zip(HOSTS, map(network.namespace_of, network.blueprint.home), strict=True)
-        )
+        entered = enter_hosts(network)
         mpi = find_open_mpi()
         command = list_mpirun(
-            mpi, tmp_path, namespaces, *mpi.list_hosts(HOSTS), "sh", "-c", body, "sh", str(tmp_path)
+            mpi, tmp_path, entered, *mpi.list_hosts(HOSTS), "sh", "-c", body, "sh", str(tmp_path)
         )
         mpirun = Mpirun(command, tmp_path, 2, last_report_s=0.5)
         patience.wait_until(

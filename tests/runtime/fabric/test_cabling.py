@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import patience
 import pytest
 import torch
 
-from topoplan.runtime.emulate import why_not
+from topoplan.runtime.emulate import why_not, why_not_mpi
 from topoplan.runtime.fabric import ports
 from topoplan.runtime.fabric.cable_gloo import CableChannel, CableGloo
 from topoplan.runtime.fabric.cabling import may_be_cabled
@@ -215,3 +216,59 @@ def test_emulated_hosts_find_their_cable_and_sum_over_it(tmp_path: Path) -> None
     topology = Topology.load(written)
     assert topology.ranks == ("gpu0", "gpu1")
     assert topology.links[0].extra["src_address"] == "10.130.0.1"
+
+
+UNDER_MPIRUN = """
+import os, sys, torch, torch.distributed as dist, topoplan, topoplan.runtime.register
+from datetime import timedelta
+from pathlib import Path
+from topoplan.runtime.ranks.cabled import find_cabling
+from topoplan.runtime.ranks.transport import Transport
+
+def count_sent(pattern):
+    files = Path("/sys/class/net").glob(f"{pattern}/statistics/tx_bytes")
+    return sum(int(file.read_text()) for file in files)
+
+assert not {"RANK", "MASTER_ADDR", "TOPOPLAN_EMULATED"} & set(os.environ)
+assert topoplan.join_mpi()
+dist.init_process_group("topo")
+rank = dist.get_rank()
+plan = topoplan.synthesize("allreduce", find_cabling().topology)
+communicator = topoplan.Communicator(plan, choose="plan")
+before = count_sent("mgmt0"), count_sent("port*")
+tensor = torch.full((1 << 18,), float(rank + 1))
+assert (communicator.allreduce(tensor) == 6).all()
+sent = count_sent("mgmt0") - before[0], count_sent("port*") - before[1]
+# a ring of three hosts: each sends four thirds of the tensor
+assert sent[0] < 50_000 and 1.3 < sent[1] / tensor.nbytes < 1.6, sent
+communicator.close()
+try:
+    Transport(None, timedelta(seconds=20), "mpi")
+except topoplan.InputError as error:
+    refused = str(error)
+if not rank:
+    print(refused)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(
+    (reason := why_not_mpi()) is not None, reason=f"no ranks by Open MPI here: {reason}"
+)
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py (extra mpi) is not installed")
+def test_ranks_of_mpirun_sum_over_cables_and_not_by_mpi(tmp_path: Path) -> None:
+    """On a ring of three Open MPI's own messages end the job, those of ranks to meet too."""
+    script = tmp_path / "rank.py"
+    script.write_text(UNDER_MPIRUN, encoding="utf-8")
+    command = [sys.executable, "-m", "topoplan.cli.emulate", "ring:3", "--cables", "--mpi", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(60),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (said,) = done.stdout.splitlines()
+    assert said.startswith("transport mpi: Open MPI") and "3 hosts that cables join" in said
+    assert said.endswith("mpirun --mca btl_tcp_if_include 10.99.0.0/16")
