@@ -57,7 +57,7 @@ EXAMPLES: tuple[Example, ...] = (
         "four hosts wired in a ring: a subnet for each cable, and nothing forwards",
     ),
     (
-        "topo-emulate ring:4 --cables --mpi -- topo-run plan.json",
+        "topo-emulate ring:4 --cables --mpi -- topo-probe --fabric --check",
         "the same hosts, on which mpirun starts the ranks",
     ),
 )

@@ -167,7 +167,7 @@ def _without_ranks() -> Iterator[None]:
         yield SimpleNamespace(blueprint=built)
 
     @contextlib.contextmanager
-    def plan_cables(cabling: Cabling) -> Iterator[SimpleNamespace]:
+    def plan_cables(cabling: Cabling, **_: bool) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(blueprint=cabling.as_blueprint())
 
     def run_inside(_: object, command: list[str], rehearsal: object) -> int:
