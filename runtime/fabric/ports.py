@@ -5,10 +5,11 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Interface
 from pathlib import Path
+from typing import Any
 
 from ...topo.errors import InputError
 from ...topo.fabric.facts import HostFacts, PortFacts
@@ -18,6 +19,8 @@ _SYS = Path("/sys/class")
 _PORT_KINDS = ("1", "32")
 # Domain and bus of a PCI address: 0002:01:00.1.
 _PCI = re.compile(r"^[0-9a-f]+:[0-9a-f]+:")
+# Kinds of interfaces on other ones, whose cable they share.
+_ON_OTHERS = ("vlan", "macvlan", "ipvlan")
 # Bridges and interfaces of containers and virtual machines: no cable ends there.
 _VIRTUAL = re.compile(r"(docker|br-|virbr|cni|flannel|cali|podman|vnet|tap|lxc|weave|kube)")
 
@@ -40,11 +43,11 @@ def describe_host(name: str, ranks: Sequence[int], meeting: str) -> HostFacts:
 def _list_ports() -> Iterator[PortFacts]:
     try:
         printed = subprocess.run(
-            ["ip", "-j", "addr", "show"], capture_output=True, text=True, check=True
+            ["ip", "-d", "-j", "addr", "show"], capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise InputError(
-            f"ip -j addr show: {error}; install iproute2 to find this host's ports"
+            f"ip -d -j addr show: {error}; install iproute2 to find this host's ports"
         ) from None
     rdma = _find_rdma()
     for row in json.loads(printed or "[]"):
@@ -58,6 +61,8 @@ def _list_ports() -> Iterator[PortFacts]:
         ]
         # One that the administrator chose comes before one that the port gave itself.
         addresses.sort(key=lambda x: IPv4Interface(x).is_link_local)
+        if row.get("master") and not addresses:
+            continue  # in a bond or bridge, which has the address
         flags = row.get("flags", ())
         yield PortFacts(
             name,
@@ -66,7 +71,7 @@ def _list_ports() -> Iterator[PortFacts]:
             _read_speed(name),
             "UP" in flags and "LOWER_UP" in flags,
             rdma.get(name, ""),
-            _find_connector(name, rdma.get(name, "")),
+            _find_connector(row, rdma),
         )
 
 
@@ -77,8 +82,19 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _find_connector(name: str, rdma: str) -> str:
+def _find_connector(row: Mapping[str, Any], rdma: Mapping[str, str]) -> str:
     """Return a name for the connector of a port; empty if the driver does not say.
+
+    A VLAN has the connector of the interface that it is on.
+    """
+    if row.get("linkinfo", {}).get("info_kind") in _ON_OTHERS and row.get("link"):
+        below = str(row["link"])
+        return _read_connector(below, rdma.get(below, "")) or f"port {below}"
+    return _read_connector(str(row["ifname"]), rdma.get(row["ifname"], ""))
+
+
+def _read_connector(name: str, rdma: str) -> str:
+    """Return what the driver says of an interface's connector.
 
     Two PCIe functions of a ConnectX that share a connector, as on a DGX Spark, have one card
     (phys_switch_id, or the RDMA device's sys_image_guid) and one place on it (phys_port_name, or

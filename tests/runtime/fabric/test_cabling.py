@@ -149,23 +149,27 @@ def test_every_rank_has_a_loopback_address_of_its_own() -> None:
 def test_interfaces_of_one_connector_are_known_by_the_driver_s_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    names = ("enp1s0f0np0", "enp1s0f1np1", "enP2p1s0f0np0", "eth0")
+    names = ("enp1s0f0np0", "enp1s0f1np1", "enP2p1s0f0np0", "enp1s0f0np0.7")
     for name in names:
-        bus = "0000:03" if name == "eth0" else f"{2 * ('P2' in name):04}:01"
-        pci = f"{bus}:00.{int('f1' in name)}"
+        pci = f"{2 * ('P2' in name):04}:01:00.{int('f1' in name)}"
         device, port = tmp_path / "devices" / pci, tmp_path / "net" / name
-        (device / "net" / name).mkdir(parents=True)
         port.mkdir(parents=True)
         (port / "type").write_text("1\n")
-        (port / "device").symlink_to(device)
-        if name != "eth0":
+        if "." not in name:
+            (device / "net" / name).mkdir(parents=True)
+            (port / "device").symlink_to(device)
             rdma = tmp_path / "infiniband" / name.replace("en", "roce").partition("np")[0]
             rdma.mkdir(parents=True)
             (rdma / "device").symlink_to(device)
             (rdma / "sys_image_guid").write_text("4821:0b03:0096:a5cb\n")
     addresses = [{"family": "inet", "local": "169.254.3.1", "prefixlen": 16}]
     addresses.append({"family": "inet", "local": "192.168.100.10", "prefixlen": 24})
-    rows = [{"ifname": x, "flags": ["UP", "LOWER_UP"], "addr_info": addresses} for x in names]
+    up = {"flags": ["UP", "LOWER_UP"]}
+    rows: list[dict[str, Any]] = [{"ifname": x, **up, "addr_info": addresses} for x in names]
+    rows[-1] |= {"link": names[0], "linkinfo": {"info_kind": "vlan"}}
+    rows.append({"ifname": "enp9s0", **up, "master": "bond0"})
+    (tmp_path / "net" / "enp9s0").mkdir()
+    (tmp_path / "net" / "enp9s0" / "type").write_text("1\n")
     program = tmp_path / "ip"
     program.write_text(f"#!/bin/sh\necho '{json.dumps(rows)}'\n")
     program.chmod(0o755)
@@ -174,7 +178,8 @@ def test_interfaces_of_one_connector_are_known_by_the_driver_s_files(
     for place in ("00.0", "p0"):
         host = ports.describe_host("spark", [0], "192.0.2.1")
         card = "48210b030096a5cb"
-        expected = [f"{card} {place}", f"{card} {place[:-1]}1", f"{card} {place}", ""]
+        own = f"{card} {place}"
+        expected = [own, f"{card} {place[:-1]}1", own, own]
         assert [port.connector for port in host.ports] == expected
         assert {port.address for port in host.ports} == {"192.168.100.10/24"}
         for name in names[:3]:
