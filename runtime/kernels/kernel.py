@@ -2,8 +2,8 @@
 
 Program b of a grid of G plays slices b, b+G, ... of the buffer, one after the other, with windows
 and counters of its own. It never waits for another program of its rank, only for program b of other
-ranks. So it does not matter in which order a device starts the programs of a grid, as long as it is
-by their numbers.
+ranks. So a device may start the programs of a grid one after the other, as long as lower numbers
+start first.
 
 Memory order: the threads of a program meet in a barrier, and then one thread for each waiting peer
 stores the counter with release semantics at system scope, into the peer's own memory: spinning is

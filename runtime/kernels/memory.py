@@ -23,8 +23,8 @@ from .tables import ERROR, FIRST_RUN, LIMIT, RUNS, Addresses
 _REGION_ALIGNMENT_BYTES: Final = 512
 # Enough programs to fill NVLink (NCCL takes 16 to 32 of a GPU's 132 multiprocessors).
 DEFAULT_PROGRAMS: Final = 32
-# A program may take all registers of a multiprocessor. A grid takes at most this part of them, so
-# that the kernels of several groups, whose order may differ between ranks, are resident together.
+# A program may take all registers of a multiprocessor. A grid has at most one program for so many
+# of them, so that kernels of several groups, whose order may differ between ranks, run at once.
 _PART_OF_GPU: Final = 4
 # For one program and half: with the programs above and both halves, 64 MiB a rank.
 DEFAULT_HALF_BYTES: Final = 1 << 20
@@ -88,8 +88,9 @@ def make_symmetric(
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> KernelMemory:
     """Return memory on GPUs that reach each other's; all ranks of the group call this together."""
-    resident = torch.cuda.get_device_properties(device).multi_processor_count
-    region = Region(group.size(), min(programs, max(1, resident // _PART_OF_GPU)), half_bytes)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    resident = max(1, multiprocessors // _PART_OF_GPU)
+    region = Region(group.size(), min(programs, resident), half_bytes)
     own = _SymmetricMemory.empty_strided_p2p((region.nbytes,), (1,), torch.uint8, device)
     own.zero_()
     handle = symmetric_memory.rendezvous(own, group)
@@ -126,8 +127,8 @@ def make_on_one_gpu(
 
     For measurements: processes that share a GPU take turns, streams run together.
     """
-    resident = torch.cuda.get_device_properties(device).multi_processor_count
-    region = Region(ranks, min(programs, max(1, resident // ranks)), half_bytes)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    region = Region(ranks, min(programs, max(1, multiprocessors // ranks)), half_bytes)
     owned = [torch.zeros(region.nbytes, dtype=torch.uint8, device=device) for _ in range(ranks)]
     starts = [own.data_ptr() for own in owned]
     return [

@@ -6,12 +6,11 @@ then the request of a read, then the data. Push: the data cross, their receipt r
 sender's fence, then the flag crosses.
 
 Pushes to several GPUs over PCIe are staged, since writes from all to all collapse there
-(flashinfer#4393): each rank has one stream out and one in at a time, and a round for each. Those
-of a schedule that is not staged count as if they were.
+(flashinfer#4393): each rank has one stream out and one in at a time, and a round for each. A
+schedule that is not staged is priced as if it were.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -36,15 +35,6 @@ _HOPS_PER_ROUND: Final = 3
 _FABRICS: Final = frozenset({"nvlink", "xgmi"})
 # Microseconds in which a link of 1 GB/s transfers a byte.
 _us_PER_BYTE: Final = 1e-3
-
-
-@dataclass(frozen=True)
-class CallShape:
-    """A schedule and a mode, and the microseconds that a call of them is predicted to take."""
-
-    schedule: Schedule
-    mode: Mode
-    time_us: float
 
 
 def measure_hop_us(small_call_us: float, ranks: int) -> float:
@@ -138,19 +128,3 @@ def rank_shapes(
 ) -> list[OneSidedSchedule]:
     """Return shapes in the order of their predicted times for a size."""
     return sorted(shapes, key=lambda x: predict_us(x, topology, size_bytes, x.mode))
-
-
-def choose_shape(
-    schedules: Iterable[Schedule],
-    topology: Topology,
-    size_bytes: int,
-    pci_hop_us: float = PCI_HOP_us,
-) -> CallShape:
-    """Return the shape with the least predicted time for a size; of equal ones the first."""
-    modes: tuple[Mode, ...] = ("pull", "push")
-    shapes = (
-        CallShape(x, mode, predict_us(x, topology, size_bytes, mode, pci_hop_us))
-        for x in schedules
-        for mode in modes
-    )
-    return min(shapes, key=lambda shape: shape.time_us)

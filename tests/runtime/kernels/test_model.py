@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.runtime.kernels.model import choose_shape, list_shapes, measure_hop_us, predict_us
+from topoplan.runtime.kernels.model import list_shapes, measure_hop_us, predict_us, rank_shapes
 from topoplan.runtime.program.one_sided.flat import build_flat, stage
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.verify import verify
@@ -27,11 +27,13 @@ def star(kind: str, gpus: int = 4) -> Topology:
 @pytest.mark.parametrize("kind", ["nvlink", "pcie"])
 def test_small_calls_take_one_step_and_large_ones_two(kind: str) -> None:
     flat, topology = build_flat(Collective("allreduce", 4)), star(kind)
-    small, large = (choose_shape(flat, topology, size) for size in (1 << 10, 64 << 20))
-    assert small.schedule.steps == 1
-    assert large.schedule.steps == 2
+    shapes = list_shapes(flat, topology)
+    small, large = (rank_shapes(shapes, topology, size)[0] for size in (1 << 10, 64 << 20))
+    assert small.steps == 1
+    assert large.steps == 2
     # All of the vector to and from three ranks against twice three quarters of it.
-    assert 1.9 < predict_us(small.schedule, topology, 64 << 20) / large.time_us < 2.1
+    small_us, large_us = (predict_us(x, topology, 64 << 20) for x in (small, large))
+    assert 1.9 < small_us / large_us < 2.1
 
 
 def test_pushes_are_staged_on_pcie_alone() -> None:
