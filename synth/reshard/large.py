@@ -96,21 +96,24 @@ class BoxDeliveries:
         self._capacity = [float(c) for c in topology.capacity_GBps.values()]
         self._busy = [0.0] * len(self._capacity)
         self._limit = float(bound.s_per_GB * demands.size)
-        # Bytes that each rank has sent to other boxes and got from them, and that each box has sent
-        # for each of its ranks.
-        self._left, self._turn = defaultdict[Box, float](float), 0
+        # Sizes that each box has sent to others for each of its ranks, and that each rank has sent
+        # to and received from other boxes.
+        self._box_sent = defaultdict[Box, float](float)
+        self._sent, self._got = [0.0] * len(topology.ranks), [0.0] * len(topology.ranks)
+        self._delivered = 0  # portions
         # What one box alone holds must leave it once: that is counted in advance.
         for (holders, receivers), size in demands.classes.items():
             held = {self._box[rank] for rank in holders}
             if len(held) == 1 and not held.issuperset(self._box[rank] for rank in receivers):
                 (box,) = held
-                self._left[box] += size / len(box)
-        self._sent, self._got = [0.0] * len(topology.ranks), [0.0] * len(topology.ranks)
+                self._box_sent[box] += size / len(box)
+        # What the narrowest link carries within the bound.
         narrowest = bound.s_per_GB * demands.size * min(topology.capacity_GBps.values())
-        most, self._about = max(1, int(narrowest * _PORTION)), max(1.0, float(narrowest) / _LEVELS)
+        largest = max(1, int(narrowest * _PORTION))
+        self._level = max(1.0, float(narrowest) / _LEVELS)
         classes = enumerate(demands.classes.items())
         portions = [
-            (size / (k := ceil(size / most)), k, part, *key) for part, (key, size) in classes
+            (size / (k := ceil(size / largest)), k, part, *key) for part, (key, size) in classes
         ]
         portions.sort(key=lambda portion: -portion[0])
         self.columns = [
@@ -137,8 +140,8 @@ class BoxDeliveries:
             missing[self._box[rank]].append(rank)
         # Each portion begins with another box: those that get it first also send most.
         order = [*missing.items()]
-        self._turn += 1
-        start = self._turn % len(order)
+        self._delivered += 1
+        start = self._delivered % len(order)
 
         def send(*nodes: int) -> None:
             for hop in pairwise(dict.fromkeys(nodes)):
@@ -168,10 +171,10 @@ class BoxDeliveries:
         """Return the ranks over which a portion gets to a box that does not have it."""
         if len(within) == 1:
             (box_of,) = within
-            self._left[box_of] -= size / len(box_of)  # this send was counted in advance
+            self._box_sent[box_of] -= size / len(box_of)  # this send was counted in advance
         # From a box that has sent little, since its ranks relay; of those about equal, one that has
         # the portion early.
-        first = min(within, key=lambda b: (self._left[b] // self._about, depth[within[b][0]]))
+        first = min(within, key=lambda b: (self._box_sent[b] // self._level, depth[within[b][0]]))
         u = min(within[first], key=self._sent.__getitem__)
         v = min(ranks, key=self._got.__getitem__)
         if self._time((u, v), size) <= self._limit:
@@ -185,7 +188,10 @@ class BoxDeliveries:
         )
 
     def _time(self, hop: Hop, size: float) -> float:
-        """Return how long the busiest link of a send is busy, with it; infinite without a route."""
+        """Return how long the busiest link of a send is busy, with it; infinite without a route.
+
+        In units of the demands' sizes over 1 GB/s, as `_limit` is.
+        """
         if hop not in self._links:
             route = self._router.route(*hop) or ()
             self._links[hop] = tuple(self._number[link] for link in pairwise(route))
@@ -204,5 +210,5 @@ class BoxDeliveries:
             self._busy[i] += size
         if self._box[hop[0]] is not self._box[hop[1]]:
             self._sent[hop[0]] += size
-            self._left[self._box[hop[0]]] += size / len(self._box[hop[0]])
+            self._box_sent[self._box[hop[0]]] += size / len(self._box[hop[0]])
             self._got[hop[1]] += size

@@ -21,7 +21,7 @@ from ...topo.graph import Topology
 from ..cost.affine import bandwidth_s_per_GB, tighten
 from ..ir.collective import Chunk
 from ..ir.schedule import Schedule
-from ..ir.transfers import Transfers
+from ..ir.transfers import COPY, Transfers
 
 NAME = "rounds"
 # With more ranks there are hundreds of rounds.
@@ -32,9 +32,11 @@ _WORSE = Fraction(101, 100)
 
 def divide_into_rounds(schedule: Schedule, topology: Topology) -> Schedule | None:
     """Return a schedule of one step, divided into rounds; None if they take longer, or many."""
-    if schedule.steps != 1 or schedule.rank_limit > _MAX_RANKS:
-        return None
     t, n = schedule.transfers, schedule.rank_limit
+    moved = set(t.chunk.tolist())
+    # A chunk that goes to several ranks must not be cut for one of them alone.
+    if schedule.steps != 1 or n > _MAX_RANKS or len(moved) < len(t):
+        return None
     traffic = np.full((n, n), Fraction(0))
     waiting: dict[tuple[int, int], deque[tuple[int, Fraction]]] = defaultdict(deque)
     routes: dict[tuple[int, int], int] = {}
@@ -43,22 +45,19 @@ def divide_into_rounds(schedule: Schedule, topology: Topology) -> Schedule | Non
         traffic[src, dst] += schedule.chunks[chunk].share
         waiting[src, dst].append((chunk, schedule.chunks[chunk].share))
         routes[src, dst] = route
-    if len(t) != len(set(t.chunk.tolist())):
-        return None  # a chunk goes to several ranks, and must not be cut for one of them alone
-    moved = set(t.chunk.tolist())
     chunks = [chunk for c, chunk in enumerate(schedule.chunks) if c not in moved]
     rows: list[tuple[int, int, int, int, int, int]] = []
     for step, matching in enumerate(_list_matchings(traffic)):
         for src, dst, share in matching:
-            room, line = share, waiting[src, dst]
+            room, queue = share, waiting[src, dst]
             while room:
-                chunk, left = line.popleft()
-                part = min(room, left)
-                rows.append((step, src, dst, len(chunks), 0, routes[src, dst]))
+                chunk, unsent = queue.popleft()
+                part = min(room, unsent)
+                rows.append((step, src, dst, len(chunks), COPY, routes[src, dst]))
                 chunks.append(Chunk(part, piece=schedule.chunks[chunk].piece))
                 room -= part
-                if left > part:
-                    line.appendleft((chunk, left - part))
+                if unsent > part:
+                    queue.appendleft((chunk, unsent - part))
     transfers = Transfers.from_columns(zip(*rows, strict=True), t.routes)
     made = tighten(
         replace(schedule, strategy=NAME, chunks=tuple(chunks), transfers=transfers), topology
@@ -69,11 +68,12 @@ def divide_into_rounds(schedule: Schedule, topology: Topology) -> Schedule | Non
 
 def _list_matchings(traffic: NDArray[np.object_]) -> list[list[tuple[int, int, Fraction]]]:
     """Return what each rank sends in each round, as (source, destination, share)."""
-    sent, got = traffic.sum(axis=1), traffic.sum(axis=0)
-    n, whole = len(traffic), max(*sent, *got)
-    padded = np.block([[traffic, np.diag(whole - sent)], [np.diag(whole - got), traffic.T]])
+    sent, received = traffic.sum(axis=1), traffic.sum(axis=0)
+    # `left`: the share that the busiest rank has still to send or receive.
+    n, left = len(traffic), max(*sent, *received)
+    padded = np.block([[traffic, np.diag(left - sent)], [np.diag(left - received), traffic.T]])
     out = []
-    while whole:
+    while left:
         # The longest round: the largest share for which entries of at least that match all ranks.
         levels = sorted({x for x in padded.flat if x})
         low, high, best = 0, len(levels) - 1, None
@@ -89,7 +89,7 @@ def _list_matchings(traffic: NDArray[np.object_]) -> list[list[tuple[int, int, F
         places = np.arange(2 * n), best
         share = padded[places].min()
         padded[places] -= share
-        whole -= share
+        left -= share
         ends = zip(*(x.tolist() for x in places), strict=True)
         out.append([(src, dst, share) for src, dst in ends if src < n and dst < n])
     return [matching for matching in out if matching]
