@@ -12,16 +12,17 @@ from .ir.collective import Collective
 from .plan import Plan, Spare
 from .planner.synthesize import synthesize
 
-# The allowance of work for a spare, in seconds: from the least to the most.
+# The allowance of work for one spare, in seconds.
 _MIN_S, _MAX_S = 1.0, 10.0
 
 
 @dataclass
 class Loss:
-    """The loss of the links `lost`, which ranks cannot tell from each of the losses named `of`.
+    """The loss of one of the links and NICs named `of`, after which ranks see the same.
 
-    `unreached` are the pairs of ranks that do not reach each other any more. `disconnects` says
-    that the ranks left are not all connected, even through each other.
+    `unreached` are the pairs of ranks that do not reach each other any more, which is all that
+    ranks see, and `lost` the links that could be lost then: a plan uses none of them. `disconnects`
+    says that the ranks left are not all connected, even through each other.
     """
 
     lost: list[Link]
@@ -83,8 +84,8 @@ def add_spares(
 ) -> Plan:
     """Return the plan with a spare for each loss that leaves its ranks connected.
 
-    All of them together may take about so many `seconds`, but each at least one. Raise InputError
-    for a plan for some of a machine's GPUs.
+    `seconds` is the time for all of them; each has between 1 and 10 s of it. Raise InputError for a
+    plan for some of a machine's GPUs.
     """
     if not plan.collective.has_all_gpus:
         raise InputError(f"spare plans are for all GPUs of a machine, not for {plan.collective}")

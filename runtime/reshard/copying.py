@@ -13,7 +13,8 @@ from .shards import Shards
 class Ends:
     """The local shards of one rank, by the number of the tensor: sources and destinations.
 
-    None stands for a shard of a rank outside the mesh. `tensors` are the shards of all ranks.
+    None stands for the shard of a rank outside the mesh, or an empty one. `tensors` are the shards
+    of all ranks.
     """
 
     def __init__(

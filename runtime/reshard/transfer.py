@@ -182,7 +182,7 @@ class Reshard:
                 part.numel, like, like, ends=ends, bundles=self._bundles, ranges=part.ranges
             )
             self._executor.run(part.schedule, buffers)
-        if like.is_cuda:  # calls end on the host before their copies
+        if like.is_cuda:  # a call returns before the device has made its copies
             torch.cuda.current_stream(like.device).synchronize()
 
     def _check_ends(

@@ -161,7 +161,7 @@ def _rate_mesh(hosts: CabledHosts, collective: str) -> Fraction:
 
     Above 32 KiB each host sends each other one its share of the buffer, twice for an allreduce.
     """
-    narrowest = min(_list_rates(hosts, pair, 1) for pair in hosts.between)
+    narrowest = min(_rate_cables(hosts, pair, 1) for pair in hosts.between)
     return narrowest * (hosts.count - 1) / COLLECTIVES[collective](hosts.count)
 
 
@@ -171,15 +171,15 @@ def _rate_ring(hosts: CabledHosts, collective: str, order: Order, cables: int) -
     Two hosts have both directions on the same cables.
     """
     width = min(
-        _list_rates(hosts, pair, cables) for a, b in list_edges(order) for pair in ((a, b), (b, a))
+        _rate_cables(hosts, pair, cables) for a, b in list_edges(order) for pair in ((a, b), (b, a))
     )
     return width * (2 if hosts.count > 2 else 1) / COLLECTIVES[collective](hosts.count)
 
 
-def _list_rates(hosts: CabledHosts, pair: tuple[int, int], cables: int) -> Fraction:
-    """Return what the first cables from one host to another carry together, in GB/s.
+def _rate_cables(hosts: CabledHosts, pair: tuple[int, int], cables: int) -> Fraction:
+    """Return what the first `cables` from one host to another carry together, in GB/s.
 
-    All get equal shares.
+    All get equal shares, so the slowest one decides.
     """
     used = hosts.between[pair][:cables]
     return cables * min(
