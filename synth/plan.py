@@ -34,7 +34,7 @@ from ..topo.schema import read_as
 from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
-from .cost.segmentation import reroute_unless_in_network, time_us
+from .cost.segmentation import list_omitted, reroute_unless_in_network, time_us
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
@@ -284,6 +284,12 @@ class Plan:
         """
         for schedule in dict.fromkeys(schedule.uncut for schedule in self.schedules):
             verify(schedule, self.topology)
+            if omitted := list_omitted(schedule, self.router):
+                src, dst = omitted[0]
+                raise VerificationError(
+                    f"the {schedule.label} schedule sends from rank {src} to rank {dst}, which do "
+                    "not reach each other"
+                )
             if self.bracketing is not None and find_bracketing(schedule) != self.bracketing:
                 raise VerificationError(
                     f"the plan says that it is reproducible, but its {schedule.label} schedule "

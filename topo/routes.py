@@ -42,6 +42,9 @@ class Router:
     of a schedule.
     """
 
+    omits_pairs = False
+    """Whether there may be pairs of GPUs without a route although a path joins them."""
+
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.steps = 0
@@ -201,7 +204,7 @@ class _ReversedRouter(Router):
 
     def __init__(self, forward: Router) -> None:
         super().__init__(forward.topology.reversed())
-        self.forward = forward
+        self.forward, self.omits_pairs = forward, forward.omits_pairs
 
     def find_route(self, start: str, end: str) -> Route | None:
         """Return the reverse of the other topology's route from `end` to `start`."""

@@ -200,18 +200,22 @@ class Recovery:
                 )
             self._pause([0])
 
+    def check_current(self) -> None:
+        """Raise SupersededError if others have begun the next recovery."""
+        if relay.hear(self._key_of(self.number + 1)):
+            raise SupersededError(self.number + 1)
+        relay.stay(_REACH_S)
+
     def _pause(self, missing: Sequence[int]) -> None:
         for rank, report in relay.hear(self._key).items():
             if "refusal" in report:
                 raise RankLostError(f"rank {rank} does not go on: {report['refusal']}")
-        if relay.hear(self._key_of(self.number + 1)):
-            raise SupersededError(self.number + 1)
+        self.check_current()
         self._check_ended()
         if time.monotonic() > self.deadline:
             raise ExecutionError(
                 f"{list_ranks(missing)} did not take part in the recovery until the call's deadline"
             )
-        relay.stay(_REACH_S)
         time.sleep(POLL_S)
 
     def _check_ended(self) -> None:

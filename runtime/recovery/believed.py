@@ -54,7 +54,7 @@ class SameRoutes(Router):
 
     def __init__(self, router: Router, topology: Topology) -> None:
         super().__init__(topology)
-        self._router = router
+        self._router, self.omits_pairs = router, router.omits_pairs
 
     def find_route(self, start: str, end: str) -> Route | None:
         """Return the other router's route."""

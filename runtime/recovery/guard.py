@@ -57,6 +57,11 @@ LOST = "lost"
 _SETTLE_S = 0.3
 # Time for what an ended process has sent to arrive.
 _DRAIN_S = 5.0
+# Connecting anew takes a fraction of a second; gloo would wait much longer for a rank that a link
+# lost meanwhile has put out of reach.
+_CONNECT_S = 6.0
+# How often a rank that waits in a recovery looks whether others have begun the next one.
+_LOOK_S = 0.05
 # Recoveries in a row, for one call, after which the error is raised.
 _MAX_RECOVERIES = 8
 
@@ -135,6 +140,7 @@ class Guard:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worker = self._make_worker()
         self._ended = self._recoveries = self._sent_before = 0
+        self._recovery: Recovery | None = None
         self._current: Attempt | None = None
         self._last: Attempt | None = None
         self._interrupted: GuardedEngine | None = None
@@ -214,27 +220,33 @@ class Guard:
                 interrupted = self._current or self._last
                 self._interrupted = None if interrupted is None else interrupted.planned
                 self._current = None  # the thread that was left behind may use its buffers
-                if self._recover(prepare):
+                try:
+                    has_ended = self._recover(prepare)
+                finally:
+                    self._recovery = None
+                if has_ended:
                     return
         raise self._give_up(f"connections were lost {_MAX_RECOVERIES} times")
 
-    def _try(self, function: Callable[[], object]) -> None:
+    def _try(self, function: Callable[[], object], seconds: float | None = None) -> None:
         """Run a function in the other thread; raise _LostError if a connection is lost meanwhile.
 
-        The thread is then left behind: it may be in a wait that only a deadline ends.
+        Raise it, too, if the function takes longer than `seconds`, and SupersededError if it is
+        part of a recovery and others have begun the next one. The thread is then left behind: it
+        may be in a wait that only a deadline ends.
         """
         if self._watch.is_lost:
             raise _LostError
         number = self._worker.begin(function)
         try:
-            error = self._wait_for(number)
+            error = self._wait_for(number, seconds)
         except BaseException as interruption:  # Ctrl-C: the other ranks would wait for this one
             self._renew_worker()
             self._give_up(f"it was interrupted ({interruption!r})")
             raise
         if error is None:
             return
-        if error is self.error or isinstance(error, RankLostError):
+        if error is self.error or isinstance(error, (RankLostError, SupersededError)):
             self._renew_worker()
         elif isinstance(error, _LostError) or (
             isinstance(error, RuntimeError) and self._is_lost_soon()
@@ -243,23 +255,33 @@ class Guard:
             raise _LostError from error
         raise error
 
-    def _wait_for(self, number: int) -> BaseException | None:
+    def _wait_for(self, number: int, seconds: float | None) -> BaseException | None:
         """Return the error of a function in the other thread, None if it ends well.
 
-        Return a _LostError if a connection is lost and the function does not end soon, a
-        RankLostError if processes have ended and what they have sent does not end it either, and
-        the guard's own error once it has one.
+        Return a _LostError if a connection is lost and the function does not end soon, or if it
+        does not within `seconds`; a RankLostError if processes have ended and what they have sent
+        does not end it either; a SupersededError; and the guard's own error once it has one.
         """
-        ends = self._closes_by
+        ends, gives_up = self._closes_by, None if seconds is None else time.monotonic() + seconds
         while True:
             watch = self._watch
             if ends is None and (watch.is_lost or watch.is_closed):
                 ends = time.monotonic() + (_SETTLE_S if watch.is_lost else _DRAIN_S)
+            wait_s = None if ends is None else max(0.0, ends - time.monotonic())
+            if self._recovery is not None:
+                wait_s = _LOOK_S if wait_s is None else min(wait_s, _LOOK_S)
             try:
-                event = self._events.get(
-                    timeout=None if ends is None else max(0.0, ends - time.monotonic())
-                )
+                event = self._events.get(timeout=wait_s)
             except queue.Empty:
+                if self._recovery is not None:
+                    try:
+                        self._recovery.check_current()
+                    except SupersededError as other:
+                        return other
+                    if gives_up is not None and time.monotonic() > gives_up:
+                        return _LostError()
+                    if ends is None or time.monotonic() < ends:
+                        continue
                 if watch.is_lost:
                     return _LostError()
                 ended = find_ended(self.first.faults.addresses)
@@ -363,6 +385,7 @@ class Guard:
     def _recover_once(self, prepare: Prepare | None, deadline: float, began: float) -> bool:
         first, number = self.first, self._recoveries
         recovery = Recovery(self._key, number, self._rank, first.faults.addresses, deadline)
+        self._recovery = recovery
         if first.rank == 0 and self._interrupted is not None:
             threading.Thread(
                 target=self._foresee,
@@ -412,8 +435,11 @@ class Guard:
         ]
         self._watch = self._make_watch()
         addresses = [dict(part.address) for part in parts]
-        ports = set().union(*(part.ports for part in parts))
-        self._try(partial(gloo.connect, addresses, peers, self._watch, ports))
+        try:
+            self._try(partial(gloo.connect, addresses, peers), _CONNECT_S)
+        finally:  # after a failure the next recovery aborts them, so that the others notice
+            ports = set().union(*(part.ports for part in parts))
+            self._watch.follow(gloo.opened_since, ports)
         pairs = [(numbers[a], numbers[b]) for a, b in lost]
         return PartialTransport(first, gloo, pairs, self._watch, f"{self._key} {self._recoveries}")
 

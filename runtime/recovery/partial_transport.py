@@ -1,7 +1,7 @@
 """A transport over the pairs of ranks that still reach each other."""
 
 import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ class PartialGloo:
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.store, self._opened = HashStore(), frozenset(list_sockets().values())
+        self.store, self.opened_since = HashStore(), frozenset(list_sockets().values())
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = make_lazy_gloo_devices()
         options._threads = 2 * len(options._devices)
@@ -40,7 +40,7 @@ class PartialGloo:
 
     def list_ports(self) -> list[int]:
         """Return the ports at which it listens."""
-        return find_listening_ports(self._opened)
+        return find_listening_ports(self.opened_since)
 
     def _list_keys(self) -> list[str]:
         return [str(key) for key in self.store.list_keys()]
@@ -49,12 +49,10 @@ class PartialGloo:
         self,
         addresses: Sequence[dict[str, str]],
         peers: Sequence[int],
-        watch: ConnectionWatch,
-        ports: Collection[int],
     ) -> None:
-        """Connect to `peers`, given the addresses of all ranks, and watch these connections.
+        """Connect to `peers`, given the addresses of all ranks.
 
-        The ranks listen at `ports`. Raise RuntimeError if that fails.
+        Raise RuntimeError if that fails.
         """
         for address in addresses:
             for key, value in address.items():
@@ -70,7 +68,6 @@ class PartialGloo:
         ]
         for work in works:
             work.wait(timedelta(seconds=_GREET_S))
-        watch.follow(self._opened, ports)
 
 
 class PartialTransport(Transport):

@@ -235,7 +235,7 @@ class SlowWatch:
     def _follow(self, change: "_Change", number: int | None) -> None:
         """Try the schedules of a plan for the links' rates on the calls that follow."""
         transport, plan, factors = self._transport, self._plan, change.factors
-        answer: Plan | str = plan
+        answer: Any = plan
         if factors:
             with transport.faults.stock("the plan for slow links", number):
                 answer = transport.exchange(change.made)[0]
@@ -252,6 +252,7 @@ class SlowWatch:
         if isinstance(answer, str):
             log.warning("rank %d: there is no plan for slow links: %s", transport.rank, answer)
             answer = plan
+        assert isinstance(answer, Plan)
         self._chooser = self._make_chooser(answer) if factors else None
         self._version += 1
         self._trials.clear()

@@ -65,6 +65,15 @@ def reroute(schedule: Schedule, router: Router) -> Schedule:
     )
 
 
+def list_omitted(schedule: Schedule, router: Router) -> list[tuple[int, int]]:
+    """Return the pairs of ranks that a schedule sends between, but the router has no route for."""
+    if not router.omits_pairs:
+        return []
+    return sorted(
+        {(src, dst) for src, dst, _ in schedule.transfers.paths()[0] if not router.route(src, dst)}
+    )
+
+
 def reroute_unless_in_network(schedule: Schedule, router: Router) -> Schedule:
     """Return the schedule on the hardware's routes, unless switches add or copy its data.
 

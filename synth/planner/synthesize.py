@@ -18,7 +18,13 @@ from ..bounds.multipath import check_connected
 from ..bounds.single_path import Bounds, find_bounds
 from ..cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from ..cost.host_costs import HostCosts, host_of
-from ..cost.segmentation import families, fastest, reroute, reroute_unless_in_network
+from ..cost.segmentation import (
+    families,
+    fastest,
+    list_omitted,
+    reroute,
+    reroute_unless_in_network,
+)
 from ..forest.candidates import AT_BOUND
 from ..forest.survey import survey
 from ..ir.addition_order import is_uniform
@@ -200,11 +206,13 @@ def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
     """Verify all candidates and return (schedule, cost) pairs, moved to the hardware's routes.
 
     If switches add or copy data, the given routes are kept. Schedules that differ only in their
-    segments are verified and costed together, as their steps are the same. Raise VerificationError
-    if a candidate is wrong.
+    segments are verified and costed together, as their steps are the same. Those that send between
+    ranks without a route are omitted. Raise VerificationError if a candidate is wrong.
     """
     segments_of: dict[Schedule, list[int]] = {}
     for schedule in candidates:
+        if list_omitted(schedule, router):
+            continue
         segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
     out: Costed = []
     for given, segments in segments_of.items():

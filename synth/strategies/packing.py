@@ -18,7 +18,7 @@ from ...topo.errors import InfeasibleError
 from ..bounds.single_path import SINGLE_PATH_ROOTS, find_bounds, has_single_paths
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
-from ..cost.segmentation import reroute_unless_in_network
+from ..cost.segmentation import list_omitted, reroute_unless_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
@@ -160,6 +160,12 @@ class _Packer:
             keeps_to_routes(schedule.transfers, self.request.router) for schedule in schedules
         ):
             candidates = self._send_as_routed(candidates)
+            if self.request.router.omits_pairs:
+                candidates = [
+                    p
+                    for p in candidates
+                    if not list_omitted(self._draw(p.forest), self.request.router)
+                ]
             picked = choose(candidates, self.bound_GBps, self.limits)
             schedules = [self._draw(p.forest) for p in picked]
         if not picked:

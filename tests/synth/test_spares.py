@@ -14,7 +14,7 @@ from launch import run_module
 import topoplan
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
-from topoplan.synth.spares import add_spares, list_losses
+from topoplan.synth.spares import add_spares, list_losses, plan_without
 from topoplan.topo.derived.lost_links import PairRoutes
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
@@ -55,6 +55,25 @@ def test_each_loss_has_a_spare_in_the_file(plan: Plan, spared: Plan, tmp_path: P
             assert sent.isdisjoint(pairs)
         assert loaded.find_spare(spare.lost, pairs[1:]) is None
     assert loaded.find_spare([("gpu0", "gpu1"), ("gpu0", "gpu2")], []) is None
+
+
+def test_no_plan_uses_a_path_that_sockets_do_not_take() -> None:
+    """A path over a NIC still joins gpu0 and gpu1, but the route between them is lost."""
+    devices, links = [Device("gpu0"), Device("gpu1"), Device("gpu2"), Device("gpu3")], []
+    devices += [Device("nic", "nic"), Device("rail", "switch"), Device("gpu4"), Device("gpu5")]
+    pairs = [("gpu0", "gpu1"), ("gpu1", "gpu2"), ("gpu2", "gpu3"), ("gpu3", "gpu0")]
+    pairs += [("gpu0", "nic"), ("gpu1", "nic"), ("nic", "rail"), ("gpu4", "rail"), ("gpu5", "rail")]
+    links = [Link(a, b, 2) for pair in pairs for a, b in (pair, pair[::-1])]
+    topology = Topology("two ways", tuple(devices), tuple(links))
+    lost = [("gpu0", "gpu1"), ("gpu0", "gpu3")]
+    unreached = frozenset(PairRoutes(topology).find_unreached(lost))
+    assert (0, 1) in unreached
+    collective = collective_on("allreduce", topology)
+    left = plan_without(collective, topology, lost, unreached, 0.5, reproducible=False)
+    left.verify()
+    for schedule in left.schedules:
+        sent = {(min(x.src, x.dst), max(x.src, x.dst)) for x in schedule.transfers}
+        assert sent.isdisjoint(unreached)
 
 
 def test_a_plan_without_spares_is_written_as_before(plan: Plan, spared: Plan) -> None:

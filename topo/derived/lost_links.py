@@ -78,7 +78,7 @@ class ReachedRouter(Router):
 
     def __init__(self, topology: Topology, unreached: Set[Pair]) -> None:
         super().__init__(topology)
-        self.unreached = unreached
+        self.unreached, self.omits_pairs = unreached, bool(unreached)
         gpus = topology.ranks
         self._closed = {pair for a, b in unreached for pair in permutations((gpus[a], gpus[b]))}
 
