@@ -63,7 +63,7 @@ def test_no_plan_uses_a_path_that_sockets_do_not_take() -> None:
     devices += [Device("nic", "nic"), Device("rail", "switch"), Device("gpu4"), Device("gpu5")]
     pairs = [("gpu0", "gpu1"), ("gpu1", "gpu2"), ("gpu2", "gpu3"), ("gpu3", "gpu0")]
     pairs += [("gpu0", "nic"), ("gpu1", "nic"), ("nic", "rail"), ("gpu4", "rail"), ("gpu5", "rail")]
-    links = [Link(a, b, 2) for pair in pairs for a, b in (pair, pair[::-1])]
+    links = [Link(a, b, Fraction(2)) for pair in pairs for a, b in (pair, pair[::-1])]
     topology = Topology("two ways", tuple(devices), tuple(links))
     lost = [("gpu0", "gpu1"), ("gpu0", "gpu3")]
     unreached = frozenset(PairRoutes(topology).find_unreached(lost))
