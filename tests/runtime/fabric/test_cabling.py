@@ -214,7 +214,7 @@ def test_emulated_hosts_find_their_cable_and_sum_over_it(tmp_path: Path) -> None
         [*command, sys.executable, str(script)],
         capture_output=True,
         text=True,
-        timeout=patience.seconds(60),
+        timeout=patience.seconds(150),
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -270,7 +270,7 @@ def test_ranks_of_mpirun_sum_over_cables_and_not_by_mpi(tmp_path: Path) -> None:
         [*command, sys.executable, str(script)],
         capture_output=True,
         text=True,
-        timeout=patience.seconds(60),
+        timeout=patience.seconds(150),
         check=False,
     )
     assert done.returncode == 0, done.stderr
