@@ -60,8 +60,9 @@ _DRAIN_S = 5.0
 # Connecting anew takes a fraction of a second; gloo would wait much longer for a rank that a link
 # lost meanwhile has put out of reach.
 _CONNECT_S = 6.0
-# How often a rank that waits in a recovery looks whether others have begun the next one.
-_LOOK_S = 0.05
+# How often a rank that waits looks whether others have begun the next recovery, in one and for so
+# long after it: another rank may fail where this one did not.
+_LOOK_S, _LOOK_ON_S = 0.05, 10.0
 # Recoveries in a row, for one call, after which the error is raised.
 _MAX_RECOVERIES = 8
 
@@ -141,6 +142,7 @@ class Guard:
         self._worker = self._make_worker()
         self._ended = self._recoveries = self._sent_before = 0
         self._recovery: Recovery | None = None
+        self._looks_until = 0.0
         self._current: Attempt | None = None
         self._last: Attempt | None = None
         self._interrupted: GuardedEngine | None = None
@@ -216,14 +218,14 @@ class Guard:
             except ExecutionError as error:  # such as a deadline: the others must not wait for it
                 self._refuse(str(error).removeprefix(f"rank {self._rank}: "))
                 raise
-            except _LostError:
+            except (_LostError, SupersededError):
                 interrupted = self._current or self._last
                 self._interrupted = None if interrupted is None else interrupted.planned
                 self._current = None  # the thread that was left behind may use its buffers
                 try:
                     has_ended = self._recover(prepare)
                 finally:
-                    self._recovery = None
+                    self._looks_until = time.monotonic() + _LOOK_ON_S
                 if has_ended:
                     return
         raise self._give_up(f"connections were lost {_MAX_RECOVERIES} times")
@@ -231,8 +233,8 @@ class Guard:
     def _try(self, function: Callable[[], object], seconds: float | None = None) -> None:
         """Run a function in the other thread; raise _LostError if a connection is lost meanwhile.
 
-        Raise it, too, if the function takes longer than `seconds`, and SupersededError if it is
-        part of a recovery and others have begun the next one. The thread is then left behind: it
+        Raise it, too, if the function takes longer than `seconds`, and SupersededError if others
+        have begun the next recovery, in one and soon after it. The thread is then left behind: it
         may be in a wait that only a deadline ends.
         """
         if self._watch.is_lost:
@@ -268,6 +270,8 @@ class Guard:
             if ends is None and (watch.is_lost or watch.is_closed):
                 ends = time.monotonic() + (_SETTLE_S if watch.is_lost else _DRAIN_S)
             wait_s = None if ends is None else max(0.0, ends - time.monotonic())
+            if self._recovery is not None and time.monotonic() > self._looks_until:
+                self._recovery = None
             if self._recovery is not None:
                 wait_s = _LOOK_S if wait_s is None else min(wait_s, _LOOK_S)
             try:
@@ -385,7 +389,7 @@ class Guard:
     def _recover_once(self, prepare: Prepare | None, deadline: float, began: float) -> bool:
         first, number = self.first, self._recoveries
         recovery = Recovery(self._key, number, self._rank, first.faults.addresses, deadline)
-        self._recovery = recovery
+        self._recovery, self._looks_until = recovery, deadline
         if first.rank == 0 and self._interrupted is not None:
             threading.Thread(
                 target=self._foresee,
