@@ -8,7 +8,10 @@ number. A rank for which one fails begins the next, and the others follow it the
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Any
+
+import networkx as nx
 
 from ...topo.derived.lost_links import Pair
 from ...topo.errors import ExecutionError
@@ -88,6 +91,18 @@ def list_pairs(unreached: Mapping[int, Sequence[int]]) -> list[Pair]:
     return sorted(
         {(min(rank, x), max(rank, x)) for rank, others in unreached.items() for x in others}
     )
+
+
+def list_cut_off(ranks: Sequence[int], unreached: Sequence[Pair]) -> list[int]:
+    """Return the ranks that the first one does not reach, directly or through others.
+
+    `unreached` are the pairs of ranks, the lower first, that are not connected.
+    """
+    graph: nx.Graph[int] = nx.Graph(
+        pair for pair in combinations(sorted(ranks), 2) if pair not in {*unreached}
+    )
+    graph.add_nodes_from(ranks)
+    return sorted({*ranks} - nx.node_connected_component(graph, ranks[0]))
 
 
 @dataclass

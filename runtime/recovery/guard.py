@@ -29,7 +29,7 @@ from ...topo.derived.lost_links import Pair, PairRoutes
 from ...topo.errors import ExecutionError, InfeasibleError
 from ...topo.graph import Topology
 from ..ranks.addresses import find_ended
-from ..ranks.blame import describe_link, explain_silence
+from ..ranks.blame import describe_link, explain_silence, list_ranks
 from ..ranks.cabled import find_cabling
 from ..ranks.transport import Transport
 from .agreement import (
@@ -39,6 +39,7 @@ from .agreement import (
     Recovery,
     SplitError,
     SupersededError,
+    list_cut_off,
     list_pairs,
 )
 from .connections import ConnectionWatch, find_listening_ports
@@ -401,9 +402,12 @@ class Guard:
         gloo = PartialGloo(first.rank, first.size, timedelta(seconds=first.faults.wait_s))
         recovery.report(RankStatus(self._ended, gloo.address, gloo.list_ports(), unreached))
         parts = recovery.wait_for_parts()
+        by_rank = dict(zip(first.labels, parts, strict=True))
+        lost = list_pairs({rank: x.unreached for rank, x in by_rank.items()})
+        if cut_off := list_cut_off([*by_rank], lost):
+            # Their reports have come through others: some ranks were too busy to answer in time.
+            raise _LostError(f"{list_ranks(cut_off)} did not answer rank {first.labels[0]} in time")
         if first.rank == 0:
-            by_rank = dict(zip(first.labels, parts, strict=True))
-            lost = list_pairs({rank: x.unreached for rank, x in by_rank.items()})
             recovery.decide(self._decide(lost))
         decision = recovery.wait_for_decision()
         transport = self._connect(gloo, parts, decision)

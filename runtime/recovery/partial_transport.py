@@ -153,7 +153,7 @@ class _PartialFaults(Faults):
 def find_tree(ranks: int, lost: Sequence[tuple[int, int]]) -> "nx.DiGraph[int]":
     """Return a tree of pairs of ranks that are not among `lost`, directed from rank 0.
 
-    Raise networkx's error if these do not connect all ranks.
+    These must connect all ranks.
     """
     graph: nx.Graph[int] = nx.complete_graph(ranks)
     graph.remove_edges_from(lost)

@@ -18,6 +18,7 @@ from ranks import recovering
 from topoplan.runtime.emulate import emulate, parse_rate, why_not
 from topoplan.runtime.emulate.ranks import write_topology
 from topoplan.runtime.ranks.launch import list_ready
+from topoplan.runtime.recovery.agreement import list_cut_off
 from topoplan.runtime.recovery.partial_transport import find_tree
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on
@@ -138,6 +139,18 @@ def test_the_tree_uses_no_lost_pair(ranks: int, data: st.DataObject) -> None:
     assert sorted(tree) == list(range(ranks))
     assert tree.number_of_edges() == ranks - 1
     assert not {tuple(sorted(edge)) for edge in tree.edges} & set(lost)
+
+
+@given(st.integers(2, 7), st.data())
+def test_ranks_that_no_pair_connects_are_cut_off(ranks: int, data: st.DataObject) -> None:
+    """Those of the first rank's side are reached over any pair that is left within it."""
+    sides = [0, *(data.draw(st.integers(0, 1)) for _ in range(ranks - 1))]
+    pairs = [(a, b) for b in range(ranks) for a in range(b)]
+    lost = [(a, b) for a, b in pairs if sides[a] != sides[b]]
+    first = [rank for rank in range(ranks) if not sides[rank]]
+    tree = {*pairwise(data.draw(st.permutations(first)))}
+    lost += [x for x in pairs if {x, x[::-1]}.isdisjoint(tree) and data.draw(st.booleans())]
+    assert list_cut_off(range(ranks), lost) == [rank for rank in range(ranks) if sides[rank]]
 
 
 @pytest.mark.parametrize(("name", "link"), [("dgx1", "gpu0 gpu3"), ("mesh:2x4", "gpu1 gpu2")])
