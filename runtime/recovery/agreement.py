@@ -98,11 +98,12 @@ def list_cut_off(ranks: Sequence[int], unreached: Sequence[Pair]) -> list[int]:
 
     `unreached` are the pairs of ranks, the lower first, that are not connected.
     """
-    graph: nx.Graph[int] = nx.Graph(
+    graph: nx.Graph[object] = nx.Graph(
         pair for pair in combinations(sorted(ranks), 2) if pair not in {*unreached}
     )
     graph.add_nodes_from(ranks)
-    return sorted({*ranks} - nx.node_connected_component(graph, ranks[0]))
+    connected = nx.node_connected_component(graph, ranks[0])
+    return sorted(rank for rank in ranks if rank not in connected)
 
 
 @dataclass
