@@ -1,6 +1,6 @@
 """Cut or slow links of emulated machines while ranks run, and see how they go on.
 
-    python benchmarks/carry_on.py carry_on.jsonl               100 single cuts (about 30 minutes)
+    python benchmarks/carry_on.py carry_on.jsonl               108 single cuts (over an hour)
     python benchmarks/carry_on.py carry_on.jsonl --runs 4 --machines mesh:2x2 --cases cut flap
 
 Each run emulates a machine and starts a rank on each GPU with on_fault="replan": they make
@@ -485,7 +485,7 @@ def main() -> None:
     parser.add_argument("--machines", nargs="*", choices=MACHINES, default=[*MACHINES])
     parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=PROGRAMS)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=["cut"])
-    parser.add_argument("--runs", type=int, default=17, help="of each machine, program and case")
+    parser.add_argument("--runs", type=int, default=12, help="of each machine, program and case")
     parser.add_argument(
         "--no-spares", action="store_true", help="plan for what is left at the fault"
     )

@@ -98,8 +98,9 @@ def list_cut_off(ranks: Sequence[int], unreached: Sequence[Pair]) -> list[int]:
 
     `unreached` are the pairs of ranks, the lower first, that are not connected.
     """
+    lost = set(unreached)
     graph: nx.Graph[object] = nx.Graph(
-        pair for pair in combinations(sorted(ranks), 2) if pair not in {*unreached}
+        pair for pair in combinations(sorted(ranks), 2) if pair not in lost
     )
     graph.add_nodes_from(ranks)
     connected = nx.node_connected_component(graph, ranks[0])

@@ -61,9 +61,9 @@ _DRAIN_S = 5.0
 # Connecting anew takes a fraction of a second; gloo would wait much longer for a rank that a link
 # lost meanwhile has put out of reach.
 _CONNECT_S = 6.0
-# How often a rank that waits looks whether others have begun the next recovery, in one and for so
-# long after it: another rank may fail where this one did not.
-_LOOK_S, _LOOK_ON_S = 0.05, 10.0
+# A rank that waits in a recovery checks this often whether others have begun the next one, and for
+# this long afterwards: another rank may fail where this one did not.
+_CHECK_S, _CHECK_ON_S = 0.05, 10.0
 # Recoveries in a row, for one call, after which the error is raised.
 _MAX_RECOVERIES = 8
 
@@ -143,7 +143,7 @@ class Guard:
         self._worker = self._make_worker()
         self._ended = self._recoveries = self._sent_before = 0
         self._recovery: Recovery | None = None
-        self._looks_until = 0.0
+        self._checks_until = 0.0
         self._current: Attempt | None = None
         self._last: Attempt | None = None
         self._interrupted: GuardedEngine | None = None
@@ -226,7 +226,7 @@ class Guard:
                 try:
                     has_ended = self._recover(prepare)
                 finally:
-                    self._looks_until = time.monotonic() + _LOOK_ON_S
+                    self._checks_until = time.monotonic() + _CHECK_ON_S
                 if has_ended:
                     return
         raise self._give_up(f"connections were lost {_MAX_RECOVERIES} times")
@@ -271,10 +271,10 @@ class Guard:
             if ends is None and (watch.is_lost or watch.is_closed):
                 ends = time.monotonic() + (_SETTLE_S if watch.is_lost else _DRAIN_S)
             wait_s = None if ends is None else max(0.0, ends - time.monotonic())
-            if self._recovery is not None and time.monotonic() > self._looks_until:
+            if self._recovery is not None and time.monotonic() > self._checks_until:
                 self._recovery = None
             if self._recovery is not None:
-                wait_s = _LOOK_S if wait_s is None else min(wait_s, _LOOK_S)
+                wait_s = _CHECK_S if wait_s is None else min(wait_s, _CHECK_S)
             try:
                 event = self._events.get(timeout=wait_s)
             except queue.Empty:
@@ -390,7 +390,7 @@ class Guard:
     def _recover_once(self, prepare: Prepare | None, deadline: float, began: float) -> bool:
         first, number = self.first, self._recoveries
         recovery = Recovery(self._key, number, self._rank, first.faults.addresses, deadline)
-        self._recovery, self._looks_until = recovery, deadline
+        self._recovery, self._checks_until = recovery, deadline
         if first.rank == 0 and self._interrupted is not None:
             threading.Thread(
                 target=self._foresee,

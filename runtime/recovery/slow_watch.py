@@ -55,7 +55,7 @@ class _Change:
 
     It was noticed `now_s` after the watch began (`began` by time.monotonic), before the call with
     the number `call`. `usual_s` and `spent_s` are those of the Pace before. On rank 0, `made` is
-    the plan, or why there is none, once it `is_being_made` no more.
+    the plan, or the reason why there is none, as soon as `is_being_made` is False.
     """
 
     factors: dict[Hop, Fraction]

@@ -186,6 +186,20 @@ def test_interfaces_of_one_connector_are_known_by_the_driver_s_files(
             (tmp_path / "net" / name / "phys_port_name").write_text(f"p{int('f1' in name)}\n")
 
 
+def run_on_cables(machine: str, *options: str, script: Path) -> str:
+    """Run a script on the ranks of emulated hosts that cables join; return what it prints."""
+    command = [sys.executable, "-m", "topoplan.cli.emulate", machine, "--cables", *options, "--"]
+    done = subprocess.run(
+        [*command, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=patience.seconds(150),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @needs_namespaces
 def test_emulated_hosts_find_their_cable_and_sum_over_it(tmp_path: Path) -> None:
     script, written = tmp_path / "rank.py", tmp_path / "found.json"
@@ -209,15 +223,7 @@ def test_emulated_hosts_find_their_cable_and_sum_over_it(tmp_path: Path) -> None
         f"    open({str(written)!r}, 'w').write(find_cabling().topology.dumps())\n"
         "dist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-m", "topoplan.cli.emulate", "path:2", "--cables", "--"]
-    done = subprocess.run(
-        [*command, sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(150),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_on_cables("path:2", script=script)
     topology = Topology.load(written)
     assert topology.ranks == ("gpu0", "gpu1")
     assert topology.links[0].extra["src_address"] == "10.130.0.1"
@@ -265,15 +271,7 @@ def test_ranks_of_mpirun_sum_over_cables_and_not_by_mpi(tmp_path: Path) -> None:
     """On a ring of three Open MPI's own messages end the job, those of ranks to meet too."""
     script = tmp_path / "rank.py"
     script.write_text(UNDER_MPIRUN, encoding="utf-8")
-    command = [sys.executable, "-m", "topoplan.cli.emulate", "ring:3", "--cables", "--mpi", "--"]
-    done = subprocess.run(
-        [*command, sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(150),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (said,) = done.stdout.splitlines()
+    printed = run_on_cables("ring:3", "--mpi", script=script)
+    (said,) = printed.splitlines()
     assert said.startswith("transport mpi: Open MPI") and "3 hosts that cables join" in said
     assert said.endswith("mpirun --mca btl_tcp_if_include 10.99.0.0/16")
