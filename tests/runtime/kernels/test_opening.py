@@ -1,4 +1,4 @@
-"""A group whose kernels fail, in whatever way, plays messages."""
+"""A group whose kernels fail, for any reason, plays messages."""
 
 from __future__ import annotations
 
