@@ -249,6 +249,8 @@ communicator = topoplan.Communicator(plan, choose="plan")
 before = count_sent("mgmt0"), count_sent("port*")
 tensor = torch.full((1 << 18,), float(rank + 1))
 assert (communicator.allreduce(tensor) == 6).all()
+# A rank that is done may have parts queued that its neighbour still waits for.
+dist.barrier()
 sent = count_sent("mgmt0") - before[0], count_sent("port*") - before[1]
 # a ring of three hosts: each sends four thirds of the tensor
 assert sent[0] < 50_000 and 1.3 < sent[1] / tensor.nbytes < 1.6, sent
