@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -146,9 +147,13 @@ class _Leader:
         with Handshake(hosts, self.me, self.key, self.number) as handshake:
             self._meet("serving")
             hellos: list[Hello] = []
+            answers: list[PortAnswer] = []
             greeting = threading.Thread(target=lambda: hellos.extend(handshake.greet()))
             greeting.start()
-            answers = handshake.ask()
+            asking = threading.Thread(target=lambda: answers.extend(handshake.ask()))
+            asking.start()
+            import_module("networkx")  # takes a tenth of a second, which passes anyhow
+            asking.join()
             greeting.join()
             rows = self._share("heard", msgspec.to_builtins([hellos, answers]))
             heard = [

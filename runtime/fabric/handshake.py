@@ -107,20 +107,28 @@ class Handshake:
     # Who answers
 
     def ask(self) -> list[PortAnswer]:
-        """Connect over each port to each address of its subnet, and return who answers."""
-        pairs = [(p, q) for p, q in list_possible_pairs(self.hosts) if p[0] == self.me]
-        answers: list[PortAnswer] = []
+        """Connect over each port to each address of its subnet, and return who answers.
 
-        def ask_one(p: PortKey, q: PortKey) -> None:
-            by: tuple[int | None, str] = (None, "")
-            with suppress(OSError, ValueError), self._connect(p, q) as connection:
+        Over both ports and to the address only at once: many pairs let their time run out.
+        """
+        pairs = [(p, q) for p, q in list_possible_pairs(self.hosts) if p[0] == self.me]
+        answers: dict[tuple[PortKey, PortKey, bool], tuple[int, str]] = {}
+
+        def ask_one(p: PortKey, q: PortKey, is_bound: bool) -> None:
+            with suppress(OSError, ValueError), self._open(p, q, is_bound=is_bound) as connection:
                 got = self._request(connection, p)
                 if got.get("key") == self.key:
-                    by = int(got["host"]), str(got["port"])
-            answers.append(PortAnswer(*p, *q, *by))
+                    answers[p, q, is_bound] = int(got["host"]), str(got["port"])
 
-        _run_together([(ask_one, pair) for pair in pairs])
-        return sorted(answers, key=lambda x: (x.port, x.to_host, x.to_port))
+        _run_together([(ask_one, (*pair, bound)) for pair in pairs for bound in (True, False)])
+        mute: tuple[int | None, str] = (None, "")
+        return sorted(
+            (
+                PortAnswer(*p, *q, *answers.get((p, q, True), answers.get((p, q, False), mute)))
+                for p, q in pairs
+            ),
+            key=lambda x: (x.port, x.to_host, x.to_port),
+        )
 
     def _connect(self, p: PortKey, q: PortKey) -> socket.socket:
         """Return a connection that leaves through the own port `p`, to the address of `q`.
