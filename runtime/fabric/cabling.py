@@ -14,7 +14,7 @@ import networkx as nx
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...topo.errors import InputError
+from ...topo.errors import ExecutionError, InputError
 from ...topo.fabric import (
     FabricFacts,
     PortKey,
@@ -35,6 +35,8 @@ log = logging.getLogger("topoplan")
 _MPI_NETWORKS = tuple(
     f"OMPI_MCA_{name}" for name in ("btl_tcp_if_include", "btl_tcp_if_exclude", "btl", "pml")
 )
+# Ports that are tried, of which mostly all hosts have the first one free.
+_ATTEMPTS = 100
 # gloo finds its device's socket by what was opened meanwhile: one group at a time.
 _MAKING = threading.Lock()
 
@@ -138,23 +140,13 @@ class HostCabling:
         members, _ = list_members(place)
         own: int = place.group_rank
         gloo_class: Any = dist.ProcessGroupGloo
-        with _MAKING:
-            opened = frozenset(list_sockets().values())
-            device = gloo_class.create_device(hostname=self.address)
-            ports = find_listening_ports(opened)
-            store.set(f"listens/{own}", str(ports[0]))
-            channels = self._make_channels(store, own, members, place.timeout)
-        others = [
-            (number, rank)
+        channels = self._make_channels(store, own, members, place.timeout)
+        others = {
+            number: rank
             for number, rank in enumerate(members)
             if self._host_of[rank] != self._host_of[self.rank]
-        ]
-        keys = [f"listens/{number}" for number, _ in others]
-        if keys:
-            store.wait(keys, place.timeout)
-        proxies = [(rank, int(store.get(f"listens/{number}"))) for number, rank in others]
-        for proxy in proxies:
-            self._relay.open_proxy(*proxy)
+        }
+        device, proxies = self._listen(store, own, others, place.timeout)
         gloo = gloo_class(store, own, len(members), _make_options([device], place.timeout))
 
         def close() -> None:
@@ -163,6 +155,60 @@ class HostCabling:
 
         # Not before: gloo takes a connection for made that the proxy has not accepted yet.
         return gloo, CableGloo(channels, gloo, close)
+
+    def _listen(
+        self, store: Store, own: int, others: Mapping[int, int], timeout: timedelta
+    ) -> tuple[Any, list[tuple[int, int]]]:
+        """Return a device of gloo's that all others reach, and the proxies of theirs: rank, port.
+
+        The system chooses a device's port, which a program of another host may have there: then the
+        device is made anew. `others` has the ranks on other hosts by number in the group.
+        Collective over the group.
+        """
+        device, proxies = None, dict[int, tuple[int, int]]()
+        changing, is_accepted, is_announced, attempt = set(others), False, False, 0
+        while changing or not is_announced:
+            if attempt > _ATTEMPTS:
+                raise ExecutionError(
+                    f"rank {self.rank}: of {_ATTEMPTS} ports that the system chose for gloo, "
+                    "programs of other hosts have all; give it more with "
+                    "net.ipv4.ip_local_port_range"
+                )
+            port = ""  # announces that all other hosts have a proxy for the last one
+            if not is_accepted:
+                device, port = self._make_device()
+            if not is_announced:
+                store.set(f"listens/{own}/{attempt}", port)
+            is_announced = is_accepted
+            for number in sorted(changing):
+                wanted = _take_text(store, f"listens/{number}/{attempt}", timeout)
+                if not wanted:
+                    changing.remove(number)
+                    continue
+                if number in proxies:
+                    self._relay.close_proxy(*proxies.pop(number))
+                proxy = others[number], int(wanted)
+                try:
+                    self._relay.open_proxy(*proxy)
+                    proxies[number] = proxy
+                except OSError as error:
+                    log.debug("rank %d: no proxy of rank %d: %s", self.rank, proxy[0], error)
+                accepts = str(int(number in proxies))
+                store.set(f"accepts/{number}/{attempt}/{own}", accepts)
+            if not is_accepted:
+                keys = [f"accepts/{own}/{attempt}/{number}" for number in others]
+                is_accepted = all(_take_text(store, key, timeout) == "1" for key in keys)
+            attempt += 1
+        return device, list(proxies.values())
+
+    def _make_device(self) -> tuple[Any, str]:
+        """Return a device of gloo's at this rank's address, and its port."""
+        gloo_class: Any = dist.ProcessGroupGloo
+        with _MAKING:
+            opened = frozenset(list_sockets().values())
+            device = gloo_class.create_device(hostname=self.address)
+            (port,) = find_listening_ports(opened, self.address)
+        return device, str(port)
 
     def _make_channels(
         self, store: Store, own: int, members: Sequence[int], timeout: timedelta
@@ -192,6 +238,11 @@ class HostCabling:
                     CableChannel(backend, int(own == low), Fraction(joint.GBps) / total)
                 )
         return channels
+
+
+def _take_text(store: Store, key: str, timeout: timedelta) -> str:
+    store.wait([key], timeout)
+    return store.get(key).decode()
 
 
 def _make_options(devices: list[Any], timeout: timedelta) -> Any:

@@ -56,7 +56,7 @@ def join_by_cables(store: Store, rank: int, ranks: int, timeout: timedelta) -> N
     cabling.relay_ports = {
         other: take(launch.store, f"relay/{other}", timeout) for other in range(ranks)
     }
-    relay.find_hop = cabling.find_hop
+    relay.set_hops(cabling.find_hop)
     set_cabling(cabling)
     for fault in find_faults(facts) if rank == 0 else ():
         log.warning("%s; %s", fault.text, fault.advice)

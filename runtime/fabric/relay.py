@@ -48,13 +48,13 @@ def loopback_of(rank: int) -> str:
 class CableRelay:
     """One rank's relay: a thread that accepts at the host's ports and at other ranks' addresses.
 
-    `key` is known to the ranks of the launch only, and `find_hop` returns the next hop to a rank.
+    `key` is known to the ranks of the launch only. What is to go further waits for `set_hops`.
     """
 
     def __init__(self, rank: int, addresses: Sequence[str], key: str) -> None:
         self._rank, self._key = rank, key
-        self.find_hop: Callable[[int], RelayHop] | None = None
         self._loop = asyncio.new_event_loop()
+        self._find_hop: asyncio.Future[Callable[[int], RelayHop]] = self._loop.create_future()
         self._proxies: dict[tuple[str, int], asyncio.Server] = {}
         self._carried = 0.0
         # asyncio refers weakly to tasks and their readers: an idle stream would be freed.
@@ -90,6 +90,10 @@ class CableRelay:
             asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(_IDLE_s)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
+    def set_hops(self, find_hop: Callable[[int], RelayHop]) -> None:
+        """Say which is the next hop to each rank."""
+        self._loop.call_soon_threadsafe(self._find_hop.set_result, find_hop)
+
     def open_proxy(self, rank: int, port: int) -> None:
         """Listen at another rank's address and port, and carry connections to it.
 
@@ -109,7 +113,8 @@ class CableRelay:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._carry(rank, port, reader, writer)
 
-        return await asyncio.start_server(accept, address, port, backlog=512)
+        # Other ranks of this host have the same proxy; any of them may carry a connection.
+        return await asyncio.start_server(accept, address, port, backlog=512, reuse_port=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take a connection from another relay, and carry it on."""
@@ -144,8 +149,7 @@ class CableRelay:
             if rank == self._rank:
                 there = await asyncio.open_connection(loopback_of(rank), port)
             else:
-                assert self.find_hop is not None
-                hop = self.find_hop(rank)
+                hop = (await asyncio.wait_for(asyncio.shield(self._find_hop), _CONNECT_s))(rank)
                 is_last = hop.is_last
                 there = await asyncio.wait_for(
                     asyncio.open_connection(hop.ip, hop.port, local_addr=(hop.own, 0)), _CONNECT_s

@@ -192,7 +192,11 @@ def _read(text: bytes) -> Address | None:
         return None
     address = Address(*json.loads(text))
     if (cabling := find_cabling()) is not None:
-        cabling.reach(address.host, address.port)
+        try:
+            cabling.reach(address.host, address.port)
+        except OSError as error:  # a program of this host has the port
+            log.debug("rank at %s is out of reach: %s", address.host, error)
+            return None
     return address
 
 

@@ -37,16 +37,18 @@ def list_sockets() -> Mapping[int, str]:
     return names
 
 
-def find_listening_ports(opened_since: Collection[str]) -> list[int]:
+def find_listening_ports(opened_since: Collection[str], address: str = "") -> list[int]:
     """Return the ports of the sockets that this process has begun to listen at.
 
-    `opened_since` are the names that `list_sockets` returned before.
+    `opened_since` are the names that `list_sockets` returned before. With `address` only sockets at
+    that address count.
     """
     ports = []
     for copy in _copy_new(opened_since):
         with copy:
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                ports.append(int(copy.getsockname()[1]))
+                host, port, *_ = copy.getsockname()
+                ports += [int(port)] if not address or host == address else []
     return ports
 
 

@@ -204,9 +204,14 @@ def run_on_cables(machine: str, *options: str, script: Path) -> str:
 def test_emulated_hosts_find_their_cable_and_sum_over_it(tmp_path: Path) -> None:
     script, written = tmp_path / "rank.py", tmp_path / "found.json"
     script.write_text(
-        "import os, torch, torch.distributed as dist, topoplan.runtime.register\n"
+        "import os, random, socket, torch, torch.distributed as dist, topoplan.runtime.register\n"
         "from topoplan.runtime.ranks.cabled import find_cabling\n"
         "assert 'TOPOPLAN_EMULATED' not in os.environ\n"
+        # Half of the ports are in use, others on each host.
+        "with open('/proc/sys/net/ipv4/ip_local_port_range', 'w') as limits:\n"
+        "    limits.write('40000 40399')\n"
+        "draw = random.Random(os.environ['RANK'])\n"
+        "taken = [socket.create_server(('', x)) for x in draw.sample(range(40000, 40400), 200)]\n"
         "dist.init_process_group('topo')\n"
         "tensor = torch.full((1 << 16,), float(dist.get_rank() + 1))\n"
         "dist.all_reduce(tensor)\n"
