@@ -16,6 +16,7 @@ from math import ceil
 import numpy as np
 
 from ...topo.errors import InfeasibleError
+from ...topo.routes import Route, route_links
 from ..bounds.single_path import has_single_paths
 from ..request import Request, TreeLimits
 from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
@@ -145,6 +146,29 @@ class ForestBuilder:
 
     def _hang(self, tree: Tree, root: int | None = None) -> RootedTree:
         return root_tree(tree, self.survey.ranks, root)
+
+    def _fit_routes(self, tree: RootedTree) -> RootedTree | None:
+        """Return a tree with the router's routes in place of those that the machine lacks.
+
+        Reversed routes may lack links, if these have one direction. None without such routes.
+        """
+        links = self.survey.topology.capacity_GBps
+
+        def fit(routes: Sequence[Route | None]) -> tuple[Route | None, ...]:
+            return tuple(
+                route
+                if route is None or all(link in links for link in route_links(route))
+                else self.router.find_route(route[0], route[-1])
+                for route in routes
+            )
+
+        fitted = RootedTree(tree.root, fit(tree.up), fit(tree.down))
+        lacks = any(
+            route is None and rank != tree.root
+            for routes in (fitted.up, fitted.down)
+            for rank, route in enumerate(routes)
+        )
+        return None if lacks else fitted
 
     def build_all(self) -> list[CandidateForest]:
         """Try the methods for allreduce that suit the machine and return all forests.
@@ -301,8 +325,10 @@ class ForestBuilder:
             if is_dominated or len(parents) * boxes.rails > _MAX_TREES or not self._may_go_on():
                 continue
             trees = rail_trees(boxes, parents, self.router)
-            if trees is not None:
-                self.add_weighed([self._hang(tree, root) for tree, root in trees], f"boxes, {name}")
+            hung = [self._fit_routes(self._hang(tree, root)) for tree, root in trees or ()]
+            fitting = [tree for tree in hung if tree is not None]
+            if fitting and len(fitting) == len(hung):
+                self.add_weighed(fitting, f"boxes, {name}")
 
     def add_level_trees(self, root: int | None = None) -> None:
         """Add trees of equal share, no link being in more of them than it has room for.

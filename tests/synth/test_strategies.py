@@ -23,7 +23,7 @@ from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
-from topoplan.topo.graph import Topology
+from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -92,6 +92,23 @@ def test_greedy_declines_switches_and_what_takes_too_long() -> None:
         build("greedy", preset("switch:4"))
     with pytest.raises(TimeLimitError, match="a trial for 1024 ranks takes about"):
         build("greedy", preset("torus:32x32"), "allgather", seconds=1)
+
+
+def test_hierarchical_follows_links_of_one_direction() -> None:
+    """Hosts that send over one device and receive over another, as processes on cables do."""
+    devices, links = list[Device](), list[Link]()
+    for host in range(3):
+        hubs = [f"h{host}/{name}" for name in ("memory", "out", "in")]
+        devices += [Device(hub, "switch") for hub in hubs]
+        for gpu in (f"h{host}/a", f"h{host}/b"):
+            devices.append(Device(gpu))
+            ends = [(gpu, hubs[0]), (hubs[0], gpu), (gpu, hubs[1]), (hubs[2], gpu)]
+            links += [Link(*end, Fraction(2)) for end in ends]
+        links += [Link(hubs[1], f"h{other}/in", Fraction(1)) for other in {0, 1, 2} - {host}]
+    topology = Topology("one-way", tuple(devices), tuple(links))
+    target = collective_on("allreduce", topology)
+    best = min(bandwidth_s_per_GB(s, topology) for s in build("hierarchical", topology))
+    assert best <= Fraction(21, 20) / bound(target, topology).algbw_GBps
 
 
 @pytest.mark.parametrize("boxes", [2, 3, 5])
