@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from topoplan.runtime.emulate import Network
     from topoplan.topo.graph import Topology
 
-MACHINES = {"mesh:2x2": "100Mbit", "dgx1": "25Mbit", "two-rails": "50Mbit"}
+MACHINES = {"mesh:2x2": "25Mbit", "dgx1": "6Mbit", "two-rails": "12Mbit"}
 CASES = ("cut", "two", "again", "flap", "slow", "both")
 PROGRAMS = ("calls", "training", "backend")
 # Cases that are not for all programs.
@@ -60,12 +60,14 @@ COLUMNS = (
 )  # fmt: skip
 # Elements of a call: 16 MB, as DistributedDataParallel's buckets have, and less where many calls
 # have to show that a link is slow.
-_NUMEL, _NUMEL_SLOW = 1 << 22, 1 << 20
+_NUMEL, _NUMEL_SLOW = 1 << 20, 1 << 20
 _STEPS = 30
 # The first run on a machine also races.
 _START_S, _AFTER_S, _END_S = 240.0, 40.0, 60.0
 # Calls after the one that the fault struck, of which the last five give the rate.
-_CALLS_AFTER = 8
+_CALLS_AFTER = 12
+# Longest wait for other ranks before a call.
+_MEET_S = 0.5
 _FLAP_S = (1.5, 6.0)
 # A call or step was struck by a fault if it takes so much longer than the median before the fault.
 _HIT_S = 2.0
@@ -385,6 +387,19 @@ def work(program: str, case: str, plan: str, folder: Path) -> int:
     return 0
 
 
+def meet(folder: Path, number: int, rank: int, size: int) -> None:
+    """Wait until all ranks are ready for a call, without the network; not for ever.
+
+    Checking the sums takes them different times, which are not the call's.
+    """
+    (folder / f"ready-{number}-{rank}").touch()
+    ends = time.monotonic() + _MEET_S
+    while time.monotonic() < ends:
+        if all((folder / f"ready-{number}-{other}").exists() for other in range(size)):
+            return
+        time.sleep(0.002)
+
+
 def make_calls(plan: str, folder: Path, numel: int, option: dict[str, str]) -> dict[str, Any]:
     """Make allreduces until rank 0 finds the file `stop`."""
     import torch
@@ -400,6 +415,7 @@ def make_calls(plan: str, folder: Path, numel: int, option: dict[str, str]) -> d
         x = base.float() + rank * (number % 50)
         # The last element says whether to stop.
         x[-1] = float(rank == 0 and (folder / "stop").exists())
+        meet(folder, number, rank, size)
         began = time.time()
         communicator.allreduce(x)
         ended = time.time()

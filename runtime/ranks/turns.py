@@ -50,6 +50,8 @@ MAX_CALLS = MAX_ENTRANTS + 2 * (MAX_ENTRANTS - 1)
 # A candidate is dropped at this multiple of the best time: after one round, which is uncertain, and
 # later.
 _SLOW_AT_FIRST, _SLOW = 3.0, 1.6
+# The multiple for calls that take _LONG_S and more: delays are short compared with them.
+_LONG_S, _SLOW_IF_LONG = 0.3, 1.15
 
 # A schedule, or None for the stock collective.
 Entrant = Schedule | None
@@ -190,6 +192,8 @@ class Trial:
         """Drop slow candidates, and start the next round in another order."""
         best = self.best_s()
         limit_s = min(best.values()) * (_SLOW_AT_FIRST if self._round == 1 else _SLOW)
+        if min(best.values()) >= _LONG_S:
+            limit_s = min(best.values()) * _SLOW_IF_LONG
         ranked = sorted((x for x in self._left if best[x] <= limit_s), key=best.__getitem__)
         # The call before can slow a call down: the slowest candidate comes first, the fastest last.
         self._left = ranked[: MAX_ENTRANTS - 1][::-1]
