@@ -116,11 +116,10 @@ def replay(cases: int) -> tuple[int, int, int]:
     import numpy as np
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from played import play
+    from played import add_up, play
 
     from topoplan.runtime.program.lowering import lower
     from topoplan.synth.cost.segmentation import families
-    from topoplan.synth.reproducible.bracket import add_up
 
     plans = [
         make_plan(topology, name, reproducible=True) for topology in REPLAYED for name in ADDING

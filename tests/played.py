@@ -25,6 +25,7 @@ from topoplan.runtime.program.instructions import (
     Span,
 )
 from topoplan.runtime.program.within_hosts import Arrived, Outside, split
+from topoplan.synth.reproducible.bracket import Bracket, parse_bracket
 
 Array = np.ndarray
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
@@ -333,3 +334,22 @@ def play(
             y[d.to : d.to + d.hi - d.lo] = player.work[d.lo : d.hi]
         out.append(y)
     return out
+
+
+def add_up(bracketing: str, contributions: Sequence[Array]) -> Array:
+    """Return the sum of the ranks' arrays in a bracketing written by `find_bracketing`.
+
+    `contributions` holds one array per rank; they are added in their own dtype.
+    """
+    done: list[Array] = []
+    rest: list[Bracket | None] = [parse_bracket(bracketing)]
+    while rest:
+        item = rest.pop()
+        if item is None:
+            second, first = done.pop(), done.pop()
+            done.append(first + second)
+        elif isinstance(item, int):
+            done.append(contributions[item])
+        else:
+            rest += [None, item[1], item[0]]
+    return done[0]

@@ -26,6 +26,7 @@ from ...topo.fabric.faults import find_rate
 from ...topo.fabric.segments import count_islands
 from ..ranks.cabled import CableMessages
 from ..ranks.groups import list_members
+from ..ranks.store import put, take
 from ..recovery.connections import find_listening_ports, list_sockets
 from .cable_gloo import CableChannel, CableGloo
 from .relay import CableRelay, RelayHop, loopback_of
@@ -35,6 +36,7 @@ log = logging.getLogger("topoplan")
 _MPI_NETWORKS = tuple(
     f"OMPI_MCA_{name}" for name in ("btl_tcp_if_include", "btl_tcp_if_exclude", "btl", "pml")
 )
+_Gloo: Any = dist.ProcessGroupGloo  # torch's type stubs lack its devices
 # Ports that are tried, of which mostly all hosts have the first one free.
 _ATTEMPTS = 100
 # gloo finds its device's socket by what was opened meanwhile: one group at a time.
@@ -139,15 +141,14 @@ class HostCabling:
         """See LaunchCabling. Collective over the group."""
         members, _ = list_members(place)
         own: int = place.group_rank
-        gloo_class: Any = dist.ProcessGroupGloo
         channels = self._make_channels(store, own, members, place.timeout)
         others = {
             number: rank
             for number, rank in enumerate(members)
             if self._host_of[rank] != self._host_of[self.rank]
         }
-        device, proxies = self._listen(store, own, others, place.timeout)
-        gloo = gloo_class(store, own, len(members), _make_options([device], place.timeout))
+        device, proxies = self._listen(store, own, others, place)
+        gloo = _Gloo(store, own, len(members), _make_options([device], place.timeout))
 
         def close() -> None:
             for proxy in proxies:
@@ -157,7 +158,7 @@ class HostCabling:
         return gloo, CableGloo(channels, gloo, close)
 
     def _listen(
-        self, store: Store, own: int, others: Mapping[int, int], timeout: timedelta
+        self, store: Store, own: int, others: Mapping[int, int], place: Any
     ) -> tuple[Any, list[tuple[int, int]]]:
         """Return a device of gloo's that all others reach, and the proxies of theirs: rank, port.
 
@@ -165,50 +166,39 @@ class HostCabling:
         device is made anew. `others` has the ranks on other hosts by number in the group.
         Collective over the group.
         """
-        device, proxies = None, dict[int, tuple[int, int]]()
-        changing, is_accepted, is_announced, attempt = set(others), False, False, 0
-        while changing or not is_announced:
-            if attempt > _ATTEMPTS:
-                raise ExecutionError(
-                    f"rank {self.rank}: of {_ATTEMPTS} ports that the system chose for gloo, "
-                    "programs of other hosts have all; give it more with "
-                    "net.ipv4.ip_local_port_range"
-                )
-            port = ""  # announces that all other hosts have a proxy for the last one
-            if not is_accepted:
+        device, port, proxies = None, 0, dict[int, int]()
+        refused, attempt = set(range(place.group_size)), 0
+        while refused and attempt < _ATTEMPTS:
+            if own in refused:
                 device, port = self._make_device()
-            if not is_announced:
-                store.set(f"listens/{own}/{attempt}", port)
-            is_announced = is_accepted
-            for number in sorted(changing):
-                wanted = _take_text(store, f"listens/{number}/{attempt}", timeout)
-                if not wanted:
-                    changing.remove(number)
-                    continue
+            ports = _share(store, f"listens/{attempt}", own, place, port)
+            taken = []
+            for number in sorted(refused & {*others}):
+                rank = others[number]
                 if number in proxies:
-                    self._relay.close_proxy(*proxies.pop(number))
-                proxy = others[number], int(wanted)
+                    self._relay.close_proxy(rank, proxies.pop(number))
                 try:
-                    self._relay.open_proxy(*proxy)
-                    proxies[number] = proxy
+                    self._relay.open_proxy(rank, ports[number])
+                    proxies[number] = ports[number]
                 except OSError as error:
-                    log.debug("rank %d: no proxy of rank %d: %s", self.rank, proxy[0], error)
-                accepts = str(int(number in proxies))
-                store.set(f"accepts/{number}/{attempt}/{own}", accepts)
-            if not is_accepted:
-                keys = [f"accepts/{own}/{attempt}/{number}" for number in others]
-                is_accepted = all(_take_text(store, key, timeout) == "1" for key in keys)
+                    log.debug("rank %d: no proxy of rank %d: %s", self.rank, rank, error)
+                    taken.append(number)
+            refused = set().union(*_share(store, f"refused/{attempt}", own, place, taken))
             attempt += 1
-        return device, list(proxies.values())
+        if refused:
+            raise ExecutionError(
+                f"rank {self.rank}: of {_ATTEMPTS} ports that the system chose for gloo, programs "
+                "of other hosts have all; give it more with net.ipv4.ip_local_port_range"
+            )
+        return device, [(others[number], of) for number, of in proxies.items()]
 
-    def _make_device(self) -> tuple[Any, str]:
+    def _make_device(self) -> tuple[Any, int]:
         """Return a device of gloo's at this rank's address, and its port."""
-        gloo_class: Any = dist.ProcessGroupGloo
         with _MAKING:
             opened = frozenset(list_sockets().values())
-            device = gloo_class.create_device(hostname=self.address)
+            device = _Gloo.create_device(hostname=self.address)
             (port,) = find_listening_ports(opened, self.address)
-        return device, str(port)
+        return device, port
 
     def _make_channels(
         self, store: Store, own: int, members: Sequence[int], timeout: timedelta
@@ -218,17 +208,16 @@ class HostCabling:
         They connect at the first message.
         """
         me = self._host_of[self.rank]
-        gloo_class: Any = dist.ProcessGroupGloo
         channels: dict[int, list[CableChannel]] = {}
         for number, rank in enumerate(members):
             joints = self._joints.get((me, self._host_of[rank]), ())
             total = sum(Fraction(x.GBps) for x in joints)
             for i, joint in enumerate(joints):
                 low, high = sorted((own, number))
-                device = gloo_class.create_device(
+                device = _Gloo.create_device(
                     hostname=self.facts.ports[joint.own].ip, lazy_init=True
                 )
-                backend = gloo_class(
+                backend = _Gloo(
                     PrefixStore(f"cable/{low}-{high}/{i}", store),
                     int(own == high),
                     2,
@@ -240,9 +229,10 @@ class HostCabling:
         return channels
 
 
-def _take_text(store: Store, key: str, timeout: timedelta) -> str:
-    store.wait([key], timeout)
-    return store.get(key).decode()
+def _share(store: Store, key: str, own: int, place: Any, value: Any) -> list[Any]:
+    """Return the values of all of a group's ranks, by number. Collective."""
+    put(store, f"{key}/{own}", value)
+    return [take(store, f"{key}/{number}", place.timeout) for number in range(place.group_size)]
 
 
 def _make_options(devices: list[Any], timeout: timedelta) -> Any:

@@ -108,6 +108,7 @@ struct Player {
   }
 
   int sleep_until(Line &line, int64_t peer, uint64_t needed) {
+    ask_for_short_turns();
     // Another rank may need this core: let it run before sleeping.
     for (int turn = 0; turn < YIELDS; turn++) {
       sched_yield();

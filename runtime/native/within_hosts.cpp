@@ -154,6 +154,7 @@ struct Player {
       if (is_over()) return outcome;
       relax();
     }
+    ask_for_short_turns();
     // Another rank may need this core: let it run before sleeping.
     for (int turn = 0; turn < YIELDS; turn++) {
       sched_yield();

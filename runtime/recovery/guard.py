@@ -421,12 +421,13 @@ class Guard:
         planned = None if attempt is None else attempt.planned
         if planned is not None:
             self._try(partial(planned.renew, transport))
+        seconds = time.monotonic() - began
         if servers:
             assert attempt is not None  # who closes its group has ended all calls
             self._try(partial(attempt.pass_on, transport, servers[0], has_ended=has_ended))
             if not has_ended:
                 self._current = attempt
-        self._note(number, began, planned)
+        self._note(number, began, seconds, planned)
         return bool(servers) and not has_ended
 
     def _connect(
@@ -451,8 +452,10 @@ class Guard:
         pairs = [(numbers[a], numbers[b]) for a, b in lost]
         return PartialTransport(first, gloo, pairs, self._watch, f"{self._key} {self._recoveries}")
 
-    def _note(self, number: int, began: float, planned: "GuardedEngine | None") -> None:
-        seconds = time.monotonic() - began
+    def _note(
+        self, number: int, began: float, seconds: float, planned: "GuardedEngine | None"
+    ) -> None:
+        """Add a row to the history; `seconds` passed until the ranks sent again."""
         plan = None if planned is None else planned.engine.plan
         row = {
             "kind": LOST,

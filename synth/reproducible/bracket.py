@@ -1,9 +1,7 @@
 """Bracketings to try on a machine: binary trees over its ranks in which neighbours add up first."""
 
 import random
-from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -25,25 +23,6 @@ def parse_bracket(text: str) -> Bracket:
             done.append((left, right))
         else:
             done.append(int(token))
-    return done[0]
-
-
-def add_up(bracketing: str, contributions: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the sum of the ranks' arrays in a bracketing written by `find_bracketing`.
-
-    `contributions` holds one array per rank; they are added in their own dtype.
-    """
-    done: list[NDArray[Any]] = []
-    rest: list[Bracket | None] = [parse_bracket(bracketing)]
-    while rest:
-        item = rest.pop()
-        if item is None:
-            second, first = done.pop(), done.pop()
-            done.append(first + second)
-        elif isinstance(item, int):
-            done.append(contributions[item])
-        else:
-            rest += [None, item[1], item[0]]
     return done[0]
 
 

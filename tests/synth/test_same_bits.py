@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_module, run_ranks
-from played import Array, play
+from played import Array, add_up, play
 from random_graphs import graphs, on
 from ranks import same_bits
 from thorough import count_examples
@@ -30,7 +30,7 @@ from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, cost_all, synthesize
-from topoplan.synth.reproducible.bracket import add_up, list_leaves, parse_bracket
+from topoplan.synth.reproducible.bracket import list_leaves, parse_bracket
 from topoplan.synth.reproducible.build import build_reproducible
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
