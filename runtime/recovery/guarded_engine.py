@@ -192,14 +192,14 @@ class GuardedEngine:
     def _list_candidates(self, engine: Engine, size_bytes: int) -> list[Schedule]:
         """Return the schedules to try on a job's own calls, the most promising first.
 
-        There is no time for predictions and races: these are the plan's own in two segmentations,
+        There is no time for predictions and races: these are the plan's own in three segmentations,
         and what won before the fault, made for what is left.
         """
         plan, before = engine.plan, self._first.chooser.known(size_bytes)
         own = plan.entry_for(int(size_bytes * self._find_slowness(plan))).schedule
         chunk_bytes = int(size_bytes * max(chunk.share for chunk in own.chunks))
         segments = min(max(1, chunk_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
-        wanted = [(own, segments), (own, max(1, segments // 4))]
+        wanted = [(own, segments), (own, 4 * segments), (own, max(1, segments // 4))]
         if before is not None:
             won = before.own
             alike = [x.schedule for x in plan.entries if x.schedule.strategy == won.strategy]
