@@ -62,7 +62,8 @@ COLUMNS = (
 # have to show that a link is slow.
 _NUMEL, _NUMEL_SLOW = 1 << 20, 1 << 20
 _STEPS = 30
-# The first run on a machine also races. A call has 60 s, which begin later on ranks that notice later.
+# The first run on a machine also races. A call has 60 s, which begin later on ranks that notice a
+# fault later.
 _START_S, _AFTER_S, _END_S = 240.0, 40.0, 90.0
 # Calls after the one that the fault struck, of which the last five give the rate.
 _CALLS_AFTER = 12
