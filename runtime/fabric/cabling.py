@@ -37,7 +37,7 @@ _MPI_NETWORKS = tuple(
     f"OMPI_MCA_{name}" for name in ("btl_tcp_if_include", "btl_tcp_if_exclude", "btl", "pml")
 )
 _Gloo: Any = dist.ProcessGroupGloo  # torch's type stubs lack its devices
-# Ports that are tried, of which mostly all hosts have the first one free.
+# Ports that are tried; the first one is nearly always free on all hosts.
 _ATTEMPTS = 100
 # gloo finds its device's socket by what was opened meanwhile: one group at a time.
 _MAKING = threading.Lock()
@@ -162,8 +162,8 @@ class HostCabling:
     ) -> tuple[Any, list[tuple[int, int]]]:
         """Return a device of gloo's that all others reach, and the proxies of theirs: rank, port.
 
-        The system chooses a device's port, which a program of another host may have there: then the
-        device is made anew. `others` has the ranks on other hosts by number in the group.
+        The system chooses a device's port. If a program of another host uses the same port there,
+        the device is made anew. `others` has the ranks on other hosts by number in the group.
         Collective over the group.
         """
         device, port, proxies = None, 0, dict[int, int]()
@@ -187,8 +187,8 @@ class HostCabling:
             attempt += 1
         if refused:
             raise ExecutionError(
-                f"rank {self.rank}: of {_ATTEMPTS} ports that the system chose for gloo, programs "
-                "of other hosts have all; give it more with net.ipv4.ip_local_port_range"
+                f"rank {self.rank}: each of {_ATTEMPTS} ports that the system chose for gloo is in "
+                "use on another host; widen the range net.ipv4.ip_local_port_range on all hosts"
             )
         return device, [(others[number], of) for number, of in proxies.items()]
 

@@ -147,13 +147,10 @@ class _Leader:
         with Handshake(hosts, self.me, self.key, self.number) as handshake:
             self._meet("serving")
             hellos: list[Hello] = []
-            answers: list[PortAnswer] = []
             greeting = threading.Thread(target=lambda: hellos.extend(handshake.greet()))
             greeting.start()
-            asking = threading.Thread(target=lambda: answers.extend(handshake.ask()))
-            asking.start()
-            import_module("networkx")  # takes a tenth of a second, which passes anyhow
-            asking.join()
+            import_module("networkx")  # here, where greeting takes longer than this and asking
+            answers = handshake.ask()
             greeting.join()
             rows = self._share("heard", msgspec.to_builtins([hellos, answers]))
             heard = [

@@ -109,7 +109,8 @@ class Handshake:
     def ask(self) -> list[PortAnswer]:
         """Connect over each port to each address of its subnet, and return who answers.
 
-        Over both ports and to the address only at once: many pairs let their time run out.
+        Each is asked twice at the same time, over its port and by its address alone: many do not
+        answer, and waiting for one after the other would take twice as long.
         """
         pairs = [(p, q) for p, q in list_possible_pairs(self.hosts) if p[0] == self.me]
         answers: dict[tuple[PortKey, PortKey, bool], tuple[int, str]] = {}

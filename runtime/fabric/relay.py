@@ -48,7 +48,8 @@ def loopback_of(rank: int) -> str:
 class CableRelay:
     """One rank's relay: a thread that accepts at the host's ports and at other ranks' addresses.
 
-    `key` is known to the ranks of the launch only. What is to go further waits for `set_hops`.
+    `key` is known to the ranks of the launch only. Connections to other hosts wait until
+    `set_hops` is called.
     """
 
     def __init__(self, rank: int, addresses: Sequence[str], key: str) -> None:
@@ -91,7 +92,7 @@ class CableRelay:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def set_hops(self, find_hop: Callable[[int], RelayHop]) -> None:
-        """Say which is the next hop to each rank."""
+        """Set the function that returns the next hop to a rank."""
         self._loop.call_soon_threadsafe(self._find_hop.set_result, find_hop)
 
     def open_proxy(self, rank: int, port: int) -> None:

@@ -191,9 +191,8 @@ class Trial:
     def _end_round(self) -> None:
         """Drop slow candidates, and start the next round in another order."""
         best = self.best_s()
-        limit_s = min(best.values()) * (_SLOW_AT_FIRST if self._round == 1 else _SLOW)
-        if min(best.values()) >= _LONG_S:
-            limit_s = min(best.values()) * _SLOW_IF_LONG
+        best_s, slow = min(best.values()), _SLOW_AT_FIRST if self._round == 1 else _SLOW
+        limit_s = best_s * (_SLOW_IF_LONG if best_s >= _LONG_S else slow)
         ranked = sorted((x for x in self._left if best[x] <= limit_s), key=best.__getitem__)
         # The call before can slow a call down: the slowest candidate comes first, the fastest last.
         self._left = ranked[: MAX_ENTRANTS - 1][::-1]

@@ -148,9 +148,10 @@ class ForestBuilder:
         return root_tree(tree, self.survey.ranks, root)
 
     def _fit_routes(self, tree: RootedTree) -> RootedTree | None:
-        """Return a tree with the router's routes in place of those that the machine lacks.
+        """Return a tree with the router's routes in place of those that the machine does not have.
 
-        Reversed routes may lack links, if these have one direction. None without such routes.
+        Where links have one direction, a reversed route may not exist. None if the router has no
+        route either.
         """
         links = self.survey.topology.capacity_GBps
 
