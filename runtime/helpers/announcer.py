@@ -1,5 +1,6 @@
 """The members' side of helpers: announce each call that uses them, and play the members' part."""
 
+import logging
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,6 +18,7 @@ from ..ranks.store import put
 from ..ranks.transport import Transport
 from .headers import Header, HeaderChannel, HeaderKind
 
+log = logging.getLogger("topoplan")
 # Identifies a schedule of a plan, whatever its routes and segments.
 _Signature = tuple[object, ...]
 
@@ -78,6 +80,7 @@ class Announcer:
             return
         self._is_over = True
         if self.is_leader and self.transport.faults.broken is None:
+            say_left(self.transport.faults)
             self.channel.say_goodbye(self.helpers)
 
     def _find_left(self) -> ExecutionError | None:
@@ -93,15 +96,18 @@ class Announcer:
 
 
 def say_left(faults: Faults) -> None:
-    """Let the members know that this helper has left on purpose."""
-    faults.store.set(f"left/{faults.rank}", "yes")
-
-
-def has_left(faults: Faults, helper: int) -> bool:
-    """Return whether a helper has left on purpose, as far as the store knows."""
+    """Let the other participants know that this rank leaves on purpose."""
     try:
-        return faults.store.check([f"left/{helper}"])
-    except RuntimeError:  # the store is gone, with the rank that hosted it
+        faults.store.set(f"left/{faults.rank}", "yes")
+    except RuntimeError as error:  # the store is gone, with the rank that hosted it
+        log.info("rank %d: no store to say goodbye: %s", faults.rank, error)
+
+
+def has_left(faults: Faults, rank: int) -> bool:
+    """Return whether a participant has left on purpose, as far as the store knows."""
+    try:
+        return faults.store.check([f"left/{rank}"])
+    except RuntimeError:
         return False
 
 

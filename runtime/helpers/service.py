@@ -17,7 +17,7 @@ from ..compiled import Buffers
 from ..executor import Executor
 from ..ranks.faults import Call
 from ..ranks.transport import Transport
-from .announcer import say_left
+from .announcer import has_left, say_left
 from .headers import Header, HeaderChannel, HeaderKind
 
 log = logging.getLogger("topoplan")
@@ -83,10 +83,7 @@ class Service:
         """Stop serving, in the middle of a call if need be: calls of the members then fail."""
         self._is_leaving = True
         if not self._is_over:
-            try:
-                say_left(self.transport.faults)
-            except RuntimeError as error:
-                log.info("rank %d: no store to say goodbye: %s", self.transport.label, error)
+            say_left(self.transport.faults)
             self.transport.faults.hang_up()
         if self._thread is not None:
             self._thread.join(_END_S)
@@ -124,10 +121,11 @@ class Service:
         try:
             header = self._channel.receive(self._leader)
         except RuntimeError as error:
-            if self._is_leaving:
+            faults = self.transport.faults
+            # A header that says goodbye is lost if this rank is not there to take it in time.
+            if self._is_leaving or has_left(faults, self._leader):
                 self._is_over = True
                 return
-            faults = self.transport.faults
             call = Call("waiting for the members' calls", 0, inf, faults.topology)
             raise faults.stuck(call, "receive", self._leader, 0, 0, error, {}) from error
         if header.kind == HeaderKind.LEAVE:

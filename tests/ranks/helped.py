@@ -11,7 +11,7 @@ from typing import Any
 import patience
 import torch
 import torch.distributed as dist
-from rank_process import leave
+from rank_process import Events, leave
 
 from ranks.checks import MEANS, SUMS, refused
 from topoplan import Communicator, ExecutionError, PlanMismatchError, Schedule
@@ -87,6 +87,19 @@ def random_calls(paths: list[str], calls: int) -> list[int]:
         sent.append(communicator.wire_bytes)
         communicator.close()
     return sent
+
+
+def miss_the_goodbye(path: str) -> int:
+    """Return how many calls a helper serves that comes back when the members have closed."""
+    communicator, events = Communicator(path, timeout=TIMEOUT, choose=choose_helped), Events()
+    if communicator.rank in communicator.plan.collective.members:
+        call(communicator, 3000, torch.float32, SUMS, 1)
+        communicator.close()
+        events.tell(f"{communicator.rank} closed")
+        return 1
+    served = communicator.serve(1)
+    events.wait(f"{communicator.plan.collective.members[0]} closed")
+    return served + communicator.serve()
 
 
 def race(path: str) -> list[Any]:

@@ -56,6 +56,11 @@ def test_helpers_race_wait_and_are_let_go(tmp_path: Path) -> None:
     assert helper[1]
 
 
+def test_a_helper_that_misses_the_goodbye_ends_well(tmp_path: Path) -> None:
+    path = save_plan(tmp_path, "allreduce", 3, [0, 2])
+    assert run_ranks(helped.miss_the_goodbye, 3, path) == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [
