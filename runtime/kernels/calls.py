@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from ...topo.errors import ExecutionError, InfeasibleError
+from ..native.library import BY_WIDTH, suits
 from ..program.layout import IN_PLACE, ends_with_result
 from ..program.one_sided.flat import OneSidedSchedule
 from ..ranks.faults import Call
-from ..reductions import ReduceOp
 from ..scratch import find_arena
 from .opening import open_kernels
 
@@ -20,27 +20,6 @@ if TYPE_CHECKING:
     from ..ranks.transport import Transport
     from ..summaries.tallies import Tallies
     from .player import KernelPlayer, Loaded
-
-# What kernels add; other dtypes of these widths in bytes are copied as integers.
-_DTYPES = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-)  # fmt: skip
-_REDUCTIONS: tuple[ReduceOp, ...] = (
-    dist.ReduceOp.SUM,
-    dist.ReduceOp.AVG,
-    dist.ReduceOp.PRODUCT,
-    dist.ReduceOp.MAX,
-    dist.ReduceOp.MIN,
-)
-_BY_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def suits(dtype: torch.dtype, op: ReduceOp | None) -> bool:
-    """Return whether kernels have a dtype; `op` is None if nothing is reduced."""
-    if op is None:
-        return dtype.itemsize in _BY_WIDTH
-    return dtype in _DTYPES and op in _REDUCTIONS
 
 
 class KernelCalls:
@@ -95,7 +74,7 @@ class KernelCalls:
         if not suits(dtype, op) or (self._too_fine and key in self._too_fine):
             return None
         if op is None:
-            dtype = _BY_WIDTH[dtype.itemsize]
+            dtype = BY_WIDTH[dtype.itemsize]
         averages = op == dist.ReduceOp.AVG and collective.name == "allreduce"
         kind = dist.ReduceOp.SUM if op in (None, dist.ReduceOp.AVG) and not averages else op
         call: Any = (schedule, buffers.numel, dtype, kind)

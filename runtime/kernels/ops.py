@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ...synth.ir.collective import CollectiveName
 from ...synth.ir.schedule import Schedule
 from ...topo.errors import InputError
+from ..native.library import BY_WIDTH, suits
 from ..program.one_sided.instructions import Mode
 from .player import KernelPlayer
 
@@ -56,10 +57,15 @@ class KernelGroup:
         if op not in _OPS:
             raise InputError(f"op {op!r}; expected one of {', '.join(_OPS)}")
         schedule, mode = self._choose(collective, numel * source.element_size())
+        dtype = source.dtype
+        if not schedule.collective.reduces:
+            if not suits(dtype, None):
+                raise InputError(f"{collective}: {dtype} is too wide; pass torch.view_as_real(it)")
+            dtype = BY_WIDTH[dtype.itemsize]
         loaded = self.player.load(
-            schedule, numel, source.dtype, _OPS[op], mode=mode, in_place=source is target
+            schedule, numel, dtype, _OPS[op], mode=mode, in_place=source is target
         )
-        self.player.play(loaded, source, target)
+        self.player.play(loaded, source.view(dtype), target.view(dtype))
 
 
 def find_group(name: str) -> KernelGroup:

@@ -195,6 +195,15 @@ def compiled(name: str, paths: dict[str, str]) -> None:
     graph = torch.compile(step, backend="aot_eager", fullgraph=True)
     total = torch.arange(16.0 * ranks).reshape(ranks, 16) * ranks * (ranks + 1)
     assert torch.equal(graph(x), (total + 1) * ranks)
+    mean = ops.reduce_scatter(total, ranks, "avg", group.name)
+    assert torch.equal(mean, total[rank : rank + 1])
+    # Several slices of a dtype that is copied as integers.
+    flags = torch.arange(40_000) % (rank + 2) == 0
+    wanted = torch.cat([torch.arange(40_000) % (of + 2) == 0 for of in range(ranks)])
+    assert torch.equal(ops.allgather(flags, ranks, group.name), wanted)
+    assert not ops.allgather(flags[:0], ranks, group.name).numel()
+    with refused("allgather: torch.complex128 is too wide"):
+        ops.allgather(x.to(torch.complex128), ranks, group.name)
     with refused(f"ranks={ranks + 1}: the group 'test' has {ranks}"):
         ops.allgather(x, ranks + 1, group.name)
 
