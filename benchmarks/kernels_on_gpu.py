@@ -66,7 +66,8 @@ def main() -> None:
     torch.cuda.set_device(device)
     group = dist.group.WORLD
     assert group is not None
-    memory = make_symmetric(group, device, programs=args.programs, timeout_s=TIMEOUT_S)
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    memory = make_symmetric(group, device, count, programs=args.programs, timeout_s=TIMEOUT_S)
     player = KernelPlayer(memory)
     plans = {name: share_plan(name, ranks) for name in COLLECTIVES}
     cases = draw_cases(plans, ranks, [rank], args.seed, device)

@@ -82,13 +82,16 @@ def _align(nbytes: int) -> int:
 def make_symmetric(
     group: dist.ProcessGroup,
     device: torch.device,
+    multiprocessors: int,
     *,
     programs: int = DEFAULT_PROGRAMS,
     half_bytes: int = DEFAULT_HALF_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> KernelMemory:
-    """Return memory on GPUs that reach each other's; all ranks of the group call this together."""
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    """Return memory on GPUs that reach each other's; all ranks of the group call this together.
+
+    `multiprocessors` is the number of the smallest GPU: all ranks have the same grid.
+    """
     resident = max(1, multiprocessors // _PART_OF_GPU)
     region = Region(group.size(), min(programs, resident), half_bytes)
     own = _SymmetricMemory.empty_strided_p2p((region.nbytes,), (1,), torch.uint8, device)

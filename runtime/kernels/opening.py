@@ -7,7 +7,7 @@ offers it, as with some IOMMUs) leaves the group with messages.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,8 @@ log = logging.getLogger("topoplan")
 OVERLAPPING: Final = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 # The deadline of the sums that check the kernels. Ranks that share a GPU take turns of 2 ms.
 _CHECK_TIMEOUT_S: Final = 20.0
+# Slots, and a little more for counters and for the tables of programs (see memory.py).
+_NEEDED_BYTES: Final = 72 << 20
 # Elements of a rank's part in these sums: some that are no whole vector of 16 bytes.
 _CHECKED_BLOCK: Final = 1003
 # Different values there: a prime, so that no slot or slice begins with the same one as its peers'.
@@ -50,11 +52,11 @@ def open_kernels(transport: "Transport") -> "KernelPlayer | str":
 def _open(transport: "Transport") -> Any:
     group, device, exchange = transport.group, transport.device, transport.exchange
     why_not = _find_missing(transport.hosts)
-    uuid = None if why_not else str(torch.cuda.get_device_properties(device).uuid)
-    answers = exchange((why_not, uuid))
+    gpu = None if why_not else torch.cuda.get_device_properties(device)
+    answers = exchange((why_not, gpu and (str(gpu.uuid), gpu.multi_processor_count)))
     if first := _find_first(why for why, _ in answers):
         return first
-    uuids = [uuid for _, uuid in answers]
+    uuids, multiprocessors = zip(*(gpu for _, gpu in answers), strict=True)
     if first := _find_first(exchange(_find_unreachable(device, uuids))):
         return first
     player: Any = None
@@ -64,7 +66,8 @@ def _open(transport: "Transport") -> Any:
         from .memory import make_symmetric, set_timeout
         from .player import KernelPlayer
 
-        player = KernelPlayer(make_symmetric(group, device, timeout_s=_CHECK_TIMEOUT_S))
+        smallest = min(multiprocessors)
+        player = KernelPlayer(make_symmetric(group, device, smallest, timeout_s=_CHECK_TIMEOUT_S))
     except ImportError as error:
         why_not = f"Triton or symmetric memory cannot be imported: {first_line(error)}"
     except Exception as error:
@@ -91,7 +94,7 @@ def _find_missing(hosts: int) -> str | None:
     return None
 
 
-def _find_unreachable(device: torch.device, uuids: list[str]) -> str | None:
+def _find_unreachable(device: torch.device, uuids: Sequence[str]) -> str | None:
     """Return why this rank's GPU cannot reach that of some rank, None if it reaches all."""
     visible = {
         str(torch.cuda.get_device_properties(number).uuid): number
@@ -105,6 +108,9 @@ def _find_unreachable(device: torch.device, uuids: list[str]) -> str | None:
             return f"it does not see the GPU of rank {rank} (CUDA_VISIBLE_DEVICES hides it)"
         if uuid != own and not torch.cuda.can_device_access_peer(device, visible[uuid]):
             return f"no peer-to-peer between its GPU and that of rank {rank}"
+    # Torch would wait minutes for a rank that fails to allocate.
+    if (free := torch.cuda.mem_get_info(device)[0]) < _NEEDED_BYTES:
+        return f"{free >> 20} MiB of GPU memory are free; kernels take {_NEEDED_BYTES >> 20}"
     return None
 
 

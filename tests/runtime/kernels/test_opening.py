@@ -35,9 +35,11 @@ def test_any_error_is_a_reason_for_messages(monkeypatch: pytest.MonkeyPatch) -> 
     from topoplan.runtime.kernels import memory, player
     from topoplan.runtime.kernels.opening import open_kernels
 
-    gpu = SimpleNamespace(uuid="a GPU")
+    gpu = SimpleNamespace(uuid="a GPU", multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    free = [1 << 30]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 0))
     monkeypatch.setattr(player, "KernelPlayer", Player)
     group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
     for make, reason in (
@@ -50,3 +52,34 @@ def test_any_error_is_a_reason_for_messages(monkeypatch: pytest.MonkeyPatch) -> 
             exchange=lambda value: [value],
         )  # fmt: skip
         assert open_kernels(transport) == reason
+    free[0], transport.kernels = 9 << 20, None
+    reason = "rank 0: 9 MiB of GPU memory are free; kernels take 72"
+    assert open_kernels(transport) == reason
+
+
+def test_different_gpus_agree_on_the_grid_of_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses symmetric memory whose sizes, and so the grids, differ between ranks."""
+    from topoplan.runtime.kernels import memory
+    from topoplan.runtime.kernels.opening import open_kernels
+
+    large, small = (SimpleNamespace(uuid=str(n), multi_processor_count=n) for n in (132, 82))
+    grids = []
+
+    def make(_: object, __: object, multiprocessors: int, **___: object) -> None:
+        grids.append(multiprocessors)
+        raise OSError("enough")
+
+    monkeypatch.setattr(memory, "make_symmetric", make)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 0))
+    for gpu, other in ((large, small), (small, large)):
+        visible = {torch.device("cpu"): gpu, 0: large, 1: small}
+        monkeypatch.setattr(torch.cuda, "get_device_properties", visible.get)
+        peers = (None, (other.uuid, other.multi_processor_count))
+        transport: Any = SimpleNamespace(
+            kernels=None, rank=0, hosts=1, group=None, device=torch.device("cpu"),
+            exchange=lambda value, peers=peers: [value, *[peers] * isinstance(value, tuple)],
+        )  # fmt: skip
+        assert open_kernels(transport) == "rank 0: no symmetric memory: enough"
+    assert grids == [82, 82]
