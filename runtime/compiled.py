@@ -415,7 +415,8 @@ class CompiledOneSided(Compiled):
         memory = self.transport.open_shared_memory()
         assert isinstance(memory, SharedMemory)
         op = self.op if self.schedule.collective.reduces else None
-        return PlayerInSharedMemory(memory, self._one_sided, work, op, self.call)
+        labels = self.transport.labels
+        return PlayerInSharedMemory(memory, self._one_sided, work, op, self.call, labels)
 
 
 class CompiledWithinHosts(Compiled):

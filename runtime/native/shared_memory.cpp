@@ -34,7 +34,7 @@ struct alignas(128) Line {
 };
 static_assert(sizeof(Line) == 128);
 
-struct Channel {
+struct Channel : Joined {
   Line *lines;
   char *windows;           // ranks x 2 halves
   int64_t half_bytes;
@@ -180,7 +180,7 @@ struct Player {
     const int64_t words = program[0];
     const int64_t *x = program + 1;
     // Before a paused program goes on, too: another one must not go on in its place.
-    if (has_given_up()) return fail(GAVE_UP, channel.rank);
+    if (has_given_up() || channel.is_forked()) return fail(GAVE_UP, channel.rank);
     if (!channel.is_paused) {
       channel.slice = channel.at = 0;
       own.calls[channel.run & 1].store(current_call(), std::memory_order_relaxed);
@@ -254,6 +254,7 @@ void topoplan_leave(void *channel_) {
 // End this rank's calls, in progress and future, and those of ranks that wait for it.
 void topoplan_fail(void *channel_) {
   auto *channel = static_cast<Channel *>(channel_);
+  if (channel->is_forked()) return;
   Line &own = channel->lines[channel->rank];
   own.failed.store(1, std::memory_order_release);
   ring(own.rung, own.sleepers);

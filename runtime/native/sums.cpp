@@ -28,13 +28,13 @@ inline void narrow(float x, Bfloat16 &into) {
   into.bits = x != x ? uint16_t(0x7fc0) : uint16_t(rounded);
 }
 
-// Without branches, so that compilers vectorise it: the exponent is adjusted by a multiplication.
+// Without branches, so that compilers vectorise it. Subnormals are converted as integers: as floats they
+// would be zeros after torch.set_flush_denormal(True), but not in torch's own sums.
 inline float widen(Float16 x) {
-  uint32_t magnitude = (uint32_t(x.bits) & 0x7fffu) << 13, sign = (uint32_t(x.bits) & 0x8000u) << 16;
-  float value = bits_to_float(magnitude) * bits_to_float(0x77800000u);  // 2^112
-  uint32_t bits = float_to_bits(value);
-  bits |= magnitude >= 0x0f800000u ? 0x7f800000u : 0u;  // infinities and NaN
-  return bits_to_float(bits | sign);
+  uint32_t magnitude = uint32_t(x.bits) & 0x7fffu, sign = (uint32_t(x.bits) & 0x8000u) << 16;
+  uint32_t small = float_to_bits(float(int32_t(magnitude)) * bits_to_float(0x33800000u));  // 2^-24
+  uint32_t bias = magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u;  // infinities and NaN, others
+  return bits_to_float((magnitude < 0x400u ? small : (magnitude << 13) + bias) | sign);
 }
 inline void narrow(float x, Float16 &into) {
   uint32_t bits = float_to_bits(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;

@@ -73,6 +73,14 @@ inline void ring(std::atomic<uint32_t> &rung, std::atomic<uint32_t> &sleepers) {
   }
 }
 
+// The process that joined others in shared memory. A forked child of it must not touch the memory, neither
+// by a call nor as it ends: it is no rank.
+struct Joined {
+  pid_t process = getpid();
+
+  bool is_forked() const { return getpid() != process; }
+};
+
 // `process` is a pidfd, or -1 if there is none.
 inline bool has_ended(int process) {
   if (process < 0) return false;

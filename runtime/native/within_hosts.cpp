@@ -53,7 +53,7 @@ static_assert(sizeof(Header) == ALIGNMENT);
 
 uint64_t pad(uint64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-struct Links {
+struct Links : Joined {
   Member *members;
   Pipe *pipes;             // from each member to each
   char *contents;
@@ -68,6 +68,7 @@ struct Links {
   void wake(int64_t member) const { ring(members[member].rung, members[member].sleepers); }
 
   void fail() const {
+    if (is_forked()) return;
     members[place].failed.store(1, std::memory_order_release);
     for (int member = 0; member < count; member++) wake(member);
   }
@@ -220,7 +221,7 @@ struct Player {
   }
 
   int play(int64_t end) {
-    if (own.failed.load(std::memory_order_relaxed)) return fail(GAVE_UP, links.place);
+    if (own.failed.load(std::memory_order_relaxed) || links.is_forked()) return fail(GAVE_UP, links.place);
     while (at < end) {
       const int64_t *x = program + at;
       int outcome = DONE;

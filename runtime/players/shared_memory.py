@@ -2,6 +2,8 @@
 
 import ctypes
 import zlib
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +30,10 @@ REASONS = {
 
 
 class PlayerInSharedMemory:
-    """Plays one program on one work buffer; `call` is equal on ranks that make the same call."""
+    """Plays one program on one work buffer; `call` is equal on ranks that make the same call.
+
+    `labels` are the ranks' numbers in errors, by number in the group.
+    """
 
     def __init__(
         self,
@@ -37,8 +42,10 @@ class PlayerInSharedMemory:
         work: torch.Tensor,
         op: ReduceOp | None,
         call: str,
+        labels: Sequence[int],
     ) -> None:
         self._memory, self._program, self._words = memory, program, _encode(program)
+        self._labels = labels
         self._work = work  # a view that owns nothing if it is the caller's
         library = load_library()
         assert not isinstance(library, str)
@@ -75,13 +82,12 @@ class PlayerInSharedMemory:
     def _explain(self, outcome: int) -> PlayError | ExecutionError:
         peer, word = self._blame
         if outcome == GAVE_UP:
-            return describe_end(self._memory.rank)
+            return describe_end(self._labels[self._memory.rank])
         waits = _find_wait(self._program, word)
         # A wait for a free slot is a wait for the peer to have received.
-        kind, step = ("receive", waits.step) if waits.step >= 0 else ("send", 0)
-        post = Post(
-            "receive" if kind == "receive" else "send", peer, 0, step, step, Span("work", 0, 0)
-        )
+        step = max(0, waits.step)
+        kind: Literal["send", "receive"] = "receive" if waits.step >= 0 else "send"
+        post = Post(kind, self._labels[peer], 0, step, step, Span("work", 0, 0))
         return PlayError(post, [post], REASONS[outcome])
 
 

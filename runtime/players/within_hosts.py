@@ -199,7 +199,7 @@ class PlayerWithinHosts:
     def _explain(self, outcome: int, posted: Iterable[int]) -> PlayError | ExecutionError:
         place, word = self._blame
         if outcome == GAVE_UP:
-            return describe_end(self._memory.rank)
+            return describe_end(self._encoded.program.rank)
         encoded = self._encoded
         post, peer = encoded.posts_at[word], encoded.peers[place]
         if post.peer != peer:  # something else has come from that rank meanwhile

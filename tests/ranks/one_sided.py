@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import signal
 import threading
@@ -64,6 +66,10 @@ def the_bits_are_those_of_messages(path: str) -> None:
                 played.allreduce(other, op)
                 same = torch.equal(bits_of(one), bits_of(other))
                 assert same, (dtype, op, numel, first_difference(one, other))
+    # Sums of subnormal numbers of 16 bits are not subnormal as float32, in which they are made.
+    torch.set_flush_denormal(True)
+    tiny = torch.full((5001,), 6e-8, dtype=torch.float16)
+    assert torch.equal(played.allreduce(tiny.clone()), tiny * dist.get_world_size())
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -141,6 +147,21 @@ def a_rank_is_killed(path: str) -> str:
     raise AssertionError("went on with a rank that is gone")
 
 
+def a_member_is_killed(path: str) -> str:
+    """The last member of a plan over some of the ranks ends before a call."""
+    communicator = make(path, "one-sided", 20)
+    members = communicator.plan.collective.members
+    if communicator.rank in members:
+        communicator.allreduce(torch.ones(1000))
+        if communicator.rank == members[-1]:
+            die()
+        try:
+            communicator.allreduce(torch.ones(1000))
+        except topoplan.ExecutionError as error:
+            leave(str(error))
+    leave("")
+
+
 def a_rank_does_not_come(path: str) -> str:
     communicator, events = make(path, "one-sided", 3), Events()
     x = torch.ones(1000)
@@ -188,6 +209,21 @@ def a_call_is_interrupted(path: str) -> str:
     except topoplan.ExecutionError as error:
         leave(str(error))
     raise AssertionError("went on after an interrupted call")
+
+
+def a_forked_child_ends(path: str) -> None:
+    """A child that drops a communicator, as any process does at its end, and is no rank."""
+    communicator = make(path, "one-sided")
+    x = torch.ones(1000)
+    communicator.allreduce(x)
+    child = os.fork()
+    if not child:
+        del communicator
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.barrier()
+    assert torch.equal(communicator.allreduce(torch.ones(1000)), x)
 
 
 def a_group_is_aborted(path: str, executor: str) -> None:

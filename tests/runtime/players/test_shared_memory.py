@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from launch import list_memory, run_module, run_ranks
 from ranks import one_sided
+from sample_helped import build_helped, build_plan
 
 from topoplan.runtime.native.library import load_library
 from topoplan.synth.ir.collective import COLLECTIVES
@@ -37,6 +38,13 @@ def test_a_killed_rank_is_named_and_no_memory_is_left(plans: Plans) -> None:
     assert list_memory() <= before
 
 
+def test_a_killed_member_is_named_by_its_number_in_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    build_plan(build_helped("allreduce", 3, [0, 2], []), gpus=3).save(path)
+    error = run_ranks(one_sided.a_member_is_killed, 3, str(path))[0]
+    assert "rank 2 does not answer" in error
+
+
 def test_a_rank_that_does_not_come_is_named_in_time(plans: Plans) -> None:
     errors = run_ranks(one_sided.a_rank_does_not_come, 3, plans("switch:3"))
     assert all("rank 2" in errors[rank] for rank in (0, 1)), errors
@@ -51,6 +59,10 @@ def test_no_other_program_goes_on_after_an_interrupted_call(plans: Plans) -> Non
     errors = run_ranks(one_sided.a_call_is_interrupted, 2, plans("switch:2"))
     assert "was interrupted" in errors[0]
     assert "rank 0 does not answer" in errors[1]
+
+
+def test_a_forked_child_ends_nothing(plans: Plans) -> None:
+    run_ranks(one_sided.a_forked_child_ends, 2, plans("switch:2"))
 
 
 @pytest.mark.parametrize("executor", ["one-sided", "point-to-point"])

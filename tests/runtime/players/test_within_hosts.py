@@ -54,6 +54,10 @@ def test_no_other_program_goes_on_after_an_interrupted_call(plans: Plans) -> Non
     assert all("rank 0" in error for error in errors), errors
 
 
+def test_a_forked_child_ends_nothing(plans: Plans) -> None:
+    run_on_hosts(one_sided.a_forked_child_ends, [2, 1], plans("switch:3"))
+
+
 def test_aborting_a_group_ends_the_call_in_progress(plans: Plans) -> None:
     run_on_hosts(one_sided.a_group_is_aborted, [2, 1], plans("switch:3"), "one-sided")
 
