@@ -191,7 +191,9 @@ def name_connectors(network: CabledNetwork) -> None:
         lines = [f"echo 1 > {arp}ignore; echo 2 > {arp}announce", "mount -t tmpfs tmpfs /sys/class"]
         for port in (*leads_to, "mgmt0"):
             folder = f"/sys/class/net/{port}"
-            lines.append(f"mkdir -p {folder}; ln -s /sys/devices/virtual/net/{port}/type {folder}")
+            own = f"/sys/devices/virtual/net/{port}"
+            files = " ".join(f"{own}/{x}" for x in ("type", "ifindex", "flags", "carrier", "mtu"))
+            lines.append(f"mkdir -p {folder}; ln -s {files} {folder}")
         for port, device in leads_to.items():
             lines.append(f"echo 4bb00000fb98 > /sys/class/net/{port}/phys_switch_id")
             lines.append(f"echo p{device} > /sys/class/net/{port}/phys_port_name")

@@ -94,7 +94,7 @@ class MemberGroup(PlainCalls):
     def _set_up(self, place: Any, store: Store, *, is_remade: bool = False) -> None:
         self.ranks, self.whole = list_members(place)
         if self.whole and self._size > 1 and not is_remade:
-            join_by_cables(place.store, place.group_rank, place.group_size, self.timeout)
+            join_by_cables(store, place.group_rank, place.group_size, self.timeout)
         shown = PrefixStore("topoplan", store)
         publish_in(shown, place.group_rank)
         shown.set(f"seat/{place.group_rank}", "" if self._seat is None else str(self._seat))

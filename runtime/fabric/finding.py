@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -28,11 +27,12 @@ from ...topo.fabric import (
     find_segments,
     list_data_segments,
 )
-from ..ranks.machine import name_host
+from ...topo.fabric.facts import agree_on_management
+from ..ranks.machine import name_boot, name_host
 from ..ranks.store import put, take
 from .handshake import Handshake
 from .ports import describe_host
-from .rounds import plan_rounds
+from .rounds import FlowKey, plan_rounds
 
 # Time of one measured flow: a cable of 100 Mbit/s carries 2.5 MB, many times its bursts.
 FLOW_s = 0.2
@@ -57,20 +57,21 @@ class PortLaunch:
 
 
 def collect_facts(
-    launch: PortLaunch, *, is_wanted: Callable[[Sequence[HostFacts]], bool] = bool
+    launch: PortLaunch, *, is_wanted: Callable[[FabricFacts], bool] = bool
 ) -> FabricFacts:
     """Return the facts about the hosts' ports, the same on every rank. Collective.
 
-    Without hand-shakes unless `is_wanted`, given the hosts' own facts, says so. Raise
+    Without hand-shakes unless `is_wanted`, given what the hosts say of themselves, says so. Raise
     ExecutionError if a rank does not answer in time, or a host cannot list its ports.
     """
     store = PrefixStore("topoplan/fabric", launch.store)
-    put(store, f"name/{launch.rank}", name_host())
+    put(store, f"host/of/{launch.rank}", [name_host(), name_boot()])
     try:
         if launch.rank == 0:
-            names = [take(store, f"name/{rank}", launch.timeout) for rank in range(launch.ranks)]
+            ranks = range(launch.ranks)
+            named = [tuple(take(store, f"host/of/{rank}", launch.timeout)) for rank in ranks]
             meeting: dict[str, Any] = {
-                "names": names,
+                "names": _tell_apart(named),
                 "key": secrets.token_hex(8),
                 "number": random.SystemRandom().choice(_NUMBERS),
             }
@@ -96,6 +97,15 @@ def collect_facts(
     return msgspec.convert(facts, FabricFacts)
 
 
+def _tell_apart(named: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a name for the host of each rank, given hostnames, which may be equal, and boots."""
+    first = {host: rank for rank, host in reversed([*enumerate(named)])}
+    names = [name for name, _ in first]
+    return [
+        host[0] if names.count(host[0]) == 1 else f"{host[0]}-rank{first[host]}" for host in named
+    ]
+
+
 def _wait_for_all(store: Store, key: str, count: int, seconds: float) -> None:
     """Wait until a counter of the store has come to `count`; RuntimeError after some seconds."""
     ends = time.monotonic() + seconds
@@ -113,7 +123,7 @@ class _Leader:
         launch: PortLaunch,
         store: Store,
         meeting: dict[str, Any],
-        is_wanted: Callable[[Sequence[HostFacts]], bool],
+        is_wanted: Callable[[FabricFacts], bool],
     ) -> None:
         self.launch, self.store, self.is_wanted = launch, store, is_wanted
         names: Sequence[str] = meeting["names"]
@@ -133,76 +143,62 @@ class _Leader:
             )
         except TopoplanError as error:
             mine = {"error": f"host {self.names[self.me]}: {error}"}
-        rows = self._share("host", mine)
+        rows = self._share("hosts", self._gather("host", mine))
         wrong = [row["error"] for row in rows if "error" in row]
-        if wrong:
-            if self.me == 0:
-                put(self.store, "facts", {"error": wrong[0]})
-            return
-        hosts = msgspec.convert(rows, tuple[HostFacts, ...])
-        if not self.is_wanted(hosts):
-            if self.me == 0:
-                put(self.store, "facts", FabricFacts(hosts).to_json())
-            return
-        with Handshake(hosts, self.me, self.key, self.number) as handshake:
+        hosts = () if wrong else agree_on_management(msgspec.convert(rows, tuple[HostFacts, ...]))
+        facts = FabricFacts(hosts, key=self.key)
+        if not wrong and self.is_wanted(facts):
+            facts = self._shake_hands(facts)
+        if self.me == 0:
+            put(self.store, "facts", {"error": wrong[0]} if wrong else msgspec.to_builtins(facts))
+
+    def _shake_hands(self, facts: FabricFacts) -> FabricFacts:
+        """Return, at the first host's leader, the facts with what all hosts heard and measured."""
+        with Handshake(facts, self.me, self.number) as handshake:
             self._meet("serving")
             hellos: list[Hello] = []
             greeting = threading.Thread(target=lambda: hellos.extend(handshake.greet()))
             greeting.start()
-            import_module("networkx")  # here, where greeting takes longer than this and asking
             answers = handshake.ask()
             greeting.join()
-            rows = self._share("heard", msgspec.to_builtins([hellos, answers]))
-            heard = [
-                msgspec.convert(row, tuple[tuple[Hello, ...], tuple[PortAnswer, ...]])
-                for row in rows
-            ]
-            facts = FabricFacts(
-                hosts,
-                tuple(x for hellos, _ in heard for x in hellos),
-                tuple(x for _, answers in heard for x in answers),
-                key=self.key,
+            heard = msgspec.convert(
+                self._gather("heard", msgspec.to_builtins([hellos, answers])),
+                list[tuple[tuple[Hello, ...], tuple[PortAnswer, ...]]],
             )
-            facts = self._measure(facts, handshake)
-        if self.me == 0:
-            put(self.store, "facts", facts.to_json())
+            facts = msgspec.structs.replace(
+                facts,
+                hellos=tuple(x for hellos, _ in heard for x in hellos),
+                answers=tuple(x for _, answers in heard for x in answers),
+            )
+            return msgspec.structs.replace(facts, rounds=self._measure(facts, handshake))
 
-    def _measure(self, facts: FabricFacts, handshake: Handshake) -> FabricFacts:
-        segments = list_data_segments(find_segments(facts))
-        rounds = plan_rounds(find_bundles(facts, segments))
+    def _measure(self, facts: FabricFacts, handshake: Handshake) -> tuple[tuple[Flow, ...], ...]:
+        planned: list[list[FlowKey]] = []
+        if self.me == 0:
+            segments = list_data_segments(find_segments(facts))
+            planned = plan_rounds(find_bundles(facts, segments))
+        rounds = msgspec.convert(self._share("rounds", planned), list[list[FlowKey]])
         mine: list[list[Flow]] = []
         for number, flows in enumerate(rounds):
             self._meet(f"round/{number}")
-            if number:
-                mine.append(handshake.take_rates(rounds[number - 1]))
             handshake.send_flows(flows, FLOW_s)
-        if rounds:
-            self._meet("measured")
-            mine.append(handshake.take_rates(rounds[-1]))
-        rows = self._share("rates", msgspec.to_builtins(mine))
-        measured = [msgspec.convert(row, tuple[tuple[Flow, ...], ...]) for row in rows]
-        return FabricFacts(
-            facts.hosts,
-            facts.hellos,
-            facts.answers,
-            tuple(
-                tuple(flow for of_host in measured for flow in of_host[number])
-                for number in range(len(rounds))
-            ),
-            facts.key,
-        )
+            self._meet(f"measured/{number}")
+            mine.append(handshake.take_rates(flows))
+        measured = self._gather("rates", msgspec.to_builtins(mine))
+        by_round = [[flow for flows in of for flow in flows] for of in zip(*measured, strict=True)]
+        return msgspec.convert(by_round, tuple[tuple[Flow, ...], ...])
 
-    def _share(self, what: str, value: object) -> list[Any]:
-        """Return the values of all hosts, by host. Collective over the leaders."""
+    def _gather(self, what: str, value: object) -> list[Any]:
+        """Return the values of all hosts, by host, at the first host's leader; else nothing."""
         put(self.store, f"{what}/{self.me}", value)
+        hosts = range(len(self.names)) if self.me == 0 else ()
+        return [take(self.store, f"{what}/{host}", self.launch.timeout) for host in hosts]
+
+    def _share(self, what: str, value: object) -> Any:
+        """Return the value of the first host's leader. Collective over the leaders."""
         if self.me == 0:
-            values = [
-                take(self.store, f"{what}/{host}", self.launch.timeout)
-                for host in range(len(self.names))
-            ]
-            put(self.store, f"{what}/all", values)
-            return values
-        return list(take(self.store, f"{what}/all", self.launch.timeout))
+            put(self.store, what, value)
+        return take(self.store, what, self.launch.timeout)
 
     def _meet(self, what: str) -> None:
         self.store.add(f"meet/{what}", 1)

@@ -13,12 +13,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...topo.fabric.facts import Flow, Hello, HostFacts, PortAnswer, list_possible_pairs
+from ...topo.fabric.facts import FabricFacts, Flow, Hello, PortAnswer, list_possible_pairs
 
 # All nodes on a link.
 _ALL_NODES = "ff02::1"
@@ -40,22 +41,21 @@ PortKey = tuple[int, str]
 
 @dataclass
 class Handshake:
-    """One host's part, as host number `me` of `hosts`; `key` is known to these hosts only.
+    """One host's part, as host number `me` of those in `facts`, which alone know the facts' key.
 
     `number` is the port number of sockets that are bound to a port, and the next one that of those
     bound to its address only. Use it as a context, which closes its sockets.
     """
 
-    hosts: Sequence[HostFacts]
+    facts: FabricFacts
     me: int
-    key: str
     number: int
     _servers: list[tuple[str, bool, socket.socket]] = field(default_factory=list)
     _rates: dict[tuple[PortKey, PortKey], float] = field(default_factory=dict)
     _is_over: bool = False
 
     def __enter__(self) -> "Handshake":
-        for port in self.hosts[self.me].ports:
+        for port in self.facts.hosts[self.me].ports:
             for is_bound in (True, False) if port.is_up and port.address else ():
                 with suppress(OSError):  # another program has the number: this port is mute
                     number = self.number + (not is_bound)
@@ -95,9 +95,9 @@ class Handshake:
         with connection, suppress(OSError, ValueError):
             connection.settimeout(_DRAIN_s)
             asked = _read_line(connection)
-            if asked.get("key") != self.key:
+            if asked.get("key") != self.facts.key:
                 return
-            answer = {"key": self.key, "host": self.me, "port": name if is_bound else ""}
+            answer = {"key": self.facts.key, "host": self.me, "port": name if is_bound else ""}
             connection.sendall(json.dumps(answer).encode() + b"\n")
             if "flow_s" in asked:
                 source = int(asked["host"]), str(asked["port"])
@@ -112,13 +112,13 @@ class Handshake:
         Each is asked twice at the same time, over its port and by its address alone: many do not
         answer, and waiting for one after the other would take twice as long.
         """
-        pairs = [(p, q) for p, q in list_possible_pairs(self.hosts) if p[0] == self.me]
+        pairs = [(p, q) for p, q in list_possible_pairs(self.facts.hosts) if p[0] == self.me]
         answers: dict[tuple[PortKey, PortKey, bool], tuple[int, str]] = {}
 
         def ask_one(p: PortKey, q: PortKey, is_bound: bool) -> None:
             with suppress(OSError, ValueError), self._open(p, q, is_bound=is_bound) as connection:
                 got = self._request(connection, p)
-                if got.get("key") == self.key:
+                if got.get("key") == self.facts.key:
                     answers[p, q, is_bound] = int(got["host"]), str(got["port"])
 
         _run_together([(ask_one, (*pair, bound)) for pair in pairs for bound in (True, False)])
@@ -142,7 +142,7 @@ class Handshake:
             return self._open(p, q, is_bound=False)
 
     def _open(self, p: PortKey, q: PortKey, *, is_bound: bool) -> socket.socket:
-        own, other = self._find_ip(p), self._find_ip(q)
+        own, other = self.facts.ports[p].ip, self.facts.ports[q].ip
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             connection.settimeout(_ANSWER_s)
@@ -155,13 +155,8 @@ class Handshake:
             raise
         return connection
 
-    def _find_ip(self, key: PortKey) -> str:
-        port = self.hosts[key[0]].find_port(key[1])
-        assert port is not None
-        return port.ip
-
     def _request(self, connection: socket.socket, p: PortKey, **more: float) -> dict[str, Any]:
-        asked = {"key": self.key, "host": p[0], "port": p[1], **more}
+        asked = {"key": self.facts.key, "host": p[0], "port": p[1], **more}
         connection.sendall(json.dumps(asked).encode() + b"\n")
         return _read_line(connection)
 
@@ -170,7 +165,7 @@ class Handshake:
     def greet(self) -> list[Hello]:
         """Multicast from every port for a moment, and return what was heard on each."""
         sockets: dict[int, tuple[str, socket.socket]] = {}
-        for port in self.hosts[self.me].ports:
+        for port in self.facts.hosts[self.me].ports:
             if port.is_up:
                 with suppress(OSError):  # no IPv6 here: the answers must do
                     opened = _open_multicast(port.name, self.number)
@@ -181,9 +176,9 @@ class Handshake:
             if time.monotonic() >= next_hello:
                 next_hello = time.monotonic() + _HELLO_s
                 for name, opened in sockets.values():
-                    hello = {"key": self.key, "host": self.me, "port": name}
-                    scope = socket.if_nametoindex(name)
+                    hello = {"key": self.facts.key, "host": self.me, "port": name}
                     with suppress(OSError):
+                        scope = socket.if_nametoindex(name)
                         opened.sendto(
                             json.dumps(hello).encode(), (_ALL_NODES, self.number, 0, scope)
                         )
@@ -192,7 +187,7 @@ class Handshake:
                 name, opened = sockets[number]
                 with suppress(OSError, ValueError, KeyError):
                     hello = json.loads(opened.recv(_LINE_BYTES))
-                    if hello["key"] == self.key and hello["host"] != self.me:
+                    if hello["key"] == self.facts.key and hello["host"] != self.me:
                         heard[name, int(hello["host"]), str(hello["port"])] = None
         for _, opened in sockets.values():
             opened.close()
@@ -223,15 +218,9 @@ class Handshake:
         return [Flow(*p, *q, self._rates.pop((p, q))) for p, q in flows if (p, q) in self._rates]
 
 
-def _run_together(calls: Sequence[tuple[object, tuple[object, ...]]]) -> None:
-    threads = [
-        threading.Thread(target=function, args=arguments, daemon=True)  # type: ignore[arg-type]
-        for function, arguments in calls
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _run_together(calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    with ThreadPoolExecutor(max(1, len(calls))) as pool:
+        list(pool.map(lambda call: call[0](*call[1]), calls))
 
 
 def _bind_to_port(connection: socket.socket, name: str) -> None:
@@ -257,13 +246,8 @@ def _open_multicast(name: str, number: int) -> socket.socket:
 
 def _read_line(connection: socket.socket) -> dict[str, Any]:
     """Return the JSON object of the next line; raise ValueError for anything else."""
-    data = b""
-    while not data.endswith(b"\n") and len(data) < _LINE_BYTES:
-        got = connection.recv(1)
-        if not got:
-            break
-        data += got
-    read = json.loads(data)
+    with connection.makefile("rb") as lines:  # the other side waits for an answer to its line
+        read = json.loads(lines.readline(_LINE_BYTES))
     if not isinstance(read, dict):
         raise ValueError("not an object")
     return read

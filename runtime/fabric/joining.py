@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -13,12 +13,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ...topo.errors import TopoplanError
-from ...topo.fabric import FabricFacts, HostFacts, find_faults, find_segments, list_data_segments
+from ...topo.fabric import FabricFacts, find_faults, find_segments, list_data_segments
 from ...topo.fabric.facts import list_possible_pairs
 from ...topo.fabric.segments import count_islands
 from ..ranks.cabled import find_cabling, note_messages, set_cabling
 from ..ranks.groups import describe_place
 from ..ranks.launch import EMULATED, init_method
+from ..ranks.machine import HOST
 from ..ranks.store import put, take
 from .cabling import HostCabling, may_be_cabled
 from .finding import PortLaunch, collect_facts
@@ -46,10 +47,17 @@ def join_by_cables(store: Store, rank: int, ranks: int, timeout: timedelta) -> N
     except TopoplanError as error:  # the same on all ranks
         log.debug("cables were not looked for: %s", error)
         return
-    if not needs_cables(facts):
+    is_used = needs_cables(facts)
+    for fault in find_faults(facts) if rank == 0 and _may_need_cables(facts) else ():
+        if is_used or fault.is_fatal:
+            unused = "" if is_used else "cables are not used: "
+            log.warning("%s%s; %s", unused, fault.text, fault.advice)
+    if not is_used:
         return
-    host = next(host for host in facts.hosts if rank in host.ranks)
-    addresses = [port.ip for port in host.ports if port.is_up and port.address]
+    me = next(number for number, host in enumerate(facts.hosts) if rank in host.ranks)
+    os.environ.setdefault(HOST, facts.hosts[me].name)  # hostnames may be equal
+    data = list_data_segments(find_segments(facts))
+    addresses = [facts.ports[p].ip for x in data for p in x.ports if p[0] == me]
     relay = CableRelay(rank, addresses, facts.key)
     cabling = HostCabling(facts, rank, relay)
     put(launch.store, f"relay/{rank}", dict(relay.ports))
@@ -58,29 +66,23 @@ def join_by_cables(store: Store, rank: int, ranks: int, timeout: timedelta) -> N
     }
     relay.set_hops(cabling.find_hop)
     set_cabling(cabling)
-    for fault in find_faults(facts) if rank == 0 else ():
-        log.warning("%s; %s", fault.text, fault.advice)
 
 
-def _may_need_cables(hosts: Sequence[HostFacts]) -> bool:
+def _may_need_cables(facts: FabricFacts) -> bool:
     """Return whether hand-shakes are worth their time, by the ports' addresses alone.
 
-    Not if the hosts share the network of the rendezvous only, nor on clusters.
+    Not if the hosts share the network of the rendezvous only, nor on clusters. One host in another
+    network is enough: that of a host whose cable is unplugged is named then.
     """
-    if not 2 <= len(hosts) <= _MAX_HOSTS:
-        return False
     shared = {
         port.network
-        for host in hosts
-        for port in host.ports
-        if port.name == host.management and port.address
+        for (number, name), port in facts.ports.items()
+        if name == facts.hosts[number].management
     }
-    pairs = [
-        (p, q)
-        for p, q in list_possible_pairs(hosts)
-        if (port := hosts[p[0]].find_port(p[1])) is not None and port.network not in shared
-    ]
-    return {p[0] for p, _ in pairs} == set(range(len(hosts)))
+    pairs = list_possible_pairs(facts.hosts)
+    return len(facts.hosts) <= _MAX_HOSTS and any(
+        facts.ports[p].network not in shared for p, _ in pairs
+    )
 
 
 def needs_cables(facts: FabricFacts) -> bool:

@@ -1,15 +1,16 @@
 """List this host's network ports: interfaces with addresses, speeds, RDMA devices, connectors."""
 
-import json
+import ctypes
 import os
 import re
 import socket
-import subprocess
+import struct
+import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Any
 
 from ...topo.errors import InputError
 from ...topo.fabric.facts import HostFacts, PortFacts
@@ -19,59 +20,79 @@ _SYS = Path("/sys/class")
 _PORT_KINDS = ("1", "32")
 # Domain and bus of a PCI address: 0002:01:00.1.
 _PCI = re.compile(r"^[0-9a-f]+:[0-9a-f]+:")
-# Kinds of interfaces on other ones, whose cable they share.
-_ON_OTHERS = ("vlan", "macvlan", "ipvlan")
-# Bridges and interfaces of containers and virtual machines: no cable ends there.
-_VIRTUAL = re.compile(r"(docker|br-|virbr|cni|flannel|cali|podman|vnet|tap|lxc|weave|kube)")
+# Bridges and interfaces of containers, virtual machines and overlays: no cable ends there.
+_VIRTUAL = re.compile(r"(docker|br-|virbr|cni|flannel|cali|podman|vnet|tap|lxc|weave|kube|zt)")
+# Requests of linux/sockios.h, and the size of an address and of a buffer for those of 1600.
+_SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
+_ROW_BYTES, _ROWS_BYTES = 40, 64_000
 
 
 def describe_host(name: str, ranks: Sequence[int], meeting: str) -> HostFacts:
     """Return this host's ports; its ranks meet at the address `meeting`.
 
-    Raise InputError if the program `ip` is missing.
+    Raise InputError on other systems than Linux.
     """
+    if sys.platform != "linux":
+        raise InputError(
+            f"ports are found on Linux, and this is {sys.platform}; write the cables into a "
+            "topology by hand, from that of the preset mac-mesh:2, say"
+        )
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+    addresses = list_addresses()
     return HostFacts(
         name,
         tuple(ranks),
-        tuple(_list_ports()),
-        _find_port_towards(meeting),
+        tuple(_list_ports(addresses)),
+        _find_port_towards(meeting, addresses),
         tuple(filter(None, chosen)),
     )
 
 
-def _list_ports() -> Iterator[PortFacts]:
-    try:
-        printed = subprocess.run(
-            ["ip", "-d", "-j", "addr", "show"], capture_output=True, text=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise InputError(
-            f"ip -d -j addr show: {error}; install iproute2 to find this host's ports"
-        ) from None
+def list_addresses() -> dict[str, list[IPv4Interface]]:
+    """Return the IPv4 addresses of this host by interface.
+
+    By the kernel's own calls: images for containers often lack the program `ip`.
+    """
+    from fcntl import ioctl
+
+    addresses: dict[str, list[IPv4Interface]] = defaultdict(list)
+    rows = ctypes.create_string_buffer(_ROWS_BYTES)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        buffer = struct.pack("iP", _ROWS_BYTES, ctypes.addressof(rows))
+        used, _ = struct.unpack("iP", ioctl(asked, _SIOCGIFCONF, buffer))
+        for at in range(0, used, _ROW_BYTES):
+            row = rows.raw[at : at + _ROW_BYTES]
+            mask = ioctl(asked, _SIOCGIFNETMASK, row)
+            name = row[:16].rstrip(b"\0").decode().partition(":")[0]  # without an alias
+            ip, netmask = (socket.inet_ntoa(x[20:24]) for x in (row, mask))
+            addresses[name].append(IPv4Interface(f"{ip}/{netmask}"))
+    return addresses
+
+
+def _list_ports(addresses: Mapping[str, Sequence[IPv4Interface]]) -> Iterator[PortFacts]:
     rdma = _find_rdma()
-    for row in json.loads(printed or "[]"):
-        name = str(row.get("ifname", ""))
-        if _VIRTUAL.match(name) or _read(_SYS / "net" / name / "type") not in _PORT_KINDS:
+    for port in sorted((_SYS / "net").iterdir(), key=lambda x: int(_read(x / "ifindex") or 0)):
+        name = port.name
+        if _VIRTUAL.match(name) or _read(port / "type") not in _PORT_KINDS:
             continue
-        addresses = [
-            f"{x['local']}/{x['prefixlen']}"
-            for x in row.get("addr_info", ())
-            if x.get("family") == "inet" and "local" in x
-        ]
-        # One that the administrator chose comes before one that the port gave itself.
-        addresses.sort(key=lambda x: IPv4Interface(x).is_link_local)
-        if row.get("master") and not addresses:
+        # One that the administrator chose for a cable comes before one that the port gave itself,
+        # and before one of a service, which is in no subnet.
+        own = sorted(
+            addresses.get(name, ()), key=lambda x: (x.network.prefixlen == 32, x.is_link_local)
+        )
+        if (port / "master").exists() and not own:
             continue  # in a bond or bridge, which has the address
-        flags = row.get("flags", ())
+        # The interfaces that a VLAN, bond or bridge is on.
+        lower = [x.name.removeprefix("lower_") for x in port.glob("lower_*")]
+        devices = {rdma[x] for x in (name, *lower) if x in rdma}
         yield PortFacts(
             name,
-            addresses[0] if addresses else "",
-            int(row.get("mtu", 1500)),
+            str(own[0]) if own else "",
+            int(_read(port / "mtu") or 1500),
             _read_speed(name),
-            "UP" in flags and "LOWER_UP" in flags,
-            rdma.get(name, ""),
-            _find_connector(row, rdma),
+            int(_read(port / "flags") or "0", 16) % 2 == 1 and _read(port / "carrier") == "1",
+            devices.pop() if len(devices) == 1 else "",
+            _find_connector(name, lower, rdma),
         )
 
 
@@ -82,15 +103,14 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _find_connector(row: Mapping[str, Any], rdma: Mapping[str, str]) -> str:
+def _find_connector(name: str, lower: Sequence[str], rdma: Mapping[str, str]) -> str:
     """Return a name for the connector of a port; empty if the driver does not say.
 
-    A VLAN has the connector of the interface that it is on.
+    What is on one other interface, such as a VLAN, has the connector of that one.
     """
-    if row.get("linkinfo", {}).get("info_kind") in _ON_OTHERS and row.get("link"):
-        below = str(row["link"])
-        return _read_connector(below, rdma.get(below, "")) or f"port {below}"
-    return _read_connector(str(row["ifname"]), rdma.get(row["ifname"], ""))
+    if len(lower) == 1:
+        return _read_connector(lower[0], rdma.get(lower[0], "")) or f"port {lower[0]}"
+    return _read_connector(name, rdma.get(name, ""))
 
 
 def _read_connector(name: str, rdma: str) -> str:
@@ -130,18 +150,11 @@ def _find_rdma() -> dict[str, str]:
     return devices
 
 
-def _find_port_towards(address: str) -> str:
+def _find_port_towards(address: str, addresses: Mapping[str, Sequence[IPv4Interface]]) -> str:
     """Return the name of the interface on the route to an address; empty if there is none."""
+    own = ""
     with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
         own = probe.getsockname()[0]
-        printed = subprocess.run(
-            ["ip", "-j", "addr", "show", "to", f"{own}/32"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-        for row in json.loads(printed or "[]"):
-            if row.get("ifname") and row["ifname"] != "lo":
-                return str(row["ifname"])
-    return ""
+    having = (name for name, of in addresses.items() if own in {str(x.ip) for x in of})
+    return next((name for name in having if name != "lo"), "")

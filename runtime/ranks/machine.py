@@ -4,6 +4,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,16 @@ HOST = "TOPOPLAN_HOST"
 def name_host() -> str:
     """Return the name by which this process's host is told apart from other ranks' hosts."""
     return os.environ.get(HOST) or socket.gethostname()
+
+
+def name_boot() -> str:
+    """Return a name that the processes of one start of one machine have in common, "" if unknown.
+
+    Unlike hostnames, those of different machines differ.
+    """
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..native.library import load_library
-from .machine import HOST
+from .machine import HOST, name_boot
 
 # Half a window of a rank. Both halves of it, and as much of a buffer, fit into the second-level
 # cache of current servers (1 to 2 MB a core).
@@ -194,10 +194,9 @@ def _map(first: int, process: int, memfd: int, own: int) -> mmap.mmap | str:
 
 def _name_memory() -> str:
     """Return a name that ranks have in common if they can share memory: host and PID namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
         namespace = Path("/proc/self/ns/pid").readlink()
-        return f"{boot.read_text().strip()} {namespace} {os.environ.get(HOST, '')}"
+        return f"{name_boot()} {namespace} {os.environ.get(HOST, '')}"
     return f"unknown {os.getpid()}"
 
 

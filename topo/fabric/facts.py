@@ -137,12 +137,25 @@ class FabricFacts(msgspec.Struct, frozen=True, dict=True):
         return f"{self.hosts[key[0]].name}:{key[1]}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON, which `load_facts` reads back equal."""
-        return dict(msgspec.to_builtins(self))
+        """Return the facts as they may be published, as JSON that `load_facts` reads."""
+        return dict(msgspec.to_builtins(msgspec.structs.replace(self, key="")))
 
-    def without_key(self) -> FabricFacts:
-        """Return the facts as they may be published."""
-        return msgspec.structs.replace(self, key="")
+
+def agree_on_management(hosts: Sequence[HostFacts]) -> tuple[HostFacts, ...]:
+    """Return the hosts with the port of each to the rendezvous, by its network on the others.
+
+    The host of the rendezvous itself may know that by a loopback address only (/etc/hosts).
+    """
+    ports = (host.find_port(host.management) for host in hosts)
+    networks = {port.network for port in ports if port is not None and port.address}
+    return tuple(
+        msgspec.structs.replace(
+            host,
+            management=host.management
+            or next((x.name for x in host.ports if x.network in networks), ""),
+        )
+        for host in hosts
+    )
 
 
 def list_possible_pairs(

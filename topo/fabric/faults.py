@@ -83,20 +83,17 @@ def _follows(fault: CableFault, blamed: set[PortKey]) -> bool:
 
 
 def _find_wrong_answers(facts: FabricFacts) -> Iterator[CableFault]:
-    seen: set[PortKey] = set()
-    for x in facts.answers:
-        to = x.to_host, x.to_port
-        if x.by_host in (None, x.to_host) or to in seen:
-            continue
-        assert x.by_host is not None
-        seen.add(to)
-        port = facts.ports[to]
-        by = x.by_host, x.by_port
+    wrong = {
+        (x.to_host, x.to_port): ((x.by_host, x.by_port), (x.host, x.port))
+        for x in facts.answers
+        if x.by_host is not None and x.by_host != x.to_host
+    }
+    for to, (by, over) in wrong.items():
         yield CableFault(
             "address-of-another-host",
             (to, by),
-            f"{facts.name_port(to)}: its address {port.ip} answers from {facts.name_port(by)} "
-            f"when asked over {facts.name_port((x.host, x.port))}",
+            f"{facts.name_port(to)}: its address {facts.ports[to].ip} answers from "
+            f"{facts.name_port(by)} when asked over {facts.name_port(over)}",
             "give each port an address of its own, and look where the cable leads",
             True,
         )
@@ -298,11 +295,31 @@ def _list_mates(facts: FabricFacts, key: PortKey) -> list[PortKey]:
 def _find_unaddressed(
     facts: FabricFacts, segments: Sequence[Segment], wires: Sequence[frozenset[PortKey]]
 ) -> Iterator[CableFault]:
-    """Report cables that carry nothing, since an end has no address."""
+    """Report cables that carry nothing, or half, since an end or an interface has no address."""
     joined = {host for segment in segments for host in segment.hosts}
     for ends in _list_cables(facts, wires):
         addressed = [[port for port in end if facts.ports[port].address] for end in ends]
         if all(addressed):
+            used = {(x[0], facts.ports[x].rdma) for end in addressed for x in end}
+            mute = [
+                x
+                for end in ends
+                for x in end
+                if (port := facts.ports[x]).is_up
+                and port.rdma
+                and not port.address
+                and not {(x[0], port.rdma), (x[0], "")} & used
+            ]
+            if mute:
+                yield CableFault(
+                    "interface-without-address",
+                    tuple(mute),
+                    f"{_list_names(facts, mute)}: no IPv4 address, so the cable uses only the "
+                    f"other interface of its connector, {_list_names(facts, addressed[0])}",
+                    _propose_subnets(facts, _pair_ports(facts, mute))
+                    if len({host for host, _ in mute}) == 2
+                    else "give it an address in the subnet of the interface at the other end",
+                )
             continue
         p, q = (known[0] if known else end[0] for known, end in zip(addressed, ends, strict=True))
         lacking = [x for x in (p, q) if not facts.ports[x].address]
@@ -447,13 +464,7 @@ def _find_slow(facts: FabricFacts, segments: tuple[Segment, ...]) -> Iterator[Ca
 
 def find_rate(facts: FabricFacts, a: PortKey, b: PortKey) -> float | None:
     """Return the highest measured rate from one port to another, in GB/s; None without one."""
-    rates = [
-        x.GBps
-        for flows in facts.rounds
-        for x in flows
-        if ((x.host, x.port), (x.to_host, x.to_port)) == (a, b)
-    ]
-    return max(rates, default=None)
+    return find_total(facts, [(a, b)])
 
 
 def find_total(facts: FabricFacts, flows: Sequence[tuple[PortKey, PortKey]]) -> float | None:
@@ -461,13 +472,10 @@ def find_total(facts: FabricFacts, flows: Sequence[tuple[PortKey, PortKey]]) -> 
 
     Where they were not measured together, the fastest alone counts: they may share a cable.
     """
-    if len(flows) > 1:
-        totals = []
-        for measured in facts.rounds:
-            rates = {((x.host, x.port), (x.to_host, x.to_port)): x.GBps for x in measured}
-            if rates.keys() >= set(flows):
-                totals.append(sum(rates[flow] for flow in flows))
-        if totals:
-            return max(totals)
-    alone = [rate for flow in flows if (rate := find_rate(facts, *flow)) is not None]
-    return max(alone, default=None)
+    rounds = [
+        {((x.host, x.port), (x.to_host, x.to_port)): x.GBps for x in measured}
+        for measured in facts.rounds
+    ]
+    together = [sum(map(of.__getitem__, flows)) for of in rounds if of.keys() >= set(flows)]
+    alone = [rate for of in rounds for flow, rate in of.items() if flow in flows]
+    return max(together or alone, default=None)

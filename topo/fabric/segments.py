@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TypeVar
 
 from .facts import FabricFacts
 
-if TYPE_CHECKING:
-    import networkx as nx
-
 # A port: its host's number, and its name.
 PortKey = tuple[int, str]
+_Node = TypeVar("_Node")
 
 
 @dataclass(frozen=True)
@@ -86,16 +85,11 @@ def find_wires(facts: FabricFacts) -> list[frozenset[PortKey]]:
     They hear each other, whatever their addresses, or share a connector. Ports are in one wire
     each, alone if they hear nothing.
     """
-    import networkx as nx  # here, since every probe imports this module
-
     heard = find_hearing(facts)
-    graph: nx.Graph[object] = nx.Graph()
-    graph.add_edges_from((p, ("connector", facts.find_connector(p))) for p in facts.ports)
-    graph.add_edges_from((p, q) for p in facts.ports for q in heard[p] if p in heard[q])
-    wires = [
-        frozenset(p for p in facts.ports if p in joined)
-        for joined in nx.connected_components(graph)
-    ]
+    ends = [(p, ("connector", facts.find_connector(p))) for p in facts.ports]
+    hearing = [(p, q) for p in facts.ports for q in heard[p] if p in heard[q]]
+    groups = _find_groups([*ends, *hearing])
+    wires = [frozenset(p for p in facts.ports if p in joined) for joined in groups]
     order = {port: i for i, port in enumerate(facts.ports)}
     return sorted(wires, key=lambda wire: min(map(order.__getitem__, wire)))
 
@@ -106,21 +100,19 @@ def find_segments(facts: FabricFacts) -> tuple[Segment, ...]:
     mutual = {p: {q for q in others if p in heard[q]} for p, others in list(heard.items())}
     exact = {((x.host, x.port), (x.to_host, x.to_port)) for x in facts.answers if x.is_right}
     right = exact | find_loose(facts)
-    import networkx as nx  # here, since every probe imports this module
-
-    graph: nx.Graph[PortKey] = nx.Graph()
-    for p, q in right:
-        is_wired = not (mutual.get(p) or mutual.get(q)) or q in mutual.get(p, ())
-        if (q, p) in right and is_wired:
-            graph.add_edge(p, q)
+    joined = [
+        (p, q)
+        for p, q in right
+        if (q, p) in right and (q in mutual.get(p, ()) or not (mutual.get(p) or mutual.get(q)))
+    ]
     order = {port: i for i, port in enumerate(facts.ports)}
-    counts = {p: sum(p in pair for pair in exact) for p in graph}
+    counts = Counter(port for pair in exact for port in pair)
     management = _list_management(facts)
     segments = [
         _choose_ports(
             sorted(ports, key=lambda p: (p not in management, -counts[p], order[p])), order
         )
-        for ports in nx.connected_components(graph)
+        for ports in _find_groups(joined)
     ]
     return tuple(
         _mark_management(facts, sorted(segments, key=lambda segment: order[segment.ports[0]]))
@@ -190,24 +182,28 @@ def list_data_segments(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 def find_bundles(facts: FabricFacts, segments: Sequence[Segment]) -> tuple[SegmentBundle, ...]:
     """Return segments by the connectors that they share, ordered by their first segment."""
-    import networkx as nx
-
-    graph: nx.Graph[object] = nx.Graph()
-    for number, segment in enumerate(segments):
-        graph.add_node(number)
-        graph.add_edges_from((number, facts.find_connector(p)) for p in segment.all_ports)
-    groups = [
-        sorted(x for x in group if isinstance(x, int)) for group in nx.connected_components(graph)
+    joined = [
+        (number, facts.find_connector(p))
+        for number, segment in enumerate(segments)
+        for p in segment.all_ports
     ]
+    groups = [sorted(x for x in group if isinstance(x, int)) for group in _find_groups(joined)]
     return tuple(SegmentBundle(tuple(segments[i] for i in group)) for group in sorted(groups))
 
 
 def count_islands(facts: FabricFacts, segments: Sequence[Segment]) -> int:
     """Return the number of groups of hosts that segments do not join."""
-    import networkx as nx
+    alone = [(host, host) for host in range(len(facts.hosts))]
+    return len(_find_groups([*alone, *(x for each in segments for x in pairwise(each.hosts))]))
 
-    graph: nx.Graph[int] = nx.Graph()
-    graph.add_nodes_from(range(len(facts.hosts)))
-    for segment in segments:
-        nx.add_path(graph, sorted(segment.hosts))
-    return nx.number_connected_components(graph)
+
+def _find_groups(edges: Iterable[tuple[_Node, _Node]]) -> list[set[_Node]]:
+    """Return the connected components of a graph.
+
+    Importing networkx for this takes longer than all else that a probe computes.
+    """
+    groups: list[set[_Node]] = []
+    for edge in edges:
+        joined = [x for x in groups if not x.isdisjoint(edge)]
+        groups = [*(x for x in groups if x not in joined), {*edge}.union(*joined)]
+    return groups

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..graph import Topology
 from ..hardware import LATENCY_us
 from ..notes import assumed
-from .facts import FIELD, FabricFacts
+from .facts import FIELD, FabricFacts, HostFacts
 from .faults import find_faults, find_total
 from .segments import (
     PortKey,
@@ -82,7 +82,7 @@ def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
         {
             "hosts": [host.name for host in facts.hosts],
             **({"notes": notes} if notes else {}),
-            FIELD: facts.without_key().to_json(),
+            FIELD: facts.to_json(),
         },
     )
 
@@ -112,7 +112,7 @@ def describe_hosts(facts: FabricFacts) -> Topology:
             ),
             (),
             SOURCE,
-            {FIELD: facts.without_key().to_json()},
+            {FIELD: facts.to_json()},
         )
 
 
@@ -133,19 +133,14 @@ class _FabricBuilder:
         self.level = _find_levels(measured)
         self.others: list[Device] = []
         self.switches = 0
-        names = [host.name for host in facts.hosts]
-        self.ids = [
-            name if names.count(name) == 1 else f"{name}-{number}"
-            for number, name in enumerate(names)
-        ]
         self.of_rank = {
-            rank: self.ids[number] if len(host.ranks) == 1 else f"{self.ids[number]}/rank{rank}"
-            for number, host in enumerate(facts.hosts)
+            rank: host.name if len(host.ranks) == 1 else f"{host.name}/rank{rank}"
+            for host in facts.hosts
             for rank in host.ranks
         }
-        for number, host in enumerate(facts.hosts):
+        for host in facts.hosts:
             if len(host.ranks) > 1:
-                self._add_gateway(number)
+                self._add_gateway(host)
 
     def list_devices(self, ranks: Sequence[int]) -> Iterator[Device]:
         host_of = {rank: host.name for host in self.facts.hosts for rank in host.ranks}
@@ -153,9 +148,9 @@ class _FabricBuilder:
             yield Device(self.of_rank[rank], extra={"stands_for": "cpu", "host": host_of[rank]})
         yield from self.others
 
-    def _add_gateway(self, number: int) -> None:
+    def _add_gateway(self, host: HostFacts) -> None:
         """Add the two devices through which several ranks of a host reach others."""
-        host, ident = self.facts.hosts[number], self.ids[number]
+        ident = host.name
         for place in ("memory", "out", "in"):
             self.others.append(Device(f"{ident}/{place}", "cpu", extra={"host": host.name}))
         source = assumed("a process's share of its host's memory")
@@ -173,8 +168,8 @@ class _FabricBuilder:
 
     def _end(self, host: int, place: str) -> str:
         """Return the device at which a host's cables begin ("out") or end ("in")."""
-        ident = self.ids[host]
-        return ident if len(self.facts.hosts[host].ranks) == 1 else f"{ident}/{place}"
+        facts = self.facts.hosts[host]
+        return facts.name if len(facts.ranks) == 1 else f"{facts.name}/{place}"
 
     def add(self, bundle: SegmentBundle) -> None:
         """Add the links of a cable or switched network."""
@@ -240,11 +235,12 @@ class _FabricBuilder:
     def _list_rdma(self, ports: Sequence[PortKey]) -> list[str]:
         """Return the RDMA devices of the ports' connectors, with and without an address."""
         connectors = set(map(self.facts.find_connector, ports))
-        return [
+        devices = (
             port.rdma
             for key, port in self.facts.ports.items()
             if port.rdma and port.is_up and self.facts.find_connector(key) in connectors
-        ]
+        )
+        return list(dict.fromkeys(devices))  # an interface and its VLANs have one
 
     def _choose(
         self, flows: Sequence[tuple[PortKey, PortKey]], measured: float | None

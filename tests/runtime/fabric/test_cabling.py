@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
 from fractions import Fraction
 from importlib.util import find_spec
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,10 @@ import msgspec
 import patience
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from topoplan.runtime.emulate import why_not, why_not_mpi
-from topoplan.runtime.fabric import ports
+from topoplan.runtime.fabric import finding, joining, ports
 from topoplan.runtime.fabric.cable_gloo import CableChannel, CableGloo
 from topoplan.runtime.fabric.cabling import may_be_cabled
 from topoplan.runtime.fabric.joining import needs_cables
@@ -30,7 +36,7 @@ from topoplan.topo.fabric import (
     Segment,
     SegmentBundle,
 )
-from topoplan.topo.graph import Topology
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 
 REASON = why_not()
 needs_namespaces = pytest.mark.skipif(
@@ -79,6 +85,42 @@ def test_a_ring_without_management_network_is_used_too() -> None:
     facts = make_facts(3, [[0, 1], [1, 2], [2, 0]], opens_management=False)
     hosts = tuple(msgspec.structs.replace(host, management="") for host in facts.hosts)
     assert needs_cables(msgspec.structs.replace(facts, hosts=hosts))
+
+
+@pytest.mark.parametrize("what", ["a cable", "a subnet used twice", "unplugged", "one network"])
+def test_why_cables_are_not_used_is_said_by_rank_0(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else all that people see is the error of gloo, which does not reach the other hosts."""
+    networks = {"a cable": [[0, 1]], "a subnet used twice": [[0, 1], [2, 3]], "unplugged": [[0, 1]]}
+    facts = make_facts(2 + 2 * ("used" in what), networks.get(what, []), opens_management=False)
+    if what == "a subnet used twice":
+        text = str(msgspec.json.encode(facts), "utf-8").replace("10.1.1.", "10.1.0.")
+        facts = msgspec.json.decode(text, type=FabricFacts)
+    if what == "unplugged":
+        alone = HostFacts("h2", (2,), (PortFacts("port0", is_up=False),))
+        facts = msgspec.structs.replace(facts, hosts=(*facts.hosts, alone))
+
+    def collect(*_: object, is_wanted: Callable[[FabricFacts], bool]) -> FabricFacts:
+        return facts if is_wanted(facts) else FabricFacts(facts.hosts)
+
+    used: list[object] = []
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("TOPOPLAN_HOST", "h0")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(joining, "collect_facts", collect)
+    monkeypatch.setattr(joining, "CableRelay", lambda rank, addresses, key: used.append(addresses))
+    with suppress(AttributeError):  # the relay is none
+        joining.join_by_cables(HashStore(), 0, len(facts.hosts), timedelta(seconds=5))
+    expected = {
+        "a subnet used twice": "h2:port1, h3:port1: the subnet 10.1.0.0/24 is used on 2 cables",
+        "unplugged": "h2 (rank 2) is alone: h2:port0 is down",
+    }
+    assert expected.get(what, "") in caplog.text
+    assert caplog.text.count("cables are not used: ") == (what in expected)
+    # Relays listen on cables, not on the network of the rendezvous.
+    assert used == ([["10.1.0.1"]] if what == "a cable" else [])
 
 
 def test_only_launches_on_several_hosts_look_for_cables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +188,35 @@ def test_every_rank_has_a_loopback_address_of_its_own() -> None:
     assert all(0 < int(x.split(".")[-1]) < 255 for x in addresses)
 
 
+def write_interface(folder: Path, name: str, lower: tuple[str, ...] = (), **facts: str) -> Path:
+    """Write what a kernel's folder /sys/class/net says of an interface that is up."""
+    port = folder / "net" / name
+    port.mkdir(parents=True)
+    index = str(len(list(port.parent.iterdir())))
+    for file, text in {"type": "1", "ifindex": index, "flags": "0x1003", "carrier": "1"}.items():
+        (port / file).write_text(f"{facts.get(file, text)}\n")
+    for below in lower:
+        (port / f"lower_{below}").symlink_to(port.parent / below)
+        (port.parent / below / "upper").mkdir(exist_ok=True)
+    return port
+
+
+def describe(monkeypatch: pytest.MonkeyPatch, folder: Path, **addresses: str) -> HostFacts:
+    """Return the facts of a host with such a folder, and addresses by interface ("a b")."""
+    listed = {name: [IPv4Interface(x) for x in of.split()] for name, of in addresses.items()}
+    monkeypatch.setattr(ports, "_SYS", folder)
+    monkeypatch.setattr(ports, "list_addresses", lambda: listed)
+    return ports.describe_host("spark", [0], "192.0.2.1")
+
+
 def test_interfaces_of_one_connector_are_known_by_the_driver_s_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     names = ("enp1s0f0np0", "enp1s0f1np1", "enP2p1s0f0np0", "enp1s0f0np0.7")
     for name in names:
         pci = f"{2 * ('P2' in name):04}:01:00.{int('f1' in name)}"
-        device, port = tmp_path / "devices" / pci, tmp_path / "net" / name
-        port.mkdir(parents=True)
-        (port / "type").write_text("1\n")
+        device = tmp_path / "devices" / pci
+        port = write_interface(tmp_path, name, names[:1] if "." in name else ())
         if "." not in name:
             (device / "net" / name).mkdir(parents=True)
             (port / "device").symlink_to(device)
@@ -162,28 +224,68 @@ def test_interfaces_of_one_connector_are_known_by_the_driver_s_files(
             rdma.mkdir(parents=True)
             (rdma / "device").symlink_to(device)
             (rdma / "sys_image_guid").write_text("4821:0b03:0096:a5cb\n")
-    addresses = [{"family": "inet", "local": "169.254.3.1", "prefixlen": 16}]
-    addresses.append({"family": "inet", "local": "192.168.100.10", "prefixlen": 24})
-    up = {"flags": ["UP", "LOWER_UP"]}
-    rows: list[dict[str, Any]] = [{"ifname": x, **up, "addr_info": addresses} for x in names]
-    rows[-1] |= {"link": names[0], "linkinfo": {"info_kind": "vlan"}}
-    rows.append({"ifname": "enp9s0", **up, "master": "bond0"})
-    (tmp_path / "net" / "enp9s0").mkdir()
-    (tmp_path / "net" / "enp9s0" / "type").write_text("1\n")
-    program = tmp_path / "ip"
-    program.write_text(f"#!/bin/sh\necho '{json.dumps(rows)}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(ports, "_SYS", tmp_path)
+    addresses = dict.fromkeys(names, "10.0.0.9/32 169.254.3.1/16 192.168.100.10/24")
     for place in ("00.0", "p0"):
-        host = ports.describe_host("spark", [0], "192.0.2.1")
-        card = "48210b030096a5cb"
-        own = f"{card} {place}"
-        expected = [own, f"{card} {place[:-1]}1", own, own]
-        assert [port.connector for port in host.ports] == expected
+        host = describe(monkeypatch, tmp_path, **addresses)
+        own = f"48210b030096a5cb {place}"
+        assert [port.name for port in host.ports] == list(names)
+        assert [port.connector for port in host.ports] == [own, f"{own[:-1]}1", own, own]
+        assert [port.rdma for port in host.ports] == [
+            "rocep1s0f0",
+            "rocep1s0f1",
+            "roceP2p1s0f0",
+            "rocep1s0f0",
+        ]
         assert {port.address for port in host.ports} == {"192.168.100.10/24"}
+        assert all(port.is_up for port in host.ports)
         for name in names[:3]:
             (tmp_path / "net" / name / "phys_port_name").write_text(f"p{int('f1' in name)}\n")
+
+
+def test_interfaces_without_a_cable_of_their_own_are_no_ports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_interface(tmp_path, "lo", type="772")
+    for name in ("eth0", "eth1", "eth2"):
+        (write_interface(tmp_path, name) / "master").mkdir()
+    write_interface(tmp_path, "bond0", ("eth0", "eth1"))
+    write_interface(tmp_path, "br0", ("eth2",))
+    write_interface(tmp_path, "docker0", carrier="0")
+    write_interface(tmp_path, "ztabcdef")
+    write_interface(tmp_path, "eth3", carrier="0")
+    (tmp_path / "net" / "bonding_masters").write_text("bond0\n")
+    addresses = {name: f"10.0.{i}.1/24" for i, name in enumerate(("bond0", "br0", "docker0"))}
+    host = describe(monkeypatch, tmp_path, lo="127.0.0.1/8", **addresses)
+    assert [(x.name, x.address, x.is_up, x.connector) for x in host.ports] == [
+        ("bond0", "10.0.0.1/24", True, ""),
+        ("br0", "10.0.1.1/24", True, "port eth2"),
+        ("eth3", "", False, ""),
+    ]
+
+
+def test_addresses_are_the_kernel_s_own() -> None:
+    assert ports.list_addresses()["lo"][0] == IPv4Interface("127.0.0.1/8")
+
+
+@pytest.mark.parametrize("boots", [("x", "x", "x"), ("x", "y", "x")])
+def test_hosts_with_equal_names_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, boots: tuple[str, ...]
+) -> None:
+    store, own = HashStore(), threading.local()
+    monkeypatch.setattr(finding, "name_host", lambda: "ubuntu")
+    monkeypatch.setattr(finding, "name_boot", lambda: boots[own.rank])
+
+    def collect(rank: int) -> FabricFacts:
+        own.rank = rank
+        launch = finding.PortLaunch(store, rank, 3, "", timedelta(seconds=20))
+        return finding.collect_facts(launch, is_wanted=lambda _: False)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(collect, range(3)))
+    apart = [("ubuntu-rank0", (0, 2)), ("ubuntu-rank1", (1,))]
+    for facts in found:
+        hosts = [(host.name, host.ranks) for host in facts.hosts]
+        assert hosts == (apart if "y" in boots else [("ubuntu", (0, 1, 2))])
 
 
 def run_on_cables(machine: str, *options: str, script: Path) -> str:
@@ -200,38 +302,53 @@ def run_on_cables(machine: str, *options: str, script: Path) -> str:
     return done.stdout
 
 
+BOXES = """
+import os, random, socket, torch, torch.distributed as dist, topoplan.runtime.register
+from topoplan.runtime.ranks.cabled import find_cabling, set_cabling
+
+assert "TOPOPLAN_EMULATED" not in os.environ
+if os.environ["LOCAL_RANK"] == "0":
+    # Half of the ports are in use, others on each host.
+    with open("/proc/sys/net/ipv4/ip_local_port_range", "w") as limits:
+        limits.write("40000 40399")
+    draw = random.Random(os.environ["RANK"])
+    taken = [socket.create_server(("", x)) for x in draw.sample(range(40000, 40400), 200)]
+for attempt in range(2):  # as torchrun restarts ranks, in one store
+    set_cabling(None)
+    dist.init_process_group("topo")
+    rank = dist.get_rank()
+    tensor = torch.full((1 << 16,), float(rank + 1))
+    dist.all_reduce(tensor)
+    assert (tensor == 10).all()
+    if not attempt:
+        dist.destroy_process_group()
+topology = find_cabling().topology
+assert topology.ranks == ("box0/rank0", "box1/rank1", "box0/rank2", "box1/rank3")
+plan = topoplan.synthesize("allreduce", topology, "ring")
+communicator = topoplan.Communicator(plan, choose="plan")
+assert (communicator.allreduce(tensor) == 40).all()
+communicator.close()
+trained = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
+trained.register_comm_hook(None, topoplan.ddp_hook(plan, choose="plan"))
+trained(torch.full((1, 300), float(rank))).sum().backward()
+assert (trained.module.weight.grad == 1.5).all()
+if not rank:
+    print(topology.dumps())
+dist.destroy_process_group()
+"""
+
+
 @needs_namespaces
-def test_emulated_hosts_find_their_cable_and_sum_over_it(tmp_path: Path) -> None:
-    script, written = tmp_path / "rank.py", tmp_path / "found.json"
-    script.write_text(
-        "import os, random, socket, torch, torch.distributed as dist, topoplan.runtime.register\n"
-        "from topoplan.runtime.ranks.cabled import find_cabling\n"
-        "assert 'TOPOPLAN_EMULATED' not in os.environ\n"
-        # Half of the ports are in use, others on each host.
-        "with open('/proc/sys/net/ipv4/ip_local_port_range', 'w') as limits:\n"
-        "    limits.write('40000 40399')\n"
-        "draw = random.Random(os.environ['RANK'])\n"
-        "taken = [socket.create_server(('', x)) for x in draw.sample(range(40000, 40400), 200)]\n"
-        "dist.init_process_group('topo')\n"
-        "tensor = torch.full((1 << 16,), float(dist.get_rank() + 1))\n"
-        "dist.all_reduce(tensor)\n"
-        "assert (tensor == 3).all()\n"
-        "plan = topoplan.synthesize('allreduce', find_cabling().topology)\n"
-        "communicator = topoplan.Communicator(plan, choose='plan')\n"
-        "assert (communicator.allreduce(tensor) == 6).all()\n"
-        "communicator.close()\n"
-        "trained = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))\n"
-        "trained.register_comm_hook(None, topoplan.ddp_hook(plan, choose='plan'))\n"
-        "trained(torch.full((1, 300), float(dist.get_rank()))).sum().backward()\n"
-        "assert (trained.module.weight.grad == 0.5).all()\n"
-        "if not dist.get_rank():\n"
-        f"    open({str(written)!r}, 'w').write(find_cabling().topology.dumps())\n"
-        "dist.destroy_process_group()\n"
-    )
-    run_on_cables("path:2", script=script)
-    topology = Topology.load(written)
-    assert topology.ranks == ("gpu0", "gpu1")
-    assert topology.links[0].extra["src_address"] == "10.130.0.1"
+def test_several_ranks_on_each_host_sum_over_its_cable(tmp_path: Path) -> None:
+    """Ranks take turns over the hosts, as with mpirun --map-by node."""
+    script, machine = tmp_path / "rank.py", tmp_path / "boxes.json"
+    script.write_text(BOXES, encoding="utf-8")
+    gpus = tuple(Device(f"gpu{i}", extra={"host": f"box{i % 2}"}) for i in range(4))
+    cable = both_directions(Link("gpu0", "gpu1", Fraction(1)))
+    machine.write_text(Topology("boxes", gpus, tuple(cable)).dumps(), encoding="utf-8")
+    topology = Topology.loads(run_on_cables(str(machine), script=script))
+    (link,) = [x for x in topology.links if x.src == "box0/out"]
+    assert (link.dst, link.extra["src_address"]) == ("box1/in", "10.130.0.1")
 
 
 UNDER_MPIRUN = """

@@ -29,7 +29,7 @@ from topoplan.topo.fabric import (
     find_faults,
     make_topology,
 )
-from topoplan.topo.fabric.facts import list_possible_pairs
+from topoplan.topo.fabric.facts import agree_on_management, list_possible_pairs
 from topoplan.topo.fabric.segments import find_segments, list_data_segments
 from topoplan.topo.graph import Topology
 
@@ -348,6 +348,41 @@ def test_link_local_addresses_on_several_cables_are_one_fault(
     assert "192.168.100.1/24 at h0:enP2p1s0f0np0" in fault.advice
     with pytest.raises(InputError, match=r"169\.254\.0\.0/16"):
         make_topology(facts)
+
+
+@pytest.mark.parametrize("hosts", [(1,), (0, 1)])
+def test_an_interface_without_address_leaves_half_of_its_cable_idle(hosts: tuple[int, ...]) -> None:
+    ports, wires = wire_sparks(PAIR, follow_playbook)
+    for host in hosts:
+        key = host, SPARK[0][1]
+        ports[key] = msgspec.structs.replace(ports[key], address="")
+    (fault,) = find_faults(connect(ports, wires))
+    assert (fault.code, fault.is_fatal) == ("interface-without-address", False)
+    assert "h1:enP2p1s0f0np0: no IPv4 address" in fault.text
+    both = "set 192.168.101.1/24 at h0:enP2p1s0f0np0 and 192.168.101.2/24 at h1:enP2p1s0f0np0"
+    assert fault.advice == (both if len(hosts) == 2 else fault.advice)
+    assert len(hosts) == 2 or "subnet of the interface at the other end" in fault.advice
+
+
+def test_a_vlan_has_the_device_and_the_address_of_its_interface() -> None:
+    ports = {}
+    for host in range(2):
+        base = PortFacts("enp1s0", speed_Mbps=100_000, rdma="mlx5_0", connector="port enp1s0")
+        ports[host, base.name] = base
+        ports[host, "enp1s0.7"] = msgspec.structs.replace(
+            base, name="enp1s0.7", address=f"10.7.0.{host + 1}/24"
+        )
+    facts = connect(ports, [[(0, "enp1s0.7"), (1, "enp1s0.7")], [(0, "enp1s0"), (1, "enp1s0")]])
+    assert list_codes(facts) == []
+    assert make_topology(facts).links[0].extra["src_rdma"] == ["mlx5_0"]
+
+
+def test_the_host_of_the_rendezvous_has_the_management_port_of_the_others_network() -> None:
+    ports, wires = wire_ring(3)
+    wires.append(add_management(ports, 3))
+    facts = connect(ports, wires, management="mgmt0")
+    by_loopback = msgspec.structs.replace(facts.hosts[0], management="")
+    assert agree_on_management((by_loopback, *facts.hosts[1:])) == facts.hosts
 
 
 # Miscablings
