@@ -172,8 +172,8 @@ class Chooser:
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.transport, self.is_usable, self.codec = transport, is_usable, codec
         self.list_candidates: Callable[[int], list[Schedule]] | None = None
-        """Returns the schedules worth trying for a size, the same on all ranks; None: those with
-        the best predictions.
+        """Returns the schedules worth trying for a size, on rank 0; None: those with the best
+        predictions.
         """
         self.choices: dict[int, Choice] = {}
         self.trials: dict[int, Trial] = {}
@@ -380,11 +380,11 @@ class Chooser:
         too. Collective; `number` is the group's number of the call that it belongs to (None: a new
         one).
         """
-        if self.list_candidates is not None:
-            return [self.variants.index(x) for x in self.list_candidates(size_bytes)], None
         answer: Any = None
         transport = self.transport
-        if transport.rank == 0:
+        if transport.rank == 0 and self.list_candidates is not None:
+            answer = [self.variants.index(x) for x in self.list_candidates(size_bytes)], None
+        elif transport.rank == 0:
             cached = self._races(with_stock=with_stock).find(size_bytes) if is_raced else None
             fits = cached is not None and self._fits(cached, size_bytes, with_stock=with_stock)
             answer = self._find_near_best(size_bytes, is_raced=is_raced), cached if fits else None
