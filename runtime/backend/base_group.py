@@ -153,7 +153,7 @@ class BaseGroup(MemberGroup):
             self.account.count_stock(call.name)
             return self._call_plain(call.what, call.tensor, call.stock)
         place = size.draw_call()
-        is_first = size.is_first(place) and not (self.planned.plans.off or self.options.goes_on)
+        is_first = size.is_first(place)
         number = self._begin(call.what, is_new=size.is_new(place), is_awaited=is_first)
         communicator = self.planned.by_key.get(size.key)
         # Asked before `uses_plan`, which may start a collective of its own.
@@ -220,9 +220,9 @@ class BaseGroup(MemberGroup):
     def _compare(self, what: str, number: int) -> None:
         """Raise ExecutionError unless all ranks make the same call; without the store."""
         calls = [str(call) for call in self.planned.find_guard().exchange(what)]
-        text = explain_difference(number, self.ranks, calls)
-        if text:
-            raise ExecutionError(text)
+        if text := explain_difference(number, self.ranks, calls):
+            self.check.error = ExecutionError(text)  # of later calls, too
+            raise self.check.error
 
     def _call_together(
         self,

@@ -25,7 +25,7 @@ from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
 from ..recovery.connections import list_sockets
-from ..recovery.guard import Guard
+from ..recovery.guard import MEETING, Guard
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import process_budget
 from ..works import ThreadQueue, make_queue
@@ -41,8 +41,6 @@ _ANSWERED_AFTER = 2
 # Calls from one question to the next, before the call _OFTEN_UNTIL and after it: a question costs
 # about as much as a small call.
 _OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
-# Collectives that end on no rank before all ranks have called them.
-_ALL_WAIT = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 # Backward passes after which a plan is waited for. With a trial of MAX_CALLS, DDP's buckets are
 # settled at step 20.
 _WAITED_AFTER = 6
@@ -106,7 +104,7 @@ class Size:
 
     def is_first(self, call: int) -> bool:
         """Return whether `call` is the first of this size, and may wait for all ranks."""
-        return call == 0 and (self.begun or self.key[0] in _ALL_WAIT)
+        return call == 0 and (self.begun or self.key[0] in MEETING)
 
     def is_known(self, call: int) -> bool:
         """Return whether `uses_plan` can answer for this call without waiting for other ranks."""
@@ -341,7 +339,8 @@ class Communicators:
             name,
             self.plans.ranks,
             transport,
-            store=self._store,
+            # A connection of its own: groups that are made at once would wait for each other's.
+            store=self._store.clone(),  # type: ignore[attr-defined]
             number=self.plans.rank,
         )
 

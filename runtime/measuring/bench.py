@@ -24,7 +24,6 @@ from ..ranks.launch import announce_ready
 from ..ranks.stock import has_stock, make_stock_call
 from ..ranks.timing import time_call_s
 from ..ranks.transport import Transport
-from ..recovery.guard import LOST
 from .bench_data import OPS, BenchBuffers, BenchSettings
 
 # A bound this many times above every measurement is not drawn: it is another machine's.
@@ -103,10 +102,10 @@ def list_recoveries(communicator: Communicator) -> list[dict[str, Any]]:
     exchange = engine.transport.exchange if engine.guard is None else engine.guard.guard.exchange
     parts = exchange(communicator.recoveries)
     resent: Counter[int] = Counter()
-    for row in (row for rows in parts for row in rows if row["kind"] == LOST):
+    for row in (row for rows in parts for row in rows if "recovery" in row):
         resent[row["recovery"]] += row["resent_bytes"]
     return [
-        row | ({"resent_bytes": resent[row["recovery"]]} if row["kind"] == LOST else {})
+        row | ({"resent_bytes": resent[row["recovery"]]} if "recovery" in row else {})
         for row in parts[0]
     ]
 

@@ -9,6 +9,7 @@ import errno
 import json
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -29,10 +30,15 @@ _MAX_DIALED = 64
 # The longest report: with 10,000 peers in `posted` it has 250 kB.
 _MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # per read, so that one connection does not keep others waiting
+# Without an acknowledgement for this long a connection is lost: longer than the pauses of a busy
+# network, and short enough to go on within seconds.
+_LOST_AFTER_S = 3.0
+# An idle connection is tried once a second.
+_IDLE_S, _PROBES = 1, 3
 
 Report = Mapping[str, Any]
 # Fate of the connection to a rank: `ended` if it was refused, or closed without a report; `failed`
-# if the network knows no route to its host.
+# if the network knows no route to its host, or carries nothing any more.
 Reach = Literal["trying", "reached", "ended", "failed"]
 
 
@@ -206,6 +212,7 @@ class Relay:
             socket.socket(family, socket.SOCK_STREAM), (key, rank), is_open=False
         )
         connection.socket.setblocking(False)
+        give_up_early(connection.socket)
         connection.is_trusted = True
         connection.sent[key] = 0
         connection.outbox += address.nonce.encode() + b"\n"
@@ -218,7 +225,7 @@ class Relay:
         return connection
 
     def _note_failure(self, connection: _Connection, failed: int) -> None:
-        """Note the fate of a connection that could not be made, by its error number."""
+        """Note the fate of a connection that could not be made, or is lost, by its error number."""
         connection.is_over = True
         with self._lock:
             if failed in (errno.ECONNREFUSED, errno.ECONNRESET):
@@ -248,7 +255,10 @@ class Relay:
             data = connection.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # reset: as good as closed
+        except OSError as error:
+            if error.errno != errno.ECONNRESET:  # else as good as closed
+                self._note_failure(connection, error.errno or 0)
+                return
             data = b""
         connection.inbox += data
         *lines, rest = bytes(connection.inbox).split(b"\n")
@@ -314,6 +324,19 @@ def _accept(
         connection = _Connection(accepted)
         selector.register(accepted, selectors.EVENT_READ, connection)
         yield connection
+
+
+def give_up_early(connection: socket.socket) -> None:
+    """Have the kernel give up a connection whose other end does not acknowledge anything."""
+    if sys.platform == "linux":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_USER_TIMEOUT, int(_LOST_AFTER_S * 1000)),
+            (socket.TCP_KEEPIDLE, _IDLE_S),
+            (socket.TCP_KEEPINTVL, _IDLE_S),
+            (socket.TCP_KEEPCNT, _PROBES),
+        ):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def choose_contacts(rank: int, addresses: Addresses) -> list[int]:

@@ -8,10 +8,7 @@ number. A rank for which one fails begins the next, and the others follow it the
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
 from typing import Any
-
-import networkx as nx
 
 from ...topo.derived.lost_links import Pair
 from ...topo.errors import ExecutionError
@@ -33,11 +30,7 @@ _FLUSH_S = 0.3
 
 
 class SupersededError(Exception):
-    """Other ranks have begun a later recovery, `number`."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"recovery {number} has begun")
-        self.number = number
+    """Other ranks have begun a later recovery, whose number is the argument."""
 
 
 class RankLostError(ExecutionError):
@@ -93,20 +86,6 @@ def list_pairs(unreached: Mapping[int, Sequence[int]]) -> list[Pair]:
     )
 
 
-def list_cut_off(ranks: Sequence[int], unreached: Sequence[Pair]) -> list[int]:
-    """Return the ranks that the first one does not reach, directly or through others.
-
-    `unreached` are the pairs of ranks, the lower first, that are not connected.
-    """
-    lost = set(unreached)
-    graph: nx.Graph[object] = nx.Graph(
-        pair for pair in combinations(sorted(ranks), 2) if pair not in lost
-    )
-    graph.add_nodes_from(ranks)
-    connected = nx.node_connected_component(graph, ranks[0])
-    return sorted(rank for rank in ranks if rank not in connected)
-
-
 @dataclass
 class Recovery:
     """One rank's part in the recovery `number` of the group that `name` identifies.
@@ -121,6 +100,7 @@ class Recovery:
     addresses: Addresses
     deadline: float
     _edition: int = field(default=0)
+    _unreached: Sequence[int] = field(default=())
 
     def __post_init__(self) -> None:
         self._key = self._key_of(self.number)
@@ -146,11 +126,11 @@ class Recovery:
         """
         began = time.monotonic()
         while True:
-            reach = relay.list_reach(self._key)
-            self._check_ended()
+            reach = self._check_reach(())
             unreached = sorted(rank for rank, state in reach.items() if state != "reached")
             elapsed = time.monotonic() - began
             if "trying" not in reach.values() or elapsed > _REACH_S:
+                self._unreached = unreached
                 return unreached
             if elapsed > _SUSPECTED_S and not self._edition:
                 self._add({"suspects": unreached})
@@ -228,16 +208,25 @@ class Recovery:
             if "refusal" in report:
                 raise RankLostError(f"rank {rank} does not go on: {report['refusal']}")
         self.check_current()
-        self._check_ended()
+        self._check_reach(missing)
         if time.monotonic() > self.deadline:
             raise ExecutionError(
                 f"{list_ranks(missing)} did not take part in the recovery until the call's deadline"
             )
         time.sleep(POLL_S)
 
-    def _check_ended(self) -> None:
+    def _check_reach(self, missing: Sequence[int]) -> Mapping[int, str]:
+        """Return the fate of the connection to each rank.
+
+        Raise RankLostError if processes have ended, and ExecutionError if a rank that is `missing`
+        was in reach before, and is not any more: its report may never come.
+        """
         reach = relay.list_reach(self._key)
+        lost = [x for x in missing if reach.get(x) == "failed" and x not in self._unreached]
+        if lost:
+            raise ExecutionError(f"{list_ranks(lost)} went out of reach meanwhile")
         ended = sorted(rank for rank, state in reach.items() if state == "ended")
         if ended:
             verb = "has" if len(ended) == 1 else "have"
             raise RankLostError(f"{list_ranks(ended)} {verb} ended")
+        return reach

@@ -17,13 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-log = logging.getLogger("topoplan")
+from ..ranks.reports import give_up_early
 
-# Without an acknowledgement for this long a connection is lost: longer than the pauses of a busy
-# network, and short enough to go on within seconds.
-LOST_AFTER_S = 3.0
-# An idle connection is tried once a second.
-_IDLE_S, _PROBES = 1, 3
+log = logging.getLogger("topoplan")
 
 
 def list_sockets() -> Mapping[int, str]:
@@ -86,7 +82,7 @@ class ConnectionWatch:
         for copy in _copy_new(opened_since):
             with suppress(OSError):  # it listens, or is closed already
                 if not {copy.getsockname()[1], copy.getpeername()[1]}.isdisjoint(ports):
-                    _give_up_early(copy)
+                    give_up_early(copy)
                     self._copies.append(copy)
                     continue
             copy.close()
@@ -143,15 +139,3 @@ def _reset(connection: socket.socket) -> None:
     # So that gloo reads, and sees it: it would go on polling a socket that is merely reset.
     with suppress(OSError):  # it is not connected any more
         connection.shutdown(socket.SHUT_RDWR)
-
-
-def _give_up_early(connection: socket.socket) -> None:
-    """Have the kernel give up a connection whose other end does not acknowledge anything."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_USER_TIMEOUT, int(LOST_AFTER_S * 1000)),
-        (socket.TCP_KEEPIDLE, _IDLE_S),
-        (socket.TCP_KEEPINTVL, _IDLE_S),
-        (socket.TCP_KEEPCNT, _PROBES),
-    ):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -20,10 +20,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
+from weakref import finalize, ref
+
+import torch
+import torch.distributed as dist
 
 from ...topo.derived.lost_links import Pair, PairRoutes
 from ...topo.errors import ExecutionError, InfeasibleError
@@ -39,11 +43,10 @@ from .agreement import (
     Recovery,
     SplitError,
     SupersededError,
-    list_cut_off,
     list_pairs,
 )
 from .connections import ConnectionWatch, find_listening_ports
-from .partial_transport import PartialGloo, PartialTransport
+from .partial_transport import PartialGloo, PartialTransport, find_tree
 from .worker import Worker, end_past_waits
 
 if TYPE_CHECKING:
@@ -51,8 +54,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("topoplan")
 
-# The kind of fault in a row of the history.
-LOST = "lost"
+# Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
+MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 # Time for a call to end by itself after a connection was lost: another rank may just have closed
 # it, since it has ended the call.
 _SETTLE_S = 0.3
@@ -103,16 +106,14 @@ class _Exchange(Attempt):
         self._value, self.values, self.planned = value, list[Any](), planned
 
     def make(self, transport: Transport) -> None:
-        """See Attempt."""
         with transport.faults.stock("an exchange of values"):
             self.values = transport.exchange(self._value)
 
     def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
-        """See Attempt."""
         self.values = transport.exchange(self.values if has_ended else None)[server]
 
     def free(self) -> None:
-        """See Attempt."""
+        pass
 
 
 Prepare = Callable[[], Attempt]
@@ -139,6 +140,7 @@ class Guard:
         self.on_give_up: list[Callable[[ExecutionError], object]] = []
         self.history: list[dict[str, Any]] = []
         """The recoveries so far, as rows of a table."""
+        self._in_use = threading.RLock()  # for as long as a call or a recovery lasts
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worker = self._make_worker()
         self._ended = self._recoveries = self._sent_before = 0
@@ -152,6 +154,9 @@ class Guard:
         addresses = transport.faults.addresses
         nonces = " ".join(x.nonce for _, x in sorted(addresses.items()) if x is not None)
         self._key = f"{transport.group.group_name} {nonces}"
+        # With TORCH_GLOO_LAZY_INIT ranks connect at their first message; all are to be watched.
+        size = transport.size
+        dist.all_to_all_single(torch.empty(size), torch.empty(size), group=transport.group)
         ports = transport.exchange(find_listening_ports(opened_since))
         self._watch = self._make_watch()
         self._watch.follow(opened_since, set().union(*ports))
@@ -163,7 +168,7 @@ class Guard:
         return sum(one.sent_bytes for one in self.planned)
 
     def _make_watch(self) -> ConnectionWatch:
-        watch = ConnectionWatch(partial(self._events.put, None))
+        watch = ConnectionWatch(partial(_notice, ref(self), self._events))
         finalize(self, watch.stop)
         return watch
 
@@ -179,7 +184,7 @@ class Guard:
 
         Raise ExecutionError if that is not possible.
         """
-        planned = self.planned[0] if self.planned else None
+        planned = next(iter(self.planned), None)
         ended = self.carry_out(partial(_Exchange, value, planned))
         assert isinstance(ended, _Exchange)
         return ended.values
@@ -189,17 +194,18 @@ class Guard:
 
         `prepare` makes an attempt. Raise ExecutionError if it is not possible to go on.
         """
-        if self.error is not None:
-            raise self.error
-        self._carry_out(prepare)
-        ended = self._current
-        assert ended is not None
-        if self._last is not None:
-            self._last.free()
-        self._last, self._current = ended, None
-        self._ended += 1
-        self._count_resent()
-        return ended
+        with self._in_use:
+            if self.error is not None:
+                raise self.error
+            self._carry_out(prepare)
+            ended = self._current
+            assert ended is not None
+            if self._last is not None:
+                self._last.free()
+            self._last, self._current = ended, None
+            self._ended += 1
+            self._count_resent()
+            return ended
 
     def _count_resent(self) -> None:
         """Complete the last row of the history."""
@@ -217,17 +223,10 @@ class Guard:
                     self._try(partial(self._current.make, self.transport))
                 return
             except ExecutionError as error:  # such as a deadline: the others must not wait for it
-                self._refuse(str(error).removeprefix(f"rank {self._rank}: "))
+                self._end(error, str(error).removeprefix(f"rank {self._rank}: "))
                 raise
             except (_LostError, SupersededError):
-                interrupted = self._current or self._last
-                self._interrupted = None if interrupted is None else interrupted.planned
-                self._current = None  # the thread that was left behind may use its buffers
-                try:
-                    has_ended = self._recover(prepare)
-                finally:
-                    self._checks_until = time.monotonic() + _CHECK_ON_S
-                if has_ended:
+                if self._recover(prepare):
                     return
         raise self._give_up(f"connections were lost {_MAX_RECOVERIES} times")
 
@@ -319,13 +318,19 @@ class Guard:
 
         Wait for at most so many seconds, None: until the deadline of calls.
         """
-        if self.error is None:
-            if seconds is not None:
-                self._closes_by = time.monotonic() + seconds
-            try:
-                self._carry_out(None)
-            except RuntimeError as error:  # nothing is left to do for the others
-                log.debug("rank %d: at the end: %s", self._rank, error)
+        self.on_give_up.clear()
+        if seconds is not None:
+            self._closes_by = time.monotonic() + seconds
+            self._events.put(None)  # of which a call in progress takes note
+            if self._recovery is not None:
+                self._recovery.deadline = self._closes_by
+        with self._in_use:
+            if self.error is None:
+                try:
+                    self._carry_out(None)
+                except RuntimeError as error:  # nothing is left to do for the others
+                    log.debug("rank %d: at the end: %s", self._rank, error)
+            self.error = self.error or ExecutionError(f"rank {self._rank}: the group is closed")
         self._watch.stop()
         self._worker.stop()
         for transport in (self.first, self.transport):
@@ -349,27 +354,33 @@ class Guard:
 
         Raise ExecutionError if it is not possible.
         """
-        began = time.monotonic()
-        deadline = began + self.first.timeout_s
+        interrupted, began = self._current or self._last, time.monotonic()
+        self._interrupted = None if interrupted is None else interrupted.planned
+        self._current = None  # the thread that was left behind may use its buffers
         for _ in range(_MAX_RECOVERIES):
+            deadline = self._closes_by or began + self.first.timeout_s
             self._watch.abort()
             self._recoveries += 1
             try:
                 return self._recover_once(prepare, deadline, began)
             except SupersededError as other:
-                self._recoveries = other.number - 1
+                self._recoveries = other.args[0] - 1
                 why: Exception = other
             except (RankLostError, InfeasibleError) as error:
                 raise self._give_up(str(error)) from error
             except SplitError as error:
                 lost = list_pairs({rank: x.unreached for rank, x in error.parts.items()})
-                links = list_links(self._decide(lost).links)
-                raise self._give_up(f"without {links}, {error}") from error
+                links = self._decide(lost).links
+                # A rank that is alone does not know which of the others reach each other.
+                without = f"without {list_links(links)}, " if links else ""
+                raise self._give_up(f"{without}{error}") from error
             except (RuntimeError, _LostError) as error:
                 why = error
                 if self.error is not None or time.monotonic() > deadline:
                     raise self.error or self._give_up(str(error)) from error
                 log.info("rank %d: recovery %d failed: %r", self._rank, self._recoveries, error)
+            finally:
+                self._checks_until = time.monotonic() + _CHECK_ON_S
         raise self._give_up(f"{_MAX_RECOVERIES} recoveries failed ({why!r})") from why
 
     @property
@@ -377,14 +388,12 @@ class Guard:
         return self.first.label
 
     def _decide(self, unreached: Sequence[Pair]) -> Decision:
-        if self.topology is None:
-            return Decision(unreached)
-        return Decision(unreached, PairRoutes(self.topology).find_lost_links(unreached))
+        routes = None if self.topology is None else PairRoutes(self.topology)
+        return Decision(unreached, routes.find_lost_links(unreached) if routes else ())
 
     def _foresee(self, recovery: Recovery, planned: "GuardedEngine") -> None:
         """Begin to plan before it is certain what is lost."""
-        suspects = recovery.wait_for_suspects()
-        if suspects:
+        if suspects := recovery.wait_for_suspects():
             planned.foresee(self._decide(suspects))
 
     def _recover_once(self, prepare: Prepare | None, deadline: float, began: float) -> bool:
@@ -400,11 +409,11 @@ class Guard:
             ).start()
         unreached = recovery.find_unreached()
         gloo = PartialGloo(first.rank, first.size, timedelta(seconds=first.faults.wait_s))
-        recovery.report(RankStatus(self._ended, gloo.address, gloo.list_ports(), unreached))
+        recovery.report(RankStatus(self._ended, gloo.address, gloo.ports, unreached))
         parts = recovery.wait_for_parts()
         by_rank = dict(zip(first.labels, parts, strict=True))
         lost = list_pairs({rank: x.unreached for rank, x in by_rank.items()})
-        if cut_off := list_cut_off([*by_rank], lost):
+        if cut_off := sorted({*by_rank} - {*find_tree(first.labels, lost)}):
             # Their reports have come through others: some ranks were too busy to answer in time.
             raise _LostError(f"{list_ranks(cut_off)} did not answer rank {first.labels[0]} in time")
         if first.rank == 0:
@@ -417,8 +426,9 @@ class Guard:
         first_ended = min(part.ended for part in parts)
         servers = [rank for rank, part in enumerate(parts) if part.ended > first_ended]
         has_ended = self._ended > first_ended
-        attempt = self._last if has_ended else None if prepare is None else prepare()
-        planned = None if attempt is None else attempt.planned
+        # If none has, all have ended the same call; what they do next, if anything, may differ.
+        attempt = prepare() if servers and not has_ended and prepare is not None else self._last
+        planned = next(iter(self.planned), None) if attempt is None else attempt.planned
         if planned is not None:
             self._try(partial(planned.renew, transport))
         seconds = time.monotonic() - began
@@ -434,8 +444,7 @@ class Guard:
         self, gloo: PartialGloo, parts: list[RankStatus], decision: Decision
     ) -> PartialTransport:
         """Return a transport over new connections, which are watched, to all that are in reach."""
-        first, lost = self.first, set(decision.unreached)
-        me = self._rank
+        first, lost, me = self.first, set(decision.unreached), self._rank
         numbers = {label: number for number, label in enumerate(first.labels)}
         peers = [
             number
@@ -458,7 +467,7 @@ class Guard:
         """Add a row to the history; `seconds` passed until the ranks sent again."""
         plan = None if planned is None else planned.engine.plan
         row = {
-            "kind": LOST,
+            "kind": "lost",
             "recovery": number,
             "at": round(began - self._made, 3),
             "call": self._ended + 1,
@@ -472,15 +481,21 @@ class Guard:
             log.warning("went on after a fault: %s", json.dumps(row))
 
     def _give_up(self, why: str) -> ExecutionError:
-        self.error = ExecutionError(
-            f"rank {self._rank}: a connection was lost in call {self._ended + 1}, and it is not "
-            f"possible to go on: {why}"
+        return self._end(
+            ExecutionError(
+                f"rank {self._rank}: a connection was lost in call {self._ended + 1}, and it is "
+                f"not possible to go on: {why}"
+            ),
+            why,
         )
+
+    def _end(self, error: ExecutionError, why: str) -> ExecutionError:
+        """Make all calls fail with `error`, and return it; say `why` to the other ranks."""
+        self.error = self.first.faults.broken = error
         self._refuse(why)
-        self.first.faults.broken = self.error
         for tell in self.on_give_up:
-            tell(self.error)
-        return self.error
+            tell(error)
+        return error
 
     def _refuse(self, why: str) -> None:
         """Let the others know that this rank takes no part in this recovery, or the next one."""
@@ -488,6 +503,20 @@ class Guard:
         for number in (self._recoveries, self._recoveries + 1):
             Recovery(self._key, number, self._rank, addresses, 0.0).refuse(why)
         self._watch.abort()
+
+
+def _notice(guard: "ref[Guard]", events: "queue.SimpleQueue[None]") -> None:
+    """Wake the call in progress, as its connections have changed.
+
+    Without one, a rank takes part in the recovery at once, and not by its next call: it may wait
+    for the others in another group, and these for what it has of the last call here.
+    """
+    events.put(None)
+    if (one := guard()) is not None and one._watch.is_lost:
+        with one._in_use, suppress(RuntimeError):  # which the next call raises
+            if one._watch.is_lost and one.error is None:
+                one._recover(None)
+                one._count_resent()
 
 
 def meet(transport: Transport) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
-from ...topo.errors import InfeasibleError
+from ...topo.errors import ExecutionError, InfeasibleError
 from ..compiled import Buffers, make_bindings
 from ..engine import Engine
 from ..program.layout import IN_PLACE
@@ -20,11 +20,9 @@ from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
 from .agreement import Decision
-from .guard import Attempt, Guard, meet
+from .guard import MEETING, Attempt, Guard, meet
 from .replan import Replanner
 
-# Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
-_MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 # Each chunk's segments without a race: of several packets each, and not so many that hosts are busy
 # with them.
 _SEGMENT_BYTES, _MAX_SEGMENTS = 16 << 10, 64
@@ -50,19 +48,20 @@ class _Private(Attempt):
     kept: torch.Tensor | None
 
     def make(self, transport: Transport) -> None:
-        """See Attempt."""
         planned = self.planned
         planned.renew(transport)
         planned.engine.carry_out(self.buffers)
-        if planned.name not in _MEETING:
+        if planned.name not in MEETING:
             meet(transport)
 
     def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
-        """See Attempt."""
         planned, buffers = self.planned, self.buffers
         if planned.name == "allreduce":
             # Another order of additions would give other bits than those that some ranks have.
             _pass_on(planned.engine, transport.labels[server], buffers.target)
+            if not has_ended and buffers.residual is not None:
+                # It is in the sum; what was rounded off in the attempt that failed is not known.
+                buffers.residual.zero_()
             return
         if has_ended:
             source = (buffers.source if self.kept is None else self.kept).clone()
@@ -71,7 +70,6 @@ class _Private(Attempt):
         planned.engine.carry_out(buffers)
 
     def free(self) -> None:
-        """See Attempt."""
         self.planned.take_back(self)
 
 
@@ -140,8 +138,9 @@ class GuardedEngine:
         source = target if self.name in IN_PLACE else torch.empty_like(users.source)
         residual = None if users.residual is None else torch.empty_like(users.residual)
         buffers = Buffers(users.numel, source, target, users.op, residual, make_bindings(target))
-        kept = torch.empty_like(source) if self.name == "reduce" else None
-        return _Private(self, shape, buffers, kept)
+        return _Private(
+            self, shape, buffers, torch.empty_like(source) if self.name == "reduce" else None
+        )
 
     def take_back(self, private: _Private) -> None:
         """Use the buffers of an ended call for later ones."""
@@ -163,20 +162,22 @@ class GuardedEngine:
         """
         if self.engine.transport is transport:
             return
-        decision = self.guard.decision
-        whole = self._first.plan
+        decision, whole = self.guard.decision, self._first.plan
         plan: Plan | None = whole
         if decision.unreached:
             plan = whole.find_spare(decision.links, decision.unreached)
         self.uses_spare = bool(decision.unreached) and plan is not None
-        if plan is None:
-            plan = self._await_plan(transport)
-        if plan is not whole:
-            plan.verify()
-        engine = self._make_engine(plan, transport, executor=POINT_TO_POINT)
+        with transport.faults.stock("the plan for what is left"):
+            if plan is None:
+                plan = self._await_plan(transport)
+            if plan is not whole:
+                plan.verify()
+            engine = self._make_engine(plan, transport, executor=POINT_TO_POINT)
         engine.is_stock_excluded = engine.times_calls = True
         engine.executor.tallies = self._first.executor.tallies
         engine.chooser.list_candidates = partial(self._list_candidates, engine)
+        if self.guard.transport is not transport:
+            raise ExecutionError("another link was lost meanwhile")
         self._sent_before, self.engine = self.sent_bytes, engine
 
     def _await_plan(self, transport: Transport) -> Plan:
@@ -237,6 +238,6 @@ def _pass_on(engine: Engine, server: int, tensor: torch.Tensor) -> None:
         engine.carry_out(Buffers(mine.numel(), mine, mine))
     else:
         texts = engine.transport.exchange(mine.numpy().tobytes() if engine.rank == server else b"")
-        number = engine.transport.number_of(server)
-        mine = torch.frombuffer(bytearray(texts[number]), dtype=torch.uint8)
+        text = bytearray(texts[engine.transport.number_of(server)])
+        mine = torch.frombuffer(text, dtype=torch.uint8)
     data.copy_(mine)

@@ -1,6 +1,7 @@
 """A transport over the pairs of ranks that still reach each other."""
 
 import pickle
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,31 +20,30 @@ from .connections import ConnectionWatch, find_listening_ports, list_sockets
 _GREETING, _CONTROL = 1, 2
 # Connecting and greeting takes a few milliseconds, on a busy host some hundred.
 _GREET_S = 5.0
+# Groups that recover at once must not take each other's sockets for their own.
+_MAKING = threading.Lock()
 
 
 class PartialGloo:
     """This rank's gloo in a group whose ranks do not all reach each other; not yet connected.
 
     gloo connects two ranks at their first message, so pairs without messages need no connection.
-    `address` is what the other ranks' `connect` needs.
+    `address` is what the other ranks' `connect` needs; it listens at `ports`.
     """
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
-        self.rank, self.size, self.timeout = rank, size, timeout
-        self.store, self.opened_since = HashStore(), frozenset(list_sockets().values())
+        self.rank, self.size, self.timeout, self.store = rank, size, timeout, HashStore()
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = make_lazy_gloo_devices()
-        options._threads = 2 * len(options._devices)
         options._timeout = timeout
-        self.backend: Any = dist.ProcessGroupGloo(self.store, rank, size, options)
-        self.address = {key: bytes(self.store.get(key)).hex() for key in self._list_keys()}
-
-    def list_ports(self) -> list[int]:
-        """Return the ports at which it listens."""
-        return find_listening_ports(self.opened_since)
-
-    def _list_keys(self) -> list[str]:
-        return [str(key) for key in self.store.list_keys()]
+        with _MAKING:
+            self.opened_since = frozenset(list_sockets().values())
+            options._devices = make_lazy_gloo_devices()
+            options._threads = 2 * len(options._devices)
+            self.backend: Any = dist.ProcessGroupGloo(self.store, rank, size, options)
+            self.ports = find_listening_ports(self.opened_since)
+        self.address = {
+            key: bytes(self.store.get(key)).hex() for key in map(str, self.store.list_keys())
+        }
 
     def connect(
         self,
@@ -103,7 +103,7 @@ class PartialTransport(Transport):
         self._is_private, self._gloo = False, gloo.backend
         self._begin(group, torch.device("cpu"), timeout, faults)
         self.unconnected = frozenset((min(pair), max(pair)) for pair in lost)
-        tree = find_tree(self.size, lost)
+        tree = find_tree(range(self.size), lost)
         self._parent = next(iter(tree.predecessors(self.rank)), None)
         self._children = sorted(tree.successors(self.rank))
         self._wait = timedelta(seconds=faults.wait_s)
@@ -150,12 +150,12 @@ class _PartialFaults(Faults):
             notify()
 
 
-def find_tree(ranks: int, lost: Sequence[tuple[int, int]]) -> "nx.DiGraph[int]":
-    """Return a tree of pairs of ranks that are not among `lost`, directed from rank 0.
+def find_tree(ranks: Sequence[int], lost: Sequence[tuple[int, int]]) -> "nx.DiGraph[int]":
+    """Return a tree of pairs of ranks that are not among `lost`, directed from the first rank.
 
-    These must connect all ranks.
+    It lacks the ranks that these pairs do not connect with the first one.
     """
-    graph: nx.Graph[int] = nx.complete_graph(ranks)
+    graph: nx.Graph[int] = nx.complete_graph(list(ranks))
     graph.remove_edges_from(lost)
-    tree: nx.DiGraph[int] = nx.bfs_tree(graph, 0)
+    tree: nx.DiGraph[int] = nx.bfs_tree(graph, ranks[0])
     return tree

@@ -1,8 +1,9 @@
-"""The plan to go on with after a fault, where the plan has no spare for it."""
+"""The plan to go on with after a fault, where the plan has no spare for it, made in a thread."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from ...synth.plan import Plan
 from ...synth.spares import plan_without
@@ -26,29 +27,32 @@ class Replanner:
 
         Does not wait for it. One that was begun before is the same.
         """
-        key = tuple(links), tuple(unreached)
-        if key not in self._begun:
-            self._begun[key] = Future()
-            threading.Thread(
-                target=self._make, args=key, name="topoplan-replan", daemon=True
-            ).start()
-        return self._begun[key]
-
-    def _make(self, links: Sequence[Link], unreached: Sequence[Pair]) -> None:
-        plan, made = self._plan, self._begun[tuple(links), tuple(unreached)]
-        try:
-            seconds = _PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks
-            made.set_result(
-                plan_without(
-                    plan.collective,
-                    plan.topology,
-                    links,
-                    frozenset(unreached),
-                    seconds,
-                    reproducible=plan.bracketing is not None,
-                )
+        plan, new = self._plan, Future[Plan | str]()
+        # In one step: the thread that foresees a plan may get here at the same time.
+        made = self._begun.setdefault((tuple(links), tuple(unreached)), new)
+        if made is new:
+            make = partial(
+                plan_without,
+                plan.collective,
+                plan.topology,
+                links,
+                frozenset(unreached),
+                _PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks,
+                reproducible=plan.bracketing is not None,
             )
+            plan_aside(make, made)
+        return made
+
+
+def plan_aside(make: Callable[[], Plan], made: "Future[Plan | str]") -> None:
+    """Call `make` in a thread of its own; `made` gets the plan, or why there is none."""
+
+    def run() -> None:
+        try:
+            made.set_result(make())
         except TopoplanError as error:
             made.set_result(str(error))
-        except Exception as error:
-            made.set_exception(error)
+        except Exception as error:  # a defect: all ranks wait for the plan, or still have one
+            made.set_result(f"{error!r}")
+
+    threading.Thread(target=run, name="topoplan-replan", daemon=True).start()

@@ -15,17 +15,17 @@ the same calls, without messages in between.
 import json
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...synth.report.recoveries import describe_fault, describe_worth
-from ...topo.errors import TopoplanError
 from ...topo.measured.flows import Hop
 from ..choose import Chooser
 from ..compiled import Buffers
@@ -34,6 +34,7 @@ from ..ranks.turns import MAX_ENTRANTS, Trial
 from .believed import plan_at, slow_down
 from .pace import Pace
 from .probe import Probe, describe_factors
+from .replan import plan_aside
 
 log = logging.getLogger("topoplan")
 
@@ -54,8 +55,8 @@ class _Change:
     """Links whose rates have changed to `factors` of those at first, and the plan for them.
 
     It was noticed `now_s` after the watch began (`began` by time.monotonic), before the call with
-    the number `call`. `usual_s` and `spent_s` are those of the Pace before. On rank 0, `made` is
-    the plan, or the reason why there is none, as soon as `is_being_made` is False.
+    the number `call`. `usual_s` and `spent_s` are those of the Pace before. On rank 0, `made` gets
+    the plan, or the reason why there is none.
     """
 
     factors: dict[Hop, Fraction]
@@ -64,25 +65,7 @@ class _Change:
     call: int
     usual_s: dict[int, float]
     spent_s: dict[int, float]
-    made: Plan | str = ""
-    is_being_made: bool = False
-
-    def begin(self, plan: Plan) -> None:
-        """Begin to plan in a thread."""
-        self.is_being_made = True
-        threading.Thread(
-            target=self._make, args=(plan,), name="topoplan-slow-links", daemon=True
-        ).start()
-
-    def _make(self, plan: Plan) -> None:
-        try:
-            self.made = plan_at(plan, self.factors)
-        except TopoplanError as error:
-            self.made = str(error)
-        except Exception as error:  # a defect must not end the job, whose plan still works
-            self.made = f"{error!r}"
-        finally:
-            self.is_being_made = False
+    made: "Future[Plan | str] | None" = None
 
 
 class SlowWatch:
@@ -167,7 +150,8 @@ class SlowWatch:
         calls, transport = self._times[-_AGREED_CALLS:], self._transport
         now_s = time.monotonic() - self._begun
         values = [self._sign * seconds for _, seconds in calls]
-        is_planning = self._pending is not None and self._pending.is_being_made
+        made = None if self._pending is None else self._pending.made
+        is_planning = made is not None and not made.done()
         began = time.perf_counter()
         with transport.faults.stock("the agreement on the durations of calls", number):
             *agreed, elapsed, agreeing_s, planning = transport.find_slowest_s(
@@ -228,7 +212,8 @@ class SlowWatch:
             return
         self._pending = change
         if self._transport.rank == 0:
-            change.begin(self._plan)
+            change.made = Future()
+            plan_aside(partial(plan_at, self._plan, factors), change.made)
 
     # Following
 
@@ -238,7 +223,7 @@ class SlowWatch:
         answer: Any = plan
         if factors:
             with transport.faults.stock("the plan for slow links", number):
-                answer = transport.exchange(change.made)[0]
+                answer = transport.exchange(change.made and change.made.result())[0]
         self._pending = None
         is_worse = any(x < self._factors.get(link, _WHOLE) for link, x in factors.items())
         links = factors if is_worse else self._factors.keys() - factors.keys()
@@ -275,8 +260,7 @@ class SlowWatch:
         engine = self._engine
         machine = engine.machine
         if machine.topology is not None:
-            topology = slow_down(machine.topology, self._factors)
-            machine = replace(machine, topology=topology)
+            machine = replace(machine, topology=slow_down(machine.topology, self._factors))
         return Chooser(
             plan,
             machine,

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from ranks.topo_backend import end, start
 from topoplan import Communicator
 from topoplan.cli import run
 from topoplan.runtime.backend.process_group import TopoGroup
+from topoplan.runtime.choose import Choice, Chooser
 from topoplan.runtime.measuring.bench import list_recoveries, run_benchmark
 from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.runtime.ranks.transport import Transport
+from topoplan.runtime.recovery.worker import Worker
 
 # The connections that a communicator watches have this timeout.
 _USER_TIMEOUT, _WATCHED_MS = socket.TCP_USER_TIMEOUT, 3000
@@ -47,31 +50,99 @@ def is_watched(number: int) -> bool:
         return copy.getsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT) == _WATCHED_MS
 
 
-def lose_a_connection(before: dict[str, int]) -> None:
+def lose_a_connection(before: Collection[str]) -> None:
     """Reset a connection that was not watched before, as the kernel does when a link is cut."""
-    name = min(list_watched().keys() - before)
+    name = min(list_watched().keys() - set(before))
     with socket.socket(fileno=os.dup(list_watched()[name])) as connection:
         assert ctypes.CDLL(None).connect(connection.fileno(), bytes(16), 16) == 0
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def lose_at_end(before: Collection[str]) -> None:
+    """Lose a connection when this rank's next call has ended, but not the thread that runs it.
+
+    The other ranks have ended the call then, so this one gets what they have.
+    """
+    begin = Worker.begin
+
+    def begin_once(worker: Worker, function: Callable[[], object]) -> int:
+        Worker.begin = begin  # type: ignore[method-assign]
+
+        def run() -> None:
+            function()
+            time.sleep(0.1)  # for the other ranks to end it
+            lose_a_connection(before)
+            time.sleep(patience.seconds(3))
+
+        return begin(worker, run)
+
+    Worker.begin = begin_once  # type: ignore[assignment,method-assign]
+
+
 def all_collectives_go_on(paths: dict[str, str]) -> dict[str, int]:
-    """Check results before, during and after a loss; return the number of recoveries."""
+    """Check results before, during and after a loss; return the number of recoveries.
+
+    The others make calls of other communicators when one rank has lost a connection of one.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
-    counts = {}
+    communicators, own = {}, {}
     for name, path in paths.items():
         before = list_watched()
-        communicator = Communicator(
+        communicators[name] = Communicator(
             path, timeout=patience.deadline(20), choose="plan", on_fault="replan"
         )
-        for number in range(5):
+        own[name] = list_watched().keys() - before
+    for number in range(5):
+        for name, communicator in communicators.items():
             if number == 2 and rank == 1:
-                lose_a_connection(before)
+                lose_at_end(list_watched().keys() - own[name])
             check_call(communicator, name, rank, size, number)
+    for communicator in communicators.values():
         communicator.close()
-        counts[name] = len(communicator.recoveries)
-    return counts
+    return {name: len(communicators[name].recoveries) for name in paths}
+
+
+def what_was_rounded_off_is_added_once(path: str) -> float:
+    """Lose a connection in a call with error feedback; return the largest error of the sum."""
+    rank, size, given = dist.get_rank(), dist.get_world_size(), 5.0
+    before = list_watched()
+    communicator = Communicator(
+        path, timeout=patience.deadline(20), choose="plan", compress="int8", on_fault="replan"
+    )
+    x, residual = torch.arange(_NUMEL) % 7 / 7 + rank, torch.full((_NUMEL,), given)
+    total = x.clone()
+    dist.all_reduce(total)
+    if rank == 1:
+        lose_at_end(before)
+    communicator.allreduce(x, residual=residual)
+    communicator.close()
+    assert len(communicator.recoveries) == 1
+    dist.all_reduce(residual)
+    return float((x + residual - total - size * given).abs().max())
+
+
+def a_race_ends_on_some_ranks(path: str) -> list[int]:
+    """Lose a connection when all ranks but one know who won a race; return the recoveries."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    before, decide = list_watched(), Chooser.decide
+    communicator = Communicator(
+        path, timeout=patience.deadline(20), executor="point-to-point", on_fault="replan"
+    )
+
+    def decide_for_most_segments(chooser: Chooser, size: int, times: dict[Any, float]) -> Choice:
+        if rank == 1:
+            lose_a_connection(before)
+            time.sleep(patience.seconds(3))
+        return decide(chooser, size, {x: 1 / (x.segments if x else 0.1) for x in times})
+
+    Chooser.decide = decide_for_most_segments  # type: ignore[assignment,method-assign]
+    check_call(communicator, "allreduce", rank, size, 0)
+    Chooser.decide = decide  # type: ignore[method-assign]
+    for number in range(1, 12):  # as many as a trial takes
+        check_call(communicator, "allreduce", rank, size, number)
+    communicator.close()
+    return [row["call"] for row in communicator.recoveries]
 
 
 def a_benchmark_goes_on(path: str) -> tuple[list[list[int]], list[dict[str, Any]]]:
@@ -127,18 +198,35 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
 
 
 def a_mismatch_and_a_late_end() -> str:
-    """Make calls of different lengths, and destroy the group late on one rank."""
+    """Make different calls, then begin with two groups at once, and end late on one rank."""
     start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(6))
-    rank = dist.get_rank()
+    rank, hooks = dist.get_rank(), list[int]()
+    with refused("rank 2 calls broadcast", topoplan.ExecutionError):
+        if rank == 2:
+            dist.broadcast(torch.ones(_NUMEL), 0)
+        else:
+            dist.all_reduce(torch.ones(_NUMEL))
+    dist.destroy_process_group()
+    start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(6))
     dist.all_reduce(torch.ones(_NUMEL))
+    group = dist.group.WORLD
+    assert isinstance(group, TopoGroup)
+    group.register_abort_hook(1, lambda: hooks.append(rank))
     try:
         dist.all_reduce(torch.ones(_NUMEL + (rank == 2)))
     except topoplan.ExecutionError as error:
+        assert hooks == [rank]
+        assert group.get_error() == torch._C._distributed_c10d.ErrorType.COMM_ERROR
         dist.destroy_process_group()
         start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(30))
-        x = torch.ones(_NUMEL)
-        dist.all_reduce(x)
-        assert (x == 3).all()
+        groups = [dist.group.WORLD, dist.new_group(range(3))]
+        works = []
+        for one in groups if rank else groups[::-1]:  # set up at once, in another order
+            works.append(dist.all_reduce(torch.ones(_NUMEL), group=one, async_op=True))
+            time.sleep(0.3)
+        for work in works:
+            assert work is not None
+            work.wait()
         if rank == 1:
             time.sleep(2)
         dist.destroy_process_group()
