@@ -179,11 +179,11 @@ class _Leader:
             planned = plan_rounds(find_bundles(facts, segments))
         rounds = msgspec.convert(self._share("rounds", planned), list[list[FlowKey]])
         mine: list[list[Flow]] = []
-        for number, flows in enumerate(rounds):
-            self._meet(f"round/{number}")
+        for number, flows in enumerate([*rounds, []]):
+            self._meet(f"round/{number}")  # all have received the flows of the round before
+            if number:
+                mine.append(handshake.take_rates(rounds[number - 1]))
             handshake.send_flows(flows, FLOW_s)
-            self._meet(f"measured/{number}")
-            mine.append(handshake.take_rates(flows))
         measured = self._gather("rates", msgspec.to_builtins(mine))
         by_round = [[flow for flows in of for flow in flows] for of in zip(*measured, strict=True)]
         return msgspec.convert(by_round, tuple[tuple[Flow, ...], ...])

@@ -168,6 +168,8 @@ class CableRelay:
         _send_at_once(writer)
         _send_at_once(there[1])
         await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
+        for end in (writer, there[1]):
+            end.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on what comes until the end; a lost connection ends the other side too."""

@@ -316,12 +316,12 @@ if os.environ["LOCAL_RANK"] == "0":
 for attempt in range(2):  # as torchrun restarts ranks, in one store
     set_cabling(None)
     dist.init_process_group("topo")
-    rank = dist.get_rank()
-    tensor = torch.full((1 << 16,), float(rank + 1))
-    dist.all_reduce(tensor)
-    assert (tensor == 10).all()
     if not attempt:
         dist.destroy_process_group()
+rank = dist.get_rank()
+tensor = torch.full((1 << 16,), float(rank + 1))
+dist.all_reduce(tensor)
+assert (tensor == 10).all()
 topology = find_cabling().topology
 assert topology.ranks == ("box0/rank0", "box1/rank1", "box0/rank2", "box1/rank3")
 plan = topoplan.synthesize("allreduce", topology, "ring")
