@@ -49,8 +49,7 @@ def read_matrix(source: str | PathLike[str] | ByteMatrix, ranks: int) -> ByteMat
         )
     if rows.dtype.kind not in "iuf":
         raise _refuse(name, f"values of type {rows.dtype}; expected whole numbers of bytes")
-    if rows.dtype.kind == "f":
-        rows = rows.astype(np.float64)
+    rows = rows.astype(np.float64) if rows.dtype.kind == "f" else rows
     # Comparisons are written so that they fail for NaN.
     bad = np.argwhere(~((rows >= 0) & (rows <= _MAX_BYTES) & (rows == np.floor(rows))))
     if len(bad):
@@ -81,15 +80,16 @@ def _read_file(path: Path) -> NDArray[Any]:
             raise _refuse(str(path), f"more than {_MAX_FILE_BYTES >> 20} MiB; sum up the ranks")
         if suffix == ".npy":
             # Mapped, since a malformed header may claim more numbers than the file has.
-            return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+            with np.errstate(over="raise"):  # as may the product of its sizes
+                return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
         return _read_csv(path, path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise _refuse(str(path), error.strerror or "cannot be read") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, ArithmeticError) as error:
         if isinstance(error, InputError):
             raise
-        what = "text in UTF-8" if suffix == ".csv" else "an array of numbers as numpy.save writes"
-        raise _refuse(str(path), f"not {what}") from None
+        kinds = {".csv": "text in UTF-8", ".npy": "an array of numbers as numpy.save writes"}
+        raise _refuse(str(path), f"not {kinds[suffix]}") from None
 
 
 def _read_csv(path: Path, text: str) -> NDArray[Any]:

@@ -160,13 +160,11 @@ class UnevenAlltoall:
         is_ready: bool,
     ) -> bool:
         """Return whether all ranks have the expected sizes and the plan. Collective."""
-        mine = [0] * self._size, [0] * self._size
-        for piece in demands.pieces:
-            (source,), (target,) = piece.holders, piece.receivers
-            if target == self._rank:
-                mine[0][source] = piece.size
-            if source == self._rank:
-                mine[1][target] = piece.size
+        sizes = {(p.holders[0], p.receivers[0]): p.size for p in demands.pieces}
+        mine = (
+            [sizes.get((other, self._rank), 0) for other in range(self._size)],
+            [sizes.get((self._rank, other), 0) for other in range(self._size)],
+        )
         fits = all(
             list(given or [len(tensor) // self._size] * self._size) == expected
             and len(tensor) == sum(expected)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise, product
 from math import prod
 
@@ -72,16 +72,25 @@ def find_bundles(tensors: Sequence[tuple[Shards, Shards]]) -> list[Bundle]:
     """
     bundles: dict[tuple[tuple[Ranks, ...], Ranks], Bundle] = {}
     for number, (source, destination) in enumerate(tensors):
-        _check(source, destination)
-        last: tuple[Bundle, Box] | None = None
+        if source.shape != destination.shape:
+            raise InputError(
+                f"{source.where} has the shape {source.shape}, {destination.where} "
+                f"{destination.shape}; expected the same"
+            )
+        if destination.terms > 1:
+            raise InputError(
+                f"{destination.where}: Partial; a destination has whole values, Shard or Replicate"
+            )
+        last: Bundle | None = None
         for box, holders, receivers in _list_boxes(source, destination):
             key = holders, receivers
             bundle = bundles.setdefault(key, Bundle(*key))
-            if last is not None and last[0] is bundle and _follows(last[1], box):
+            before = bundle.blocks[-1].box if last is bundle else ()
+            if before and before[:-1] == box[:-1] and before[-1][1] == box[-1][0]:
                 bundle.blocks.pop()
-                box = *box[:-1], (last[1][-1][0], box[-1][1])
+                box = *box[:-1], (before[-1][0], box[-1][1])
             bundle.blocks.append(TensorBox(number, box))
-            last = bundle, box
+            last = bundle
     return list(bundles.values())
 
 
@@ -95,22 +104,6 @@ def list_demands(bundles: Sequence[Bundle]) -> list[Demand]:
             if missing:
                 pieces.append(Demand(bundle.numel, holders, missing))
     return pieces
-
-
-def _check(source: Shards, destination: Shards) -> None:
-    if source.shape != destination.shape:
-        raise InputError(
-            f"{source.where} has the shape {source.shape}, {destination.where} "
-            f"{destination.shape}; expected the same"
-        )
-    if destination.terms > 1:
-        raise InputError(
-            f"{destination.where}: Partial; a destination has whole values, Shard or Replicate"
-        )
-
-
-def _follows(before: Box, box: Box) -> bool:
-    return bool(box) and before[:-1] == box[:-1] and before[-1][1] == box[-1][0]
 
 
 def _list_boxes(
@@ -132,12 +125,10 @@ def _list_boxes(
     for rank in source.places:
         terms[source.term_of(rank)] |= 1 << rank
     everyone = sum(1 << rank for rank in destination.places)
-    spelled: dict[int, Ranks] = {}
 
+    @cache
     def spell(ranks: int) -> Ranks:
-        if ranks not in spelled:
-            spelled[ranks] = tuple(r for r in range(ranks.bit_length()) if ranks >> r & 1)
-        return spelled[ranks]
+        return tuple(r for r in range(ranks.bit_length()) if ranks >> r & 1)
 
     for place in product(*(range(len(listed)) for listed in cuts)):
         have = need = -1

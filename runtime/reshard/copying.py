@@ -40,14 +40,15 @@ class Ends:
         """Copy `values` to elements [lo, hi) of the bundle in the destination, or add them."""
         at = 0
         for part in self._walk(bundle, lo, hi, held=False):
-            _put(part, values[at : at + part.numel()].view(part.shape), adds=adds)
+            put = part.add_ if adds else part.copy_
+            put(values[at : at + part.numel()].view(part.shape))
             at += part.numel()
 
     def copy(self, bundle: Bundle, lo: int, hi: int, *, adds: bool) -> None:
         """Copy elements [lo, hi) that the rank both holds and needs, or add them."""
         held, needed = (self._walk(bundle, lo, hi, held=held) for held in (True, False))
         for source, destination in zip(held, needed, strict=True):
-            _put(destination, source, adds=adds)
+            (destination.add_ if adds else destination.copy_)(source)
 
     def _walk(self, bundle: Bundle, lo: int, hi: int, *, held: bool) -> Iterator[torch.Tensor]:
         for block, first, end in bundle.walk(lo, hi):
@@ -55,13 +56,6 @@ class Ends:
             tensor = (self._sources if held else self._destinations)[block.tensor]
             assert tensor is not None
             yield from walk_rows(tensor[shards.find(self.rank, block.box)], first, end)
-
-
-def _put(part: torch.Tensor, values: torch.Tensor, *, adds: bool) -> None:
-    if adds:
-        part.add_(values)
-    else:
-        part.copy_(values)
 
 
 def walk_rows(view: torch.Tensor, lo: int, hi: int) -> Iterator[torch.Tensor]:

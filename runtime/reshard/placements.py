@@ -18,15 +18,22 @@ Mesh = Any
 
 
 def read_shards(
-    mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int], where: str, world: int
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    where: str,
+    world: int,
+    *,
+    is_torchs: bool = False,
 ) -> Shards:
     """Return how a tensor of `shape` is laid over a mesh among `world` ranks.
 
-    `where` names it in errors. Raise InputError if mesh and placements make no sense.
+    `where` names it in errors. `is_torchs` says that an array is that of a DeviceMesh. Raise
+    InputError if mesh and placements make no sense, or a DeviceMesh splits by descending ranks.
     """
-    array = mesh.mesh if isinstance(mesh, DeviceMesh) else mesh
     try:
-        ranks = np.asarray(torch.as_tensor(array).cpu(), dtype=np.int64)
+        array = torch.as_tensor(mesh.mesh if isinstance(mesh, DeviceMesh) else mesh)
+        ranks = np.asarray(array.cpu(), dtype=np.int64)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
             f"{where}: mesh {mesh!r:.60}: expected a DeviceMesh, or an array of ranks"
@@ -34,7 +41,17 @@ def read_shards(
     if ranks.size and ranks.max() >= world:
         raise InputError(f"{where}: mesh with rank {ranks.max()}; {world} ranks are running")
     laid = tuple(_read(placement, len(shape), where) for placement in placements)
-    return Shards(ranks, laid, tuple(shape), where)
+    shards = Shards(ranks, laid, tuple(shape), where)
+    # Along a dimension torch's groups are in ascending order, whatever the order of the mesh: which
+    # shard a rank has is then one thing to full_tensor and FSDP, another to checkpoints.
+    for dim, part in enumerate(laid):
+        is_torchs = is_torchs or isinstance(mesh, DeviceMesh)
+        if is_torchs and isinstance(part, Split) and (np.diff(ranks, axis=dim) < 0).any():
+            raise InputError(
+                f"{where}: DeviceMesh {ranks.tolist()!s:.60} with descending ranks, of whose "
+                "shards torch has two orders; make one with ascending ranks"
+            )
+    return shards
 
 
 def _read(placement: object, dims: int, where: str) -> Laid:

@@ -25,16 +25,11 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A schedule, and the elements of each bundle that it moves."""
+    """A schedule, the elements of each bundle that it moves, and their number in all pieces."""
 
     schedule: Schedule
     ranges: tuple[Range, ...]
-
-    @property
-    def numel(self) -> int:
-        """The number of elements of all pieces in the round."""
-        assert isinstance(self.schedule.collective, Demands)
-        return self.schedule.collective.size
+    numel: int
 
 
 def list_rounds(schedule: Schedule, bundles: Sequence[Bundle], count: int) -> list[Round]:
@@ -60,7 +55,7 @@ def list_rounds(schedule: Schedule, bundles: Sequence[Bundle], count: int) -> li
         if any(of_pieces):
             if of_pieces not in of_lengths:
                 of_lengths[of_pieces] = resize(schedule, of_pieces)
-            rounds.append(Round(of_lengths[of_pieces], ranges))
+            rounds.append(Round(of_lengths[of_pieces], ranges, sum(of_pieces)))
     return rounds
 
 
@@ -71,9 +66,11 @@ def resize(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
     pieces = tuple(
         replace(piece, size=size) for piece, size in zip(demands.pieces, sizes, strict=True)
     )
-    resized, ratios = replace(demands, pieces=pieces), list[Fraction]()
-    for before, after in zip(demands.pieces, pieces, strict=True):
-        ratios.append(Fraction(after.size * demands.size, before.size * resized.size))
+    resized = replace(demands, pieces=pieces)
+    ratios = [
+        Fraction(after.size * demands.size, before.size * resized.size)
+        for before, after in zip(demands.pieces, pieces, strict=True)
+    ]
     chunks = tuple(
         replace(chunk, share=chunk.share * ratios[chunk.piece])
         for chunk in schedule.chunks
@@ -82,16 +79,16 @@ def resize(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
     return replace(schedule, collective=resized, chunks=chunks)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class RoundBuffers(Buffers):
     """The memory of one round: slices of the shards of `ends`, which work buffers are copied from.
 
     `target` only says which dtype and device these have.
     """
 
-    ends: Ends | None = None
-    bundles: Sequence[Bundle] = ()
-    ranges: Sequence[Range] = ()
+    ends: Ends
+    bundles: Sequence[Bundle]
+    ranges: Sequence[Range]
     # Where each piece begins among those that the rank holds: its place, bundle, first element.
     _held: list[tuple[int, Bundle, int]] = field(init=False)
     # The same among those that it needs, with the number of the piece.
@@ -99,7 +96,6 @@ class RoundBuffers(Buffers):
 
     def __post_init__(self) -> None:
         self._held, self._needed = [], []
-        assert self.ends is not None
         held = needed = 0
         for bundle, (lo, hi) in zip(self.bundles, self.ranges, strict=True):
             for holders, piece in zip(bundle.holders, bundle.piece_of, strict=True):
@@ -114,7 +110,6 @@ class RoundBuffers(Buffers):
 
     def fill(self, work: torch.Tensor, fills: Sequence[Move]) -> None:
         """Copy slices of the source to a program's work buffer."""
-        assert self.ends is not None
         for move in fills:
             if move.lo < move.hi:
                 start, bundle, first = self._held[_find(self._held, move.lo)]
@@ -126,7 +121,6 @@ class RoundBuffers(Buffers):
 
         So all receivers end with the same bits.
         """
-        assert self.ends is not None
         arrived = defaultdict[int, list[tuple[int, torch.Tensor]]](list)
         for move in drains:
             if move.lo < move.hi:

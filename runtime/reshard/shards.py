@@ -7,8 +7,8 @@ some intervals, and its shard is their product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -62,6 +62,8 @@ class Shards:
     laid: tuple[Laid, ...]
     shape: tuple[int, ...]
     where: str
+    _parts: dict[tuple[int, ...], list[Interval]] = field(default_factory=dict, init=False)
+    _slices: dict[tuple[int, Box], tuple[slice, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         ranks = self.mesh.ravel().tolist()
@@ -87,7 +89,8 @@ class Shards:
     @property
     def terms(self) -> int:
         """The number of terms that each element is the sum of; 1 if none is to be added."""
-        return prod(self._extents(Term))
+        sizes = zip(self.laid, self.mesh.shape, strict=True)
+        return prod(size for laid, size in sizes if isinstance(laid, Term))
 
     @property
     def averaged(self) -> int:
@@ -102,15 +105,6 @@ class Shards:
             if isinstance(laid, Term):
                 number = number * size + at
         return number
-
-    def _extents(self, kind: type) -> Iterator[int]:
-        for laid, size in zip(self.laid, self.mesh.shape, strict=True):
-            if isinstance(laid, kind):
-                yield size
-
-    @cached_property
-    def _parts(self) -> dict[tuple[int, ...], list[Interval]]:
-        return {}
 
     def intervals(self, rank: int, dim: int) -> list[Interval]:
         """Return the intervals of a dimension that a rank holds, in the order of its shard."""
@@ -143,11 +137,20 @@ class Shards:
         """Return the number of elements of a rank's shard."""
         return prod(self.shape_of(rank))
 
+    def holds_as(self, other: Shards, rank: int) -> bool:
+        """Return whether a rank holds the same whole values as in `other`."""
+        return self.terms == 1 and all(
+            self.intervals(rank, dim) == other.intervals(rank, dim)
+            for dim in range(len(self.shape))
+        )
+
     def find(self, rank: int, box: Box) -> tuple[slice, ...]:
         """Return the slices of a rank's shard that are `box`, which lies in one of its boxes."""
-        return tuple(
-            _find_slice(self.intervals(rank, dim), *interval) for dim, interval in enumerate(box)
-        )
+        if (rank, box) not in self._slices:  # each call of a plan asks again
+            self._slices[rank, box] = tuple(
+                _find_slice(self.intervals(rank, dim), *part) for dim, part in enumerate(box)
+            )
+        return self._slices[rank, box]
 
 
 def _join(held: Sequence[Interval]) -> list[Interval]:
@@ -183,9 +186,9 @@ def _cut(held: Sequence[Interval], parts: int) -> list[list[Interval]]:
 
 
 def _find_slice(held: Sequence[Interval], lo: int, hi: int) -> slice:
-    at = 0
-    for first, end in held:
-        if first <= lo and hi <= end:
-            return slice(at + lo - first, at + hi - first)
-        at += end - first
-    raise AssertionError(f"[{lo}, {hi}) is in no interval of {held}")
+    starts = accumulate((end - first for first, end in held), initial=0)
+    return next(
+        slice(at + lo - first, at + hi - first)
+        for (first, end), at in zip(held, starts, strict=False)
+        if first <= lo and hi <= end
+    )

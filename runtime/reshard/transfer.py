@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import operator
 import os
 import time
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
-from math import ceil
+from math import ceil, prod
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -69,7 +70,9 @@ class GroupTransfers:
     """
 
     transport: Transport
-    plans: OrderedDict[str, dict[torch.dtype, Reshard]] = field(default_factory=OrderedDict)
+    plans: OrderedDict[tuple[bytes, ...], dict[torch.dtype, Reshard]] = field(
+        default_factory=OrderedDict
+    )
 
 
 _transfers: WeakKeyDictionary[dist.ProcessGroup, GroupTransfers] = WeakKeyDictionary()
@@ -107,7 +110,17 @@ class Reshard:
             self._chooser: Chooser | None = None
             if self.demands is not None:
                 self.plan = self._find_plan(topology, helpers, time_limit_s)
-                self._chooser = self._make_chooser(self.plan)
+                machine = describe_machine(
+                    self.plan.topology, transport.cores_of_hosts, batched=transport.batched
+                )
+                self._chooser = Chooser(
+                    self.plan,
+                    machine,
+                    transport,
+                    MODES[0],
+                    find_cache_folder(None),
+                    executor=POINT_TO_POINT,
+                )
         self._executor = Executor(transport, None if self.plan is None else self.plan.topology)
         # By the identity of the schedule, which the chooser holds.
         self._rounds: dict[int, list[Round]] = {}
@@ -143,27 +156,17 @@ class Reshard:
                 if before.averaged > 1 and tensor is not None:
                     tensor.div_(before.averaged)
 
-    def _make_chooser(self, plan: Plan) -> Chooser:
-        transport = self._transport
-        machine = describe_machine(
-            plan.topology, transport.cores_of_hosts, batched=transport.batched
-        )
-        cache = find_cache_folder(None)
-        return Chooser(plan, machine, transport, MODES[0], cache, executor=POINT_TO_POINT)
-
     def _move(self, chooser: Chooser, ends: Ends) -> None:
         """Move what has to move, by the chosen schedule, or the next one of the trial."""
         assert self.demands is not None
         transport, size_bytes = self._transport, self.demands.size * self.dtype.itemsize
-        trial = None
-        if chooser.known(size_bytes) is None:
-            trial = chooser.find_trial(size_bytes, has_stock=False, number=None)
-        if trial is None:
+        is_known = chooser.known(size_bytes) is not None
+        trial = None if is_known else chooser.find_trial(size_bytes, has_stock=False, number=None)
+        if trial is None or trial.entrant is None:
             choice = chooser.known(size_bytes)
             assert choice is not None
             self._play(choice.schedule or choice.own, ends)
             return
-        assert trial.entrant is not None
         began = time.monotonic()
         self._play(trial.entrant, ends)
         with transport.faults.stock("the times of a trial"):
@@ -188,20 +191,38 @@ class Reshard:
     def _check_ends(
         self, source: Local | Sequence[Local], destination: Local | Sequence[Local]
     ) -> tuple[list[Local], list[Local]]:
-        """Return the local shards; raise InputError if one does not fit, or would be added twice.
+        """Return the local shards; raise InputError if one does not fit, or shares memory.
 
-        Tied weights are two names of one tensor.
+        A destination may be its own source if it stays as it is, and two may be one, as tied
+        weights are, unless terms are added to it.
         """
         sources, destinations = self._check_shards(source, 0), self._check_shards(destination, 1)
-        named: dict[int, str] = {}
-        for (before, after), tensor in zip(self._tensors, destinations, strict=True):
-            if tensor is not None and before.terms > 1:
-                first = named.setdefault(tensor.data_ptr(), after.where)
-                if first != after.where:
-                    raise InputError(
-                        f"{after.where}: the memory of {first}, to which the terms of "
-                        f"{before.where} would be added once more; give only one of them"
-                    )
+        spans: list[tuple[int, int, int, str]] = []
+        for (before, after), held, needed in zip(self._tensors, sources, destinations, strict=True):
+            is_own = (
+                held is not None
+                and needed is not None
+                and held.is_set_to(needed)
+                and before.holds_as(after, self._transport.rank)
+            )
+            spans += [
+                (*_find_span(tensor), kind, shards.where)
+                for tensor, kind, shards in (
+                    (held, 0, before),
+                    (needed, 1 + (before.terms > 1), after),
+                )
+                if tensor is not None and not is_own
+            ]
+        # The end of the last source so far, of the last destination, and of one of a sum.
+        last = [(0, "")] * 3
+        for lo, hi, kind, where in sorted(spans):
+            end, other = max(x for i, x in enumerate(last) if i != kind or kind > 1)
+            if end > lo:
+                raise InputError(
+                    f"{where}: shares memory with {other}, so values would be lost, or added "
+                    "twice; clone one of them, or leave it out"
+                )
+            last[kind] = max(last[kind], (hi, where))
         return sources, destinations
 
     def _check_shards(self, given: Local | Sequence[Local], end: int) -> list[Local]:
@@ -217,7 +238,7 @@ class Reshard:
     def _check_shard(self, tensor: object, shards: Shards) -> Local:
         rank, device = self._transport.rank, self._transport.device
         shape = shards.shape_of(rank)
-        if rank not in shards.places or not shards.numel_of(rank):
+        if rank not in shards.places or not prod(shape):
             return None
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
@@ -240,11 +261,9 @@ class Reshard:
 
     def _check_same(self) -> None:
         """Raise InputError unless all ranks have described the same transfer."""
-        rows = [] if self.demands is None else self.demands.to_rows()
-        blocks = [[(block.tensor, block.box) for block in x.blocks] for x in self._bundles]
         divisors = [source.averaged for source, _ in self._tensors]
-        digest = hashlib.sha256(repr((rows, blocks, divisors, self.dtype)).encode()).hexdigest()
-        others = self._transport.exchange(digest)
+        whole = repr((self._bundles, divisors, self.dtype))
+        others = self._transport.exchange(hashlib.sha256(whole.encode()).digest())
         if len(set(others)) > 1:
             other = next(rank for rank, theirs in enumerate(others) if theirs != others[0])
             raise InputError(
@@ -264,8 +283,12 @@ class Reshard:
                 answer = [error]
             except Exception as error:  # any: the other ranks wait for the answer
                 log.debug("planning failed", exc_info=error)
-                why = f"{type(error).__name__}: {first_line(error)}"
-                answer = [ExecutionError(f"rank 0 cannot plan what has to move ({why})")]
+                answer = [
+                    ExecutionError(
+                        "rank 0 cannot plan what has to move "
+                        f"({type(error).__name__}: {first_line(error)})"
+                    )
+                ]
         dist.broadcast_object_list(
             answer, group=self._transport.group, group_src=0, device=self._transport.device
         )
@@ -291,6 +314,12 @@ class Reshard:
         return list_rounds(schedule, self._bundles, ceil(Fraction(needed, limit)))
 
 
+def _find_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor's elements, and that after the last."""
+    steps = map(operator.mul, (size - 1 for size in tensor.shape), tensor.stride())
+    return (start := tensor.data_ptr()), start + (1 + sum(steps)) * tensor.itemsize
+
+
 def reshard(
     src: Layout,
     dst: Layout,
@@ -308,7 +337,8 @@ def reshard(
     DeviceMesh, or an array of ranks where a rank cannot make one) and the DTensor placements of a
     tensor of the global `shape` on it: Shard, Replicate, and on the source Partial of a sum or an
     average, whose terms are added in the order of their ranks. Shards may be uneven. The meshes may
-    overlap or be equal.
+    overlap or be equal. An array's ranks may be in any order, those of a DeviceMesh must ascend
+    along the dimensions that split the tensor.
 
     `topology` is the machine, whose GPU i runs rank i (default: any two ranks are joined by ports
     of one speed). `helpers` are the other ranks that may relay: `rest`, `none`, or a list. Rank 0
@@ -330,8 +360,7 @@ def reshard(
         both = []
         for where, laid in (("src", src), ("dst", dst)):
             try:
-                mesh, placements = laid
-                listed = list(placements)
+                mesh, [*listed] = laid
             except (TypeError, ValueError):
                 raise InputError(f"{where}: expected a mesh and its placements") from None
             both.append(read_shards(mesh, listed, whole, where, transport.size))
@@ -345,10 +374,16 @@ def _read_bundles(
 ) -> tuple[list[tuple[Shards, Shards]], torch.dtype, list[Bundle]]:
     tensors, dtype = read()
     for source, _ in tensors:
-        if source.averaged > 1 and not (dtype.is_floating_point or dtype.is_complex):
+        kind, total = "an average" if source.averaged > 1 else "a sum", torch.empty(1, dtype=dtype)
+        try:
+            if source.terms > 1:
+                total.add_(total)
+            if source.averaged > 1:
+                total.div_(source.averaged)
+        except RuntimeError:  # torch has no such operation
             raise InputError(
-                f"{source.where}: Partial of an average of {dtype}; expected floating point"
-            )
+                f"{source.where}: Partial of {kind} of {dtype}, which torch cannot compute"
+            ) from None
     return tensors, dtype, find_bundles(tensors)
 
 
@@ -410,9 +445,8 @@ def find_transfers(timeout: timedelta) -> GroupTransfers:
         except TopoplanError:
             raise
         except RuntimeError as error:
-            ranks = list(range(dist.get_world_size()))
             raise explain_set_up(
-                ranks, "setting up a group to move tensors", error, timeout
+                [*range(world.size())], "setting up a group to move tensors", error, timeout
             ) from error
     shared.transport.set_timeout(timeout)
     return shared

@@ -66,8 +66,8 @@ def find_multipath_bound(
     best = _prove(packing, None)
     if not gpu_of:
         return best
-    joined = {"joined": [list(pair) for pair in gpu_of.items()]}
-    return bound_of(KIND, {**best.certificate, **joined}, demands, topology)
+    joined = [list(pair) for pair in gpu_of.items()]
+    return bound_of(KIND, {**best.certificate, "joined": joined}, demands, topology)
 
 
 def _prove(packing: DemandPacking, router: Router | None) -> Bound:

@@ -169,16 +169,17 @@ class Demands(Collective):
             return self
         place = {rank: i for i, rank in enumerate(ranks)}
         members = tuple(place[member] for member in self.members)
-        pieces = (
-            Demand(
-                piece.size,
-                tuple(place[rank] for rank in piece.holders),
-                tuple(place[rank] for rank in piece.receivers),
-            )
-            for piece in self.pieces
-        )
         return replace(
-            self, members=() if len(members) == len(ranks) else members, pieces=tuple(pieces)
+            self,
+            members=() if len(members) == len(ranks) else members,
+            pieces=tuple(
+                Demand(
+                    piece.size,
+                    tuple(place[rank] for rank in piece.holders),
+                    tuple(place[rank] for rank in piece.receivers),
+                )
+                for piece in self.pieces
+            ),
         )
 
     def even_chunks(self, count: int) -> tuple[Chunk, ...]:
@@ -258,6 +259,9 @@ def from_matrix(
         for i, j in np.argwhere(matrix).tolist()
     )
     where = str(source) if isinstance(source, (str, PathLike)) else "traffic"
+    if not matrix.any():
+        why = "no number above 0 off the diagonal; nothing is to move"
+        raise InputError(f"{where}: {why}", parameter="traffic")
     return Demands.of(pieces, gpus, name="alltoallv", members=listed, where=where)
 
 

@@ -116,9 +116,13 @@ class DemandPacking(SharePacking[Delivery]):
             raise InfeasibleError(
                 "the packing of demands has no optimum; are the bandwidths of very different sizes?"
             )
-        groups = [column.part for column in self.columns]
-        sends = [len(column.hops) for column in self.columns]
-        solved = divide(list(self.columns.values()), self.row_capacity, groups, sends, effort)
+        solved = divide(
+            list(self.columns.values()),
+            self.row_capacity,
+            [column.part for column in self.columns],
+            [len(column.hops) for column in self.columns],
+            effort,
+        )
         if solved is not None and solved.time <= self.reached * (1 + TOLERANCE):
             self.shares = solved.shares
 
@@ -140,10 +144,9 @@ class DemandPacking(SharePacking[Delivery]):
             total += price * self.demand[part]
             column = Delivery(part, hops, tuple(i for hop in hops for i in self._list_links(hop)))
             limit = self.duals.get(part, np.inf) * (1 - TOLERANCE)
-            if column not in self.columns:
-                uses = self.row[list(column.links)]
-                if float(self.dual[uses].sum()) * self.demand[part] < limit:
-                    fresh.append(column)
+            price = self.dual[self.row[list(column.links)]].sum() * self.demand[part]
+            if price < limit and column not in self.columns:
+                fresh.append(column)
         # Weak duality: no sharing is faster than the cost of all classes' cheapest trees over that
         # of all links.
         self.raise_bound(total / float(self.row_capacity @ self.prices))

@@ -86,8 +86,9 @@ def synthesize_demands(
             if helpers
             else SubMachine.of(demands, router, everyone).find_bounds(effort, progress).single_path,
         )
-    seconds = time.monotonic() - started
-    return Synthesis(plan, seconds, {}, tuple(costed), [], tuple(effort.cut_short))
+    return Synthesis(
+        plan, time.monotonic() - started, {}, tuple(costed), [], tuple(effort.cut_short)
+    )
 
 
 def _plan_part(

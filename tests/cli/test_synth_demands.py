@@ -76,6 +76,8 @@ def test_demands_have_a_plan_with_help_and_without(weights: str) -> None:
     [
         (("alltoallv", "dgx1"), "--traffic is for alltoallv, which needs it: expected alltoallv"),
         (("alltoall", "dgx1", "--traffic", "HOT"), "--traffic is for alltoallv"),
+        (("alltoallv", "dgx1", "--traffic", "ZERO"), "nothing is to move (--traffic)"),
+        (("alltoallv", "dgx1", "--traffic", "VAST"), "not an array of numbers"),
         (("reshard", "dgx1"), "--demands stands in place of a collective"),
         (
             ("allreduce", "dgx1", "--demands", "WEIGHTS"),
@@ -94,7 +96,12 @@ def test_demands_have_a_plan_with_help_and_without(weights: str) -> None:
 def test_each_mistake_is_one_line(
     args: tuple[str, ...], message: str, hot: str, weights: str
 ) -> None:
-    files = {"HOT": hot, "WEIGHTS": weights}
+    folder = Path(hot).parent
+    files = {"HOT": hot, "WEIGHTS": weights, "ZERO": f"{folder}/zero.npy"}
+    np.save(files["ZERO"], np.eye(8))
+    files["VAST"] = f"{folder}/vast.npy"  # 8e22 bytes by its header
+    shape = b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (%d, %d), }"
+    Path(files["VAST"]).write_bytes((shape % (10**11, 10**11)).ljust(127) + b"\n")
     assert message in synth(*(files.get(arg, arg) for arg in args), code=2)
 
 

@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import topoplan
 from ranks.checks import from_all, refused
@@ -165,6 +167,9 @@ def bad_arguments_are_refused() -> None:
         ((ranks, [Partial("avg")]), whole, (8, 8), torch.int64, "src: Partial of an average"),
         (([0, 99], [Shard(0)]), whole, (8, 8), torch.float32, "src: mesh with rank 99"),
         (rows, whole, (8 + (rank == 1), 8), torch.float32, "describe different transfers"),
+        ((DeviceMesh("cpu", list(reversed(ranks))), [Shard(0)]), whole, (8, 8), torch.float32,
+         "src: DeviceMesh [3, 2, 1, 0] with descending ranks"),
+        ((ranks, [Partial()]), whole, (8, 8), torch.float8_e4m3fn, "src: Partial of a sum of"),
         (rows, whole[0] if rank == 1 else whole, (8, 8), torch.float32, "dst: expected a mesh"),
         (rows, whole, "eight" if rank == 1 else (8, 8), torch.float32, "shape 'eight'"),
         (
@@ -188,6 +193,7 @@ def bad_arguments_are_refused() -> None:
         (torch.ones(3, 8), "src: shard of shape (3, 8)"),
         (own.double(), "torch.float64 on rank 1; expected (2, 8)"),
         (None, "src: NoneType on rank 1; expected its shard"),
+        (all_of_it[3:5], "src: shares memory with dst"),
     ]:
         with refused(text):
             plan.run(source if rank == 1 else own, all_of_it)
@@ -217,6 +223,35 @@ def state_dicts_move(folder: str) -> list[int]:
     return [len(shared.plans) for shared in transfer._transfers.values()]
 
 
+def meshes_of_copies_are_one() -> None:
+    """FSDP lays what tensor parallelism does not split over a mesh per tensor-parallel rank."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    models: list[Any] = []
+    for mesh in (DeviceMesh("cpu", torch.arange(4)), grid["dp"]):
+        model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.LayerNorm(7))
+        if mesh.size() == 2:
+            parallelize_module(model, grid["tp"], {"0": ColwiseParallel()})
+        models.append(fully_shard(model, mesh=mesh).state_dict())
+    assert models[1]["1.weight"].device_mesh.size() == 2
+    for before, after in (models, reversed(models)):
+        for tensor in after.values():
+            tensor.to_local().zero_()
+        for _ in range(2):
+            for number, tensor in enumerate(before.values()):
+                tensor.to_local().fill_(dist.get_rank() // 2 + number)
+            topoplan.reshard_state_dict(before, after)
+            for name in before:
+                check_equal(before[name], after[name], name)
+        topoplan.reshard_state_dict(after, after)  # to itself: nothing moves
+    rank = dist.get_rank()
+    apart, other = (
+        lay(torch.ones(4), (DeviceMesh("cpu", torch.arange(3) + i), [Shard(0)])) for i in range(2)
+    )
+    with refused("'a' is torch.float32 (4,) (Shard(dim=0),) on [0, 1, 2] on rank 0"):
+        topoplan.reshard_state_dict(*[{"a": other if rank == 3 else apart}] * 2)
+
+
 def lay_like(tensor: DTensor) -> DTensor:
     """Return a tensor of zeros with the same placements."""
     return lay(
@@ -239,6 +274,8 @@ def bad_dicts_are_refused() -> None:
         ({"a": rows(), "b": rows(whole.double())}, "'b': torch.float32 of shape (8, 8) in the"),
         ({"a": rows(whole[:4]), "b": rows()}, "'a': torch.float32 of shape (8, 8) in the source"),
         ({"a": rows(), "b": whole}, "destination['b']: Tensor; expected a DTensor"),
+        (torch.nn.Linear(2, 2), "destination: Linear; expected a dict of DTensors"),  # type: ignore[list-item]
+        ({"a": rows(), 1: rows()}, "'b' is only in the source, one of 2"),  # type: ignore[dict-item]
         ({"a": rows(), "b": rows(dim=1)}, "'b' is torch.float32 (8, 8)"),
     ]
     for other, text in others:
@@ -249,7 +286,7 @@ def bad_dicts_are_refused() -> None:
     with refused("topology is None on rank 0, 'switch:4' on rank 1"):
         topoplan.reshard_state_dict(good, {"a": rows(dim=1), "b": rows()}, machine)
     terms, tied = lay(whole, (mesh, [Partial()])), lay(whole, (mesh, [Replicate()]))
-    with refused("destination['b']: the memory of destination['a'], to which the terms of"):
+    with refused("destination['b']: shares memory with destination['a']"):
         topoplan.reshard_state_dict({"a": terms, "b": terms}, {"a": tied, "b": tied})
 
 
@@ -279,6 +316,7 @@ def scratch_memory_is_bounded() -> list[int]:
     for name in before:
         check_equal(before[name], after[name], name)
     bad_dicts_are_refused()
+    meshes_of_copies_are_one()
     later_calls_have_their_own_deadline(tiny, moved)
     return [added, largest]
 
