@@ -9,7 +9,7 @@ import mmap
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,69 +39,61 @@ class _Seat(NamedTuple):
     process: int
 
 
-class SharedMemory:
-    """The memory that the ranks of one host share, as this rank sees it.
+class _MappedMemory:
+    """Memory that ranks of one host share, as this rank sees it.
 
-    Its ranks play programs in one order. The memory is freed when nothing refers to it any more,
-    so that a call in progress never loses it.
+    It is freed when nothing refers to it any more, so that a call in progress never loses it.
+    `prefix` begins the names of the library's functions for its kind of memory: `join`, which
+    takes `arguments` of its own, `fail` and `leave`.
     """
 
-    def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        prefix: str,
+        arguments: tuple[int, ...],
+        processes: Collection[int],
+        spins: int,
+    ) -> None:
         library = load_library()
         assert not isinstance(library, str)
-        self._library, self._memory = library, memory
-        self.rank, self.ranks = rank, len(processes)
-        descriptors = [_open_process(process) for process in processes]
-        self._base = ctypes.c_char.from_buffer(memory)
-        self.channel: int = library.topoplan_join(
-            ctypes.addressof(self._base),
-            HALF_BYTES,
-            rank,
-            self.ranks,
-            spins,
-            (ctypes.c_int * self.ranks)(*descriptors),
+        self._memory, self._base = memory, ctypes.c_char.from_buffer(memory)
+        descriptors = (ctypes.c_int * len(processes))(*map(_open_process, processes))
+        join, self._fail, self._leave = (
+            getattr(library, prefix + name) for name in ("join", "fail", "leave")
+        )
+        self._joined: int = join(
+            ctypes.addressof(self._base), *arguments, len(processes), spins, descriptors
         )
 
     def fail(self) -> None:
         """End this rank's calls, in progress and future, and those of ranks that wait for it."""
-        self._library.topoplan_fail(self.channel)
+        self._fail(self._joined)
 
     def __del__(self) -> None:
-        if hasattr(self, "channel"):
+        if hasattr(self, "_joined"):
             self.fail()
-            self._library.topoplan_leave(self.channel)
+            self._leave(self._joined)
 
 
-class HostMemory:
-    """The memory of one of several hosts, as a rank on it sees it: a pipe between any two ranks.
+class SharedMemory(_MappedMemory):
+    """The memory of all ranks, which are on one host. They play programs in one order."""
 
-    `places` has the places of the host's ranks, this one included, by number in the group. Calls
-    and lifetime are as for SharedMemory.
+    def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:
+        super().__init__(memory, "topoplan_", (HALF_BYTES, rank), processes, spins)
+        self.rank, self.channel = rank, self._joined
+
+
+class HostMemory(_MappedMemory):
+    """The memory of one of several hosts: a pipe between any two ranks on it.
+
+    `places` has the places of the host's ranks, this one included, by number in the group.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: dict[int, int], spins: int) -> None:
-        library = load_library()
-        assert not isinstance(library, str)
-        self._library, self._memory = library, memory
-        self.rank, self.places = rank, {number: place for place, number in enumerate(processes)}
-        descriptors = [_open_process(process) for process in processes.values()]
-        self._base = ctypes.c_char.from_buffer(memory)
-        self.links: int = library.topoplan_pipes_join(
-            ctypes.addressof(self._base),
-            self.places[rank],
-            len(processes),
-            spins,
-            (ctypes.c_int * len(processes))(*descriptors),
-        )
-
-    def fail(self) -> None:
-        """End this rank's calls, in progress and future, and those of ranks that wait for it."""
-        self._library.topoplan_pipes_fail(self.links)
-
-    def __del__(self) -> None:
-        if hasattr(self, "links"):
-            self.fail()
-            self._library.topoplan_pipes_leave(self.links)
+        places = {number: place for place, number in enumerate(processes)}
+        super().__init__(memory, "topoplan_pipes_", (places[rank],), processes.values(), spins)
+        self.rank, self.places, self.links = rank, places, self._joined
 
 
 def open_shared_memory(
