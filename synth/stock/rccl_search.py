@@ -62,6 +62,7 @@ class _RcclSearch(GraphSearch):
         super().__init__(system, gpu_paths, pattern, least, most)
         self.best = self.trial = StockGraph(pattern, least, most, PathType.NVL)
         self.speeds, self.cross_nic = _SPEEDS_MBps, 0
+        self.types, self.max_type = _TYPES, PathType.SYS
         self.wires = {
             pair
             for pair, path in gpu_paths.paths.items()
@@ -70,17 +71,6 @@ class _RcclSearch(GraphSearch):
         # Candidates of the search that runs, and of those done so far with the steps left.
         self.candidates: set[_Candidate] = set()
         self.searched: dict[tuple[object, ...], tuple[int, set[_Candidate]]] = {}
-
-    def _search_at(self, speed: int) -> bool:
-        """Search at one speed over ever farther paths; return whether the pass has ended."""
-        self.trial = replace(self.trial, speed_MBps=speed, inter_MBps=speed)
-        for path_type in _TYPES:
-            if self.best.orders and PathType.NVL < path_type > self.best.path_type:
-                break
-            self.trial = replace(self.trial, path_type=path_type)
-            if self._search_patterns():
-                return True
-        return False
 
     def _search(self) -> int:
         """Run one search for `trial`, unless an equal one found nothing better than `best`."""

@@ -86,6 +86,8 @@ class GraphSearch:
     ) -> None:
         types = [path.type for (a, b), path in gpu_paths.paths.items() if a != b]
         self.min_type, self.max_type = min(*types, PathType.SYS), max(types)
+        # Types of paths between GPUs to try, the nearest first, up to `max_type`.
+        self.types = tuple(PathType)[self.min_type :]
         if (
             pattern == RING
             and _has_two_nvlink_domains(len(system.nodes[GPU]), gpu_paths)
@@ -146,8 +148,8 @@ class GraphSearch:
 
     def _search_types_to(self, farthest: PathType) -> bool:
         """Search over ever farther paths between GPUs; return whether the pass has ended."""
-        for path_type in map(PathType, range(self.min_type, farthest + 1)):
-            if self.best.orders and self.min_type < path_type > self.best.path_type:
+        for path_type in (each for each in self.types if each <= farthest):
+            if self.best.orders and self.types[0] < path_type > self.best.path_type:
                 break
             self.trial = replace(self.trial, path_type=path_type)
             if self._search_patterns():
