@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
+from ..topo.grouping import group_by_key
 from ..topo.pictures.cables import format_rate
 from ..topo.routes import Router, route_links
 from .bounds.certificate import SINGLE_PATH, Bound, join_helpers, keep_crossed
@@ -233,9 +234,7 @@ def _part_without(
     graph = coo_matrix((np.ones(len(free)), tuple(ends)), shape=(len(index), len(index)))
     _, labels = connected_components(graph, directed=directed, connection="strong")
     part_of = dict(zip(index, labels.tolist(), strict=True))
-    members: dict[int, list[str]] = defaultdict(list)
-    for device, group in part_of.items():
-        members[group].append(device)
+    members = group_by_key((group, device) for device, group in part_of.items())
     parts = (_make_part(members[group], topology) for group in sorted(members))
     return tuple(part for part in parts if part.gpus), part_of
 
@@ -270,10 +269,11 @@ def _find_levers(
     price_of_pair: dict[_Link, Fraction] = defaultdict(Fraction)
     for (a, b), p in prices.items():
         price_of_pair[(a, b) if (b, a) not in price_of_pair else (b, a)] += p
-    classes: dict[tuple[Fraction, Fraction], list[_Link]] = defaultdict(list)
-    for pair, p in price_of_pair.items():
-        if p:
-            classes[limit.algbw_GBps * p / paid, capacity[pair]].append(pair)
+    classes = group_by_key(
+        ((limit.algbw_GBps * p / paid, capacity[pair]), pair)
+        for pair, p in price_of_pair.items()
+        if p
+    )
     levers = []
     for number, ((gain, width), links) in enumerate(
         sorted(classes.items(), key=lambda item: -item[0][0])

@@ -12,7 +12,6 @@ is loaded.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -29,6 +28,7 @@ from ..topo.derived.stripes import list_forms
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
 from ..topo.files import write_whole
 from ..topo.graph import Topology
+from ..topo.grouping import group_by_key
 from ..topo.routes import HARDWARE, Router
 from ..topo.schema import read_as
 from .bounds.certificate import Bound, check_bound
@@ -196,9 +196,9 @@ class Plan:
     def _figures(self) -> dict[Entry, tuple[Cost, Fraction]]:
         """The cost of every entry, and its seconds per GB if only bandwidth counted."""
         # Schedules that differ only in segments have the same link loads, which are summed once.
-        by_base: dict[Schedule, list[Entry]] = defaultdict(list)
-        for entry in self.entries:
-            by_base[replace(entry.schedule, segments=1)].append(entry)
+        by_base = group_by_key(
+            (replace(entry.schedule, segments=1), entry) for entry in self.entries
+        )
         figures: dict[Entry, tuple[Cost, Fraction]] = {}
         for given, entries in by_base.items():
             base = reroute_unless_in_network(given, self.router)

@@ -7,7 +7,6 @@ only copies, a rank either has a chunk or does not. Transfers are played a step 
 arrays.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..topo.errors import VerificationError
 from ..topo.graph import Topology
+from ..topo.grouping import group_by_key
 from .cost.loads import computes_in_network, stream_loads
 from .ir.collective import spell_ranks
 from .ir.schedule import Schedule
@@ -263,9 +263,9 @@ def _loads(
     most = max(shares) * len(transfers) * hops
     exact = np.int64 if most < _SAFE else object
     share_of = np.array(shares, dtype=exact)
-    of_capacity: dict[Fraction, list[int]] = defaultdict(list)
-    for link, capacity in topology.capacity_GBps.items():
-        of_capacity[capacity].append(number[link])
+    of_capacity = group_by_key(
+        (capacity, number[link]) for link, capacity in topology.capacity_GBps.items()
+    )
     for places in _steps(transfers):
         # Every link on a transfer's route carries the chunk's whole share.
         load = np.zeros(len(links) + 1, dtype=exact)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from .graph import Topology
+from .grouping import group_by_key
 from .routes import Route, Router, route_links
 
 # Meaning of each label; # is the number of links.
@@ -106,11 +107,12 @@ def collect_links(topology: Topology) -> Mapping[str, frozenset[object]]:
 
     NICs with equal links, such as an adapter's virtual functions, have equal routes.
     """
-    links: dict[str, list[object]] = defaultdict(list)
-    for x in topology.links:
-        for end, other, is_out in ((x.src, x.dst, True), (x.dst, x.src, False)):
-            if topology.by_id[end].kind == "nic":
-                links[end].append((other, is_out, x.kind, x.bandwidth_GBps, x.count))
+    links = group_by_key(
+        (end, (other, is_out, x.kind, x.bandwidth_GBps, x.count))
+        for x in topology.links
+        for end, other, is_out in ((x.src, x.dst, True), (x.dst, x.src, False))
+        if topology.by_id[end].kind == "nic"
+    )
     return {ident: frozenset(links.get(ident, ())) for ident in topology.by_id}
 
 

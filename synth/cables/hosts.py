@@ -15,6 +15,7 @@ from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.fabric.facts import HostFacts, load_facts
 from ...topo.graph import Device, Link, Topology
+from ...topo.grouping import group_by_key
 from ...topo.names import name_opposite
 
 # RDMA devices of macOS begin so: rdma_en2.
@@ -120,9 +121,9 @@ class CabledHosts:
         capacity = self.topology.capacity_GBps
         unit = fraction_gcd(list(capacity.values()))
         host_of = {d.id: number for d, number in _number_devices(self.topology, self.names)}
-        links: dict[frozenset[int], list[tuple[str, str]]] = defaultdict(list)
-        for src, dst in capacity:
-            links[frozenset((host_of[src], host_of[dst]))].append((src, dst))
+        links = group_by_key(
+            (frozenset((host_of[src], host_of[dst])), (src, dst)) for src, dst in capacity
+        )
         rates = {}
         for a, b in self.between:
             graph: nx.DiGraph[str] = nx.DiGraph()

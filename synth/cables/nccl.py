@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ...topo.grouping import group_by_key
 from .hosts import CabledHosts, HostPort
 from .rings import Order, list_edges, list_rings
 
@@ -179,7 +180,5 @@ def _connects(
 
 def _merge(ports: Sequence[HostPort]) -> list[_Device]:
     """Return the devices that NCCL makes of ports by default: one of each card's ports."""
-    cards: dict[str, list[HostPort]] = defaultdict(list)
-    for port in ports:
-        cards[port.card].append(port)
+    cards = group_by_key((port.card, port) for port in ports)
     return [tuple(own) for own in cards.values()]

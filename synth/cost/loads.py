@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ..ir.collective import Chunk, Collective
 from ..ir.transfers import Op, Transfers
 
@@ -173,10 +174,7 @@ def _count_streams(paths: list[Path], joining: set[str]) -> dict[DirectedLink, i
         """Count the streams into device `hop` of paths that are identical up to there."""
         device = members[0][hop]
         ending = needed = sum(len(path) == hop + 1 for path in members)
-        onward: dict[str, list[Path]] = defaultdict(list)
-        for path in members:
-            if len(path) > hop + 1:
-                onward[path[hop + 1]].append(path)
+        onward = group_by_key((path[hop + 1], path) for path in members if len(path) > hop + 1)
         for neighbour, group in onward.items():
             streams = walk(hop + 1, group)
             total[device, neighbour] += streams

@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ..ir.schedule import Schedule
 from ..ir.transfers import REDUCE
 from .host_costs import HostCosts
@@ -226,9 +227,7 @@ def _list_messages(
     for (i, j), number in carrier.items():
         messages[number].needs.update(carrier[need, j] for need in shape.groups[i].needs)
     if batched:  # then a message waits for all messages that its sender receives at earlier ticks
-        into: dict[int, list[int]] = defaultdict(list)
-        for number, message in enumerate(messages):
-            into[message.group.dst].append(number)
+        into = group_by_key((message.group.dst, number) for number, message in enumerate(messages))
         for message in messages:
             message.needs.update(
                 n for n in into[message.group.src] if messages[n].tick < message.tick

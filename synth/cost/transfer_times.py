@@ -15,6 +15,7 @@ import numpy as np
 
 from ...topo.errors import InputError
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.routes import route_links
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfer
@@ -116,10 +117,11 @@ def _share_out(
 ) -> Iterable[TransferTime]:
     """Yield the times of transfers; those of one message follow each other by their bytes."""
     times = {(tick, src, dst): (begin, end) for tick, src, dst, begin, end in played}
-    members: dict[tuple[int, int, int], list[tuple[int, Transfer]]] = defaultdict(list)
-    for t in schedule.transfers:
-        for segment in range(schedule.segments):
-            members[schedule.tick(t.step, segment), t.src, t.dst].append((segment, t))
+    members = group_by_key(
+        ((schedule.tick(t.step, segment), t.src, t.dst), (segment, t))
+        for t in schedule.transfers
+        for segment in range(schedule.segments)
+    )
     for key, sent in sorted(members.items(), key=lambda item: item[0]):
         begin, end = times[key]
         sizes = [

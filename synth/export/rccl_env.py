@@ -10,13 +10,13 @@ enqueue.cc).
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError, InputError, VerificationError
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.pictures.cables import describe_rates
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
@@ -171,9 +171,7 @@ def write_rccl_env(
 
 def write_tree(parents: Parents) -> str:
     """Return a tree in RCCL's form: (root(child(...))(child(...)))."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for rank, parent in enumerate(parents):
-        children[parent].append(rank)
+    children = group_by_key((parent, rank) for rank, parent in enumerate(parents))
 
     def write(rank: int) -> str:
         return f"({rank}{''.join(map(write, children[rank]))})"

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ..cost.loads import DirectedLink, computes_in_network, stream_loads
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
@@ -279,9 +280,7 @@ def round_shares(
             busiest[row] += times * x
     reached = max((total / float(capacity[row]) for row, total in busiest.items()), default=0.0)
     target = Fraction(max(reached, 1e-300)) * (1 + good)
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for j, g in enumerate(group):
-        members[g].append(j)
+    members = group_by_key((g, j) for j, g in enumerate(group))
     tries: Iterable[int] = _FINE
     if len(shares) <= _ROUNDED_TREES:
         near = (Fraction(float(x)).limit_denominator(_SUGGESTED).denominator for x in shares)

@@ -19,7 +19,6 @@ rounding to the next call's input. If several ranks round the same value, exactl
 error back: the others are its echoes.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,8 +27,9 @@ from operator import attrgetter
 
 import numpy as np
 
+from ...topo.grouping import group_by_key
 from .schedule import Schedule
-from .transfers import COPY, REDUCE, Transfer
+from .transfers import COPY, REDUCE
 
 # Bracketings are longer than this from 16 ranks on; messages show their beginning.
 _SHOWN_CHARACTERS = 64
@@ -144,9 +144,7 @@ def play(
     rounded when they are sent, and (rank, step, number before rounding) of each rounding is
     appended to it before its chunk is yielded. The caller clears the list between chunks.
     """
-    of_chunk: dict[int, list[Transfer]] = defaultdict(list)
-    for transfer in schedule.transfers:
-        of_chunk[transfer.chunk].append(transfer)
+    of_chunk = group_by_key((transfer.chunk, transfer) for transfer in schedule.transfers)
     for c, chunk in enumerate(schedule.chunks):
         held = {r: expressions.number(r, INPUT) for r in schedule.collective.holders(chunk)}
         for step, group in groupby(sorted(of_chunk[c], key=_STEP), key=_STEP):
@@ -158,10 +156,7 @@ def play(
                 sent = {rank: expressions.rounded(value) for rank, value in sent.items()}
                 held |= sent
             after = {t.dst: sent[t.src] for t in rows if t.op == "copy"}
-            terms: dict[int, list[tuple[int, int]]] = defaultdict(list)
-            for t in rows:
-                if t.op == "reduce":
-                    terms[t.dst].append((t.src, sent[t.src]))
+            terms = group_by_key((t.dst, (t.src, sent[t.src])) for t in rows if t.op == "reduce")
             for rank, arriving in terms.items():
                 # Only a helper has no value of its own, until the first one arrives.
                 own = [(rank, held[rank])] if rank in held else []

@@ -1,6 +1,5 @@
 """Judging of files: their measurements and channels compared with the bounds of their machine."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cache
@@ -8,6 +7,7 @@ from itertools import pairwise
 
 from ...topo.errors import InputError, TopoplanError
 from ...topo.gpudirect.nccl_paths import Paths
+from ...topo.grouping import group_by_key
 from ...topo.loader.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
@@ -77,10 +77,11 @@ class Judge:
             findings=list(reading.findings),
             notes=list(reading.notes),
         )
-        groups: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
-        for m in reading.measurements:
-            if self.collective in (None, m.collective):
-                groups[m.collective, m.ranks].append(m)
+        groups = group_by_key(
+            ((m.collective, m.ranks), m)
+            for m in reading.measurements
+            if self.collective in (None, m.collective)
+        )
         self._raise_assumed(verdict, groups)
         for (name, ranks), measurements in groups.items():
             verdict.measured.append(self._compare(verdict, name, ranks, measurements))

@@ -19,7 +19,6 @@ takes it over in place of its own. At the end every rank holds every contributio
 several partial sums of a chunk apart: "infeasible" means infeasible in that form.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,6 +29,7 @@ from ortools.sat.python import cp_model
 
 from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.routes import Route, Router, route_links
 from ..cost.loads import DirectedLink
 from ..forest.machine.routes import OwnRoutes
@@ -81,9 +81,9 @@ class SyncFabric:
         Ranks that cannot be reached are missing. With `backwards`, count edges from each rank to
         the nearest of `sources`.
         """
-        neighbours: dict[int, list[int]] = defaultdict(list)
-        for u, v in self.edges:
-            neighbours[v if backwards else u].append(u if backwards else v)
+        neighbours = group_by_key(
+            (v if backwards else u, u if backwards else v) for u, v in self.edges
+        )
         hops = dict.fromkeys(sources, 0)
         order = list(hops)
         for rank in order:
@@ -178,9 +178,7 @@ def _solve_folded(
         first = min(((chunk[c], edge[e], s) for chunk, edge in moves), default=key)
         variable[key] = variable[first] if first in variable else model.new_bool_var("")
     # A second arrival of a chunk at a rank is useless, so a relay receives it at most once.
-    arrivals: dict[tuple[int, int], list[Key]] = defaultdict(list)
-    for key in sends:
-        arrivals[key[0], fabric.edges[key[1]][1]].append(key)
+    arrivals = group_by_key(((key[0], fabric.edges[key[1]][1]), key) for key in sends)
     # What holds for a chunk holds for its images.
     firsts = [c for c in range(len(chunks)) if all(chunk[c] >= c for chunk, _ in moves)]
     for c in firsts:
@@ -220,9 +218,7 @@ def _list_moves(
     """Return for each of `images` the places to which it moves every chunk and every edge."""
     edge_at = {edge: e for e, edge in enumerate(fabric.edges)}
     # Chunks of one source and target keep their order.
-    chunks_at: dict[tuple[int | None, int | None], list[int]] = defaultdict(list)
-    for c, chunk in enumerate(chunks):
-        chunks_at[chunk.source, chunk.target].append(c)
+    chunks_at = group_by_key(((chunk.source, chunk.target), c) for c, chunk in enumerate(chunks))
     out = []
     for image in images:
         moved: dict[int | None, int | None] = {None: None}
@@ -270,10 +266,9 @@ def _add_rounds(
     if slack:
         rounds = [model.new_int_var(1, slack + 1, f"r{s}") for s in range(instance.steps)]
         model.add(sum(rounds) == instance.rounds)
-    load: dict[tuple[DirectedLink, int], list[cp_model.IntVar]] = defaultdict(list)
-    for (_, e, s, _), var in sends.items():
-        for link in fabric.links_of(e):
-            load[link, s].append(var)
+    load = group_by_key(
+        ((link, s), var) for (_, e, s, _), var in sends.items() for link in fabric.links_of(e)
+    )
     # Links that symmetries map to each other carry the same, which is stated once.
     stated = {
         (s, fabric.capacity[link], tuple(sorted(x.index for x in variables))): variables

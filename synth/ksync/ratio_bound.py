@@ -25,17 +25,17 @@ evaluated exactly, counts. `equal_steps` requires r_1 = ... = r_S (the rows with
 becomes a mean over s.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from ...topo.grouping import group_by_key
 from ..cost.loads import DirectedLink
 from ..ir.collective import Chunk, Collective
 from ..numeric.effort import Effort
 from ..numeric.linear import Rows, minimise
-from .models import Key, SyncFabric, list_possible_sends
+from .models import SyncFabric, list_possible_sends
 
 # Denominators to which multipliers are rounded in turn; the exact formula tells what they prove.
 _MAX_DENOMINATORS = (64, 1000, 10**6)
@@ -87,12 +87,8 @@ class _Programme:
         self.pi: dict[tuple[int, int], tuple[bool, int]] = {}
         self.w: dict[Forward, int] = {}
         self.y: dict[tuple[DirectedLink, int], int] = {}
-        self.into: dict[tuple[int, int], list[Key]] = defaultdict(list)
-        self.out_of: dict[tuple[int, int], list[Key]] = defaultdict(list)
-        for key in self.sends:
-            u, v = fabric.edges[key[1]]
-            self.into[key[0], v].append(key)
-            self.out_of[key[0], u].append(key)
+        self.into = group_by_key(((key[0], fabric.edges[key[1]][1]), key) for key in self.sends)
+        self.out_of = group_by_key(((key[0], fabric.edges[key[1]][0]), key) for key in self.sends)
 
     def build(self) -> bool:
         """Add all rows; return False if some receiver cannot be reached in this number of steps."""
@@ -100,10 +96,11 @@ class _Programme:
             if not self._add_arrivals(j, chunk):
                 return False
             self._add_forwarding(j, chunk)
-        load: dict[tuple[DirectedLink, int], list[int]] = defaultdict(list)
-        for key, column in self.column.items():
-            for link in self.fabric.links_of(key[1]):
-                load[link, key[2]].append(column)
+        load = group_by_key(
+            ((link, key[2]), column)
+            for key, column in self.column.items()
+            for link in self.fabric.links_of(key[1])
+        )
         for (link, s), columns in load.items():
             self.y[link, s] = self.at_most.add(
                 [*((c, 1.0) for c in columns), (s, -float(self.fabric.capacity[link]))], 0.0
@@ -237,9 +234,7 @@ def evaluate_proof(
     total = sum(pi.values(), Fraction(0)) - sum(
         (f for (j, u, _, _), f in w.items() if u in sources[j]), Fraction(0)
     )
-    w_of: dict[tuple[int, int], list[tuple[int, int, Fraction]]] = defaultdict(list)
-    for (j, u, v, s), f in w.items():
-        w_of[j, u].append((v, s, f))
+    w_of = group_by_key(((j, u), (v, s, f)) for (j, u, v, s), f in w.items())
     for j, e, s in list_possible_sends(fabric, collective, commodities, steps):
         u, v = fabric.edges[e]
         excess = pi.get((j, v), Fraction(0))

@@ -7,11 +7,11 @@ on a link.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import reroute_unless_in_network
 from ..cost.transfer_times import TransferTime, predict_times
@@ -39,9 +39,7 @@ def write(
         ]
     events: list[dict[str, Any]] = []
     for kind in sorted(times, key=_PLACE.__getitem__):
-        channels: dict[tuple[int, int], list[TransferTime]] = defaultdict(list)
-        for time in times[kind]:
-            channels[time.src, time.dst].append(time)
+        channels = group_by_key(((time.src, time.dst), time) for time in times[kind])
         for (src, dst), channel in sorted(channels.items()):
             # Some viewers take thread 0 of a process for its main thread, so threads begin at 1.
             thread = 1 + 2 * dst + _PLACE[kind]

@@ -1,10 +1,10 @@
 """A Pareto front as an SVG picture: steps to the right, rounds per chunk upwards, and the bound."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
 
+from ...topo.grouping import group_by_key
 from ...topo.printable import quote
 from ..ksync.pareto import FEASIBLE, INFEASIBLE, ParetoRow
 from .drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
@@ -56,9 +56,7 @@ def draw_front(
     if len(path) > 1:
         corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in path)
         lines.append(f'<path class="plan" stroke-width="2" d="M{corners}"/>')
-    by_place: dict[tuple[int, Fraction], list[ParetoRow]] = defaultdict(list)
-    for row in rows:
-        by_place[row.steps, row.ratio].append(row)
+    by_place = group_by_key(((row.steps, row.ratio), row) for row in rows)
     for (steps, ratio), alike in by_place.items():
         lines.append(_draw_rows(*place(steps, float(ratio)), alike))
     return "\n".join([*lines, "</svg>"]) + "\n"

@@ -3,11 +3,11 @@
 Each rank or link has a row; time runs to the right.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.printable import quote
 from ..cost.host_costs import host_of
 from ..cost.segmentation import reroute_unless_in_network
@@ -42,10 +42,9 @@ def draw_timeline(
     Copies and sums have different colours. With `alone` it is a complete file.
     """
     rows = min(ranks, MAX_ROWS)
-    groups: dict[tuple[int, int, str, int], list[TransferTime]] = defaultdict(list)
-    for time in times:
-        if time.src < rows:
-            groups[time.src, time.dst, time.op, time.tick].append(time)
+    groups = group_by_key(
+        ((time.src, time.dst, time.op, time.tick), time) for time in times if time.src < rows
+    )
     bars = [_join_times(key, of, f"to rank {key[1]}, ") for key, of in sorted(groups.items())]
     return _draw(title, [f"rank {rank}" for rank in range(rows)], bars, _find_end_us(times), alone)
 
@@ -69,10 +68,11 @@ def draw_links(
 
     The share of the time for which it would be busy at full bandwidth is next to each row.
     """
-    crossing: dict[tuple[str, str], list[TransferTime]] = defaultdict(list)
-    for time in times:
-        for link in pairwise((topology.ranks[time.src], *time.route, topology.ranks[time.dst])):
-            crossing[link].append(time)
+    crossing = group_by_key(
+        (link, time)
+        for time in times
+        for link in pairwise((topology.ranks[time.src], *time.route, topology.ranks[time.dst]))
+    )
     end_us = _find_end_us(times)
     busy_us = {
         link: sum(time.bytes for time in of) / float(topology.capacity_GBps[link]) / 1e3
@@ -81,10 +81,11 @@ def draw_links(
     number = {device.id: i for i, device in enumerate(topology.devices)}
     shares = {link: round(us / end_us, 3) for link, us in busy_us.items()}
     busiest = sorted(shares, key=lambda x: (-shares[x], number[x[0]], number[x[1]]))[:MAX_ROWS]
-    groups: dict[tuple[int, int, str, int], list[TransferTime]] = defaultdict(list)
-    for row, link in enumerate(busiest):
-        for time in crossing[link]:
-            groups[row, 0 if time.op == "reduce" else 1, time.op, time.tick].append(time)
+    groups = group_by_key(
+        ((row, 0 if time.op == "reduce" else 1, time.op, time.tick), time)
+        for row, link in enumerate(busiest)
+        for time in crossing[link]
+    )
     bars = [_join_times(key, of, f"{len(of)} at once, ") for key, of in sorted(groups.items())]
     names = [f"{a} > {b}  {busy_us[a, b] / end_us:.0%}" for a, b in busiest]
     return _draw(title, names, bars, end_us, alone)
@@ -139,9 +140,7 @@ def _draw(
         ]
     if len(bars) > MAX_BARS:
         bars = _join_bars(bars, end_us / width)
-    tracks: dict[int, list[int]] = defaultdict(list)
-    for row, track in sorted({bar[:2] for bar in bars}):
-        tracks[row].append(track)
+    tracks = group_by_key(sorted({bar[:2] for bar in bars}))
     for row, track, op, tick, begin, end, label in bars:
         thick = (_ROW - 5) / len(tracks[row])
         left, length = left_edge + width * begin / end_us, max(0.6, width * (end - begin) / end_us)

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.pictures.collapse import list_boxes
 from ...topo.pictures.layout import lay_out
 from ..ir.schedule import Schedule
@@ -47,9 +48,7 @@ def list_flows(schedule: Schedule) -> list[ChunkFlow]:
     for t in schedule.transfers:
         edges, key = edges_of[t.chunk], (t.src, t.dst, t.op)
         edges[key] = min(t.step, edges.get(key, t.step))
-    grouped: dict[frozenset[tuple[_Edge, int]], list[int]] = defaultdict(list)
-    for chunk, edges in edges_of.items():
-        grouped[frozenset(edges.items())].append(chunk)
+    grouped = group_by_key((frozenset(edges.items()), chunk) for chunk, edges in edges_of.items())
     flows = [
         ChunkFlow(dict(key), sum((schedule.chunks[c].share for c in of), Fraction(0)), len(of))
         for key, of in grouped.items()

@@ -18,6 +18,7 @@ import numpy as np
 from ...topo.derived.hosts import group_by_host
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from .job import PLAN
 from .placement import Placement
 
@@ -57,10 +58,7 @@ class RankLocations:
     @cached_property
     def by_host(self) -> dict[str, list[RankLocation]]:
         """The locations by the name of their host, hosts in the order of their first ranks."""
-        hosts: dict[str, list[RankLocation]] = {}
-        for location in self.locations:
-            hosts.setdefault(location.host, []).append(location)
-        return hosts
+        return group_by_key((location.host, location) for location in self.locations)
 
     def list_hosts(self, form: str) -> list[tuple[str, list[RankLocation]]]:
         """Return `by_host` as pairs, after checking the names of hosts.

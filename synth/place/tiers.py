@@ -20,6 +20,7 @@ from scipy.sparse.csgraph import connected_components
 from ...topo.derived.route_table import RouteTable
 from ...topo.errors import VerificationError
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 
 # GPUs, by number, in disjoint parts.
 Tier = tuple[tuple[int, ...], ...]
@@ -168,9 +169,7 @@ def stack_equal(tiers: Iterable[Tier]) -> list[NDArray[np.int64]]:
 
 
 def _divide(label_of: Mapping[int, int]) -> Tier:
-    parts: dict[int, list[int]] = {}
-    for gpu, label in label_of.items():
-        parts.setdefault(label, []).append(gpu)
+    parts = group_by_key((label, gpu) for gpu, label in label_of.items())
     return tuple(sorted(tuple(part) for part in parts.values()))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.routes import HARDWARE, Router
 from ..bounds.multipath import check_connected
 from ..bounds.single_path import Bounds, find_bounds
@@ -209,11 +210,11 @@ def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
     segments are verified and costed together, as their steps are the same. Those that send between
     ranks without a route are omitted. Raise VerificationError if a candidate is wrong.
     """
-    segments_of: dict[Schedule, list[int]] = {}
-    for schedule in candidates:
-        if list_omitted(schedule, router):
-            continue
-        segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
+    segments_of = group_by_key(
+        (replace(schedule, segments=1), schedule.segments)
+        for schedule in candidates
+        if not list_omitted(schedule, router)
+    )
     out: Costed = []
     for given, segments in segments_of.items():
         base = reroute_unless_in_network(given, router)

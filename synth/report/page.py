@@ -1,11 +1,12 @@
 """A report as one page: the machine, findings, and a section for each collective."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from ...topo.doctor import Examination, Finding
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.matrix import LABELS, Connection, find_connections
 from ...topo.pictures.cables import (
     FAMILY_NAMES,
@@ -164,9 +165,7 @@ def _write_findings(examination: Examination) -> str:
     left = len(examination.findings) - _MAX_FINDINGS
     if left > 0:
         parts.append(make_paragraph(f"and {left} more; topo-probe's check lists them"))
-    skipped: dict[str, list[str]] = defaultdict(list)
-    for name, lack in examination.skipped:
-        skipped[lack].append(name)
+    skipped = group_by_key((lack, name) for name, lack in examination.skipped)
     if skipped:
         lacks = (f"{', '.join(names)}: {lack}" for lack, names in skipped.items())
         title = f"{len(examination.skipped)} checks could not be made"

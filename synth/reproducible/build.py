@@ -6,7 +6,6 @@ one is varied until the allowed work is done.
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -16,6 +15,7 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
+from ...topo.grouping import group_by_key
 from ...topo.routes import Router
 from ..cost.affine import Cost, bandwidth_s_per_GB
 from ..cost.host_costs import HostCosts
@@ -240,11 +240,11 @@ def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) ->
     sizes are compared, by the mean logarithm of the predicted time. Raise InfeasibleError if no
     schedule has a bracketing.
     """
-    by_text: dict[str, Costed] = defaultdict(list)
-    for schedule, cost in costed:
-        text = find_bracketing(schedule.uncut)
-        if text is not None:
-            by_text[text].append((schedule, cost))
+    by_text = group_by_key(
+        (text, (schedule, cost))
+        for schedule, cost in costed
+        if (text := find_bracketing(schedule.uncut)) is not None
+    )
     if not by_text:
         names = ", ".join(sorted({schedule.strategy for schedule, _ in costed}))
         raise InfeasibleError(

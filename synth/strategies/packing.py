@@ -5,8 +5,7 @@ every rank, of equal shares. Broadcast and reduce: trees of one root. Alltoall, 
 paths that GPUs relay. All are pipelined.
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
+from ...topo.grouping import group_by_key
 from ..bounds.single_path import SINGLE_PATH_ROOTS, find_bounds, has_single_paths
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
@@ -332,9 +332,10 @@ class _Packer:
         # root carry its whole part, in proportion to their shares.
         if max_trees is not None and out[0][0].count > max_trees:
             images = 1 if packing.images is None else len(packing.images)
-            of_root: dict[Hashable, list[tuple[RootedTree, Fraction]]] = defaultdict(list)
-            for tree, share in sorted(carrying, key=lambda item: -item[1]):
-                of_root[packing.group_of(tree)].append((tree, share))
+            of_root = group_by_key(
+                (packing.group_of(tree), (tree, share))
+                for tree, share in sorted(carrying, key=lambda item: -item[1])
+            )
             each = max(1, max_trees // (images * len(of_root)))
             heaviest: list[tuple[RootedTree, Fraction]] = []
             for _, own in sorted(of_root.items()):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..graph import Device, Link, Topology
+from ..grouping import group_by_key
 from ..names import join_first
 
 # Most switches to name in a line, and most lines: together about a quarter of a screen.
@@ -143,9 +144,9 @@ def _classify(topology: Topology, switches: Sequence[Device]) -> dict[object, li
                     rows[near_end].append(
                         (direction, *map(str, facts), str(label.get(far_end, far_end)))
                     )
-        classes: dict[object, list[str]] = defaultdict(list)
-        for d in switches:
-            classes[label[d.id], tuple(sorted(rows[d.id]))].append(d.id)
+        classes: dict[object, list[str]] = group_by_key(
+            ((label[d.id], tuple(sorted(rows[d.id]))), d.id) for d in switches
+        )
         if len(classes) == len(set(label.values())):
             return classes
         label = {

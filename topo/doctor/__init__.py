@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..facts import Facts, load_facts
 from ..facts.keys import qualify
 from ..graph import Topology
+from ..grouping import group_by_key
 from . import cables, driver, fabric, links, nics, p2p, pcie, places, rates, stock
 from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 
@@ -208,11 +209,12 @@ def _check_fabrics(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
 
 def _check_copies(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
     """Report GPUs with one UUID on several hosts: a warning, since one host was given twice."""
-    by_uuid: dict[str, list[str]] = defaultdict(list)
-    for host, topology in hosts.items():
-        for ident in topology.ranks:
-            if uuid := topology.by_id[ident].extra.get("uuid"):
-                by_uuid[str(uuid)].append(qualify(host, ident))
+    by_uuid = group_by_key(
+        (str(uuid), qualify(host, ident))
+        for host, topology in hosts.items()
+        for ident in topology.ranks
+        if (uuid := topology.by_id[ident].extra.get("uuid"))
+    )
     copies = {uuid: gpus for uuid, gpus in by_uuid.items() if len(gpus) > 1}
     if copies:
         about = tuple(gpu for gpus in copies.values() for gpu in gpus)
@@ -239,9 +241,7 @@ def report(examination: Examination, width: int = _WIDTH) -> list[str]:
     """
     lines = [line for finding in examination.findings for line in _format_finding(finding)]
     lines.append(examination.summary)
-    skipped: dict[str, list[str]] = {}
-    for name, lack in examination.skipped:
-        skipped.setdefault(lack, []).append(name)
+    skipped = group_by_key((lack, name) for name, lack in examination.skipped)
     if skipped:
         listed = "; ".join(f"{', '.join(checks)} ({lack})" for lack, checks in skipped.items())
         lines += wrap(f"not checked: {listed}", width, subsequent_indent="    ")

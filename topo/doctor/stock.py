@@ -3,13 +3,13 @@
 The rules are those of NCCL 2.30.7's search, run on CPUs (docs/nccl.md has figures).
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations, pairwise
 
 from ..facts import keys
 from ..graph import Device, Link
+from ..grouping import group_by_key
 from ..matrix import ConnectionFinder
 from .view import (
     Check,
@@ -40,9 +40,7 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
     of_nvlink = [x for x in view.topology.links if x.kind == "nvlink"]
     for link in of_nvlink:
         joined.join(link.src, link.dst)
-    groups: dict[str, list[str]] = defaultdict(list)
-    for gpu in view.gpus:
-        groups[joined.find_root(gpu.id)].append(gpu.id)
+    groups = group_by_key((joined.find_root(gpu.id), gpu.id) for gpu in view.gpus)
     bridged = [members for members in groups.values() if len(members) > 1]
     on_switches = any(
         view.topology.by_id[end].family == "nvswitch" for x in of_nvlink for end in (x.src, x.dst)
@@ -123,10 +121,9 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
 
     No stock library sums over all of them.
     """
-    of_maker: dict[str, list[str]] = defaultdict(list)
-    for gpu in view.gpus:
-        if (maker := view.find_maker(gpu.id)) is not None:
-            of_maker[maker].append(gpu.id)
+    of_maker = group_by_key(
+        (maker, gpu.id) for gpu in view.gpus if (maker := view.find_maker(gpu.id)) is not None
+    )
     if len(of_maker) < 2:
         return
     listed = " | ".join(f"{maker}: {join_names(ids)}" for maker, ids in of_maker.items())

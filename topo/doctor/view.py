@@ -18,6 +18,7 @@ from ..facts import keys
 from ..facts.keys import NVML, Key, gpu_subject, pci_subject
 from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link
+from ..grouping import group_by_key
 from ..hardware import PCIE_GTps, pcie_generation
 from ..names import join_first
 from ..notes import Note, NoteKind
@@ -227,9 +228,7 @@ class DoctorView(MachineView):
     @cached_property
     def links_from(self) -> Mapping[str, tuple[Link, ...]]:
         """The outgoing links of each device, by its id; devices without any have no key."""
-        links_from: dict[str, list[Link]] = defaultdict(list)
-        for link in self.topology.links:
-            links_from[link.src].append(link)
+        links_from = group_by_key((link.src, link) for link in self.topology.links)
         return {src: tuple(links) for src, links in links_from.items()}
 
     @cached_property

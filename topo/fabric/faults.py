@@ -9,6 +9,7 @@ from ipaddress import IPv4Network
 from itertools import zip_longest
 from statistics import median
 
+from ..grouping import group_by_key
 from .facts import FabricFacts
 from .segments import (
     PortKey,
@@ -158,11 +159,11 @@ def _find_repeated_subnets(
 
 def _list_subnets(facts: FabricFacts) -> dict[str, list[PortKey]]:
     """Return the ports of each subnet, without those of the rendezvous."""
-    ports: dict[str, list[PortKey]] = defaultdict(list)
-    for key, port in facts.ports.items():
-        if port.address and port.name != facts.hosts[key[0]].management:
-            ports[str(port.network)].append(key)
-    return ports
+    return group_by_key(
+        (str(port.network), key)
+        for key, port in facts.ports.items()
+        if port.address and port.name != facts.hosts[key[0]].management
+    )
 
 
 def _list_names(facts: FabricFacts, ports: Iterable[PortKey]) -> str:
@@ -171,9 +172,7 @@ def _list_names(facts: FabricFacts, ports: Iterable[PortKey]) -> str:
 
 def _pair_ports(facts: FabricFacts, ports: Iterable[PortKey]) -> list[list[PortKey]]:
     """Return the ports of one wire by subnets to give them: the first of each host, and so on."""
-    of_host: dict[int, list[PortKey]] = defaultdict(list)
-    for port in sorted(ports, key=list(facts.ports).index):
-        of_host[port[0]].append(port)
+    of_host = group_by_key((port[0], port) for port in sorted(ports, key=list(facts.ports).index))
     rows = [[port for port in row if port] for row in zip_longest(*of_host.values())]
     return [row for row in rows if len(row) > 1] or rows
 

@@ -17,6 +17,7 @@ from ..derived.parts import split_hosts
 from ..errors import InputError
 from ..facts.keys import qualify, split_host
 from ..graph import Topology
+from ..grouping import group_by_key
 from .p2p import judge_fabrics, judge_p2p, list_fabric_pairs
 from .rdma import judge_rdma
 from .verdict import Answer, Verdict
@@ -109,11 +110,9 @@ class LineGroup:
 
 def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[LineGroup, ...]:
     """Group verdicts with equal kind, answer, rule, evidence and advice, in the given order."""
-    pairs_of: dict[tuple[str, str, str, tuple[str, ...], str | None], list[tuple[str, str]]] = (
-        defaultdict(list)
+    pairs_of = group_by_key(
+        ((v.kind, v.answer, v.rule, v.evidence, v.advice), (v.a, v.b)) for v in verdicts
     )
-    for v in verdicts:
-        pairs_of[v.kind, v.answer, v.rule, v.evidence, v.advice].append((v.a, v.b))
     return tuple(LineGroup(*key, tuple(pairs)) for key, pairs in pairs_of.items())
 
 
@@ -145,16 +144,11 @@ def _wrap(text: str, width: int, indent: str) -> list[str]:
 
 
 def _list_keys_by_value(items: Mapping[str, Sequence[_T]]) -> dict[tuple[_T, ...], list[str]]:
-    keys_of: dict[tuple[_T, ...], list[str]] = defaultdict(list)
-    for key, value in items.items():
-        keys_of[tuple(value)].append(key)
-    return keys_of
+    return group_by_key((tuple(value), key) for key, value in items.items())
 
 
 def _describe_in_host(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
-    partners: dict[str, list[str]] = defaultdict(list)
-    for a, b in pairs:
-        partners[a].append(b)
+    partners = group_by_key(pairs)
     cliques = _list_cliques(partners) if mutual else []
     in_cliques = {a for members in cliques for a in members}
     alike = _list_keys_by_value({a: bs for a, bs in partners.items() if a not in in_cliques})
@@ -197,9 +191,7 @@ def _format_runs(names: Iterable[str]) -> str:
 
     The same names of several hosts are combined: `host0-host17/gpu0-gpu3`.
     """
-    names_of: dict[str, list[str]] = defaultdict(list)
-    for host, rest in map(split_host, names):
-        names_of[host].append(rest)
+    names_of = group_by_key(map(split_host, names))
     runs_of = {host: tuple(_shorten_runs(rests)) for host, rests in names_of.items()}
     return ", ".join(
         qualify(host, piece) if host else piece

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from ..facts.view import WIRES
 from ..graph import Topology
+from ..grouping import group_by_key
 from ..matrix import ConnectionFinder
 from ..routes import route_links
 
@@ -82,9 +83,9 @@ class Paths:
 
     @cached_property
     def _by_kind(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        ids: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for device in self.topology.devices:
-            ids[self.host_of[device.id], device.kind].append(device.id)
+        ids = group_by_key(
+            ((self.host_of[device.id], device.kind), device.id) for device in self.topology.devices
+        )
         return {key: tuple(idents) for key, idents in ids.items()}
 
     def find_label(self, a: str, b: str) -> str:

@@ -13,6 +13,7 @@ from operator import add
 from ..boards import find_datasheet_GBps
 from ..facts.keys import split_host
 from ..graph import Device, Link, Topology
+from ..grouping import group_by_key
 
 # Names of link kinds in tables and pictures; other kinds are shown unchanged.
 KIND_NAMES = {
@@ -73,9 +74,7 @@ def find_cables(topology: Topology) -> tuple[Cable, ...]:
     Both directions between two devices are one cable if they have the same bandwidth and count,
     otherwise a directed cable each.
     """
-    links_of: dict[tuple[str, str, str], list[Link]] = defaultdict(list)
-    for link in topology.links:
-        links_of[link.src, link.dst, link.kind].append(link)
+    links_of = group_by_key(((link.src, link.dst, link.kind), link) for link in topology.links)
     total = {
         key: (reduce(add, (x.bandwidth_GBps for x in links)), sum(x.count for x in links))
         for key, links in links_of.items()
@@ -118,9 +117,7 @@ def group_alike(cables: Iterable[Cable]) -> list[tuple[Cable, list[Cable]]]:
 
     Each item is what its cables have in common, a cable without ends, and the list of them.
     """
-    groups: dict[Cable, list[Cable]] = defaultdict(list)
-    for cable in cables:
-        groups[cable.without_ends()].append(cable)
+    groups = group_by_key((cable.without_ends(), cable) for cable in cables)
     return sorted(groups.items(), key=lambda group: (group[0].kind, -group[0].GBps))
 
 
@@ -169,10 +166,11 @@ def group_switches(switches: Iterable[str], cables: Iterable[Cable]) -> list[tup
         for one, other in ((c.a, c.b), (c.b, c.a)):
             if one in neighbours:
                 neighbours[one].add(other)
-    groups: dict[frozenset[str], list[str]] = defaultdict(list)
-    for ident, others in neighbours.items():
-        # Links among the switches do not distinguish them, unless they have no others.
-        groups[frozenset(others - neighbours.keys() or others or {ident})].append(ident)
+    # Links among the switches do not distinguish them, unless they have no others.
+    groups = group_by_key(
+        (frozenset(others - neighbours.keys() or others or {ident}), ident)
+        for ident, others in neighbours.items()
+    )
     return [tuple(group) for group in groups.values()]
 
 

@@ -5,13 +5,14 @@ pictures, one box of each kind is shown, or, for a large graph without boxes, th
 the first.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from ..facts.keys import split_host
 from ..graph import Device, Topology
+from ..grouping import group_by_key
 from .cables import find_cables, find_components
 
 # Cables, chosen by eye: a picture with more is a tangle.
@@ -43,9 +44,7 @@ def show_hosts_once(topology: Topology) -> ShownPart:
     and to shared devices. Shared devices (networks, NVSwitches of a rack) stay if a shown host is
     linked to them.
     """
-    members: dict[str, list[Device]] = defaultdict(list)
-    for device in topology.devices:
-        members[name_host(device)].append(device)
+    members = group_by_key((name_host(device), device) for device in topology.devices)
     common = {d.id: d for d in members.pop("", [])}
     # GPUs of no host would be left out together with the hosts' count, so then all is shown.
     if len(members) <= _MAX_HOSTS or any(d.kind == "gpu" for d in common.values()):
@@ -58,11 +57,10 @@ def show_hosts_once(topology: Topology) -> ShownPart:
             ends = tuple(_describe_end(end, host, place, common) for end in (link.src, link.dst))
             links[host][ends, link.kind, link.count, link.bandwidth_GBps] += 1
             joined_to[host] |= {link.src, link.dst} & common.keys()
-    kinds: dict[object, list[str]] = defaultdict(list)
-    for host, of_host in members.items():
-        kinds[tuple((d.kind, d.family) for d in of_host), frozenset(links[host].items())].append(
-            host
-        )
+    kinds = group_by_key(
+        ((tuple((d.kind, d.family) for d in of_host), frozenset(links[host].items())), host)
+        for host, of_host in members.items()
+    )
     if len(kinds) == len(members):
         return ShownPart(topology, None)
     shown = [hosts[0] for hosts in kinds.values()]
@@ -141,9 +139,7 @@ def collapse(
         and sum(sum(d.kind == "gpu" for d in box) > 1 for box in boxes) <= max_boxes
     ):
         return ShownPart(topology, None)
-    kinds: dict[object, list[list[Device]]] = defaultdict(list)
-    for box in boxes:
-        kinds[_describe_box(topology, box)].append(box)
+    kinds = group_by_key((_describe_box(topology, box), box) for box in boxes)
     kept = [of[0] for of in kinds.values()]
     # If all boxes differ, or one of each kind is still too many, only a neighbourhood is shown.
     if len(kept) == len(boxes) or sum(len(box) for box in kept) > MAX_CABLES:

@@ -1,8 +1,7 @@
 """Write a topology as Graphviz dot: `dot -Tpng`, or `neato` for meshes."""
 
-from collections import defaultdict
-
 from ..graph import Device, Topology
+from ..grouping import group_by_key
 from ..printable import printable_lines
 from .cables import Cable, find_cables, format_rate
 
@@ -30,9 +29,7 @@ def write(topology: Topology) -> str:
         '  node [style="filled,rounded", fontname="Helvetica"];',
         '  edge [fontname="Helvetica", fontsize=10];',
     ]
-    clusters: dict[str | None, list[Device]] = defaultdict(list)
-    for device in topology.devices:
-        clusters[_get_cluster(device)].append(device)
+    clusters = group_by_key((_get_cluster(device), device) for device in topology.devices)
     for number, (label, devices) in enumerate(clusters.items()):
         nodes = [_write_node(device, rank.get(device.id)) for device in devices]
         if label is None or len(clusters) == 1:

@@ -1,10 +1,10 @@
 """Packages of two GPUs, such as both dies of an MI250, which pictures keep together."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from itertools import combinations, permutations
 
+from ..grouping import group_by_key
 from .cables import Cable
 from .structures import Arrangement, Pair, Point, arrange
 
@@ -20,10 +20,9 @@ def find_packages(inside: Mapping[Cable, Pair]) -> list[Pair]:
     `inside` are the cables among GPUs, with the indices of their ends. Both dies of a package are
     joined by more xGMI links than any other two: on an MI250 by four.
     """
-    rates: dict[int, list[tuple[Fraction, Pair]]] = defaultdict(list)
-    for cable, pair in inside.items():
-        for end in pair:
-            rates[end].append((cable.GBps, pair))
+    rates = group_by_key(
+        (end, (cable.GBps, pair)) for cable, pair in inside.items() for end in pair
+    )
     packages = set()
     for of_gpu in rates.values():
         (best, pair), *others = sorted(of_gpu, reverse=True)

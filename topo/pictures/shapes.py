@@ -6,13 +6,13 @@ All sizes are in pixels.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from ..facts.keys import split_host
 from ..graph import Topology
+from ..grouping import group_by_key
 from .cables import Cable
 
 # Sizes in pixels, chosen by eye.
@@ -254,9 +254,9 @@ def bundle_wires(shapes: Mapping[str, Shape], cables: Iterable[Cable]) -> tuple[
 
     `shapes` maps each device id to its shape, which can represent several devices.
     """
-    bundles: dict[object, list[Cable]] = defaultdict(list)
-    for c in cables:
-        bundles[shapes[c.a].ids, shapes[c.b].ids, c.without_ends()].append(c)
+    bundles = group_by_key(
+        ((shapes[c.a].ids, shapes[c.b].ids, c.without_ends()), c) for c in cables
+    )
     return tuple(
         replace(make_wire(c, shapes[c.a], shapes[c.b]), cables=len(alike))
         for alike in bundles.values()

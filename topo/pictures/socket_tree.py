@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..facts.keys import split_host
 from ..graph import Device, Topology
+from ..grouping import group_by_key
 from .cables import Cable, group_switches
 from .collapse import name_host, number_ranks
 from .shapes import (
@@ -153,9 +154,7 @@ class SocketTree:
 
     def _list_roots_by_host(self) -> list[tuple[str, list[str]]]:
         """Return the roots of each host, with the host's name if there are several."""
-        of_host: dict[str, list[str]] = defaultdict(list)
-        for root in self.roots:
-            of_host[name_host(self.device[root])].append(root)
+        of_host = group_by_key((name_host(self.device[root]), root) for root in self.roots)
         return list(of_host.items()) if len(of_host) > 1 else [("", self.roots)]
 
     def _place(self, group: Sequence[str], x: float) -> float:

@@ -11,6 +11,7 @@ from rich.tree import Tree
 
 from ..errors import InputError
 from ..graph import Device, Topology
+from ..grouping import group_by_key
 from ..printable import printable
 from .cables import FAMILY_NAMES, Cable, find_cables, format_rate
 from .collapse import number_ranks, show_hosts_once
@@ -126,10 +127,10 @@ def _format_line(
         + (" one direction" if cable.directed else ""),
     )
     text.append(printable("".join(f" · {fact}" for fact in facts if fact)))
-    peers: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for other in crossing:
-        peer = other.b if other.a == device.id else other.a
-        peers[other.label, format_rate(other.GBps)].append(peer)
+    peers = group_by_key(
+        ((cable.label, format_rate(cable.GBps)), cable.b if cable.a == device.id else cable.a)
+        for cable in crossing
+    )
     for (kind, rate), names in islice(peers.items(), _MAX_KINDS):
         many = device.kind == "switch" and len(names) > 1
         peer_text = f"{len(names)} devices" if many or len(names) > _MAX_PEERS else ", ".join(names)

@@ -3,7 +3,7 @@
 NVML reports NVLinks, AMD's driver xGMI links.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from itertools import permutations
@@ -12,6 +12,7 @@ from ..boards import find_board, find_datasheet_GBps, nvlink_generation
 from ..facts import Facts, keys
 from ..facts.keys import GPU, HOST, PCI, gpu_subject, nvlink_subject, pci_subject, xgmi_subject
 from ..graph import Device, Link, both_directions
+from ..grouping import group_by_key
 from ..hardware import (
     LATENCY_us,
     NVLINK_DATASHEET_GBps,
@@ -217,9 +218,7 @@ def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
             # a pair is noted once: by its first GPU, or by the only one that reports links
             if back != count and (a < b or not back):
                 yield f"{a} reports {count} active NVLinks to {b}, which reports {back} back"
-    groups: dict[int, list[str]] = defaultdict(list)
-    for device, peers in counts.items():
-        groups[peers.total()].append(device)
+    groups = group_by_key((peers.total(), device) for device, peers in counts.items())
     most = max(groups, key=lambda total: (len(groups[total]), total), default=0)
     for total, devices in sorted(groups.items()):
         if total < most:

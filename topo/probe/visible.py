@@ -7,11 +7,11 @@ order if all GPUs are of one model. A MIG device, by its UUID or as MIG-GPU-UUID
 CUDA gives a process one of them.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from ..facts import Facts, keys
 from ..facts.keys import GPU, PCI, gpu_subject
+from ..grouping import group_by_key
 from ..names import join_first
 from ..notes import Note
 from .linux.gpus import find_gpu_vendor
@@ -113,10 +113,11 @@ def _find_mig_parent(facts: Facts, indices: tuple[str, ...], entry: str) -> str 
 
 def note_missing(facts: Facts) -> Iterator[Note]:
     """Yield a note for each reason why facts that shape the topology are missing."""
-    subjects_of: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for fact in facts.missing:
-        if fact.key in _NOTED_KEYS:
-            subjects_of[fact.key, fact.source, fact.missing or ""].append(fact.subject)
+    subjects_of = group_by_key(
+        ((fact.key, fact.source, fact.missing or ""), fact.subject)
+        for fact in facts.missing
+        if fact.key in _NOTED_KEYS
+    )
     for (key, source, reason), subjects in subjects_of.items():
         if key == keys.NVML_LIBRARY:
             reason = " ".join(word.lower() if word.istitle() else word for word in reason.split())

@@ -5,7 +5,6 @@ class, up to one bandwidth, or from one distance to the GPUs on; each part that 
 connected is a group.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
 from ....topo.graph import Topology
+from ....topo.grouping import group_by_key
 from ..machine.links import Ints, LinkArrays, find_parts
 from ..machine.symmetry import colours
 
@@ -57,9 +57,7 @@ def _list_masks(links: LinkArrays) -> Iterator[NDArray[np.bool_]]:
     topology, a, b = links.topology, links.src, links.dst
     network = np.array([d.family == "network" for d in topology.devices])
     yield ~(network[a] | network[b])
-    medium: dict[str, list[int]] = defaultdict(list)
-    for link in topology.links:
-        medium[link.kind].append(links.number[link.src, link.dst])
+    medium = group_by_key((link.kind, links.number[link.src, link.dst]) for link in topology.links)
     for members in medium.values():
         yield ~np.isin(np.arange(len(a)), members)
     for border in np.unique(links.capacity)[:_THRESHOLDS]:

@@ -9,7 +9,6 @@ rooted in the middle, chains that begin at every box in turn, and stars around e
 The last two load all boxes equally.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,6 +17,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from ....topo.graph import Topology
+from ....topo.grouping import group_by_key
 from ....topo.routes import Route, Router
 from .links import Ints, LinkArrays, find_parts
 from .pairs import Tree
@@ -75,9 +75,9 @@ def find_boxes(topology: Topology) -> Boxes | None:
             if kept.all():
                 continue
             part = find_parts(links.size, links.src[kept], links.dst[kept])
-            members: dict[int, list[int]] = defaultdict(list)
-            for rank, number in enumerate(part[links.gpus].tolist()):
-                members[number].append(rank)
+            members = group_by_key(
+                (number, rank) for rank, number in enumerate(part[links.gpus].tolist())
+            )
             groups = find_groups(list(members.values()), colour[links.gpus])
             if groups is not None:
                 return Boxes(tuple(map(tuple, groups)))

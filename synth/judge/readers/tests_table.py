@@ -7,11 +7,11 @@ appended.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
 from .log_lines import Signatures, name_collective
 from .table_ranks import (
@@ -241,10 +241,10 @@ class TableReader:
         """
         self._end_row()
         out: list[Measurement] = []
-        tables: dict[object, list[_Row]] = defaultdict(list)
-        for row in self.rows:
-            reduces = row.operation not in (None, "none")
-            tables[row.table, row.command, reduces, row.root].append(row)
+        tables = group_by_key(
+            ((row.table, row.command, row.operation not in (None, "none"), row.root), row)
+            for row in self.rows
+        )
         for rows in tables.values():
             out += self._measure(rows, asked)
         return tuple(out)

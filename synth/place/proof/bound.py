@@ -13,6 +13,7 @@ import numpy as np
 
 from ....topo.derived.route_table import RouteTable
 from ....topo.exact import fraction_to_json
+from ....topo.grouping import group_by_key
 from ...numeric.linear import Rows, minimise
 from ..job import Job, Phase
 from ..loads import TIME
@@ -87,9 +88,7 @@ def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierP
         if rows and [p.capacity_GBps for p in parts] == [p.capacity_GBps for p in rows[0].parts]:
             break
         rows.append(TierParts(direction, tuple(parts), True))
-        alike: dict[tuple[int, Fraction], list[TierPart]] = {}
-        for part in parts:
-            alike.setdefault((len(part.gpus), part.capacity_GBps), []).append(part)
+        alike = group_by_key(((len(part.gpus), part.capacity_GBps), part) for part in parts)
         slowest = sorted(alike, key=lambda key: key[1] / key[0])[:_MAX_SLOWEST]
         if len(alike) > 1:
             rows += [TierParts(direction, tuple(alike[key]), False) for key in slowest]

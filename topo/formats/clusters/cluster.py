@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
 from ...errors import InputError
+from ...grouping import group_by_key
 from ...names import join_first
 from ...schema import is_label
 
@@ -150,10 +150,11 @@ class Cluster:
         """
         hosting = {host.switch for host in self.hosts.values()}
         while True:
-            alike: dict[tuple[tuple[str, ...], ...], list[str]] = defaultdict(list)
-            for name, children in self._list_below().items():
-                if children:
-                    alike[tuple(sorted(children)), tuple(sorted(self.above[name]))].append(name)
+            alike = group_by_key(
+                ((tuple(sorted(children)), tuple(sorted(self.above[name]))), name)
+                for name, children in self._list_below().items()
+                if children
+            )
             planes = [x for x in alike.values() if len(x) > 1 and hosting.isdisjoint(x)]
             if not planes:
                 return

@@ -5,13 +5,13 @@ NVLinks. That text is read back, and wherever it differs from the topology, topo
 added (see `nccl_xml`).
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from ...errors import InputError
 from ...facts.view import read_pci_details
 from ...graph import Device, Link, Topology
+from ...grouping import group_by_key
 from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, pcie_GBps
 from ..safe_xml import Element
 from .limits import NCCL, RCCL, check_limits, fits, select_attributes
@@ -93,9 +93,7 @@ class _XmlWriter:
         self.tree = build_tree(topology)
         self.addresses = assign_addresses(topology, self.tree)
         self.numbers = number_nodes([d for d in topology.devices if d.kind == "cpu"])
-        self.out: dict[str, list[Link]] = defaultdict(list)
-        for link in topology.links:
-            self.out[link.src].append(link)
+        self.out = group_by_key((link.src, link) for link in topology.links)
         self.pcie = {(x.src, x.dst): x.bandwidth_GBps for x in topology.links if x.kind == "pcie"}
         self.nets = 0
         self.machine = view_machine(topology)
@@ -305,7 +303,7 @@ def _group_links(
 
     A row is (GB/s, microseconds of latency, kind, count).
     """
-    links: dict[tuple[str, str], list[tuple[Fraction, Fraction, str, int]]] = defaultdict(list)
-    for x in topology.links:
-        links[x.src, x.dst].append((x.bandwidth_GBps, x.latency_us, x.kind, x.count))
+    links = group_by_key(
+        ((x.src, x.dst), (x.bandwidth_GBps, x.latency_us, x.kind, x.count)) for x in topology.links
+    )
     return {pair: sorted(rows) for pair, rows in links.items()}
