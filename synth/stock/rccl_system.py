@@ -5,11 +5,9 @@ a rate by architecture. A path never leads through another GPU, and all pairs us
 Intel's and ARM's CPUs. From the sources of October 2024.
 """
 
-from collections.abc import Iterator
 from fractions import Fraction
 
 from ...topo.boards import BOARDS
-from ...topo.formats.safe_xml import Element
 from ...topo.graph import Topology
 from ...topo.hardware import xgmi_counted_GBps
 from .paths import GpuPaths, StockPath
@@ -26,6 +24,7 @@ from .system import (
     StockSystem,
     build_system,
     connect,
+    list_gpu_elements,
 )
 
 # RCCL gives all of AMD's GPUs this compute capability, times ten.
@@ -63,7 +62,7 @@ def build_rccl_system(topology: Topology) -> StockSystem:
         _merge_hardware(gpu)
     system.nodes[DEV] = system.nodes[GPU]
     by_address = {gpu.address: gpu for gpu in system.nodes[GPU]}
-    for element, address in _list_gpus(system.root):
+    for element, address in list_gpu_elements(system.root, order=iter):
         gpu = by_address[address]
         gcn = element.get("gcn")
         each = xgmi_counted_GBps(gcn) if gcn else counted
@@ -87,16 +86,6 @@ def _merge_hardware(gpu: StockNode) -> None:
         for back in link.end.links:
             if back.end is dev:
                 back.end = gpu
-
-
-def _list_gpus(element: Element, address: str = "") -> Iterator[tuple[Element, str]]:
-    """Yield each gpu element with the PCI address above it."""
-    address = element.get("busid") or address
-    for child in element.children:
-        if child.tag == "gpu":
-            yield child, address
-        else:
-            yield from _list_gpus(child, address)
 
 
 def find_rccl_paths(system: StockSystem) -> GpuPaths:

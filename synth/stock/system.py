@@ -5,7 +5,7 @@ counts and compute capabilities. It ignores the rates of the topology's links, a
 them. Rates are integers in kB/s, in which all of NCCL's constants are exact.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -164,9 +164,9 @@ def build_system(topology: Topology) -> StockSystem:
     _assume_cpus(system.root, topology)
     for element in system.root.select("cpu"):
         _add_cpu(system, element)
-    for element, gpu in _list_gpu_elements(system.root):
+    for element, gpu in list_gpu_elements(system.root):
         _add_nvlinks(system, element, gpu)
-    for element, gpu in _list_gpu_elements(system.root):
+    for element, gpu in list_gpu_elements(system.root):
         _add_c2c(system, element, gpu)
     _add_pcilinks(system)
     _flatten_broadcom_switches(system)
@@ -286,14 +286,22 @@ def count_between_cpus_kBps(cpu: StockNode) -> int:
 # -- links outside the PCI tree -------------------------------------------------
 
 
-def _list_gpu_elements(element: Element, address: str = "") -> Iterator[tuple[Element, str]]:
-    """Yield each gpu element with the PCI address above it, in the order of the tree."""
+def list_gpu_elements(
+    element: Element,
+    address: str = "",
+    *,
+    order: Callable[[Element], Iterable[Element]] = order_children,
+) -> Iterator[tuple[Element, str]]:
+    """Yield each gpu element with the PCI address above it, in the order of the tree.
+
+    `order` returns the children of an element in that order.
+    """
     address = element.get("busid") or address
-    for child in order_children(element):
+    for child in order(element):
         if child.tag == "gpu":
             yield child, address
         else:
-            yield from _list_gpu_elements(child, address)
+            yield from list_gpu_elements(child, address, order=order)
 
 
 def count_nvlink_kBps(sm: int) -> int:
