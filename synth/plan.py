@@ -263,7 +263,7 @@ class Plan:
         return f"<Plan {of}, {labels}, at most {', '.join(limits)}>"
 
     def _repr_svg_(self) -> str:
-        return str(import_module(".report.notebook", __package__).draw_plan_svg(self))
+        return str(import_module(".report.curves", __package__).draw_plan_alone(self))
 
     def _repr_html_(self) -> str:
         return str(import_module(".report.notebook", __package__).show_plan(self))

@@ -26,11 +26,6 @@ _STYLE = f"""<style>{STYLE}.tp{{background:var(--paper)}}
 .topoplan svg{{display:block;max-width:100%;height:auto}}</style>"""
 
 
-def draw_plan_svg(plan: Plan) -> str:
-    """Return the predicted bandwidth of a plan against size as an SVG file."""
-    return draw_plan_alone(plan)
-
-
 def show_plan(plan: Plan) -> str:
     """Return a plan as HTML: its bounds, curves, entries, and how large buffers travel."""
     helpers = None if plan.collective.has_all_gpus else plan.helpers
@@ -40,7 +35,7 @@ def show_plan(plan: Plan) -> str:
     return _join(
         f"{plan.collective} on {plan.topology.name}",
         *map(make_paragraph, (*bounds.split("\n"), *helped, f"That assumes: {assumption}.")),
-        make_figure(draw_plan_svg(plan), "predicted algbw against the size of the buffer"),
+        make_figure(draw_plan_alone(plan), "predicted algbw against the size of the buffer"),
         list_entries(plan),
         make_details("trees and timeline", *draw_schedule(plan)),
     )
