@@ -279,9 +279,10 @@ def _tree_prices(
     They are for machines on which directions or switches are uneven.
     """
     name, is_group = collective.name, not collective.has_all_gpus
-    if len(topology.ranks) > _ROOTED_RANKS or name in ("gather", "scatter"):
-        return []
-    if is_group and collective.ranks > MAX_TERMINALS:
+    too_large = len(topology.ranks) > _ROOTED_RANKS or (
+        is_group and collective.ranks > MAX_TERMINALS
+    )
+    if too_large or name in ("gather", "scatter"):
         return []
     # In-trees are out-trees of the reversed machine.
     reduces_only = name in ("reduce", "reduce-scatter")

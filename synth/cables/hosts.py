@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import permutations
 
 import networkx as nx
 
@@ -78,11 +79,11 @@ class CabledHosts:
     @cached_property
     def between(self) -> dict[tuple[int, int], tuple[HostCable, ...]]:
         """The cables from each host to each other one, in one order for both directions."""
-        joining: dict[tuple[int, int], list[HostCable]] = defaultdict(list)
-        for cable in self.cables:
-            a, b = (port.host for port in cable.ends)
-            joining[a, b].append(cable)
-            joining[b, a].append(cable)
+        joining = group_by_key(
+            ((src.host, dst.host), cable)
+            for cable in self.cables
+            for src, dst in permutations(cable.ends)
+        )
         return {pair: tuple(cables) for pair, cables in joining.items()}
 
     @cached_property

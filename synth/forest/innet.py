@@ -7,12 +7,13 @@ subsets if there are few, otherwise one more or one fewer at a time. This is Ste
 unlike elsewhere nothing is proved; the bound is a cut's.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 import numpy as np
 
+from ...topo.grouping import group_by_key
 from ...topo.routes import Route
 from ..request import Request
 from .candidates import CandidateForest, ForestBuilder
@@ -118,11 +119,8 @@ def _hang_at(graph: PairGraph, pairs: list[int], root: int) -> RootedTree | None
     None if the pairs do not connect all GPUs.
     """
     topology = graph.topology
-    around: dict[str, list[str]] = defaultdict(list)
-    for pair in pairs:
-        a, b = graph.links[pair]
-        around[a].append(b)
-        around[b].append(a)
+    ends = (graph.links[pair] for pair in pairs)
+    around = group_by_key(hop for a, b in ends for hop in ((a, b), (b, a)))
     start = topology.ranks[root]
     # From each visited device up to the nearest GPU above it, both included.
     up: dict[str, Route] = {start: (start,)}

@@ -276,11 +276,12 @@ class DoctorView(MachineView):
         for x in links:
             if {x.src, x.dst} <= switches:
                 islands.join(x.src, x.dst)
-        near: dict[str, set[str]] = defaultdict(set)
-        for x in links:
-            for a, b in ((x.src, x.dst), (x.dst, x.src), (x.src, x.src), (x.dst, x.dst)):
-                if b in switches:
-                    near[a].add(islands.find_root(b))
+        near = group_by_key(
+            (a, islands.find_root(b))
+            for x in links
+            for a, b in ((x.src, x.dst), (x.dst, x.src), (x.src, x.src), (x.dst, x.dst))
+            if b in switches
+        )
         return {ident: frozenset(names) for ident, names in near.items()}
 
     def share_switch(self, a: str, b: str) -> bool:

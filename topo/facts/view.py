@@ -8,6 +8,7 @@ from typing import Any
 
 from ..boards import BOARDS, Board, find_board, find_by_id
 from ..graph import Device, Topology
+from ..grouping import group_by_key
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
 
@@ -254,11 +255,12 @@ class MachineView:
 
     @cached_property
     def _wires_of(self) -> Mapping[str, frozenset[str]]:
-        kinds: dict[str, set[str]] = defaultdict(set)
-        for link in self.topology.links:
-            if link.kind in WIRES:
-                kinds[link.src].add(link.kind)
-                kinds[link.dst].add(link.kind)
+        kinds = group_by_key(
+            (end, link.kind)
+            for link in self.topology.links
+            if link.kind in WIRES
+            for end in (link.src, link.dst)
+        )
         return {ident: frozenset(of_gpu) for ident, of_gpu in kinds.items()}
 
     def list_nvlinks(self, gpu: str, state: str | None = None) -> list[str]:

@@ -181,11 +181,12 @@ def find_components(
 
     `machine_cables` are the topology's cables. Groups and their devices are in device order.
     """
-    neighbours: dict[str, list[str]] = defaultdict(list)
-    for cable in machine_cables:
-        if not {cable.a, cable.b} & without:
-            neighbours[cable.a].append(cable.b)
-            neighbours[cable.b].append(cable.a)
+    neighbours = group_by_key(
+        ends
+        for cable in machine_cables
+        if not {cable.a, cable.b} & without
+        for ends in ((cable.a, cable.b), (cable.b, cable.a))
+    )
     first_of: dict[str, str] = {}  # the first device of each device's component
     components: dict[str, list[Device]] = defaultdict(list)
     for device in (d for d in topology.devices if d.id not in without):

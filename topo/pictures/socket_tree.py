@@ -48,13 +48,14 @@ class SocketTree:
         self.rank = number_ranks(topology)
         self.device = {d.id: d for d in devices}
         self.inside = inside
-        self.neighbours: dict[str, list[str]] = defaultdict(list)
         on_pcie = {end for c in inside if c.kind == "pcie" for end in (c.a, c.b)}
-        for c in inside:
-            # A superchip's GPU is placed by its PCIe link, though C2C connects it to the CPU too.
-            if c.kind != "c2c" or not {c.a, c.b} <= on_pcie:
-                self.neighbours[c.a].append(c.b)
-                self.neighbours[c.b].append(c.a)
+        # A superchip's GPU is placed by its PCIe link, though C2C connects it to the CPU too.
+        self.neighbours = group_by_key(
+            ends
+            for c in inside
+            if c.kind != "c2c" or not {c.a, c.b} <= on_pcie
+            for ends in ((c.a, c.b), (c.b, c.a))
+        )
         self.bars = [d.id for d in devices if d.kind == "switch" and d.family != "pcie"]
         self.children: dict[str, list[str]] = defaultdict(list)
         self.depth: dict[str, int] = {}
