@@ -10,7 +10,7 @@ duals price the links; the cheapest trees at these prices are the next columns, 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -24,8 +24,9 @@ from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ..forest.machine.links import Floats, Ints
 from ..forest.machine.routes import OwnRoutes
-from ..forest.weigh import TOLERANCE, SharePacking, divide
+from ..forest.weigh import TOLERANCE, SharePacking
 from ..numeric.effort import Effort
+from ..numeric.linear import Optimum, Rows, minimise
 from ..numeric.steiner import SteinerTrees, close
 from .demands import Demands
 
@@ -33,6 +34,8 @@ from .demands import Demands
 _HOP_SHARE = 1e-11
 # Work in seconds of an idle core: for all distances per rank cubed, and per class that is priced.
 _CLOSE_S, _CLASS_S, _TREE_S = 2e-9, 3e-5, 2e-3
+# Rounds of columns with earlier sends, and the depth that a new one must gain.
+_EARLY_TURNS, _EARLIER = 16, 1e-6
 # Holders that a message names.
 _MAX_LISTED = 8
 
@@ -61,6 +64,11 @@ class Delivery:
             out.append(ready[src])
             ready[dst] = ready[src] + 1
         return out
+
+    @cached_property
+    def total_depth(self) -> int:
+        """The steps of all sends, counted from 1, added up."""
+        return sum(self.depths) + len(self.depths)
 
 
 class DemandPacking(SharePacking[Delivery]):
@@ -108,23 +116,71 @@ class DemandPacking(SharePacking[Delivery]):
     ) -> None:
         """Generate columns until they are optimal or the effort is spent; begin with `start`.
 
-        Of equally fast shares, those of columns with few sends are taken. Raise InfeasibleError if
-        a piece cannot reach its receivers.
+        Of equally fast shares on the hardware's routes, those of few and early sends are taken.
+        Raise InfeasibleError if a piece cannot reach its receivers.
         """
         self.columns |= {column: self.count_uses(column) for column in start}
         if not self.generate(effort, "packing demands", say):
             raise InfeasibleError(
                 "the packing of demands has no optimum; are the bandwidths of very different sizes?"
             )
-        solved = divide(
-            list(self.columns.values()),
-            self.row_capacity,
-            [column.part for column in self.columns],
-            [len(column.hops) for column in self.columns],
-            effort,
-        )
-        if solved is not None and solved.time <= self.reached * (1 + TOLERANCE):
-            self.shares = solved.shares
+        if self.routes is not None:
+            self._send_early(effort)
+
+    def _send_early(self, effort: Effort) -> None:
+        """Move shares to columns of few and early sends, with as little time for each link.
+
+        The shares minimise the depths of all sends, added up. This is a linear program, too, whose
+        duals price links, so that trees of shortest paths over them are more columns to try.
+        """
+        for _ in range(_EARLY_TURNS):
+            solved = self._find_earliest(effort)
+            if solved is None:
+                return
+            self.shares = solved.x
+            fresh = self._find_early_columns(solved)
+            effort.spend(self.pricing_s)
+            if not fresh or effort.is_over("early sends"):
+                return
+            self.columns |= {column: self.count_uses(column) for column in fresh}
+
+    def _find_earliest(self, effort: Effort) -> Optimum | None:
+        """Return the shares of least depth within the time that the columns reach."""
+        uses = [
+            (row, number, times)
+            for number, column in enumerate(self.columns.values())
+            for row, times in column.items()
+        ]
+        rows, columns, times = map(np.array, zip(*uses, strict=True))
+        loads, whole, all_columns = Rows(), Rows(), np.arange(len(self.columns))
+        capacity = self.row_capacity * self.reached
+        loads.extend(rows, columns, times / capacity[rows], np.ones(len(capacity)))
+        part = np.array([column.part for column in self.columns])
+        whole.extend(part, all_columns, np.ones(len(part)), np.ones(len(self.classes)))
+        depth = np.array([column.total_depth for column in self.columns], dtype=np.float64)
+        return minimise(depth, loads, whole, effort)
+
+    def _find_early_columns(self, solved: Optimum) -> list[Delivery]:
+        """Return new columns that lessen the depth of all sends, given the duals of the last ones.
+
+        Tried are trees of shortest paths and cheapest trees, with a price for each send.
+        """
+        used = np.maximum(-solved.at_most_duals, 0.0) / (self.row_capacity * self.reached)
+        length, before = self._find_distances(used, len(self.classes) / sum(self.demand))
+        fresh = []
+        for part, dual in enumerate(solved.equal_duals.tolist()):
+            for hops in (
+                self._find_paths(part, length, before),
+                self._find_tree(part, length, before)[0],
+            ):
+                column = self._make_column(part, hops)
+                price = sum(float(used[row]) * k for row, k in self.count_uses(column).items())
+                if column not in self.columns and price + column.total_depth < dual - _EARLIER:
+                    fresh.append(column)
+        return fresh
+
+    def _make_column(self, part: int, hops: tuple[Hop, ...]) -> Delivery:
+        return Delivery(part, hops, tuple(i for hop in hops for i in self._list_links(hop)))
 
     def list_columns(self) -> list[tuple[Delivery, Fraction]]:
         """Return the columns that carry data, with their exact shares of their classes."""
@@ -137,12 +193,12 @@ class DemandPacking(SharePacking[Delivery]):
 
     def price_columns(self) -> list[Delivery]:
         """Return new columns that cost less than their class's dual; store the bound."""
-        length, before = self._find_distances()
+        length, before = self._find_distances(self.prices)
         fresh, total = list[Delivery](), 0.0
         for part in range(len(self.classes)):
             hops, price = self._find_tree(part, length, before)
             total += price * self.demand[part]
-            column = Delivery(part, hops, tuple(i for hop in hops for i in self._list_links(hop)))
+            column = self._make_column(part, hops)
             limit = self.duals.get(part, np.inf) * (1 - TOLERANCE)
             price = self.dual[self.row[list(column.links)]].sum() * self.demand[part]
             if price < limit and column not in self.columns:
@@ -152,15 +208,16 @@ class DemandPacking(SharePacking[Delivery]):
         self.raise_bound(total / float(self.row_capacity @ self.prices))
         return fresh
 
-    def _find_distances(self) -> tuple[Floats, Ints]:
+    def _find_distances(self, prices: Floats, per_send: float = 0.0) -> tuple[Floats, Ints]:
         """Return the price of the cheapest path between ranks, and the rank before its end.
 
-        Set `far`, a price above that of any path, for ranks without one.
+        Rows have `prices`, and each send costs `per_send` more. Set `far`, a price above that of
+        any path, for ranks without one.
         """
-        by_link, n = self.prices[self.row], len(self.gpus)
+        by_link, n = prices[self.row], len(self.gpus)
         by_link = by_link + _HOP_SHARE * float(by_link.sum()) / max(1, len(by_link))
         if self.routes is not None:
-            distance = self.routes.distances(by_link)
+            distance = self.routes.distances(by_link) + per_send
             before = None
         else:
             # Paths may pass through GPUs, which relay, so none over other ranks is cheaper.
@@ -205,18 +262,32 @@ class DemandPacking(SharePacking[Delivery]):
                 f"{listed}{' ...' if len(holders) > _MAX_LISTED else ''}"
             )
         if len(receivers) == 1:
-            nodes = [receivers[0]]
-            while nodes[-1] != nearest[0]:
-                nodes.append(int(before[nearest[0], nodes[-1]]))
-            return tuple(pairwise(reversed(nodes))), farthest
+            return self._find_paths(part, length, before), farthest
         root = len(length)
         trees = SteinerTrees.from_any(length, before, holders, receivers)
-        parents = trees.find(root)
-        children: dict[int, list[int]] = defaultdict(list)
-        for rank, parent in enumerate(parents):
-            children[parent].append(rank)
-        hops, ready = list[Hop](), children[root]
-        for parent in ready:
-            hops += [(parent, rank) for rank in children[parent]]
-            ready += children[parent]
-        return tuple(hops), float(trees.bound_price(root))
+        parents = dict(enumerate(trees.find(root)))
+        return _list_hops(parents, root), float(trees.bound_price(root))
+
+    def _find_paths(self, part: int, length: Floats, before: Ints) -> tuple[Hop, ...]:
+        """Return the sends of the shortest paths from a class's holders to its receivers."""
+        holders, receivers = self.classes[part]
+        root, parents = len(length), dict.fromkeys(holders, len(length))
+        nearest = np.array(holders)[np.argmin(length[list(holders)], axis=0)].tolist()
+        for rank in receivers:
+            holder = nearest[rank]
+            while rank not in parents:
+                parents[rank] = int(before[holder, rank])
+                rank = parents[rank]
+        return _list_hops(parents, root)
+
+
+def _list_hops(parents: Mapping[int, int], root: int) -> tuple[Hop, ...]:
+    """Return the sends of a tree, the first ones first, except those from its root."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for rank, parent in parents.items():
+        children[parent].append(rank)
+    hops, ready = list[Hop](), children[root]
+    for parent in ready:
+        hops += [(parent, rank) for rank in children[parent]]
+        ready += children[parent]
+    return tuple(hops)

@@ -159,6 +159,26 @@ def test_nics_of_idle_ranks_carry_their_part() -> None:
     assert without.bound_with_helpers.algbw_GBps == 100 == 4 * without.bound_one_way.algbw_GBps
 
 
+def test_sends_are_early_where_others_would_be_as_fast() -> None:
+    """Pipelines fill soon: four hosts send to four others, and a rank of each is idle."""
+    devices, links = [Device("switch", "switch")], list[Link]()
+    for rank in range(16):
+        devices.append(Device(f"gpu{rank}"))
+        near = [("switch", 1), *([(f"gpu{rank - 1}", 4)] if rank % 2 else [])]
+        for other, rate in near:
+            ends = f"gpu{rank}", other
+            links += [Link(*ends, Fraction(rate)), Link(*ends[::-1], Fraction(rate))]
+    topology, router = load_for_planning(Topology("pairs", tuple(devices), tuple(links)))
+    serving = tuple(range(8, 16, 2))
+    pieces = [Demand(1 << 22, (rank,), serving) for rank in range(0, 8, 2)]
+    demands = Demands.of(pieces, 16, members=(0, 2, 4, 6, *serving))
+    made = synthesize_demands(demands, tuple(range(1, 16, 2)), topology, router=router)
+    costs = {x.segments: (x.depth, cost) for x, cost in made.candidates if x.helpers}
+    depth, cost = costs[32]
+    assert depth == 3  # over the idle rank of either host
+    assert cost.beta_s_per_GB <= made.plan.bound_one_way.s_per_GB * Fraction(104, 100)
+
+
 @pytest.mark.parametrize("name", ["dgx1", "dgx-a100", "ring:5", "pcie-2socket"])
 def test_a_hot_expert_is_at_the_bound(name: str) -> None:
     topology, router = load_for_planning(preset(name))
