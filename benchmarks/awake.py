@@ -14,9 +14,9 @@ import sys
 
 def main() -> int:
     """Run the command line after this script's name, and return its exit code."""
-    if len(sys.argv) < 2:
-        print(__doc__, file=sys.stderr)
-        return 2
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if len(sys.argv) > 1 else 2
     spin = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
     spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in os.sched_getaffinity(0)]
     try:
