@@ -287,7 +287,7 @@ def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
 
 
 def list_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks as "rank 1, 2, 3", of many only the first ones and the number of the others."""
+    """Format ranks as "ranks 1, 2, 3", of many only the first ones and the number of the others."""
     shown = [str(rank) for rank in ranks[:_MAX_NAMED]]
     more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
-    return f"rank {', '.join(shown)}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"

@@ -43,7 +43,7 @@ def test_a_rank_that_says_nothing_is_to_blame_from_wherever_one_looks() -> None:
     for rank in reports:
         assert find_culprit(rank, reports)[0][-1] == 3
         assert explain_blame(rank, reports, range(4), no_names) == (
-            "rank 3 does not answer (dead, stopped or cut off) (reports of rank 0, 1, 2)"
+            "rank 3 does not answer (dead, stopped or cut off) (reports of ranks 0, 1, 2)"
         )
 
 
@@ -82,7 +82,7 @@ def test_ranks_in_different_calls_are_told_so() -> None:
         said = explain_blame(rank, reports, range(3), no_names)
         assert (
             said
-            == "rank 1 is in another call (8 elements) than rank 0, 2 (call) (all ranks reported)"
+            == "rank 1 is in another call (8 elements) than ranks 0, 2 (call) (all ranks reported)"
         )
 
 
@@ -213,7 +213,7 @@ def test_a_refused_connection_blames_the_rank_whose_process_has_ended() -> None:
     assert is_settled(0, reports, range(4))
     for rank in reports:
         said = explain_blame(rank, reports, range(4), no_names)
-        assert said == "rank 2 does not answer (process ended) (reports of rank 0, 1)"
+        assert said == "rank 2 does not answer (process ended) (reports of ranks 0, 1)"
 
 
 def test_nobody_is_blamed_where_it_cannot_be_known() -> None:

@@ -36,7 +36,7 @@ def test_who_waits_for_a_rank_that_is_in_a_stock_collective_blames_who_is_silent
     waits = Stuck("receive", 1, 0, 0, timed_out=True, reason="reason", calls=1)
     stock = Stuck("stock", -1, 0, 0, timed_out=True, reason="reason", calls=1)
     blamed = explain_blame(0, {0: waits, 1: stock}, range(3), lambda a, b: None)
-    assert blamed == "rank 2 does not answer (dead, stopped or cut off) (reports of rank 0, 1)"
+    assert blamed == "rank 2 does not answer (dead, stopped or cut off) (reports of ranks 0, 1)"
 
 
 def assert_rank_1_is_named(errors: list[str | None]) -> None:
