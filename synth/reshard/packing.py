@@ -35,7 +35,7 @@ _HOP_SHARE = 1e-11
 # Work in seconds of an idle core: for all distances per rank cubed, and per class that is priced.
 _CLOSE_S, _CLASS_S, _TREE_S = 2e-9, 3e-5, 2e-3
 # Rounds of columns with earlier sends, and the depth that a new one must gain.
-_EARLY_TURNS, _EARLIER = 16, 1e-6
+_EARLY_TURNS, _EARLIER = 8, 1e-6
 # Holders that a message names.
 _MAX_LISTED = 8
 
@@ -143,6 +143,8 @@ class DemandPacking(SharePacking[Delivery]):
             if not fresh or effort.is_over("early sends"):
                 return
             self.columns |= {column: self.count_uses(column) for column in fresh}
+            # The new columns carry nothing until the next solution, of which there may be none.
+            self.shares = np.append(self.shares, np.zeros(len(self.columns) - len(self.shares)))
 
     def _find_earliest(self, effort: Effort) -> Optimum | None:
         """Return the shares of least depth within the time that the columns reach."""
