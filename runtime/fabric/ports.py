@@ -22,7 +22,8 @@ _PORT_KINDS = ("1", "32")
 _PCI = re.compile(r"^[0-9a-f]+:[0-9a-f]+:")
 # Bridges and interfaces of containers, virtual machines and overlays: no cable ends there.
 _VIRTUAL = re.compile(r"(docker|br-|virbr|cni|flannel|cali|podman|vnet|tap|lxc|weave|kube|zt)")
-# Requests of linux/sockios.h, and the size of an address and of a buffer for those of 1600.
+# Requests of linux/sockios.h; the bytes of a row of the answer (struct ifreq of 64-bit systems),
+# and of a buffer for 1,600 rows.
 _SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
 _ROW_BYTES, _ROWS_BYTES = 40, 64_000
 

@@ -24,12 +24,13 @@ def read_shards(
     where: str,
     world: int,
     *,
-    is_torchs: bool = False,
+    of_device_mesh: bool = False,
 ) -> Shards:
     """Return how a tensor of `shape` is laid over a mesh among `world` ranks.
 
-    `where` names it in errors. `is_torchs` says that an array is that of a DeviceMesh. Raise
-    InputError if mesh and placements make no sense, or a DeviceMesh splits by descending ranks.
+    `where` names it in errors. `of_device_mesh` says that a mesh which is an array was taken from a
+    DeviceMesh. Raise InputError if mesh and placements make no sense, or a DeviceMesh splits by
+    descending ranks.
     """
     try:
         array = torch.as_tensor(mesh.mesh if isinstance(mesh, DeviceMesh) else mesh)
@@ -44,9 +45,9 @@ def read_shards(
     shards = Shards(ranks, laid, tuple(shape), where)
     # Along a dimension torch's groups are in ascending order, whatever the order of the mesh: which
     # shard a rank has is then one thing to full_tensor and FSDP, another to checkpoints.
+    of_device_mesh = of_device_mesh or isinstance(mesh, DeviceMesh)
     for dim, part in enumerate(laid):
-        is_torchs = is_torchs or isinstance(mesh, DeviceMesh)
-        if is_torchs and isinstance(part, Split) and (np.diff(ranks, axis=dim) < 0).any():
+        if of_device_mesh and isinstance(part, Split) and (np.diff(ranks, axis=dim) < 0).any():
             raise InputError(
                 f"{where}: DeviceMesh {ranks.tolist()!s:.60} with descending ranks, of whose "
                 "shards torch has two orders; make one with ascending ranks"

@@ -143,11 +143,12 @@ def _join_meshes(keys: Sequence[Key]) -> dict[str, list[Any]]:
     def join(numbers: tuple[int, ...]) -> list[Any] | None:
         own = [meshes[number] for (meshes, _), number in zip(keys, numbers, strict=True)]
         distinct = [*{str(mesh): mesh for mesh in own}.values()]
-        fit = all(
-            np.shape(mesh) == np.shape(own[0]) and all(own[rank] == mesh for rank in np.ravel(mesh))
-            for mesh in distinct[1:] and distinct
-        )
-        return distinct[0] if len(distinct) == 1 else distinct if fit else None
+        if len(distinct) == 1:
+            return distinct[0]
+        are_alike = len({np.shape(mesh) for mesh in distinct}) == 1
+        # Each rank is on the mesh that it names, and on no other one.
+        are_apart = all(own[rank] == mesh for mesh in distinct for rank in np.ravel(mesh))
+        return distinct if are_alike and are_apart else None
 
     out: dict[str, list[Any]] = {}
     for name in sorted({name for _, described in keys for name in described}):
@@ -184,7 +185,7 @@ def _read(
         copies = [Replicate()] * (mesh.ndim - len(tensor.placements))
         where = f"{('source', 'destination')[end]}[{name!r}]"
         placements = [*copies, *tensor.placements]
-        return read_shards(mesh, placements, tensor.shape, where, world, is_torchs=True)
+        return read_shards(mesh, placements, tensor.shape, where, world, of_device_mesh=True)
 
     return [
         (read(source[name], name, 0), read(destination[name], name, 1)) for name in names
