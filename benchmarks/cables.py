@@ -1,14 +1,15 @@
-"""Hosts that cables join: python benchmarks/cables.py [find] [miscabled] [train] [--runs N] ...
+"""Hosts that cables join: python benchmarks/cables.py [find] [miscabled] [train] [cut] ...
 
 Emulated hosts without forwarding (topo-emulate --cables), on which nothing knows the machine but
 what the ranks find. `find`: the seconds of topo-probe --fabric from its start to the written file,
 whether the links are right, and whether the doctor is silent; also Sparks, each of whose connectors
 is two interfaces. `miscabled`: twelve faults of cabling and addresses; whether the doctor names the
-port and the fault. `train`: DDP with the backend "topo" and no
-settings, gradients against the sum, the rate of the allreduce that DDP waits for against
-bound_one_way, that of backward as a whole, and what stock gloo does in the same place. --runs is
-the number of runs of each row, and --seed that of the first, which decides ports and cables of a
-fault.
+port and the fault. `train`: DDP with the backend "topo" and no settings, gradients against the sum,
+the rate of the allreduce that DDP waits for against bound_one_way, that of backward as a whole, and
+what stock gloo does in the same place. `cut`: a cable is cut while DDP trains with a deadline of
+15 s; whether the error of every rank names it, and the seconds from the cut to the last rank's end.
+--runs is the number of runs of each row, and --seed that of the first, which decides ports and
+cables of a fault.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +47,16 @@ from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
-PARTS = ("find", "miscabled", "train")
+PARTS = ("find", "miscabled", "train", "cut")
 SIZES_MB = (4, 16)
 _COMMAND_s = 120.0
 # Races have settled each size by then, and DDP its buckets.
 _SETTLED_STEPS, _STEPS = 20, 32
 # Stock gloo tries until then to connect ranks that do not reach each other.
 _STOCK_s = 10
+# Of the cables where one is cut, so that a cut strikes a call; the deadline of calls there, and how
+# long DDP trains before.
+_CUT_RATE, _CUT_DEADLINE_s, _CUT_AFTER_s = "20Mbit", 15, 3.0
 
 
 def join(
@@ -471,6 +476,39 @@ def train(topology: Topology, size: int, slowest: str | None, folder: Path) -> d
     return row
 
 
+def cut(topology: Topology, run: int, folder: Path) -> dict[str, Any]:
+    """Cut a cable while DDP trains, and see what the ranks say."""
+    plan = plan_cabling(topology, parse_rate(_CUT_RATE))
+    ends = random.Random(run).choice([(x.a.device, x.b.device) for x in plan.cables])
+    a, b = (plan.topology.devices[number].id for number in ends)
+    command = [sys.executable, str(Path(__file__).resolve()), "rank", "--size", str(1 << 20)]
+    cut_at: list[float] = []
+
+    def cut_later() -> None:
+        printed = folder / "out0"
+        while not (printed.exists() and "trains" in printed.read_text(errors="replace")):
+            time.sleep(0.1)
+        time.sleep(_CUT_AFTER_s)
+        network.cut(a, b)
+        cut_at.append(time.monotonic())
+
+    with emulate_cabling(plan) as network:
+        threading.Thread(target=cut_later, daemon=True).start()
+        outcome = run_ranks(network, [*command, "--backend", "topo", "--until-cut"], folder)
+        ended_at = time.monotonic()
+    # Ranks name what carries nothing: "link a -> b".
+    named = [
+        any(f"link {x} -> {y} " in text for x, y in ((a, b), (b, a))) for text in outcome.printed
+    ]
+    in_time = bool(cut_at) and ended_at - cut_at[0] <= _CUT_DEADLINE_s
+    return {
+        "seconds": round(ended_at - cut_at[0], 2) if cut_at else None,
+        "right": in_time and all(named),
+        "cable": f"{a} - {b}",
+        "printed": " ".join(" ".join(outcome.printed).split())[-6000:],
+    }
+
+
 def be_rank(args: argparse.Namespace) -> None:
     """Train one parameter of `size` bytes for some steps, and print the time of a step."""
     import torch
@@ -479,7 +517,8 @@ def be_rank(args: argparse.Namespace) -> None:
 
     import topoplan.runtime.register  # noqa: F401
 
-    timeout = timedelta(seconds=_STOCK_s if args.backend == "gloo" else 120)
+    usual_s = _STOCK_s if args.backend == "gloo" else 120
+    timeout = timedelta(seconds=_CUT_DEADLINE_s if args.until_cut else usual_s)
     dist.init_process_group(args.backend, timeout=timeout)
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
@@ -507,7 +546,10 @@ def be_rank(args: argparse.Namespace) -> None:
         return done.then(end)
 
     trained.register_comm_hook(None, lambda _, bucket: average(bucket))
-    for _ in range(_STEPS):
+    if args.until_cut:
+        trained(rows[rank]).backward()
+        print("trains", flush=True)
+    for _ in count() if args.until_cut else range(_STEPS):
         trained.zero_grad()
         loss = trained(rows[rank])
         dist.barrier()
@@ -542,6 +584,7 @@ def main() -> None:
         parser = argparse.ArgumentParser()
         parser.add_argument("--backend")
         parser.add_argument("--size", type=int)
+        parser.add_argument("--until-cut", action="store_true")
         be_rank(parser.parse_args(sys.argv[2:]))
         return
     parser = make_parser(__doc__)
@@ -599,6 +642,8 @@ def list_jobs(
                     run,
                     lambda folder, t=topology, s=size: train(t, s << 20, args.slowest, folder),
                 )
+            if "cut" in parts and name.startswith(("ring", "mesh")):
+                yield "cut", name, run, lambda folder, t=topology, r=run: cut(t, r, folder)
         for name, (plan, topology) in list_sparks().items() if "find" in parts else ():
             yield "find", name, run, lambda folder, p=plan, t=topology: find(p, t, folder)
         for name in FAULTS:
