@@ -388,7 +388,7 @@ class Chooser:
             cached = self._races(with_stock=with_stock).find(size_bytes) if is_raced else None
             fits = cached is not None and self._fits(cached, size_bytes, with_stock=with_stock)
             answer = self._find_near_best(size_bytes, is_raced=is_raced), cached if fits else None
-        with transport.faults.stock(f"what to try at {size_bytes} bytes", number):
+        with transport.faults.stock(f"what to try at {size_bytes} bytes", number, is_part=True):
             order, cached = transport.exchange(answer)[0]
         return order, cached
 

@@ -284,7 +284,8 @@ class Engine:
         ended = time.monotonic()
         if is_timed:
             size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
-            with self.transport.faults.stock(f"the times of a trial at {size_bytes} bytes", number):
+            what = f"the times of a trial at {size_bytes} bytes"
+            with self.transport.faults.stock(what, number, is_part=True):
                 trial.record(self.transport.find_span_s(began, ended))
         return is_timed
 

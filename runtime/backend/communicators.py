@@ -353,7 +353,7 @@ class Communicators:
             else self.guard.first
         )
         with (
-            transport.faults.stock(f"setting up {collective} by plans", number)
+            transport.faults.stock(f"setting up {collective} by plans", number, is_part=True)
             if self.guard is None
             else nullcontext()
         ):

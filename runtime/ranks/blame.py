@@ -35,8 +35,9 @@ class Stuck:
     one it waits for. `step` is the schedule's.
 
     `timed_out` says whether its own deadline had passed, `reason` is the error's first line. `call`
-    describes its call, `calls` is the call's number in the group, and `posted` counts the messages
-    it had posted in the call, by kind and peer ("send 3").
+    describes its call, `calls` is the call's number in the group (`is_part`: of which this is only
+    a part), and `posted` counts the messages it had posted in the call, by kind and peer
+    ("send 3").
 
     `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
     tried for some time to connect to (None: not known yet).
@@ -50,6 +51,7 @@ class Stuck:
     reason: str
     call: str = ""
     calls: int = 0
+    is_part: bool = False
     posted: Mapping[str, int] = field(default_factory=dict)
     ended: Sequence[int] = ()
     unreached: Sequence[int] | None = None
@@ -139,6 +141,10 @@ def _find_verdict(
         # It has heard of no other, and reached none of those it tried.
         return _explain_cut_off(rank, ranks, find_route)
     chain, link, _ = find_culprit(rank, reports)
+    if link is None and reports[rank].kind == "stock":
+        # Others may know which message is lost, such as those in the part of the call before.
+        known = (find_culprit(other, reports)[1] for other in sorted(reports))
+        link = next(filter(None, known), None)
     if link is not None:
         return (
             f"{describe_route(find_route, *link)} carries nothing from rank {link[0]} to rank "
@@ -180,7 +186,7 @@ def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, li
     """Group the ranks by the call they make under one number, the most common call last."""
     ranks_in: dict[str, list[int]] = defaultdict(list)
     for rank, report in sorted(reports.items()):
-        if report.calls == number:
+        if report.calls == number and not report.is_part:
             ranks_in[report.call].append(rank)
     if len(ranks_in) < 2:
         return {}

@@ -77,13 +77,15 @@ class Call:
 
     `what` describes it ("allreduce (SUM) of 8 elements of float32"), `number` counts the group's
     calls and is the same on all ranks, `deadline` is on time.monotonic's clock. `topology` has the
-    names of links, for errors.
+    names of links, for errors. `is_part` says that it is only a part of the call with this number,
+    such as an agreement before it: other ranks may be in another part.
     """
 
     what: str
     number: int
     deadline: float
     topology: Topology | None = None
+    is_part: bool = False
     _routes: PairRoutes | None = None
 
     def find_route(self, src: int, dst: int) -> Route | None:
@@ -174,13 +176,17 @@ class Faults:
         return number or next(self._numbers), time.monotonic() + self.wait_s
 
     @contextmanager
-    def stock(self, what: str, number: int | None = None) -> Iterator[None]:
+    def stock(
+        self, what: str, number: int | None = None, *, is_part: bool = False
+    ) -> Iterator[None]:
         """Guard stock collectives in the `with` block, as the call that `what` describes.
 
         A RuntimeError in the block becomes an ExecutionError that names the rank at fault (see
-        `stuck`). `number` is as in `begin`.
+        `stuck`). `number` is as in `begin`; `is_part` says that the block is only a part of the
+        call that has it.
         """
         call = self.begin(what, number=number)
+        call.is_part = is_part and number is not None
         try:
             yield
         except TopoplanError:
@@ -226,6 +232,7 @@ class Faults:
                     reason=first_line(error),
                     call=call.what,
                     calls=call.number,
+                    is_part=call.is_part,
                     posted=posted,
                 )
                 reports = self._exchange_reports(report)

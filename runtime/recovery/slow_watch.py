@@ -153,7 +153,9 @@ class SlowWatch:
         made = None if self._pending is None else self._pending.made
         is_planning = made is not None and not made.done()
         began = time.perf_counter()
-        with transport.faults.stock("the agreement on the durations of calls", number):
+        with transport.faults.stock(
+            "the agreement on the durations of calls", number, is_part=True
+        ):
             *agreed, elapsed, agreeing_s, planning = transport.find_slowest_s(
                 [*values, -now_s, -self._agreeing_s, float(is_planning)]
             )
@@ -165,7 +167,7 @@ class SlowWatch:
         wanted = max(_PERIOD_S, _OVER_COST * -agreeing_s) / max(mean_s, 1e-6)
         self._period = min(max(_MIN_CALLS, math.ceil(wanted)), _MAX_CALLS)
         if self._probe is None:
-            with transport.faults.stock("the first measurement of links", number):
+            with transport.faults.stock("the first measurement of links", number, is_part=True):
                 self._probe = Probe(transport, self._plan.router)
         self._pace.note_period(
             [(size, abs(seconds)) for (size, _), seconds in zip(calls, agreed, strict=True)]
@@ -184,7 +186,7 @@ class SlowWatch:
         """Measure all links, or only those that are believed slow, and follow what has changed."""
         assert self._probe is not None
         began, before = time.monotonic(), self._pace
-        with self._transport.faults.stock("a measurement of links", number):
+        with self._transport.faults.stock("a measurement of links", number, is_part=True):
             factors = self._probe.measure(None if believed is None else believed.keys())
             if believed is not None:  # a busy host slows flows down, but makes none faster
                 factors = {x: max(factors[x], believed[x]) for x in factors if x in believed}
@@ -222,7 +224,7 @@ class SlowWatch:
         transport, plan, factors = self._transport, self._plan, change.factors
         answer: Any = plan
         if factors:
-            with transport.faults.stock("the plan for slow links", number):
+            with transport.faults.stock("the plan for slow links", number, is_part=True):
                 answer = transport.exchange(change.made and change.made.result())[0]
         self._pending = None
         is_worse = any(x < self._factors.get(link, _WHOLE) for link, x in factors.items())
