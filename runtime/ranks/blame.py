@@ -51,10 +51,10 @@ class Stuck:
     reason: str
     call: str = ""
     calls: int = 0
-    is_part: bool = False
     posted: Mapping[str, int] = field(default_factory=dict)
     ended: Sequence[int] = ()
     unreached: Sequence[int] | None = None
+    is_part: bool = False
 
 
 def find_culprit(

@@ -75,6 +75,16 @@ def test_a_peer_that_hung_up_without_a_word_is_gone() -> None:
     assert not find_culprit(0, {0: waits(1, timed_out=True)})[2]
 
 
+def test_a_rank_in_another_part_of_the_call_is_not_to_blame() -> None:
+    """Ranks 0 and 1 wait for each other; rank 2 has what it needs, and waits for the times."""
+    times = Stuck("stock", -1, 0, 0, True, "reason", "the times of a trial", 1, is_part=True)
+    reports = {0: waits(1, send_1=1), 1: waits(0, send_0=1), 2: times}
+    for rank in range(3):
+        said = explain_blame(rank, reports, range(3), no_names)
+        assert "carries nothing" in said
+        assert "another call" not in said
+
+
 def test_ranks_in_different_calls_are_told_so() -> None:
     other = Stuck("receive", 0, 0, 0, True, "reason", "8 elements", 1)
     reports = {0: waits(1), 1: other, 2: waits(1)}
