@@ -141,7 +141,9 @@ def _join_meshes(keys: Sequence[Key]) -> dict[str, list[Any]]:
 
     @cache  # most tensors have the same meshes
     def join(numbers: tuple[int, ...]) -> list[Any] | None:
-        own = [meshes[number] for (meshes, _), number in zip(keys, numbers, strict=True)]
+        own: list[list[Any]] = [
+            meshes[number] for (meshes, _), number in zip(keys, numbers, strict=True)
+        ]
         distinct = [*{str(mesh): mesh for mesh in own}.values()]
         if len(distinct) == 1:
             return distinct[0]
