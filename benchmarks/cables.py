@@ -495,10 +495,9 @@ def cut(topology: Topology, run: int, folder: Path) -> dict[str, Any]:
     with emulate_cabling(plan) as network:
         threading.Thread(target=cut_later, daemon=True).start()
         outcome = run_ranks(network, [*command, "--backend", "topo", "--until-cut"], folder)
-    # Ranks name what carries nothing: "link a -> b".
-    named = [
-        any(f"link {x} -> {y} " in text for x, y in ((a, b), (b, a))) for text in outcome.printed
-    ]
+    # Ranks name what carries nothing: "link a -> b" or "link a - b".
+    names = [f"link {x} {sign} {y} " for x, y in ((a, b), (b, a)) for sign in ("->", "-")]
+    named = [any(name in text for name in names) for text in outcome.printed]
     failed_at = [
         json.loads(line)["failed_at"]
         for text in outcome.printed
@@ -510,7 +509,7 @@ def cut(topology: Topology, run: int, folder: Path) -> dict[str, Any]:
         "seconds": seconds,
         "right": all(named) and seconds is not None and seconds <= _CUT_DEADLINE_s,
         "cable": f"{a} - {b}",
-        "printed": " ".join(" ".join(outcome.printed).split())[-6000:],
+        "printed": " ".join(" ".join(text.split())[-1500:] for text in outcome.printed),
     }
 
 

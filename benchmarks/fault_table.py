@@ -157,7 +157,7 @@ def run(
             for worker in workers:
                 worker.kill()
                 worker.wait()
-        last_lines = [logs[r].read_text().strip().splitlines()[-1] for r in survivors]
+        last_lines = [_find_last_line(logs[r].read_text()) for r in survivors]
         wrong = sum("WRONG" in logs[r].read_text() for r in range(ranks))
         alone = _find_cut_off(built, fault)
         named = sum(
@@ -165,6 +165,12 @@ def run(
             for line in last_lines
         )
         return Outcome(seconds, len(survivors), len(hung), wrong, named, last_lines)
+
+
+def _find_last_line(printed: str) -> str:
+    """Return a rank's error, after which torch may print more, or what it printed last."""
+    lines = printed.strip().splitlines()
+    return next((line for line in lines if line.startswith("ERROR")), lines[-1])
 
 
 def _find_cut_off(built: Blueprint, fault: Fault) -> list[int]:

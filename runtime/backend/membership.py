@@ -17,6 +17,7 @@ from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..fabric.joining import join_by_cables
 from ..ranks.addresses import publish_in, read_published
+from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
 from ..ranks.store import agree_on_attempt, find_client
 from ..works import get_done_work
@@ -85,7 +86,7 @@ class MemberGroup(PlainCalls):
         before: Account | None = self.__dict__.pop("account_before", None)
         self._set_up(place, place.store, is_remade=True)
         self._rank, self._size = place.group_rank, place.group_size
-        self.plain.set_timeout(self.timeout)
+        self._limit_stock()
         if self is dist.group.WORLD:
             accounts.is_rank_0 = self._rank == 0
         if before is not None:  # now: the run's last line comes with the last account
@@ -101,6 +102,8 @@ class MemberGroup(PlainCalls):
         if place.group_rank == 0:
             shown.set("nonce", uuid.uuid4().hex)
         self.plain, self.transports = make_plain_group(place, store)
+        self._gloo: Any = self.plain._get_backend(torch.device("cpu"))
+        self._limit_stock()
         # All ranks took part in making the plain group: all addresses are published, so nothing
         # waits for the store from here on.
         addresses = read_published(shown, place.group_size)
@@ -173,7 +176,13 @@ class MemberGroup(PlainCalls):
         """Set the timeout of stock collectives and of the next `reconfigure`."""
         self.timeout = timeout
         if self._has_members:
-            self.plain.set_timeout(timeout)
+            self._limit_stock()
+
+    def _limit_stock(self) -> None:
+        """Set the timeouts of stock collectives: over gloo the ranks find the culprit by then."""
+        self.plain.set_timeout(self.timeout)
+        grace = timedelta(seconds=grace_s(self.timeout))
+        self._gloo._set_default_timeout(self.timeout - grace)
 
     def get_reconfigure_handle(self) -> str:
         """Return what other ranks need to find this one, as topoplan.reconfigure_handle does."""

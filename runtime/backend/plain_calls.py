@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import ExecutionError, InputError
 from ..compiled import FIRST_TAG
+from ..ranks.cabled import find_cabling
 from ..ranks.groups import make_gloo, make_nccl
 from ..ranks.stock import StartedStock
 from ..reductions import kind_of_reduction, make_contiguous
@@ -172,19 +173,24 @@ class PlainCalls(dist.ProcessGroup):
         if device == "cpu":
             self.planned.check_stock(what)
         planned = self.planned
-        if planned.is_idle(device) if after_all else not planned.holds_stock(device):
-            # A work of NCCL makes streams wait, and a barrier the host: both are passed on.
-            is_explained = (
-                tensor is not None
-                and not tensor.is_cuda
-                and number <= _COMPARED_CALLS
-                and self._is_compared()
-            )
+        # A work of NCCL makes streams wait, and a barrier the host: both are passed on. Errors of
+        # relays between cabled hosts say nothing of cables.
+        is_explained = (
+            tensor is not None
+            and not tensor.is_cuda
+            and (number <= _COMPARED_CALLS or find_cabling() is not None)
+            and self._is_compared()
+        )
+
+        def begin() -> dist.Work:
             return self._explain(start(), number, what, None) if is_explained else start()
+
+        if planned.is_idle(device) if after_all else not planned.holds_stock(device):
+            return begin()
         results: list[torch.Tensor] = []
 
         def carry_out() -> None:
-            work = start()
+            work: Any = begin()
             if work is None:  # NCCL's, of a call whose caller waits: it is on the current stream
                 return
             work.wait()

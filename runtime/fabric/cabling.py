@@ -2,9 +2,11 @@
 
 import logging
 import os
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
@@ -89,6 +91,31 @@ class HostCabling:
         rank = next((r for r in self._host_of if loopback_of(r) == host), None)
         if rank is not None and self._host_of[rank] != self._host_of[self.rank]:
             self._relay.open_proxy(rank, port)
+
+    def try_cables(self, timeout_s: float) -> list[tuple[str, str, bool]]:
+        """See LaunchCabling. A relay that has ended refuses, for which the cable has to work."""
+        facts, me = self.facts, self._host_of[self.rank]
+        joints = [x for (host, _), of in self._joints.items() if host == me for x in of]
+
+        def answers(joint: HostJoint) -> bool:
+            own, other = facts.ports[joint.own].ip, facts.ports[joint.other].ip
+            relay = facts.hosts[joint.other[0]].ranks[0]
+            try:
+                socket.create_connection(
+                    (other, self.relay_ports[relay][other]), timeout_s, (own, 0)
+                ).close()
+            except ConnectionRefusedError:
+                return True
+            except OSError as error:
+                log.debug("rank %d: %s: %s", self.rank, facts.name_port(joint.own), error)
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(joints)) as pool:
+            return [
+                (facts.name_port(joint.own), facts.name_port(joint.other), works)
+                for joint, works in zip(joints, pool.map(answers, joints), strict=True)
+            ]
 
     def check_mpi(self, mpi: str) -> None:
         """See LaunchCabling.

@@ -40,7 +40,8 @@ class Stuck:
     ("send 3").
 
     `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
-    tried for some time to connect to (None: not known yet).
+    tried for some time to connect to (None: not known yet). `cables` are those of its host: the
+    port here, the one at the other end ("host:port"), and whether the cable carries anything.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Stuck:
     ended: Sequence[int] = ()
     unreached: Sequence[int] | None = None
     is_part: bool = False
+    cables: Sequence[tuple[str, str, bool]] = ()
 
 
 def find_culprit(
@@ -136,6 +138,9 @@ def _find_verdict(
     calls = _find_other_calls(reports, reports[rank].calls)
     if calls:
         return _explain_other_calls(calls)
+    cables = _find_cut_cables(reports)
+    if cables:
+        return _explain_cut_cables(cables)
     least = len(ranks) - 1 if len(ranks) <= _MAX_ROUTED else _MIN_TRIED
     if len(ranks) > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least:
         # It has heard of no other, and reached none of those it tried.
@@ -167,6 +172,34 @@ def _find_verdict(
             "off itself"
         )
     return explain_silence(silent, reports)
+
+
+def _find_cut_cables(reports: Mapping[int, Stuck]) -> list[tuple[str, str]]:
+    """Return the ports of cables that carry nothing although the hosts at both ends are alive.
+
+    A host is alive if a rank of it reported, or another cable reaches it.
+    """
+    states = [state for report in reports.values() for state in report.cables]
+    alive = {_host_of(own) for own, _, _ in states}
+    alive |= {_host_of(other) for _, other, works in states if works}
+    return sorted(
+        {
+            (min(own, other), max(own, other))
+            for own, other, works in states
+            if not works and _host_of(other) in alive
+        }
+    )
+
+
+def _explain_cut_cables(cables: Sequence[tuple[str, str]]) -> str:
+    named = [
+        f"{describe_link((_host_of(a), _host_of(b)))} ({a} to {b})" for a, b in cables[:_MAX_NAMED]
+    ]
+    return f"{', '.join(named)} carr{'ies' if len(cables) == 1 else 'y'} nothing"
+
+
+def _host_of(port: str) -> str:
+    return port.rpartition(":")[0]
 
 
 def _explain_cut_off(rank: int, ranks: Sequence[int], find_route: FindRoute) -> str:

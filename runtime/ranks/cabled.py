@@ -51,6 +51,12 @@ class LaunchCabling(Protocol):
     def address(self) -> str:
         """The address at which this rank is to listen."""
 
+    def try_cables(self, timeout_s: float) -> list[tuple[str, str, bool]]:
+        """Try whether this host's cables carry anything, for `timeout_s` seconds at most.
+
+        Return for each its port here, the port at the other end, and whether it answers.
+        """
+
     def check_mpi(self, mpi: str) -> None:
         """Raise InputError if the MPI with this name and version cannot send over these cables."""
 

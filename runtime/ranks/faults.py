@@ -37,6 +37,7 @@ from .blame import (
     find_culprit,
     is_settled,
 )
+from .cabled import LaunchCabling, find_cabling
 from .reports import POLL_S, Report, relay
 
 log = logging.getLogger("topoplan")
@@ -262,6 +263,7 @@ class Faults:
             key, self.rank, self.ranks, self.addresses, report, 0.9 * self.grace_s
         )
         exchange.use_store(self.store)
+        exchange.try_cables()
         self.hang_up()
         return exchange.wait_for_verdict()
 
@@ -309,6 +311,7 @@ class ReportExchange:
         self._key, self._rank, self._ranks = key, rank, ranks
         self._own, self._edition = own, 0
         self._begun, self._seconds = time.monotonic(), seconds
+        self._tries_cables, self._cables = False, list[tuple[str, str, bool]]()
         relay.join(self._key, rank, addresses, seconds)
         self._report(own)
 
@@ -321,6 +324,23 @@ class ReportExchange:
         threading.Thread(
             target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True
         ).start()
+
+    def try_cables(self) -> None:
+        """Report which cables of this host carry nothing, if cables join the launch's hosts.
+
+        The relays between hosts accept connections to ranks that they do not reach, so that the
+        reports' own connections do not show it.
+        """
+        cabling = find_cabling()
+        if cabling is not None:
+            self._tries_cables = True
+            threading.Thread(
+                target=self._try_cables, args=(cabling,), name="topoplan-cables", daemon=True
+            ).start()
+
+    def _try_cables(self, cabling: LaunchCabling) -> None:
+        self._cables = cabling.try_cables(min(_REACH_S, self._seconds / 2))
+        self._tries_cables = False
 
     def wait_for_verdict(self) -> dict[int, Stuck]:
         """Return the reports by rank, once they show the culprit or time is over.
@@ -355,10 +375,15 @@ class ReportExchange:
         reach = relay.list_reach(self._key)
         ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
         unreached = tuple(sorted(rank for rank, x in reach.items() if x in ("trying", "failed")))
-        is_known = not unreached or time.monotonic() - self._begun > min(
-            _REACH_S, self._seconds / 2
+        is_known = not self._tries_cables and (
+            not unreached or time.monotonic() - self._begun > min(_REACH_S, self._seconds / 2)
         )
-        updated = replace(self._own, ended=ended, unreached=unreached if is_known else None)
+        updated = replace(
+            self._own,
+            ended=ended,
+            unreached=unreached if is_known else None,
+            cables=self._cables,
+        )
         if updated != self._own:
             self._own, self._edition = updated, self._edition + 1
             self._report(updated)

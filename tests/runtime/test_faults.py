@@ -85,6 +85,29 @@ def test_a_rank_in_another_part_of_the_call_is_not_to_blame() -> None:
         assert "another call" not in said
 
 
+def on_cables(rank: int, *states: tuple[str, str, bool]) -> Stuck:
+    return Stuck("stock", -1, 0, 0, True, f"reason {rank}", "8 elements", 1, cables=states)
+
+
+def test_a_cable_that_carries_nothing_is_named_whoever_reports() -> None:
+    """A stock collective does not say which rank waits for which; the cables are tried."""
+    reports = {
+        0: on_cables(0, ("h0:a", "h1:a", False), ("h0:b", "h2:b", True)),
+        1: on_cables(1, ("h1:a", "h0:a", False), ("h1:b", "h2:a", True)),
+    }
+    for rank in reports:
+        said = explain_blame(rank, reports, range(3), no_names)
+        assert said.startswith("link h0 - h1 (h0:a to h1:a) carries nothing")
+
+
+def test_a_host_that_no_cable_reaches_is_silent_and_no_cable_is_to_blame() -> None:
+    reports = {
+        0: on_cables(0, ("h0:a", "h1:a", True), ("h0:b", "h2:b", False)),
+        1: on_cables(1, ("h1:a", "h0:a", True), ("h1:b", "h2:a", False)),
+    }
+    assert "rank 2 does not answer" in explain_blame(0, reports, range(3), no_names)
+
+
 def test_ranks_in_different_calls_are_told_so() -> None:
     other = Stuck("receive", 0, 0, 0, True, "reason", "8 elements", 1)
     reports = {0: waits(1), 1: other, 2: waits(1)}

@@ -351,6 +351,33 @@ def test_several_ranks_on_each_host_sum_over_its_cable(tmp_path: Path) -> None:
     assert (link.dst, link.extra["src_address"]) == ("box1/in", "10.130.0.1")
 
 
+UNTIL_CUT = """
+import torch, torch.distributed as dist, topoplan.runtime.register
+from datetime import timedelta
+from topoplan.runtime.ranks.launch import announce_ready
+
+dist.init_process_group("topo", timeout=timedelta(seconds=12))
+announce_ready()
+try:
+    while True:  # in small ones, which stay with gloo
+        dist.all_reduce(torch.ones(8))
+except RuntimeError as error:
+    print(str(error).replace("\\n", " "), flush=True)
+"""
+
+
+@needs_namespaces
+def test_a_cut_cable_is_named_though_a_stock_collective_does_not_know_it(tmp_path: Path) -> None:
+    """Relays accept connections for ranks that they do not reach."""
+    script = tmp_path / "rank.py"
+    script.write_text(UNTIL_CUT, encoding="utf-8")
+    printed = run_on_cables("ring:3", "--inject", "cut gpu0-gpu1 at 1s", script=script)
+    errors = printed.splitlines()
+    assert len(errors) == 3
+    for line in errors:
+        assert "link gpu0 - gpu1 (gpu0:port0 to gpu1:port0) carries nothing" in line
+
+
 UNDER_MPIRUN = """
 import os, sys, torch, torch.distributed as dist, topoplan, topoplan.runtime.register
 from datetime import timedelta
