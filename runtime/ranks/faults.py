@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from ...topo.derived.lost_links import PairRoutes
-from ...topo.errors import ExecutionError, TopoplanError
+from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from .addresses import Addresses, find_addresses
 from .blame import (
@@ -62,7 +62,14 @@ _FLUSH_S = 0.3
 
 
 def grace_s(timeout: timedelta) -> float:
-    """Return the seconds of a call's deadline that are reserved for finding the culprit."""
+    """Return the seconds of a call's deadline that are reserved for finding the culprit.
+
+    Raise InputError if `timeout` is no time.
+    """
+    if not isinstance(timeout, timedelta) or timeout <= timedelta():
+        raise InputError(
+            f"timeout {timeout!r:.40}: expected a timedelta above 0, such as timedelta(minutes=5)"
+        )
     return min(_GRACE_S, timeout.total_seconds() * _GRACE)
 
 

@@ -227,8 +227,8 @@ class Transport:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of this rank's later calls, agreements included."""
-        self.timeout_s = timeout.total_seconds()
         self.faults.set_timeout(timeout)
+        self.timeout_s = timeout.total_seconds()
         self.group._get_backend(self.device)._set_default_timeout(
             timeout - timedelta(seconds=grace_s(timeout))
         )

@@ -145,7 +145,7 @@ class Reshard:
         with transport.faults.stock("checking the shards to move"):
             sources, destinations = agree(transport, lambda: self._check_ends(source, destination))
         ends = Ends(rank, self._tensors, sources, destinations)
-        with torch.no_grad():
+        with torch.inference_mode():  # as in all calls: a serving model's weights may be of it
             if self._chooser is not None:
                 self._move(self._chooser, ends)
             for bundle in self._bundles:
@@ -231,11 +231,11 @@ class Reshard:
         if len(listed) != len(self._tensors):
             raise InputError(f"{len(listed)} shards for {len(self._tensors)} tensors")
         return [
-            self._check_shard(tensor, both[end])
+            self._check_shard(tensor, both[end], end)
             for tensor, both in zip(listed, self._tensors, strict=True)
         ]
 
-    def _check_shard(self, tensor: object, shards: Shards) -> Local:
+    def _check_shard(self, tensor: object, shards: Shards, end: int) -> Local:
         rank, device = self._transport.rank, self._transport.device
         shape = shards.shape_of(rank)
         if rank not in shards.places or not prod(shape):
@@ -256,6 +256,13 @@ class Reshard:
             raise InputError(
                 f"{shards.where}: shard on {tensor.device}; the process group moves data on "
                 f"{device.type}"
+            )
+        if end and any(
+            of > 1 and not step for of, step in zip(shape, tensor.stride(), strict=True)
+        ):
+            raise InputError(
+                f"{shards.where}: shard on rank {rank} whose elements share memory, as expand "
+                "makes; give each its own (contiguous())"
             )
         return tensor.detach()
 

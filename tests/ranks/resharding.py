@@ -200,8 +200,15 @@ def bad_arguments_are_refused() -> None:
     ]:
         with refused(text):
             plan.run(source if rank == 1 else own, all_of_it)
+    with refused("dst: shard on rank 1 whose elements share memory, as expand makes"):
+        plan.run(own, torch.zeros(1, 8).expand(8, 8) if rank == 1 else all_of_it)
+    with refused("timeout 5: expected a timedelta above 0"):
+        topoplan.reshard(rows, whole, (8, 8), torch.float32, timeout=5)  # type: ignore[arg-type]
     plan.run(own, all_of_it)  # after that it goes on
-    assert all_of_it.sum() == 64
+    with torch.inference_mode():
+        served = torch.zeros(8, 8)
+    plan.run(own, served)
+    assert all_of_it.sum() == served.sum() == 64
 
 
 def state_dicts_move(folder: str) -> list[int]:
