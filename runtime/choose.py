@@ -22,6 +22,7 @@ from ..synth.cost.host_costs import HostCosts
 from ..synth.cost.segmentation import Family, families, fastest, reroute, time_us
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
+from ..synth.reshard.demands import Demands
 from ..topo.errors import InputError
 from .cache import CachedRace, CachedRaces
 from .codecs import Codec
@@ -583,15 +584,39 @@ class Chooser:
         """Store and return the choice for a size that follows from a finished trial.
 
         If the cached winner lost, begin a trial of the other candidates instead, and return None.
+        If demands are raced, and a schedule wins, do so with its next coarser and finer
+        segmentations that were not tried: their predicted times are less certain than others.
         """
-        bits, choice = size_bytes.bit_length(), self.decide(size_bytes, trial.best_s())
+        bits, times_s = size_bytes.bit_length(), trial.best_s()
+        choice = self.decide(size_bytes, times_s)
         if trial.others and choice.schedule != trial.expected:
             self.trials[bits] = Trial(trial.others)
             self._log_new_race(size_bytes, f"{choice.label} was faster, not the winner")
             return None
+        nearby = [] if trial.expected else self._list_nearby(choice.schedule, size_bytes)
+        if not times_s.keys() >= {*nearby}:
+            entrants = [*(x for x in nearby if x not in times_s), choice.own]
+            self.trials[bits] = Trial(entrants, before=times_s)
+            return None
         del self.trials[bits]
         self.choices[bits] = choice
         return choice
+
+    def _list_nearby(self, schedule: Schedule | None, size_bytes: int) -> list[Schedule]:
+        """Return the next coarser and finer segmentations of a schedule, if demands are raced."""
+        is_raced = isinstance(self.plan.collective, Demands) and (
+            self._mode_for(size_bytes) == "race"
+        )
+        if schedule is None or not is_raced:
+            return []
+        finer = [
+            x
+            for x in self.variants
+            if x.segments > schedule.segments
+            and (x.uncut, x.stepwise) == (schedule.uncut, schedule.stepwise)
+        ]
+        nearby = [_coarser(schedule), *sorted(finer, key=lambda x: x.segments)[:1]]
+        return [x for x in nearby if x in self.variants and self._is_lean(x, size_bytes)]
 
     def decide(self, size_bytes: int, times_s: Mapping[Schedule | None, float]) -> Choice:
         """Return the choice that follows from the candidates' times, without storing it.

@@ -17,6 +17,7 @@ from ...synth.plan import Plan
 from ...synth.plan_file import FORMAT, JOINT_FORMAT, MAX_PLAN_BYTES, PlanHead
 from ...synth.planner.apart import FoundPlan, synthesize_apart
 from ...synth.planner.names import DECORATED
+from ...synth.reshard.demands import Demands
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
@@ -294,7 +295,8 @@ def load_or_synthesize(
         )
         return result.plan
     if folder is None:
-        warn_without_cache(None)
+        if not isinstance(collective, Demands):  # plans for these are never cached
+            warn_without_cache(None)
         return result.plan
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,9 @@ candidates and end the trial at the same call.
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ...synth.ir.schedule import Schedule
 from .timing import time_call_s
@@ -138,13 +139,18 @@ class Trial:
     """The candidates for one size that a trial times, None being the stock collective.
 
     `entrants` take turns, the slow ones drop out. `others` are not timed here: they get a trial of
-    their own if `expected`, which won in an earlier launch, does not win this one.
+    their own if `expected`, which won in an earlier launch, does not win this one. `before` has the
+    best times in seconds of an earlier trial of the size.
     """
 
     def __init__(
-        self, entrants: Sequence[Entrant], expected: Entrant = None, others: Sequence[Entrant] = ()
+        self,
+        entrants: Sequence[Entrant],
+        expected: Entrant = None,
+        others: Sequence[Entrant] = (),
+        before: Mapping[Entrant, float] = MappingProxyType({}),
     ) -> None:
-        self.expected, self.others = expected, others
+        self.expected, self.others, self._before = expected, others, before
         self._times_s: dict[Entrant, list[float]] = {
             entrant: [] for entrant in entrants[:MAX_ENTRANTS]
         }
@@ -186,7 +192,8 @@ class Trial:
 
         Disturbances only add time, and few calls are timed, so this is better than a median.
         """
-        return {entrant: min(times) for entrant, times in self._times_s.items() if times}
+        timed = {entrant: min(times) for entrant, times in self._times_s.items() if times}
+        return {**self._before, **timed}
 
     def _end_round(self) -> None:
         """Drop slow candidates, and start the next round in another order."""

@@ -17,12 +17,14 @@ from torch._C._distributed_c10d import HashStore
 
 import topoplan.runtime.ranks.store as store_values
 import topoplan.synth.planner.synthesize as planner
+from topoplan.runtime import cache
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.backend.plan_files import PlanFiles, load_or_synthesize
 from topoplan.runtime.ranks.places import restrict
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import synthesize
+from topoplan.synth.reshard.demands import Demand, Demands
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
@@ -90,6 +92,17 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
         )
     (message,) = caplog.messages
     assert f"cache folder {tmp_path / 'file'}: " in message and "set TOPOPLAN_CACHE" in message
+
+
+def test_plans_that_are_never_cached_miss_no_folder(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_warned", set())  # it warns once per process
+    with caplog.at_level(logging.WARNING):
+        for wanted in (ALLREDUCE, Demands.of([Demand(8, (0,), (3,))], 4)):
+            load_or_synthesize(wanted, preset("ring:4"), None, 20)
+    (message,) = caplog.messages  # of the allreduce
+    assert message.startswith("no cache folder: ")
 
 
 def test_plans_are_picked_by_collective_ranks_and_root(tmp_path: Path, plan: Plan) -> None:
