@@ -240,7 +240,7 @@ def make_gloo(place: Any, store: Store) -> Any:
     else:
         gloo, messages = cabling.make_gloo(place, store)
         note_messages(gloo, messages)
-    if not is_torch_at_least(2, 15):  # which numbers calls by itself, and warns if asked to
+    if not is_torch_at_least(2, 14):  # which numbers calls by itself, and warns if asked to
         gloo._set_sequence_number_for_group()
     return gloo
 
@@ -278,7 +278,8 @@ def make_nccl(
     options.global_ranks_in_group = place.global_ranks_in_group
     options.group_name = place.group_id
     nccl = dist.ProcessGroupNCCL(store, place.group_rank, place.group_size, options)
-    nccl._set_sequence_number_for_group()
+    if not is_torch_at_least(2, 14):
+        nccl._set_sequence_number_for_group()
     return nccl
 
 
