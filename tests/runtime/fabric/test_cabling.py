@@ -356,7 +356,8 @@ import torch, torch.distributed as dist, topoplan.runtime.register
 from datetime import timedelta
 from topoplan.runtime.ranks.launch import announce_ready
 
-dist.init_process_group("topo", timeout=timedelta(seconds=12))
+dist.init_process_group("topo", timeout=timedelta(seconds=30))
+dist.group.WORLD.set_timeout(timedelta(seconds=6))
 announce_ready()
 try:
     while True:  # in small ones, which stay with gloo
@@ -371,7 +372,7 @@ def test_a_cut_cable_is_named_though_a_stock_collective_does_not_know_it(tmp_pat
     """Relays accept connections for ranks that they do not reach."""
     script = tmp_path / "rank.py"
     script.write_text(UNTIL_CUT, encoding="utf-8")
-    printed = run_on_cables("ring:3", "--inject", "cut gpu0-gpu1 at 1s", script=script)
+    printed = run_on_cables("ring:3", "--inject", "cut gpu0-gpu1 at 0.2s", script=script)
     errors = printed.splitlines()
     assert len(errors) == 3
     for line in errors:
