@@ -3,6 +3,7 @@
 import atexit
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -29,6 +30,10 @@ _REFUSED = frozenset({torch.int16})
 # Time for backends' threads to release callbacks at the interpreter's end, and polling interval. A
 # callback is released within a millisecond, unless its collective never ends.
 _RELEASE_S, _RELEASE_POLL_S = 0.5, 0.005
+# Time from the last callback to the interpreter's end. gloo's thread lets go of the call's tensors
+# then; for the last reference to one it needs the GIL, and on a busy machine it first waits for a
+# core.
+_FREE_S = 0.05
 
 # torch's options of each collective.
 _OPTIONS: dict[str, Callable[[], Any]] = {
@@ -128,6 +133,14 @@ def _newest(group: Any, name: str, older: str) -> Callable[..., dist.Work | None
     return method
 
 
+@dataclass
+class _LastCallback:
+    """When a backend's thread called the last callback, on time.monotonic's clock."""
+
+    called_s: float = -_FREE_S
+
+
+_last = _LastCallback()
 # Callbacks that a backend's thread has not released yet; see `_await_callbacks`.
 _callbacks: WeakSet[Callable[..., None]] = WeakSet()
 
@@ -140,12 +153,10 @@ def _await_callbacks() -> None:
     then, Python ends the thread, and C++ aborts the process ("terminate called without an active
     exception").
     """
-    if not _callbacks:
-        return
     ends = time.monotonic() + _RELEASE_S
     while _callbacks and time.monotonic() < ends:
         time.sleep(_RELEASE_POLL_S)
-    time.sleep(_RELEASE_POLL_S)  # the last one leaves the set shortly before it is freed
+    time.sleep(max(0.0, _last.called_s + _FREE_S - time.monotonic()))
 
 
 class StartedStock:
@@ -172,6 +183,7 @@ class StartedStock:
 
         def end(future: torch.futures.Future[list[torch.Tensor]]) -> None:
             failed: Exception | None = None
+            _last.called_s = time.monotonic()
             try:
                 future.value()
             except RuntimeError as error:
