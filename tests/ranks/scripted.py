@@ -47,7 +47,9 @@ class ScriptedTransport:
     def faults(self) -> Any:
         return self
 
-    def stock(self, what: str, number: int | None = None) -> nullcontext[None]:
+    def stock(
+        self, what: str, number: int | None = None, *, is_part: bool = False
+    ) -> nullcontext[None]:
         return nullcontext()
 
     def meet(self) -> None:
