@@ -1,5 +1,6 @@
 """A transport over the pairs of ranks that still reach each other."""
 
+import ctypes
 import pickle
 import threading
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ class PartialGloo:
             options._devices = make_lazy_gloo_devices()
             options._threads = 2 * len(options._devices)
             self.backend: Any = dist.ProcessGroupGloo(self.store, rank, size, options)
+            # Never freed: if a connection failed, gloo's destructor may wait for ever (torch 2.13),
+            # in whatever thread happens to collect garbage.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.backend))
             self.ports = find_listening_ports(self.opened_since)
         self.address = {
             key: bytes(self.store.get(key)).hex() for key in map(str, self.store.list_keys())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from ranks import recovering
 from topoplan.runtime.emulate import emulate, parse_rate, why_not
 from topoplan.runtime.emulate.ranks import write_topology
 from topoplan.runtime.ranks.launch import list_ready
-from topoplan.runtime.recovery.partial_transport import find_tree
+from topoplan.runtime.recovery.partial_transport import PartialGloo, find_tree
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.spares import add_spares, plan_without
@@ -158,6 +161,15 @@ def test_the_tree_uses_no_lost_pair(ranks: int, data: st.DataObject) -> None:
     assert sorted(tree) == list(range(ranks))
     assert tree.number_of_edges() == ranks - 1
     assert not {tuple(sorted(edge)) for edge in tree.edges} & set(lost)
+
+
+def test_connections_of_a_recovery_are_not_freed() -> None:
+    """In a run whose second link was lost during a recovery, gloo's destructor never returned."""
+    gloo = PartialGloo(0, 2, timedelta(seconds=5))
+    backend = weakref.ref(gloo.backend)
+    del gloo
+    gc.collect()
+    assert backend() is not None
 
 
 @given(st.integers(2, 7), st.data())
