@@ -216,6 +216,11 @@ def a_forked_child_ends(path: str) -> None:
     communicator = make(path, "one-sided")
     x = torch.ones(1000)
     communicator.allreduce(x)
+    # A child must not wait for locks that gloo's threads held when it was made, nor free what only
+    # its parent's threads can.
+    gc.collect()
+    gc.freeze()
+    time.sleep(0.1)
     child = os.fork()
     if not child:
         del communicator
