@@ -67,6 +67,8 @@ _STEPS = 30
 _START_S, _AFTER_S, _END_S = 240.0, 40.0, 90.0
 # Calls after the one that the fault struck, of which the last five give the rate.
 _CALLS_AFTER = 12
+# Calls after which links have been measured: one that is slow before that goes unnoticed.
+_MEASURED_CALLS = 14
 # Longest wait for other ranks before a call.
 _MEET_S = 0.5
 _FLAP_S = (1.5, 6.0)
@@ -424,7 +426,7 @@ def make_calls(plan: str, folder: Path, numel: int, option: dict[str, str]) -> d
         right &= torch.equal(x[:-1].long(), total[:-1])
         if rank == 0:
             say(call=number, at=ended, seconds=ended - began)
-        if number == 2:
+        if number == (_MEASURED_CALLS if "on_slow" in option else 2):
             print("ready", flush=True)
         number += 1
         if x[-1] > 0:
