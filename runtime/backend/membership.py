@@ -86,7 +86,6 @@ class MemberGroup(PlainCalls):
         before: Account | None = self.__dict__.pop("account_before", None)
         self._set_up(place, place.store, is_remade=True)
         self._rank, self._size = place.group_rank, place.group_size
-        self._limit_stock()
         if self is dist.group.WORLD:
             accounts.is_rank_0 = self._rank == 0
         if before is not None:  # now: the run's last line comes with the last account
@@ -179,7 +178,7 @@ class MemberGroup(PlainCalls):
             self._limit_stock()
 
     def _limit_stock(self) -> None:
-        """Set the timeouts of stock collectives: over gloo the ranks find the culprit by then."""
+        """Set the timeouts of stock collectives; gloo's leave time to find the rank at fault."""
         self.plain.set_timeout(self.timeout)
         grace = timedelta(seconds=grace_s(self.timeout))
         self._gloo._set_default_timeout(self.timeout - grace)

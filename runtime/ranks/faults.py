@@ -346,8 +346,10 @@ class ReportExchange:
             ).start()
 
     def _try_cables(self, cabling: LaunchCabling) -> None:
-        self._cables = cabling.try_cables(min(_REACH_S, self._seconds / 2))
-        self._tries_cables = False
+        try:
+            self._cables = cabling.try_cables(min(_REACH_S, self._seconds / 2))
+        finally:  # the verdict waits for it
+            self._tries_cables = False
 
     def wait_for_verdict(self) -> dict[int, Stuck]:
         """Return the reports by rank, once they show the culprit or time is over.
