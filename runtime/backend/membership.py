@@ -17,6 +17,7 @@ from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..fabric.joining import join_by_cables
 from ..ranks.addresses import publish_in, read_published
+from ..ranks.cabled import find_cabling
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
 from ..ranks.store import agree_on_attempt, find_client
@@ -178,10 +179,11 @@ class MemberGroup(PlainCalls):
             self._limit_stock()
 
     def _limit_stock(self) -> None:
-        """Set the timeouts of stock collectives; gloo's leave time to find the rank at fault."""
+        """Set the timeouts of stock collectives; those over cables leave time to name a cut one."""
         self.plain.set_timeout(self.timeout)
-        grace = timedelta(seconds=grace_s(self.timeout))
-        self._gloo._set_default_timeout(self.timeout - grace)
+        if find_cabling() is not None:  # elsewhere as torch does, which tests that none ends early
+            grace = timedelta(seconds=grace_s(self.timeout))
+            self._gloo._set_default_timeout(self.timeout - grace)
 
     def get_reconfigure_handle(self) -> str:
         """Return what other ranks need to find this one, as topoplan.reconfigure_handle does."""
