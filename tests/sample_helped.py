@@ -98,6 +98,32 @@ def build_star(
     return tighten(schedule, machine)
 
 
+def build_relay(gpus: int, members: Sequence[int], helper: int) -> Schedule:
+    """Return a scatter from the last member: directly to the first, by the helper to the others."""
+    *others, root = members
+    collective = Collective("scatter", len(members), root, tuple(members))
+    rows = []
+    for c, chunk in enumerate(collective.even_chunks(1)):
+        target = chunk.target
+        if target == others[0]:
+            rows.append(Transfer(0, root, target, c))
+        elif target in others:
+            rows += [Transfer(0, root, helper, c), Transfer(1, helper, target, c)]
+    rows.sort(key=lambda row: row.step)
+    schedule = Schedule(
+        collective,
+        "relay",
+        collective.even_chunks(1),
+        Transfers.of(rows),
+        (),
+        helpers=(helper,),
+    )
+    machine = preset(f"full:{gpus}")
+    schedule = tighten(schedule, machine)
+    verify(schedule, machine)
+    return schedule
+
+
 def build_plan(*schedules: Schedule, topology: Topology | None = None, gpus: int = 0) -> Plan:
     """Return a verified plan of the schedules, the first of them for all sizes."""
     first, *others = schedules

@@ -4,6 +4,7 @@ A header has a fixed length and goes over gloo, which keeps it until the helper 
 waits for a helper but its part in a call.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,7 +27,7 @@ _HEADER_TAG, _REPLY_TAG = 1, 2
 _MAX_IN_FLIGHT = 64
 # An idle helper waits for its next header without limit: gloo closes connections at a timeout.
 _FOREVER = timedelta(days=365)
-# For saying goodbye to helpers, which wait for a header then, unless they are busy or gone.
+# For the goodbye itself, which helpers wait for, unless they are busy or gone.
 _GOODBYE = timedelta(seconds=1)
 
 
@@ -130,11 +131,19 @@ class HeaderChannel:
         return int(words)
 
     def say_goodbye(self, helpers: Iterable[int]) -> None:
-        """Let the helpers go, as far as they can be reached."""
-        self._in_flight.clear()
+        """Let the helpers go, as far as they can be reached, once they have the calls' headers."""
+        # A header that waits for its helper is lost with the connection, and other members still
+        # need the helper in that call.
+        self._finish_sending(timedelta(seconds=self._transport.timeout_s))
         for helper in helpers:
             with suppress(RuntimeError):  # it has left, or is gone
                 self.send(Header(HeaderKind.LEAVE), helper)
+        self._finish_sending(_GOODBYE)
+
+    def _finish_sending(self, timeout: timedelta) -> None:
+        """Wait at most `timeout` until the helpers have what was sent to them, or are gone."""
+        ends_at = time.monotonic() + timeout.total_seconds()
         while self._in_flight:
+            left_s = max(0.001, ends_at - time.monotonic())
             with suppress(RuntimeError):
-                self._in_flight.popleft()[0].wait(_GOODBYE)
+                self._in_flight.popleft()[0].wait(timedelta(seconds=left_s))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import run_module, run_ranks
 from ranks import helped
-from sample_helped import build_helped, build_plan
+from sample_helped import build_helped, build_plan, build_relay
 
 from topoplan.cli.running.rows import Run, print_run
 from topoplan.runtime.measuring.bench import BenchRow
@@ -59,6 +59,13 @@ def test_helpers_race_wait_and_are_let_go(tmp_path: Path) -> None:
 def test_a_helper_that_misses_the_goodbye_ends_well(tmp_path: Path) -> None:
     path = save_plan(tmp_path, "allreduce", 3, [0, 2])
     assert run_ranks(helped.miss_the_goodbye, 3, path) == [1, 1, 1]
+
+
+def test_a_late_helper_serves_members_that_the_first_one_has_left(tmp_path: Path) -> None:
+    """The first member, which announces the calls, needs no helper, and closes at once."""
+    path = tmp_path / "plan.json"
+    build_plan(build_relay(4, [0, 2, 3], 1), gpus=4).save(path)
+    assert run_ranks(helped.come_late, 4, str(path)) == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
