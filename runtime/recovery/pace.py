@@ -10,8 +10,9 @@ from collections.abc import Sequence
 # Calls that take this many times their usual duration are suspicious: medians of a few calls vary
 # by a tenth on busy hosts.
 _SLOW = 1.2
-# Suspicious periods in a row before links are measured: a host may be busy for a moment.
-_CONFIRMATIONS = 2
+# Suspicious periods in a row, and calls in them, before links are measured: a host may be busy for
+# a moment. A period of long calls has one.
+_CONFIRMATIONS, _SLOW_CALLS = 2, 3
 # The next measurement comes after this many times what the last one took, but not before _PAUSE_S;
 # the pause doubles as long as nothing changes, to at most _MAX_PAUSE_S. After a change only the few
 # links that are slow are measured again, which takes a fraction of the time.
@@ -29,7 +30,7 @@ class Pace:
         """The shortest median of a period so far, by the size."""
         self.spent_s: dict[int, float] = {}
         """What the calls of the last period took together, by the size."""
-        self._slow_periods = 0
+        self._slow_periods = self._slow_calls = 0
         self._next_s = self._pause_s = 0.0
 
     def note_period(self, calls: Sequence[tuple[int, float]]) -> None:
@@ -46,14 +47,16 @@ class Pace:
         )
         if spent > _SLOW * usual:
             self._slow_periods += 1
+            self._slow_calls += len(calls)
             return
-        self._slow_periods = 0
+        self._slow_periods = self._slow_calls = 0
         for size, median in medians.items():
             self.usual_s[size] = min(median, self.usual_s.get(size, median))
 
     def is_suspicious(self, now_s: float) -> bool:
         """Return whether calls have been slow for long enough to measure all links now."""
-        return self._slow_periods >= _CONFIRMATIONS and now_s >= self._next_s
+        is_confirmed = self._slow_periods >= _CONFIRMATIONS and self._slow_calls >= _SLOW_CALLS
+        return is_confirmed and now_s >= self._next_s
 
     def is_return_due(self, now_s: float) -> bool:
         """Return whether it is time to measure links again that are believed slow."""
@@ -69,6 +72,6 @@ class Pace:
         least_s = max(_PAUSE_S, over * cost_s)
         self._pause_s = least_s if has_changed else max(least_s, 2 * self._pause_s)
         self._next_s = now_s + min(self._pause_s, _MAX_PAUSE_S)
-        self._slow_periods = 0
+        self._slow_periods = self._slow_calls = 0
         if has_changed:
             self.usual_s.clear()

@@ -41,8 +41,9 @@ log = logging.getLogger("topoplan")
 # The ranks agree after calls that take this long together, and this many times as long as agreeing
 # itself, so that it costs less than half a percent.
 _PERIOD_S, _OVER_COST = 1.0, 250
-# Calls between two agreements, and how many of them, the last ones, the ranks agree on.
-_MIN_CALLS, _MAX_CALLS, _AGREED_CALLS = 4, 4096, 64
+# Calls before the first agreement, at most between two, and how many of them, the last ones, the
+# ranks agree on.
+_FIRST_CALLS, _MAX_CALLS, _AGREED_CALLS = 4, 4096, 64
 # The schedule in use stays unless another one takes less than this fraction of its time.
 _WORTHWHILE = 0.95
 # A change of a link's rate by less than this fraction of it changes no plan.
@@ -79,7 +80,7 @@ class SlowWatch:
         self._transport, self._plan = engine.transport, engine.plan
         self._begun = time.monotonic()
         self._times: list[tuple[int, float]] = []
-        self._calls, self._period, self._agreeing_s = 0, _MIN_CALLS, 0.0
+        self._calls, self._period, self._agreeing_s = 0, _FIRST_CALLS, 0.0
         # Of an allreduce the shortest time counts: that of the rank for which the others waited.
         self._sign = -1 if self._plan.collective.name == "allreduce" else 1
         self.spent_s = 0.0
@@ -165,7 +166,7 @@ class SlowWatch:
         self._times.clear()
         mean_s = sum(map(abs, agreed)) / len(agreed)
         wanted = max(_PERIOD_S, _OVER_COST * -agreeing_s) / max(mean_s, 1e-6)
-        self._period = min(max(_MIN_CALLS, math.ceil(wanted)), _MAX_CALLS)
+        self._period = min(math.ceil(wanted), _MAX_CALLS)
         if self._probe is None:
             with transport.faults.stock("the first measurement of links", number, is_part=True):
                 self._probe = Probe(transport, self._plan.router)

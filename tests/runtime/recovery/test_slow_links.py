@@ -53,6 +53,17 @@ def test_two_slow_periods_in_a_row_are_suspicious() -> None:
     assert pace.usual_s == {_SMALL: 0.001, _LARGE: 0.1}
 
 
+def test_three_long_calls_in_a_row_are_suspicious() -> None:
+    """Of calls that take longer than a period, each is one."""
+    pace = Pace()
+    pace.note_period([(_LARGE, 2.0)])
+    for _ in range(2):
+        pace.note_period([(_LARGE, 4.0)])
+        assert not pace.is_suspicious(10.0)
+    pace.note_period([(_LARGE, 4.0)])
+    assert pace.is_suspicious(10.0)
+
+
 def test_calls_that_take_little_time_are_not_suspicious() -> None:
     """Small calls that take three times as long are a few percent of the time."""
     pace = Pace()
