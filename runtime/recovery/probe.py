@@ -28,7 +28,7 @@ _FLOW_S, _MAX_BYTES = 0.08, 16 << 20
 # Chunks begin at this size, and grow by at most this factor until a flow takes long enough.
 _FIRST_CHUNK_BYTES, _MAX_GROWTH = 4 << 10, 8
 # The median of so many repetitions counts.
-_REPEATS = 3
+REPEATS = 3
 # Experiments that fill each link, if there are as many: one could be slow for another reason.
 _COVERAGE = 2
 # A link is filled by flows that together could use this fraction of its rate.
@@ -170,26 +170,30 @@ class Probe:
         self._chunk_bytes: dict[FlowTest, int] = {}
         self._at_first = self._measure(self.experiments)
 
-    def measure(self, links: Collection[Hop] | None = None) -> dict[Hop, Fraction]:
+    def measure(
+        self, links: Collection[Hop] | None = None, repeats: int = REPEATS
+    ) -> dict[Hop, Fraction]:
         """Return the links, of those given or of all, that are slow now; see `find_slow_links`.
 
-        Collective; all ranks get the same.
+        Flows are measured `repeats` times. Collective; all ranks get the same.
         """
         chosen = [x for x in self.experiments if links is None or not x.filled.isdisjoint(links)]
-        ratios = [rate / self._at_first[x] for x, rate in self._measure(chosen).items()]
+        ratios = [rate / self._at_first[x] for x, rate in self._measure(chosen, repeats).items()]
         if links is None:  # what slows all experiments down is no link
             best = min(1.0, max(ratios, default=1.0))
             ratios = [ratio / best for ratio in ratios]
         slow = find_slow_links(chosen, ratios)
         return {link: slow[link] for link in slow if links is None or link in links}
 
-    def _measure(self, experiments: Sequence[FlowTest]) -> dict[FlowTest, float]:
+    def _measure(
+        self, experiments: Sequence[FlowTest], repeats: int = REPEATS
+    ) -> dict[FlowTest, float]:
         """Return each experiment's rate in GB/s, the same on all ranks."""
         transport, me = self._transport, self._transport.rank
         limits = MessageLimits(_FLOW_S, _MAX_BYTES)
         endpoint = _GroupEndpoint(transport.group, transport.device, limits)
         pairs = [pair for x in experiments for pair in x.pairs]
-        own: list[dict[Pair, float]] = [{} for _ in range(_REPEATS)]
+        own: list[dict[Pair, float]] = [{} for _ in range(repeats)]
         for group in group_experiments(experiments, self._topology):
             chunk_bytes = self._choose_chunk_bytes(endpoint, group)
             flows = [(pair, chunk_bytes) for x in group for pair in x.pairs]

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -29,11 +29,11 @@ from ...synth.report.recoveries import describe_fault, describe_worth
 from ...topo.measured.flows import Hop
 from ..choose import Chooser
 from ..compiled import Buffers
-from ..program.one_sided.flat import POINT_TO_POINT
+from ..program.one_sided.flat import POINT_TO_POINT, OneSidedSchedule
 from ..ranks.turns import MAX_ENTRANTS, Trial
 from .believed import plan_at, slow_down
 from .pace import Pace
-from .probe import Probe, describe_factors
+from .probe import REPEATS, Probe, describe_factors
 from .replan import plan_aside
 
 log = logging.getLogger("topoplan")
@@ -60,7 +60,7 @@ class _Change:
     the plan, or the reason why there is none.
     """
 
-    factors: dict[Hop, Fraction]
+    factors: Mapping[Hop, Fraction]
     began: float
     now_s: float
     call: int
@@ -88,7 +88,7 @@ class SlowWatch:
         self._pace = Pace()
         self._probe: Probe | None = None
         self._pending: _Change | None = None
-        self._factors: dict[Hop, Fraction] = {}
+        self._factors: Mapping[Hop, Fraction] = {}
         self._chooser: Chooser | None = None
         # Counts the changes after which calls cannot be made as before.
         self._version = 0
@@ -188,19 +188,17 @@ class SlowWatch:
         assert self._probe is not None
         began, before = time.monotonic(), self._pace
         with self._transport.faults.stock("a measurement of links", number, is_part=True):
-            factors = self._probe.measure(None if believed is None else believed.keys())
-            if believed is not None:  # a busy host slows flows down, but makes none faster
-                factors = {x: max(factors[x], believed[x]) for x in factors if x in believed}
+            factors: Mapping[Hop, Fraction] = (
+                self._probe.measure()
+                if believed is None
+                else self._measure_again(self._probe, believed)
+            )
             (cost_s,) = self._transport.find_slowest_s([time.monotonic() - began])
-        changed = [
-            link
-            for link in factors.keys() | self._factors.keys()
-            if abs(factors.get(link, _WHOLE) - self._factors.get(link, _WHOLE)) >= _NOTABLE
-        ]
+        has_changed = self._has_changed(factors)
         change = _Change(
             factors, began, now_s, self._calls + 1, dict(before.usual_s), dict(before.spent_s)
         )
-        self._pace.note_measurement(now_s + cost_s, cost_s, has_changed=bool(changed))
+        self._pace.note_measurement(now_s + cost_s, cost_s, has_changed=has_changed)
         if self._transport.rank == 0:
             log.info(
                 "calls %s: links were measured in %.2f s; slow ones: %s",
@@ -208,7 +206,7 @@ class SlowWatch:
                 cost_s,
                 describe_factors(factors) or "none",
             )
-        if not changed:
+        if not has_changed:
             return
         if not factors:
             self._follow(change, number)
@@ -217,6 +215,26 @@ class SlowWatch:
         if self._transport.rank == 0:
             change.made = Future()
             plan_aside(partial(plan_at, self._plan, factors), change.made)
+
+    def _measure_again(
+        self, probe: Probe, believed: Mapping[Hop, Fraction]
+    ) -> Mapping[Hop, Fraction]:
+        """Return which of the links that are believed slow still are; only a change takes long."""
+        factors = believed
+        for repeats in (1, REPEATS):
+            slow = probe.measure(believed.keys(), repeats)
+            # A busy host slows flows down, but makes none faster.
+            factors = {link: max(slow[link], believed[link]) for link in slow}
+            if not self._has_changed(factors):
+                break
+        return factors
+
+    def _has_changed(self, factors: Mapping[Hop, Fraction]) -> bool:
+        """Return whether links have other rates than believed, by so much that plans may change."""
+        return any(
+            abs(factors.get(link, _WHOLE) - self._factors.get(link, _WHOLE)) >= _NOTABLE
+            for link in factors.keys() | self._factors.keys()
+        )
 
     # Following
 
@@ -288,7 +306,8 @@ class SlowWatch:
         entrants = [choice.schedule, original]
         if self._chooser is not None:
             order, _ = self._chooser.rank_candidates(size_bytes, False, False, number)
-            entrants += [self._chooser.variants[place] for place in order]
+            predicted = [self._chooser.variants[place] for place in order]
+            entrants += [_cut_like(choice.own, x, self._chooser.sent) for x in predicted]
         entrants = list(dict.fromkeys(entrants))[:MAX_ENTRANTS]
         if len(entrants) > 1:
             self._trials[bits] = Trial(entrants)
@@ -311,3 +330,21 @@ class SlowWatch:
             row |= {"during_s": times_s[used], "after_s": times_s[fastest]}
             if self._transport.rank == 0:
                 log.warning("%s: %s; %s", describe_fault(row), describe_worth(row), json.dumps(row))
+
+
+def _cut_like(used: Schedule, schedule: Schedule, variants: Sequence[Schedule]) -> Schedule:
+    """Return the segmentation of a schedule whose messages are about as long as the `used` one's.
+
+    Those were found in a race; the costs of messages, which decide on them, do not change with the
+    rate of a link.
+    """
+    if isinstance(used, OneSidedSchedule):
+        return schedule
+    wanted, whole = _longest_share(used), schedule.uncut
+    alike = [x for x in variants if x.stepwise == schedule.stepwise and x.uncut == whole]
+    return min(alike, key=lambda x: abs(math.log(_longest_share(x) / wanted)), default=schedule)
+
+
+def _longest_share(schedule: Schedule) -> float:
+    """Return the share of the buffer in the longest message of a schedule."""
+    return float(max(chunk.share for chunk in schedule.chunks)) / schedule.segments
