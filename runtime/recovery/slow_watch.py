@@ -307,7 +307,7 @@ class SlowWatch:
         if self._chooser is not None:
             order, _ = self._chooser.rank_candidates(size_bytes, False, False, number)
             predicted = [self._chooser.variants[place] for place in order]
-            entrants += [_cut_like(choice.own, x, self._chooser.sent) for x in predicted]
+            entrants += [cut_like(choice.own, x, self._chooser.sent) for x in predicted]
         entrants = list(dict.fromkeys(entrants))[:MAX_ENTRANTS]
         if len(entrants) > 1:
             self._trials[bits] = Trial(entrants)
@@ -332,7 +332,7 @@ class SlowWatch:
                 log.warning("%s: %s; %s", describe_fault(row), describe_worth(row), json.dumps(row))
 
 
-def _cut_like(used: Schedule, schedule: Schedule, variants: Sequence[Schedule]) -> Schedule:
+def cut_like(used: Schedule, schedule: Schedule, variants: Sequence[Schedule]) -> Schedule:
     """Return the segmentation of a schedule whose messages are about as long as the `used` one's.
 
     Those were found in a race; the costs of messages, which decide on them, do not change with the

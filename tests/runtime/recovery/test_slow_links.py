@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,9 @@ from topoplan.runtime.recovery.probe import (
     group_experiments,
     list_experiments,
 )
+from topoplan.runtime.recovery.slow_watch import cut_like
+from topoplan.synth.cost.segmentation import families
+from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.graph import Topology
 from topoplan.topo.measured.flows import Hop
@@ -167,6 +171,24 @@ def test_a_plan_for_slow_links_keeps_the_routes(name: str) -> None:
     ranks = range(len(topology.ranks))
     for pair in ((a, b) for a in ranks for b in ranks if a != b):
         assert slow.router.route(*pair) == plan.router.route(*pair)
+
+
+@pytest.mark.parametrize("segments", [1, 8, 64])
+def test_schedules_for_slow_links_send_messages_of_the_usual_size(segments: int) -> None:
+    topology = preset("mesh:2x4")
+    plan = synthesize(collective_on("allreduce", topology), topology, "auto", 2).plan
+    slow = plan_at(plan, {("gpu0", "gpu1"): Fraction(1, 4)})
+    used = replace(plan.schedules[-1], segments=segments, stepwise=False)
+
+    def find_ratio(schedule: Schedule) -> Fraction:
+        sizes = [max(x.share for x in y.chunks) / y.segments for y in (schedule, used)]
+        return max(sizes) / min(sizes)
+
+    for family in families(slow.schedules, slow.router):
+        choices = [family.base, *family.piped]
+        cut = cut_like(used, choices[-1], [*family.stepwise, *family.piped])
+        assert cut in choices
+        assert find_ratio(cut) == min(map(find_ratio, choices))
 
 
 def test_calls_have_the_same_results_while_they_are_watched(plans: Plans) -> None:
