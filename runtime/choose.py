@@ -609,14 +609,8 @@ class Chooser:
         )
         if schedule is None or not is_raced:
             return []
-        finer = [
-            x
-            for x in self.variants
-            if x.segments > schedule.segments
-            and (x.uncut, x.stepwise) == (schedule.uncut, schedule.stepwise)
-        ]
-        nearby = [_coarser(schedule), *sorted(finer, key=lambda x: x.segments)[:1]]
-        return [x for x in nearby if x in self.variants and self._is_lean(x, size_bytes)]
+        nearby = list_nearby(schedule, self.variants)
+        return [x for x in nearby if self._is_lean(x, size_bytes)]
 
     def decide(self, size_bytes: int, times_s: Mapping[Schedule | None, float]) -> Choice:
         """Return the choice that follows from the candidates' times, without storing it.
@@ -669,6 +663,18 @@ def _coarser(schedule: Schedule) -> Schedule | None:
         return None
     parts = schedule.segments // _STEP
     return replace(schedule, segments=parts) if parts > 1 else schedule.uncut
+
+
+def list_nearby(schedule: Schedule, variants: Sequence[Schedule]) -> list[Schedule]:
+    """Return the next coarser and finer segmentations of a schedule among `variants`."""
+    finer = [
+        x
+        for x in variants
+        if x.segments > schedule.segments
+        and (x.uncut, x.stepwise) == (schedule.uncut, schedule.stepwise)
+    ]
+    nearby = [_coarser(schedule), *sorted(finer, key=lambda x: x.segments)[:1]]
+    return [x for x in nearby if x is not None and x in variants]
 
 
 @lru_cache(maxsize=256)  # a plan's candidates, for a few plans

@@ -1,6 +1,5 @@
 """Carry out one plan's calls under a guard, by an engine that is made anew after each fault."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +21,8 @@ from ..reductions import in_inference_mode
 from .agreement import Decision
 from .guard import MEETING, Attempt, Guard, meet
 from .replan import Replanner
+from .segments import choose_segments, find_nearest
 
-# Each chunk's segments without a race: of several packets each, and not so many that hosts are busy
-# with them.
-_SEGMENT_BYTES, _MAX_SEGMENTS = 16 << 10, 64
 # Shapes of calls whose buffers are kept for the next call of that shape.
 _MAX_SHAPES = 128
 
@@ -198,21 +195,14 @@ class GuardedEngine:
         """
         plan, before = engine.plan, self._first.chooser.known(size_bytes)
         own = plan.entry_for(int(size_bytes * self._find_slowness(plan))).schedule
-        chunk_bytes = int(size_bytes * max(chunk.share for chunk in own.chunks))
-        segments = min(max(1, chunk_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
+        segments = choose_segments(own, size_bytes)
         wanted = [(own, segments), (own, 4 * segments), (own, max(1, segments // 4))]
         if before is not None:
             won = before.own
             alike = [x.schedule for x in plan.entries if x.schedule.strategy == won.strategy]
             wanted = [(schedule, won.segments) for schedule in alike[-1:]] + wanted
-        nearest = (
-            min(
-                (x for x in engine.chooser.variants if x.uncut == schedule.uncut),
-                key=lambda x: abs(math.log(x.segments / count)),
-            )
-            for schedule, count in wanted
-        )
-        return list(dict.fromkeys(nearest))
+        variants = engine.chooser.variants
+        return list(dict.fromkeys(find_nearest(*each, variants) for each in wanted))
 
     def _find_slowness(self, plan: Plan) -> Fraction:
         """Return how many times slower the machine's links are than those of the plan.

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -27,14 +27,15 @@ from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...synth.report.recoveries import describe_fault, describe_worth
 from ...topo.measured.flows import Hop
-from ..choose import Chooser
+from ..choose import Chooser, list_nearby
 from ..compiled import Buffers
-from ..program.one_sided.flat import POINT_TO_POINT, OneSidedSchedule
+from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.turns import MAX_ENTRANTS, Trial
 from .believed import plan_at, slow_down
 from .pace import Pace
 from .probe import REPEATS, Probe, describe_factors
 from .replan import plan_aside
+from .segments import cut_like
 
 log = logging.getLogger("topoplan")
 
@@ -94,6 +95,7 @@ class SlowWatch:
         self._version = 0
         self._trials: dict[int, Trial] = {}
         self._tried: set[int] = set()
+        self._refined: set[int] = set()
         self._originals: dict[int, Schedule | None] = {}
 
     # Calls
@@ -263,6 +265,7 @@ class SlowWatch:
         self._version += 1
         self._trials.clear()
         self._tried.clear()
+        self._refined.clear()
         # Most of the time goes into calls of this size.
         size = max(change.spent_s, key=change.spent_s.__getitem__, default=0)
         row |= {
@@ -307,20 +310,31 @@ class SlowWatch:
         if self._chooser is not None:
             order, _ = self._chooser.rank_candidates(size_bytes, False, False, number)
             predicted = [self._chooser.variants[place] for place in order]
-            entrants += [cut_like(choice.own, x, self._chooser.sent) for x in predicted]
+            variants = self._chooser.sent
+            entrants += [cut_like(choice.own, x, variants, size_bytes) for x in predicted]
         entrants = list(dict.fromkeys(entrants))[:MAX_ENTRANTS]
         if len(entrants) > 1:
             self._trials[bits] = Trial(entrants)
         return self._trials.get(bits)
 
     def _end_trial(self, size_bytes: int, trial: Trial, buffers: Buffers) -> None:
-        """Use the fastest schedule of a trial from now on; note what it is worth."""
+        """Use the fastest schedule of a trial from now on; note what it is worth.
+
+        If it is a new one, its next coarser and finer segmentations are tried first.
+        """
         bits, engine = size_bytes.bit_length(), self._engine
         del self._trials[bits]
         times_s, original = trial.best_s(), self._originals[bits]
         used = next(iter(times_s))
         preferred = used if self._factors else original
         fastest = min(times_s, key=times_s.__getitem__)
+        if bits not in self._refined and fastest is not None and fastest not in (used, original):
+            self._refined.add(bits)
+            assert self._chooser is not None
+            nearby = [x for x in list_nearby(fastest, self._chooser.sent) if x not in times_s]
+            if nearby:
+                self._trials[bits] = Trial([*nearby, fastest], before=times_s)
+                return
         if times_s[fastest] > _WORTHWHILE * times_s[preferred]:
             fastest = preferred
         engine.use_instead(buffers, fastest, is_usual=fastest == original)
@@ -330,21 +344,3 @@ class SlowWatch:
             row |= {"during_s": times_s[used], "after_s": times_s[fastest]}
             if self._transport.rank == 0:
                 log.warning("%s: %s; %s", describe_fault(row), describe_worth(row), json.dumps(row))
-
-
-def cut_like(used: Schedule, schedule: Schedule, variants: Sequence[Schedule]) -> Schedule:
-    """Return the segmentation of a schedule whose messages are about as long as the `used` one's.
-
-    Those were found in a race; the costs of messages, which decide on them, do not change with the
-    rate of a link.
-    """
-    if isinstance(used, OneSidedSchedule):
-        return schedule
-    wanted, whole = _longest_share(used), schedule.uncut
-    alike = [x for x in variants if x.stepwise == schedule.stepwise and x.uncut == whole]
-    return min(alike, key=lambda x: abs(math.log(_longest_share(x) / wanted)), default=schedule)
-
-
-def _longest_share(schedule: Schedule) -> float:
-    """Return the share of the buffer in the longest message of a schedule."""
-    return float(max(chunk.share for chunk in schedule.chunks)) / schedule.segments

@@ -1,0 +1,42 @@
+"""Which segmentations of a schedule to try on a job's own calls, where only few can be."""
+
+import math
+from collections.abc import Sequence
+
+from ...synth.ir.schedule import Schedule
+from ..program.one_sided.flat import OneSidedSchedule
+
+# Without a race, segments are of several packets each, and not so many that hosts are busy with
+# them.
+_SEGMENT_BYTES, _MAX_SEGMENTS = 16 << 10, 64
+
+
+def choose_segments(schedule: Schedule, size_bytes: int) -> int:
+    """Return into how many segments to cut the chunks of a schedule without a race."""
+    chunk_bytes = int(size_bytes * max(chunk.share for chunk in schedule.chunks))
+    return min(max(1, chunk_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
+
+
+def find_nearest(schedule: Schedule, segments: float, variants: Sequence[Schedule]) -> Schedule:
+    """Return the one of `variants` that is a schedule in about so many segments."""
+    return min(
+        (x for x in variants if x.uncut == schedule.uncut),
+        key=lambda x: abs(math.log(x.segments / segments)),
+    )
+
+
+def cut_like(
+    used: Schedule, schedule: Schedule, variants: Sequence[Schedule], size_bytes: int
+) -> Schedule:
+    """Return the one of `variants` that is a schedule with messages about as long as `used` has.
+
+    A race has found their length; the costs of messages, which decide on it, do not change with the
+    rates of links. If `used` is not cut, it says nothing of these costs.
+    """
+    if used.segments == 1 or isinstance(used, OneSidedSchedule):
+        segments: float = choose_segments(schedule, size_bytes)
+    else:
+        share, usual = (float(max(y.share for y in x.chunks)) for x in (schedule, used))
+        segments = used.segments * share / usual
+    alike = [x for x in variants if x.stepwise == schedule.stepwise]
+    return find_nearest(schedule, segments, alike)
