@@ -47,8 +47,9 @@ _PERIOD_S, _OVER_COST = 1.0, 250
 _FIRST_CALLS, _MAX_CALLS, _AGREED_CALLS = 4, 4096, 64
 # The schedule in use stays unless another one takes less than this fraction of its time.
 _WORTHWHILE = 0.95
-# A change of a link's rate by less than this fraction of it changes no plan.
-_NOTABLE = Fraction(1, 10)
+# A change of a link's rate by less than this fraction of it changes no plan; one that a single
+# repetition shows must be greater to be believed.
+_NOTABLE, _NOTABLE_AT_ONCE = Fraction(1, 10), Fraction(1, 5)
 _WHOLE = Fraction(1)
 
 
@@ -223,18 +224,18 @@ class SlowWatch:
     ) -> Mapping[Hop, Fraction]:
         """Return which of the links that are believed slow still are; only a change takes long."""
         factors = believed
-        for repeats in (1, REPEATS):
+        for repeats, notable in ((1, _NOTABLE_AT_ONCE), (REPEATS, _NOTABLE)):
             slow = probe.measure(believed.keys(), repeats)
             # A busy host slows flows down, but makes none faster.
             factors = {link: max(slow[link], believed[link]) for link in slow}
-            if not self._has_changed(factors):
+            if not self._has_changed(factors, notable):
                 break
         return factors
 
-    def _has_changed(self, factors: Mapping[Hop, Fraction]) -> bool:
+    def _has_changed(self, factors: Mapping[Hop, Fraction], notable: Fraction = _NOTABLE) -> bool:
         """Return whether links have other rates than believed, by so much that plans may change."""
         return any(
-            abs(factors.get(link, _WHOLE) - self._factors.get(link, _WHOLE)) >= _NOTABLE
+            abs(factors.get(link, _WHOLE) - self._factors.get(link, _WHOLE)) >= notable
             for link in factors.keys() | self._factors.keys()
         )
 
