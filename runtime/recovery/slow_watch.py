@@ -249,13 +249,12 @@ class SlowWatch:
             with transport.faults.stock("the plan for slow links", number, is_part=True):
                 answer = transport.exchange(change.made and change.made.result())[0]
         self._pending = None
-        is_worse = any(x < self._factors.get(link, _WHOLE) for link, x in factors.items())
-        links = factors if is_worse else self._factors.keys() - factors.keys()
+        kind, links = find_change(self._factors, factors)
         row: dict[str, Any] = {
-            "kind": "slow" if is_worse else "recovered",
+            "kind": kind,
             "at": round(change.now_s + self._begun - self._since, 3),
             "call": change.call,
-            "links": describe_factors({link: factors.get(link, _WHOLE) for link in links}),
+            "links": describe_factors(links),
         }
         self._factors = factors
         if isinstance(answer, str):
@@ -345,3 +344,16 @@ class SlowWatch:
             row |= {"during_s": times_s[used], "after_s": times_s[fastest]}
             if self._transport.rank == 0:
                 log.warning("%s: %s; %s", describe_fault(row), describe_worth(row), json.dumps(row))
+
+
+def find_change(
+    before: Mapping[Hop, Fraction], after: Mapping[Hop, Fraction]
+) -> tuple[str, dict[Hop, Fraction]]:
+    """Return "slow" with all slow links, if one has become slower, or "recovered" with the faster.
+
+    `before` and `after` have the fractions of their rates at first that slow links have.
+    """
+    if any(factor < before.get(link, _WHOLE) for link, factor in after.items()):
+        return "slow", {**after}
+    now = {link: after.get(link, _WHOLE) for link in before}
+    return "recovered", {link: now[link] for link, factor in before.items() if now[link] > factor}

@@ -28,6 +28,7 @@ from topoplan.runtime.recovery.probe import (
     list_experiments,
 )
 from topoplan.runtime.recovery.segments import cut_like
+from topoplan.runtime.recovery.slow_watch import find_change
 from topoplan.synth.cost.segmentation import families
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.planner.synthesize import collective_on, synthesize
@@ -171,6 +172,17 @@ def test_a_plan_for_slow_links_keeps_the_routes(name: str) -> None:
     ranks = range(len(topology.ranks))
     for pair in ((a, b) for a in ranks for b in ranks if a != b):
         assert slow.router.route(*pair) == plan.router.route(*pair)
+
+
+def test_a_change_lists_slow_links_or_those_that_are_faster() -> None:
+    half, most = Fraction(1, 2), Fraction(3, 4)
+    one, other, third = ("a", "b"), ("b", "c"), ("c", "d")
+    assert find_change({}, {one: half}) == ("slow", {one: half})
+    assert find_change({one: half}, {one: half, other: most}) == ("slow", {one: half, other: most})
+    assert find_change({one: half, other: half}, {one: half}) == ("recovered", {other: 1})
+    before = {one: half, other: half, third: half}
+    change = {other: most, third: Fraction(1)}
+    assert find_change(before, {one: half, other: most}) == ("recovered", change)
 
 
 @pytest.mark.parametrize("segments", [1, 8, 64])
