@@ -74,8 +74,10 @@ _MEET_S = 0.5
 _FLAP_S = (1.5, 6.0)
 # A call or step was struck by a fault if it takes so much longer than the median before the fault.
 _HIT_S = 2.0
-# Times that a link stays slow, and after it has recovered; steps of training for both.
-_SLOW, _SLOW_S, _RETURN_S, _STEPS_SLOW = 0.5, 80.0, 60.0, 1600
+# Times that a link stays slow, and after it has recovered.
+_SLOW, _SLOW_S, _RETURN_S = 0.5, 80.0, 60.0
+# Training ends so many steps after the last one that a log has, all of which no rank has made.
+_STEPS_MORE = 10
 # Seconds between the two faults of `both`.
 _BOTH_S = 20.0
 
@@ -163,12 +165,14 @@ def carry_out(
             _wait_until(logs, "ready")
             time.sleep(draw.uniform(0.0, 1.0))
             struck = strike(network, case, links)
+            if case == "slow":
+                time.sleep(_RETURN_S)
+            elif program == "calls":
+                _await_calls(logs[0], time.time())
             if program == "calls":
-                if case == "slow":
-                    time.sleep(_RETURN_S)
-                else:
-                    _await_calls(logs[0], time.time())
                 (folder / "stop").touch()
+            elif case == "slow":
+                _stop_training(folder, logs[0])
             ends = time.monotonic() + _END_S
             for process in ranks:
                 process.join(max(0.0, ends - time.monotonic()))
@@ -345,6 +349,13 @@ def _await_calls(log: Path, since: float) -> None:
         time.sleep(0.1)
 
 
+def _stop_training(folder: Path, log: Path) -> None:
+    """Let all ranks end their training after the same step."""
+    last = max(json.loads(x)["call"] for x in _read_lines(log) if x.startswith('{"call"'))
+    (folder / "steps.new").write_text(str(last + _STEPS_MORE))
+    (folder / "steps.new").rename(folder / "steps")
+
+
 def _read_lines(log: Path) -> list[str]:
     """Return the lines of a log that are complete."""
     return log.read_text().rpartition("\n")[0].splitlines()
@@ -381,8 +392,8 @@ def work(program: str, case: str, plan: str, folder: Path) -> int:
         if program == "calls":
             end = make_calls(plan, folder, numel_of(case), option)
         else:
-            steps = _STEPS_SLOW if case == "slow" else _STEPS
-            end = train(plan, steps, None if on_backend else option)
+            steps = None if case == "slow" else _STEPS
+            end = train(plan, folder, steps, None if on_backend else option)
     except (topoplan.ExecutionError, RuntimeError) as error:
         say(error=str(error))
         return 3
@@ -435,8 +446,13 @@ def make_calls(plan: str, folder: Path, numel: int, option: dict[str, str]) -> d
     return {"right": right, "recoveries": communicator.recoveries}
 
 
-def train(plan: str, steps: int, option: dict[str, str] | None) -> dict[str, Any]:
-    """Train a model for some steps, of which the fault may strike each."""
+def train(
+    plan: str, folder: Path, steps: int | None, option: dict[str, str] | None
+) -> dict[str, Any]:
+    """Train a model for some steps, of which the fault may strike each.
+
+    With None, their number comes later, in the file `steps`.
+    """
     import hashlib
 
     import torch
@@ -454,7 +470,8 @@ def train(plan: str, steps: int, option: dict[str, str] | None) -> dict[str, Any
     if hook is not None:
         parallel.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
-    for step in range(steps):
+    step = 0
+    while steps is None or step < steps:
         numbers = torch.Generator().manual_seed(1000 * step + rank)
         began = time.time()
         optimizer.zero_grad()
@@ -464,10 +481,13 @@ def train(plan: str, steps: int, option: dict[str, str] | None) -> dict[str, Any
             say(call=step, at=time.time(), seconds=time.time() - began)
         if step == (_MEASURED_CALLS if option and "on_slow" in option else 3):
             print("ready", flush=True)
+        step += 1
+        if steps is None and (folder / "steps").exists():
+            steps = int((folder / "steps").read_text())
     parameters = torch.cat([x.detach().flatten() for x in model.parameters()])
     # All ranks have the same bits, as their hashes show.
     right = rank > 0 or torch.allclose(
-        parameters, train_alone(dist.get_world_size(), steps), rtol=0, atol=1e-6
+        parameters, train_alone(dist.get_world_size(), step), rtol=0, atol=1e-6
     )
     if hook is None:
         guard = dist.group.WORLD.planned.guard

@@ -47,9 +47,9 @@ _PERIOD_S, _OVER_COST = 1.0, 250
 _FIRST_CALLS, _MAX_CALLS, _AGREED_CALLS = 4, 4096, 64
 # The schedule in use stays unless another one takes less than this fraction of its time.
 _WORTHWHILE = 0.95
-# A change of a link's rate by less than this fraction of it changes no plan; one that a single
-# repetition shows must be greater to be believed.
-_NOTABLE, _NOTABLE_AT_ONCE = Fraction(1, 10), Fraction(1, 5)
+# A change of links' rates by less than this fraction of them changes no plan, nor does a smaller
+# rise than _NOTABLE_AGAIN of those that are believed slow: measurements on busy hosts vary by .1.
+_NOTABLE, _NOTABLE_AGAIN = Fraction(1, 10), Fraction(1, 5)
 _WHOLE = Fraction(1)
 
 
@@ -224,12 +224,12 @@ class SlowWatch:
     ) -> Mapping[Hop, Fraction]:
         """Return which of the links that are believed slow still are; only a change takes long."""
         factors = believed
-        for repeats, notable in ((1, _NOTABLE_AT_ONCE), (REPEATS, _NOTABLE)):
+        for repeats in (1, REPEATS):
             slow = probe.measure(believed.keys(), repeats)
             # A busy host slows flows down, but makes none faster.
             factors = {link: max(slow[link], believed[link]) for link in slow}
-            if not self._has_changed(factors, notable):
-                break
+            if not self._has_changed(factors, _NOTABLE_AGAIN):
+                return believed
         return factors
 
     def _has_changed(self, factors: Mapping[Hop, Fraction], notable: Fraction = _NOTABLE) -> bool:
