@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import floor
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,8 +38,10 @@ _FILLED = 0.9
 _SLOW = 0.85
 # So many experiments fill a link that the best one need not be believed.
 _MANY = 4
-# Believed fractions are multiples of this, so that equally slow links stay equal for the planner.
-_STEP = Fraction(1, 20)
+# Believed fractions are multiples of _STEP, so that equally slow links stay equal for the planner.
+# They are rounded down, below _UP of a step: a plan that sends too much over a slow link waits for
+# it, one that sends too little loses a part of that.
+_STEP, _UP = Fraction(1, 20), Fraction(4, 5)
 # The tag of the flows, which no plan uses.
 _TAG = 3
 
@@ -155,7 +158,7 @@ def find_slow_links(
             for link in x.crossed - filled:
                 factors[link] = max(fair[other] for other in experiments if link in other.crossed)
     return {
-        link: max(_STEP, round(Fraction(factor) / _STEP) * _STEP)
+        link: max(_STEP, floor(Fraction(factor) / _STEP + 1 - _UP) * _STEP)
         for link, factor in factors.items()
         if factor < _SLOW
     }
