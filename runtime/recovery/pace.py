@@ -55,8 +55,16 @@ class Pace:
 
     def is_suspicious(self, now_s: float) -> bool:
         """Return whether calls have been slow for long enough to measure all links now."""
-        is_confirmed = self._slow_periods >= _CONFIRMATIONS and self._slow_calls >= _SLOW_CALLS
-        return is_confirmed and now_s >= self._next_s
+        return self._is_confirmed and now_s >= self._next_s
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the last calls were slow, but not yet for long enough to measure links."""
+        return self._slow_periods > 0 and not self._is_confirmed
+
+    @property
+    def _is_confirmed(self) -> bool:
+        return self._slow_periods >= _CONFIRMATIONS and self._slow_calls >= _SLOW_CALLS
 
     def is_return_due(self, now_s: float) -> bool:
         """Return whether it is time to measure links again that are believed slow."""

@@ -40,7 +40,7 @@ from .segments import cut_like
 log = logging.getLogger("topoplan")
 
 # The ranks agree after calls that take this long together, and this many times as long as agreeing
-# itself, so that it costs less than half a percent.
+# itself, so that it costs less than half a percent; but not where calls have just become slower.
 _PERIOD_S, _OVER_COST = 1.0, 250
 # Calls before the first agreement, at most between two, and how many of them, the last ones, the
 # ranks agree on.
@@ -163,19 +163,22 @@ class SlowWatch:
             *agreed, elapsed, agreeing_s, planning = transport.find_slowest_s(
                 [*values, -now_s, -self._agreeing_s, float(is_planning)]
             )
-        self._agreeing_s = time.perf_counter() - began
-        self.spent_s += self._agreeing_s
+        took_s = time.perf_counter() - began
+        self.spent_s += took_s
+        # A busy host delays it now and then.
+        self._agreeing_s = min(took_s, self._agreeing_s or took_s)
         self._calls += len(self._times)
         self._times.clear()
-        mean_s = sum(map(abs, agreed)) / len(agreed)
-        wanted = max(_PERIOD_S, _OVER_COST * -agreeing_s) / max(mean_s, 1e-6)
-        self._period = min(math.ceil(wanted), _MAX_CALLS)
         if self._probe is None:
             with transport.faults.stock("the first measurement of links", number, is_part=True):
                 self._probe = Probe(transport, self._plan.router)
         self._pace.note_period(
             [(size, abs(seconds)) for (size, _), seconds in zip(calls, agreed, strict=True)]
         )
+        over_cost = 0 if self._pace.is_in_doubt else _OVER_COST
+        mean_s = sum(map(abs, agreed)) / len(agreed)
+        wanted = max(_PERIOD_S, over_cost * -agreeing_s) / max(mean_s, 1e-6)
+        self._period = min(math.ceil(wanted), _MAX_CALLS)
         if self._pending is not None:
             if not planning:
                 self._follow(self._pending, number)

@@ -63,10 +63,12 @@ def test_three_long_calls_in_a_row_are_suspicious() -> None:
     pace = Pace()
     pace.note_period([(_LARGE, 2.0)])
     for _ in range(2):
-        pace.note_period([(_LARGE, 4.0)])
         assert not pace.is_suspicious(10.0)
+        pace.note_period([(_LARGE, 4.0)])
+        assert pace.is_in_doubt
     pace.note_period([(_LARGE, 4.0)])
     assert pace.is_suspicious(10.0)
+    assert not pace.is_in_doubt
 
 
 def test_calls_that_take_little_time_are_not_suspicious() -> None:
