@@ -127,7 +127,7 @@ def build_parser() -> Parser:
     )
     add(
         "--together",
-        type=_names,
+        type=lambda text: [part.strip() for part in text.split(",")],
         metavar="LIST",
         action="extend",
         default=[],
@@ -178,10 +178,6 @@ def _numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list of GPUs; expected numbers such as 0,3,2"
         ) from None
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
 
 
 def _seconds(text: str) -> float:

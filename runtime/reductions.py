@@ -100,7 +100,11 @@ def check_tensors(
             raise InputError(
                 f"{call}: {tensor.layout} tensors are not supported; expected a dense one"
             )
-        if not number and not tensor.is_contiguous() and _is_expanded(tensor):
+        if (
+            not number
+            and not tensor.is_contiguous()
+            and any(n > 1 and not by for by, n in zip(tensor.stride(), tensor.shape, strict=True))
+        ):
             raise InputError(
                 f"{call}: the tensor is expanded, its elements share memory; pass a clone"
             )
@@ -116,10 +120,6 @@ def check_tensors(
             raise InputError(
                 f"{call}: {tensor.dtype} is not compressed; expected floating-point tensors"
             )
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(n > 1 and not step for step, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Tensor) -> None:

@@ -77,7 +77,11 @@ def new_group(
     if not helping:
         return dist.new_group(list(members), timeout=timeout, backend=NAME, pg_options=options)
     own = dist.get_rank()
-    on_gpus = torch.cuda.is_available() and dist.is_nccl_available() and _uses_gpus()
+    on_gpus = (
+        torch.cuda.is_available()
+        and dist.is_nccl_available()
+        and (uses_nccl(None) or dist.get_backend() == NAME)
+    )
     store = PrefixStore(name, find_client(dist.distributed_c10d._get_default_store()).store)
     helped = Helped(members, helping, own, len(world), store, "cuda" if on_gpus else "cpu")
     if own not in members:
@@ -124,11 +128,6 @@ def _choose_helpers(
     if both:
         raise InputError(f"helpers: rank {both[0]} is a member of the group; helpers are others")
     return listed
-
-
-def _uses_gpus() -> bool:
-    """Return whether the default group has NCCL for tensors on GPUs."""
-    return uses_nccl(None) or dist.get_backend() == NAME
 
 
 def _show_place(helped: Helped, timeout: timedelta) -> None:

@@ -178,8 +178,9 @@ class CabledNetwork(Network):
         lines, buckets = ["link set lo up"], []
         is_switch = device >= len(plan.hosts)
         if is_switch:
+            mtus = (port.mtu for port, _ in self._list_ports(device))
             lines += [
-                f"link add name br0 mtu {self._find_mtu(device)} type bridge",
+                f"link add name br0 mtu {min(mtus, default=_MANAGEMENT_MTU)} type bridge",
                 "link set br0 up",
             ]
         else:
@@ -197,9 +198,6 @@ class CabledNetwork(Network):
             buckets.append(_describe_end(port.name, rate))
         self._batch(device, "ip", lines)
         self._batch(device, "tc", buckets)
-
-    def _find_mtu(self, switch: int) -> int:
-        return min((port.mtu for port, _ in self._list_ports(switch)), default=_MANAGEMENT_MTU)
 
     def _list_ports(self, device: int) -> Iterator[tuple[Port, int | None]]:
         """Yield the ports of a device with the rates out of them."""

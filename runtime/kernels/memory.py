@@ -50,7 +50,8 @@ class Region:
     @property
     def counters_bytes(self) -> int:
         """The bytes of the counters, and where the windows begin."""
-        return _align(self.programs * self.ranks * 8)
+        unit = _REGION_ALIGNMENT_BYTES
+        return -(-8 * self.programs * self.ranks // unit) * unit
 
     @property
     def nbytes(self) -> int:
@@ -73,10 +74,6 @@ class KernelMemory:
     errors: torch.Tensor
     timeout_s: float
     owner: Any
-
-
-def _align(nbytes: int) -> int:
-    return -(-nbytes // _REGION_ALIGNMENT_BYTES) * _REGION_ALIGNMENT_BYTES
 
 
 def make_symmetric(

@@ -244,8 +244,10 @@ def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], o
     if buffers.numel == 0 or not is_there:
         return None
     collective, source, target = settings.collective, buffers.input, buffers.output
+    # Stock collectives are those of the default group, or of some ranks' own.
+    group = dist.group.WORLD if transport.size == dist.get_world_size() else transport.group
     call: Callable[[], object] = (
-        make_stock_call(collective, _find_stock_group(transport), source, target, op)
+        make_stock_call(collective, group, source, target, op)
         if channel is None
         else make_collective(channel, collective, source, target, op)
     )
@@ -257,11 +259,6 @@ def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], o
 
     buffers.reset()
     return run
-
-
-def _find_stock_group(transport: Transport) -> object:
-    """Return the group whose stock collectives are timed: the default one, or some ranks' own."""
-    return dist.group.WORLD if transport.size == dist.get_world_size() else transport.group
 
 
 def find_scale(communicator: Communicator) -> float | None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ...topo.errors import ExecutionError, TopoplanError
 from ..native.library import load_library, number
-from ..program.instructions import Instruction, Post, Program
+from ..program.instructions import Post, Program
 from ..program.within_hosts import Arrived, Inside, Outside, split
 from ..ranks.shared_memory import HostMemory
 from ..reductions import ReduceOp
@@ -67,7 +67,8 @@ class EncodedParts:
     def _encode(self, part: Inside, words: list[int]) -> None:
         operations: list[int] = []
         for x in (*part, None):
-            local = [] if x is None else self._encode_operations(x)
+            encoded = () if x is None else encode_local(x, self._ranks, self._width)
+            local = [word for operation in encoded for word in operation]
             operations += local
             if local:
                 continue
@@ -81,9 +82,6 @@ class EncodedParts:
                 self.posts_at[len(words)] = x
                 place = self._places[x.peer]
                 words += [_EXPECT, place] if x.kind == "receive" else [_SEND, place, *self._span(x)]
-
-    def _encode_operations(self, x: Instruction | Arrived) -> list[int]:
-        return [word for words in encode_local(x, self._ranks, self._width) for word in words]
 
     def _span(self, post: Post) -> tuple[int, int, int, int]:
         return (

@@ -38,5 +38,6 @@ def cut_like(
     else:
         share, usual = (float(max(y.share for y in x.chunks)) for x in (schedule, used))
         segments = used.segments * share / usual
-    alike = [x for x in variants if x.stepwise == schedule.stepwise]
-    return find_nearest(schedule, segments, alike)
+    return find_nearest(
+        schedule, segments, [x for x in variants if x.stepwise == schedule.stepwise]
+    )

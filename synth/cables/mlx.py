@@ -73,14 +73,12 @@ class MlxHostfile:
         Cables are in one order at both ends: JACCL joins the k-th device of one end with the k-th
         of the other, and waits forever if these are not on one cable (exo-explore/exo#2160).
         """
-        if other == host or (self.backend == RING and not self._are_neighbours(host, other)):
+        neighbours = map(set, list_edges(self.order))
+        if other == host or (self.backend == RING and {host, other} not in neighbours):
             return None
         cables = self.hosts.between[host, other][: self.cables]
         names = [cable.find_end(host).rdma[0] for cable in cables]
         return names[0] if len(names) == 1 else names
-
-    def _are_neighbours(self, a: int, b: int) -> bool:
-        return any({a, b} == {*edge} for edge in list_edges(self.order))
 
     def list_lines(self) -> list[str]:
         """Return what the file is for, and what the backend reaches."""

@@ -126,7 +126,8 @@ def find_next_cables(
     for a, b in combinations(range(hosts.count), 2):
         if effort.is_over("next cable"):
             break
-        rate_GBps = _rate_cable(hosts, a, b)
+        # As wide as the slower host's cables.
+        rate_GBps = min(x.bandwidth_GBps for host in (a, b) for x in _find_widest(hosts, host))
         alike = orbits[a, b], rate_GBps
         wider = _add_cable(hosts, a, b, rate_GBps) if alike not in shapes else None
         if wider is not None:
@@ -192,11 +193,6 @@ def _rate_nccl(hosts: CabledHosts, collective: str) -> Fraction | None:
     if cabling.obstacle or not runs_nccl:
         return None
     return rate_ring(collective, hosts.count, find_width_GBps(hosts, cabling.order))
-
-
-def _rate_cable(hosts: CabledHosts, a: int, b: int) -> Fraction:
-    """Return the rate of one more cable between two hosts in GB/s, that of the slower's cables."""
-    return min(link.bandwidth_GBps for host in (a, b) for link in _find_widest(hosts, host))
 
 
 def _add_cable(hosts: CabledHosts, a: int, b: int, rate_GBps: Fraction) -> Topology:

@@ -22,7 +22,7 @@ from ..request import Request, TreeLimits
 from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
 from .large.combs import comb_trees
 from .large.level_trees import SLACKS, LevelTrees, choose_count, choose_depth
-from .machine.boxes import SHAPES, Parents, rail_trees, turn_to_root
+from .machine.boxes import SHAPES, rail_trees, turn_to_root
 from .machine.links import Ints, LinkArrays
 from .machine.pairs import Tree
 from .machine.routes import Metric, OwnRoutes
@@ -320,7 +320,11 @@ class ForestBuilder:
             for more in turned:
                 parents = [*parents, *(tree for tree in more if tree not in parents)]
             # Shapes over two boxes are the same, and chains from every box are deeper than stars.
-            joined = frozenset(map(_find_joined, parents))
+            # Each as the pairs of nodes, lower first, that it joins; the root's parent is -1.
+            joined = frozenset(
+                frozenset((min(v, p), max(v, p)) for v, p in enumerate(tree) if p >= 0)
+                for tree in parents
+            )
             is_dominated = joined in tried or (name == "chains" and self.has_within())
             tried.add(joined)
             if is_dominated or len(parents) * boxes.rails > _MAX_TREES or not self._may_go_on():
@@ -422,11 +426,6 @@ class ForestBuilder:
             weighed = zip(forest.shares, forest.trees, strict=True)
             heaviest = sorted(weighed, key=lambda item: -item[0])[:limit]
             self.add_weighed([tree for _, tree in heaviest], "heaviest low trees")
-
-
-def _find_joined(parents: Parents) -> frozenset[tuple[int, int]]:
-    """Return the pairs of nodes, lower first, that a tree of parents (-1 at the root) joins."""
-    return frozenset((min(v, p), max(v, p)) for v, p in enumerate(parents) if p >= 0)
 
 
 def pareto(candidates: Sequence[CandidateForest]) -> list[CandidateForest]:

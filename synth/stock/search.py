@@ -169,16 +169,13 @@ class GraphSearch:
                 left = self._search()
                 # Steps left by a search for one order are not given back: NCCL's own count.
                 self.steps_left -= _STEPS_SAME if same else _STEPS
-                if left < 0 or self._is_full():
+                # The best graph uses all that the best connected GPU has.
+                if left < 0 or self.best.channels * self.best.inter_MBps * 1000 >= self.total_kBps:
                     return True
             self.steps_left += left
             if self.steps_left < 0 and self.best.orders:
                 return True
         return False
-
-    def _is_full(self) -> bool:
-        """Return whether the best graph uses all that the best connected GPU has."""
-        return self.best.channels * self.best.inter_MBps * 1000 >= self.total_kBps
 
     def _run_second_pass(self) -> None:
         """Raise the speed while as many channels as the best graph has are found."""

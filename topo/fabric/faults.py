@@ -130,7 +130,12 @@ def _find_repeated_addresses(
 def _find_repeated_subnets(
     facts: FabricFacts, segments: Sequence[Segment], wires: Sequence[frozenset[PortKey]]
 ) -> Iterator[CableFault]:
-    for subnet, ports in _list_subnets(facts).items():
+    ports_of = group_by_key(
+        (str(port.network), key)
+        for key, port in facts.ports.items()
+        if port.address and port.name != facts.hosts[key[0]].management
+    )
+    for subnet, ports in ports_of.items():
         # Some ports on a wire may not answer at all.
         groups = {wire & set(ports) for wire in wires}
         groups |= {frozenset(x.all_ports) & set(ports) for x in segments}
@@ -155,15 +160,6 @@ def _find_repeated_subnets(
             + _propose_subnets(facts, [*first[1:], *(x for group in others for x in group)]),
             True,
         )
-
-
-def _list_subnets(facts: FabricFacts) -> dict[str, list[PortKey]]:
-    """Return the ports of each subnet, without those of the rendezvous."""
-    return group_by_key(
-        (str(port.network), key)
-        for key, port in facts.ports.items()
-        if port.address and port.name != facts.hosts[key[0]].management
-    )
 
 
 def _list_names(facts: FabricFacts, ports: Iterable[PortKey]) -> str:

@@ -81,7 +81,12 @@ class TieredNetwork:
 
     def build_picture(self, most_in_row: int) -> Picture:
         """Return the layout: on both sides of the highest tier if there are many boxes."""
-        order = sorted(range(len(self.facing_up)), key=self._first_leaf)
+        order = sorted(
+            range(len(self.facing_up)),
+            key=lambda box: next(
+                (i for i, x in enumerate(self.tiers[0]) if box in self.boxes_of[x]), 0
+            ),
+        )
         upper: list[int] = []
         if len(order) > most_in_row:
             upper = self._split(order)
@@ -94,9 +99,6 @@ class TieredNetwork:
         for tier in reversed(self.tiers[:-1]):
             rows.append([group for group in tier if not self.boxes_of[group] <= {*upper}])
         return self._stack(upper, [row for row in rows if row], lower)
-
-    def _first_leaf(self, box: int) -> int:
-        return next((i for i, x in enumerate(self.tiers[0]) if box in self.boxes_of[x]), 0)
 
     def _split(self, order: Sequence[int]) -> list[int]:
         """Return the boxes above, about half; none if switches below the top reach both halves."""

@@ -160,10 +160,6 @@ def _list_hypercube_pairs(sizes: Sizes) -> Pairs:
     ]
 
 
-def _count_hypercube(sizes: Sizes) -> int:
-    return 1 << min(sizes[0], MAX_GPUS.bit_length())
-
-
 _list_torus_pairs = partial(_list_grid_pairs, wrap=True)
 
 _GRAPHS = (
@@ -209,7 +205,7 @@ _GRAPHS = (
         "hypercube:4",
         "2^d GPUs, d links each",
         "dimension",
-        _count_hypercube,
+        lambda sizes: 1 << min(sizes[0], MAX_GPUS.bit_length()),
         _list_hypercube_pairs,
     ),
 )

@@ -369,16 +369,15 @@ class LevelTrees(LinkArrays):
             path.append(tree.parent[path[-1]])
         for rank in path[:-1]:
             self._count(number, tree.links[rank], -1)
-        below = [(tree.parent[rank], rank, self._turn(tree.links[rank])) for rank in path[:-1]]
+        below = [
+            (tree.parent[rank], rank, tuple(int(self.back[i]) for i in reversed(tree.links[rank])))
+            for rank in path[:-1]
+        ]
         tree.parent[entry], tree.links[entry] = int(self.rank_of[self.src[links[0]]]), links
         self._count(number, links, 1)
         for rank, parent, back in below:
             tree.parent[rank], tree.links[rank] = parent, back
             self._count(number, back, 1)
-
-    def _turn(self, links: Links) -> Links:
-        """Return the links of a route in the other direction."""
-        return tuple(int(self.back[i]) for i in reversed(links))
 
     def _price_turned(self, tree: _Tree, branch: list[int], prices: Floats) -> Floats:
         """Return what it costs to make each rank the first of a branch, in place of the top."""

@@ -112,7 +112,7 @@ def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
                 _STATE,
                 gpu.handle,
                 link,
-                read=_format_state,
+                read=lambda active: "active" if active else "inactive",
                 let_through=(*nonexistent, *no_function),
             )
         except nonexistent:
@@ -122,10 +122,6 @@ def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
             return
         if state.value is not None or count is None or link < count:
             yield state
-
-
-def _format_state(active: Any) -> str:
-    return "active" if active else "inactive"
 
 
 def _read_remote(nvml: Nvml, gpu: Gpu, link: int, subject: str) -> Iterator[Fact]:

@@ -82,7 +82,10 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
     yield nvml.ask(NVML, keys.NVML_DRIVER, "nvmlSystemGetDriverVersion", read=decode_text)
     yield nvml.ask(NVML, keys.NVML_VERSION, "nvmlSystemGetNVMLVersion", read=decode_text)
     yield nvml.ask(
-        NVML, keys.NVML_CUDA_VERSION, "nvmlSystemGetCudaDriverVersion", read=_format_cuda_version
+        NVML,
+        keys.NVML_CUDA_VERSION,
+        "nvmlSystemGetCudaDriverVersion",
+        read=lambda number: f"{number // 1000}.{number % 1000 // 10}",  # 12040 means 12.4
     )
     yield nvml.ask(
         NVML, keys.NVML_CONFIDENTIAL, "nvmlSystemGetConfComputeState", read=_read_confidential
@@ -142,11 +145,6 @@ def _ask_all(nvml: Nvml, gpu: Gpu, questions: tuple[_Question, ...]) -> Iterator
 # -- converting answers to facts
 
 
-def _format_cuda_version(number: Any) -> str:
-    # 12040 means 12.4.
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
 def _convert_capability(capability: Any) -> int:
     major, minor = capability
     return int(major) * 10 + int(minor)
@@ -199,10 +197,6 @@ def _read_mig(modes: Any) -> str:
     return "on" if modes[0] else "off"
 
 
-def _read_utilization(rates: Any) -> int:
-    return int(rates.gpu)
-
-
 def _read_mig_devices(nvml: Nvml, gpu: Gpu) -> Fact:
     """Return the fact `mig_devices`: the UUIDs of a GPU's MIG devices, by their numbers."""
     function, uuids = "nvmlDeviceGetMigDeviceHandleByIndex", []
@@ -235,7 +229,7 @@ _PLACE: tuple[_Question, ...] = (
     (keys.GPU_OWN_NUMA_NODE, "nvmlDeviceGetNumaNodeId", (), _check_node),
     (keys.GPU_CPU_AFFINITY, "nvmlDeviceGetCpuAffinity", (_WORDS,), _format_cpus),
     (keys.GPU_MIG, "nvmlDeviceGetMigMode", (), _read_mig),
-    (keys.GPU_UTILIZATION, "nvmlDeviceGetUtilizationRates", (), _read_utilization),
+    (keys.GPU_UTILIZATION, "nvmlDeviceGetUtilizationRates", (), lambda x: int(x.gpu)),
 )
 
 
