@@ -39,7 +39,7 @@ _SLOW = 0.85
 # So many experiments fill a link that the best one need not be believed.
 _MANY = 4
 # Believed fractions are multiples of _STEP, so that equally slow links stay equal for the planner.
-# They are rounded down, below _UP of a step: a plan that sends too much over a slow link waits for
+# A remainder below _UP of a step is dropped: a plan that sends too much over a slow link waits for
 # it, one that sends too little loses a part of that.
 _STEP, _UP = Fraction(1, 20), Fraction(4, 5)
 # The tag of the flows, which no plan uses.
