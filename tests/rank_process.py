@@ -7,6 +7,7 @@ ranks meet.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -38,6 +39,7 @@ def main(
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    faulthandler.enable()
     os.environ.update(environment)
     torch.set_num_threads(1)
     if backend == "nccl":
