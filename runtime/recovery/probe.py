@@ -23,11 +23,12 @@ from ...topo.routes import Router, route_links
 from ..measuring.rates import CHUNKS, Endpoint, MessageLimits, estimate_rates_GBps
 from ..ranks.transport import Transport
 
-# A flow takes this long on a link in order: long enough to be disturbed little. Its bytes are
-# limited, since both ends need memory for them.
-_FLOW_S, _MAX_BYTES = 0.08, 16 << 20
-# Chunks begin at this size, and grow by at most this factor until a flow takes long enough.
-_FIRST_CHUNK_BYTES, _MAX_GROWTH = 4 << 10, 8
+# A flow takes this long on a link in order: of less than 0.2 s on two busy cores, rates vary by .1.
+# Its bytes are limited, since both ends need memory for them.
+_FLOW_S, _MAX_BYTES = 0.2, 16 << 20
+# Chunks begin at this size, and grow by at most this factor until a flow takes long enough: the
+# first ones may take no time, since a link lets bytes through at once after a pause.
+_FIRST_CHUNK_BYTES, _MAX_GROWTH = 4 << 10, 4
 # The median of so many repetitions counts.
 REPEATS = 3
 # Experiments that fill each link, if there are as many: one could be slow for another reason.
@@ -178,15 +179,28 @@ class Probe:
     ) -> dict[Hop, Fraction]:
         """Return the links, of those given or of all, that are slow now; see `find_slow_links`.
 
-        Flows are measured `repeats` times. Collective; all ranks get the same.
+        Flows are measured `repeats` times; of all links once, and then again those of the links
+        that seem slow. Collective; all ranks get the same.
         """
-        chosen = [x for x in self.experiments if links is None or not x.filled.isdisjoint(links)]
-        ratios = [rate / self._at_first[x] for x, rate in self._measure(chosen, repeats).items()]
-        if links is None:  # what slows all experiments down is no link
+        best = 1.0
+        if links is None:
+            ratios = self._find_ratios(self.experiments, 1)
+            # What slows all experiments down is no link.
             best = min(1.0, max(ratios, default=1.0))
-            ratios = [ratio / best for ratio in ratios]
-        slow = find_slow_links(chosen, ratios)
-        return {link: slow[link] for link in slow if links is None or link in links}
+            links = find_slow_links(self.experiments, [x / best for x in ratios]).keys()
+        filled = {link for x in self.experiments for link in x.filled}
+        chosen = [x for x in self.experiments if not x.filled.isdisjoint(links)]
+        if not filled.issuperset(links):  # which only all experiments together can tell
+            chosen = self.experiments
+        if not chosen:
+            return {}
+        slow = find_slow_links(chosen, [x / best for x in self._find_ratios(chosen, repeats)])
+        return {link: slow[link] for link in slow if link in links}
+
+    def _find_ratios(self, experiments: Sequence[FlowTest], repeats: int) -> list[float]:
+        """Return each experiment's rate now over its rate at first."""
+        rates = self._measure(experiments, repeats)
+        return [rates[x] / self._at_first[x] for x in experiments]
 
     def _measure(
         self, experiments: Sequence[FlowTest], repeats: int = REPEATS
