@@ -67,7 +67,7 @@ def main() -> None:
     for kb, published in PUBLISHED_us.items():
         size = kb << 10
         predicted = (
-            stock.expect_us(size, hop_us),
+            stock.expect(size, hop_us)[1],
             predict_us(one_shot, topology, size, "pull", hop_us),
             predict_us(two_shot, topology, size, "pull", hop_us),
         )

@@ -23,7 +23,7 @@ from ...topo.routes import Router, route_links
 from ..measuring.rates import CHUNKS, Endpoint, MessageLimits, estimate_rates_GBps
 from ..ranks.transport import Transport
 
-# A flow takes this long on a link in order: of less than 0.2 s on two busy cores, rates vary by .1.
+# A flow takes this long on a link in order: of half of it on two busy cores, rates vary by .1.
 # Its bytes are limited, since both ends need memory for them.
 _FLOW_S, _MAX_BYTES = 0.2, 16 << 20
 # Chunks begin at this size, and grow by at most this factor until a flow takes long enough: the
@@ -42,7 +42,7 @@ _MANY = 4
 # Believed fractions are multiples of _STEP, so that equally slow links stay equal for the planner.
 # A remainder below _UP of a step is dropped: a plan that sends too much over a slow link waits for
 # it, one that sends too little loses a part of that.
-_STEP, _UP = Fraction(1, 20), Fraction(4, 5)
+_STEP, _UP = Fraction(1, 20), Fraction(3, 5)
 # The tag of the flows, which no plan uses.
 _TAG = 3
 
@@ -182,18 +182,15 @@ class Probe:
         Flows are measured `repeats` times; of all links once, and then again those of the links
         that seem slow. Collective; all ranks get the same.
         """
-        best = 1.0
+        best, chosen = 1.0, self.experiments
         if links is None:
-            ratios = self._find_ratios(self.experiments, 1)
+            ratios = self._find_ratios(chosen, 1)
             # What slows all experiments down is no link.
             best = min(1.0, max(ratios, default=1.0))
-            links = find_slow_links(self.experiments, [x / best for x in ratios]).keys()
-        filled = {link for x in self.experiments for link in x.filled}
-        chosen = [x for x in self.experiments if not x.filled.isdisjoint(links)]
-        if not filled.issuperset(links):  # which only all experiments together can tell
-            chosen = self.experiments
-        if not chosen:
-            return {}
+            links = find_slow_links(chosen, [x / best for x in ratios]).keys()
+        # Of links that nothing fills only all experiments together can tell.
+        if {link for x in chosen for link in x.filled}.issuperset(links):
+            chosen = [x for x in chosen if not x.filled.isdisjoint(links)]
         slow = find_slow_links(chosen, [x / best for x in self._find_ratios(chosen, repeats)])
         return {link: slow[link] for link in slow if link in links}
 

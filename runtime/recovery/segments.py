@@ -18,11 +18,19 @@ def choose_segments(schedule: Schedule, size_bytes: int) -> int:
 
 
 def find_nearest(schedule: Schedule, segments: float, variants: Sequence[Schedule]) -> Schedule:
-    """Return the one of `variants` that is a schedule in about so many segments."""
+    """Return the one of `variants` that is a schedule in about so many segments.
+
+    Its segments go in a pipeline if those of the schedule do, else step by step.
+    """
     return min(
-        (x for x in variants if x.uncut == schedule.uncut),
+        (x for x in variants if (x.uncut, x.stepwise) == (schedule.uncut, schedule.stepwise)),
         key=lambda x: abs(math.log(x.segments / segments)),
     )
+
+
+def list_halved_and_doubled(schedule: Schedule, variants: Sequence[Schedule]) -> list[Schedule]:
+    """Return those of `variants` that are a schedule in about half and twice as many segments."""
+    return [find_nearest(schedule, schedule.segments * factor, variants) for factor in (0.5, 2)]
 
 
 def cut_like(
@@ -38,6 +46,4 @@ def cut_like(
     else:
         share, usual = (float(max(y.share for y in x.chunks)) for x in (schedule, used))
         segments = used.segments * share / usual
-    return find_nearest(
-        schedule, segments, [x for x in variants if x.stepwise == schedule.stepwise]
-    )
+    return find_nearest(schedule, segments, variants)

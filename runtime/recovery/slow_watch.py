@@ -27,7 +27,7 @@ from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...synth.report.recoveries import describe_fault, describe_worth
 from ...topo.measured.flows import Hop
-from ..choose import Chooser, list_nearby
+from ..choose import Chooser
 from ..compiled import Buffers
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.turns import MAX_ENTRANTS, Trial
@@ -35,7 +35,7 @@ from .believed import plan_at, slow_down
 from .pace import Pace
 from .probe import REPEATS, Probe, describe_factors
 from .replan import plan_aside
-from .segments import cut_like
+from .segments import cut_like, list_halved_and_doubled
 
 log = logging.getLogger("topoplan")
 
@@ -154,14 +154,13 @@ class SlowWatch:
         calls, transport = self._times[-_AGREED_CALLS:], self._transport
         now_s = time.monotonic() - self._begun
         values = [self._sign * seconds for _, seconds in calls]
-        made = None if self._pending is None else self._pending.made
-        is_planning = made is not None and not made.done()
+        made = self._pending and self._pending.made
         began = time.perf_counter()
         with transport.faults.stock(
             "the agreement on the durations of calls", number, is_part=True
         ):
             *agreed, elapsed, agreeing_s, planning = transport.find_slowest_s(
-                [*values, -now_s, -self._agreeing_s, float(is_planning)]
+                [*values, -now_s, -self._agreeing_s, float(bool(made and not made.done()))]
             )
         took_s = time.perf_counter() - began
         self.spent_s += took_s
@@ -263,7 +262,6 @@ class SlowWatch:
         if isinstance(answer, str):
             log.warning("rank %d: there is no plan for slow links: %s", transport.rank, answer)
             answer = plan
-        assert isinstance(answer, Plan)
         self._chooser = self._make_chooser(answer) if factors else None
         self._version += 1
         self._trials.clear()
@@ -284,8 +282,7 @@ class SlowWatch:
             log.warning("%s: the next calls try schedules for it", describe_fault(row))
 
     def _make_chooser(self, plan: Plan) -> Chooser:
-        engine = self._engine
-        machine = engine.machine
+        engine, machine = self._engine, self._engine.machine
         if machine.topology is not None:
             machine = replace(machine, topology=slow_down(machine.topology, self._factors))
         return Chooser(
@@ -323,7 +320,7 @@ class SlowWatch:
     def _end_trial(self, size_bytes: int, trial: Trial, buffers: Buffers) -> None:
         """Use the fastest schedule of a trial from now on; note what it is worth.
 
-        If it is a new one, its next coarser and finer segmentations are tried first.
+        If it is a new one, it is tried in half and in twice as many segments first.
         """
         bits, engine = size_bytes.bit_length(), self._engine
         del self._trials[bits]
@@ -334,10 +331,10 @@ class SlowWatch:
         if bits not in self._refined and fastest is not None and fastest not in (used, original):
             self._refined.add(bits)
             assert self._chooser is not None
-            nearby = [x for x in list_nearby(fastest, self._chooser.sent) if x not in times_s]
-            if nearby:
-                self._trials[bits] = Trial([*nearby, fastest], before=times_s)
-                return
+            nearby = list_halved_and_doubled(fastest, self._chooser.sent)
+            new = [x for x in nearby if x not in times_s]
+            self._trials[bits] = Trial([*new, fastest], before=times_s)
+            return
         if times_s[fastest] > _WORTHWHILE * times_s[preferred]:
             fastest = preferred
         engine.use_instead(buffers, fastest, is_usual=fastest == original)

@@ -59,7 +59,9 @@ class StockModel:
     It uses the first `channels` of the rings and of the chains. `p2p` has the ordered pairs of
     ranks that it connects with P2P, `p2p_at_sys` those with NCCL_P2P_LEVEL=SYS. If `has_nvls`,
     NVSwitches can add data, which NCCL may prefer to both and this model leaves out. `assumes` has
-    a line for each kind of fact that the topology lacks and NCCL finds on the machine.
+    a line for each kind of fact that the topology lacks and NCCL finds on the machine. `expect`
+    takes a number of bytes and the least microseconds of a hop (0: as NCCL counts them); it returns
+    what NCCL's tuner picks for an allreduce of that size, and the microseconds that it expects.
     """
 
     rings: StockChannels
@@ -69,18 +71,11 @@ class StockModel:
     p2p_at_sys: frozenset[tuple[int, int]]
     has_nvls: bool
     assumes: tuple[str, ...]
-    _expect: Callable[[int, float], tuple[str, float]] = field(repr=False, compare=False)
+    expect: Callable[[int, float], tuple[str, float]] = field(repr=False, compare=False)
 
     def pick(self, size_bytes: int) -> str:
         """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
-        return self._expect(size_bytes, 0.0)[0]
-
-    def expect_us(self, size_bytes: int, hop_us: float = 0.0) -> float:
-        """Return the microseconds of an allreduce of a size, as NCCL's tuner counts them.
-
-        Where a hop is known to take longer than NCCL counts, `hop_us`, the time is with that.
-        """
-        return self._expect(size_bytes, hop_us)[1]
+        return self.expect(size_bytes, 0.0)[0]
 
     @property
     def algbw_GBps(self) -> dict[str, Fraction]:
@@ -156,7 +151,7 @@ def model_stock(
         p2p_at_sys=_name_pairs(at_sys, system),
         has_nvls=bool(system.nodes[NVS]) and system.min_sm >= _NVLS_SM,
         assumes=tuple(_list_assumptions(system, hosts)),
-        _expect=lambda size_bytes, hop_us: expect(system, rings, chains, size_bytes, hosts, hop_us),
+        expect=lambda size_bytes, hop_us: expect(system, rings, chains, size_bytes, hosts, hop_us),
     )
 
 
