@@ -425,8 +425,9 @@ def make_calls(plan: str, folder: Path, numel: int, option: dict[str, str]) -> d
     communicator = Communicator(plan, **option)
     rank, size = dist.get_rank(), dist.get_world_size()
     base, number, right = torch.arange(numel) % 1000, 0, True
+    x = torch.empty(numel)  # the same memory for all calls, as a gradient bucket
     while True:
-        x = base.float() + rank * (number % 50)
+        torch.add(base, rank * (number % 50), out=x)
         # The last element says whether to stop.
         x[-1] = float(rank == 0 and (folder / "stop").exists())
         meet(folder, number, rank, size)
