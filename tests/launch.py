@@ -294,8 +294,10 @@ def _run(
         failed = [
             (process.exitcode, number) for number, process in enumerate(ranks) if process.exitcode
         ]
-        # Who had to be killed has waited in vain for one that ended by itself: that one says more.
-        code, number = min(failed, key=lambda rank: rank[0] == -signal.SIGKILL, default=(0, 0))
+        # A rank that crashed says most. One that had to be killed has waited in vain for another.
+        code, number = min(
+            failed, key=lambda x: (x[0] == -signal.SIGKILL, x[0] > 0), default=(0, 0)
+        )
         assert code == 0, f"rank {number} ended with {code}:\n{_read(folder / f'{number}.out')}"
         return [
             json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))

@@ -195,7 +195,8 @@ class PlainCalls(dist.ProcessGroup):
                 return
             work.wait()
             with suppress(RuntimeError):  # reduce-scatter and barriers of gloo have no future
-                results.extend(_find_tensors([work.get_future().value()]))
+                # Waited for: our own works have ended before their futures have a value.
+                results.extend(_find_tensors([work.get_future().wait()]))
 
         return planned.queue(torch.empty(0) if tensor is None else tensor).carry_out(
             carry_out, results, waits=False, may_be_stock=True

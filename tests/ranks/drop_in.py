@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
@@ -21,6 +22,7 @@ from ranks.topo_backend import count_planned, start
 from ranks.training import flat, network, seeded, wrapped
 from topoplan.runtime.executor import Executor
 from topoplan.runtime.ranks.turns import MAX_CALLS
+from topoplan.runtime.works import CpuWork
 
 
 def tensors_of_other_layouts(folder: str) -> None:
@@ -51,6 +53,32 @@ def tensors_of_other_layouts(folder: str) -> None:
     dist.reduce_scatter_tensor(mine, torch.ones(1).expand(3 * world))
     assert (mine == world).all()
     assert [name for name, _ in calls] == ["allgather", "allgather", "reduce-scatter"]
+
+
+class LateFuture:
+    """A future that gets its value some time after its work has ended, as on a busy machine."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        self._future = future
+
+    def set_result(self, value: object) -> None:
+        time.sleep(0.2)
+        self._future.set_result(value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._future, name)
+
+
+def sparse_gradients_by_late_futures(folder: str) -> None:
+    """DDP takes sparse gradients from the future of their allreduce."""
+    make = CpuWork.__init__
+
+    def make_late(work: CpuWork, tensors: list[torch.Tensor]) -> None:
+        make(work, tensors)
+        work.progress.future = LateFuture(work.progress.future)  # type: ignore[assignment]
+
+    CpuWork.__init__ = make_late  # type: ignore[assignment, method-assign]
+    tensors_of_other_layouts(folder)
 
 
 def other_ways_to_call(folder: str) -> None:

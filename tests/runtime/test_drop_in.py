@@ -28,6 +28,12 @@ def test_sparse_tensors_go_to_gloo_and_expanded_inputs_are_copied(
     run_ranks(drop_in.tensors_of_other_layouts, 3, folder_of(plans, tmp_path))
 
 
+def test_sparse_gradients_arrive_though_a_future_has_its_value_late(
+    plans: Plans, tmp_path: Path
+) -> None:
+    run_ranks(drop_in.sparse_gradients_by_late_futures, 3, folder_of(plans, tmp_path))
+
+
 def test_process_groups_own_methods_profiles_and_errors_are_torchs(
     plans: Plans, tmp_path: Path
 ) -> None:
