@@ -177,6 +177,14 @@ class JointPlan:
                 return group
         return None
 
+    def groups_of(self, rank: int) -> list[GroupPlan]:
+        """Return the groups in which a rank takes part, as a member or as a helper."""
+        return [
+            group
+            for group in self.groups
+            if rank in group.call.collective.members or rank in group.helpers
+        ]
+
     @property
     def limit_s(self) -> Fraction:
         """The time in seconds at which calls of weight 1 have ended, if only bandwidth counted."""

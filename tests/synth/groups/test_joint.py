@@ -91,6 +91,7 @@ def test_files_and_their_plans_are_read_as_they_were_written(
     found = read.find([3, 1], "all_reduce", "dp")
     assert found is not None and found.call.name == "dp 1,3"
     assert read.find([0, 1], kind="dp") is read.find([0, 3]) is None
+    assert found in read.groups_of(1)
     assert "dp 1,3" in read.describe()
 
 
