@@ -23,7 +23,7 @@ from ...topo.routes import Router, route_links
 from ..measuring.rates import CHUNKS, Endpoint, MessageLimits, estimate_rates_GBps
 from ..ranks.transport import Transport
 
-# A flow takes this long on a link in order: of half of it on two busy cores, rates vary by .1.
+# A flow takes this long on a link in order: rates of shorter ones vary by .1 on two busy cores.
 # Its bytes are limited, since both ends need memory for them.
 _FLOW_S, _MAX_BYTES = 0.2, 16 << 20
 # Chunks begin at this size, and grow by at most this factor until a flow takes long enough: the
@@ -196,8 +196,8 @@ class Probe:
 
     def _find_ratios(self, experiments: Sequence[FlowTest], repeats: int) -> list[float]:
         """Return each experiment's rate now over its rate at first."""
-        rates = self._measure(experiments, repeats)
-        return [rates[x] / self._at_first[x] for x in experiments]
+        rates = self._measure(experiments, repeats).items()
+        return [rate / self._at_first[x] for x, rate in rates]
 
     def _measure(
         self, experiments: Sequence[FlowTest], repeats: int = REPEATS

@@ -28,11 +28,6 @@ def find_nearest(schedule: Schedule, segments: float, variants: Sequence[Schedul
     )
 
 
-def list_halved_and_doubled(schedule: Schedule, variants: Sequence[Schedule]) -> list[Schedule]:
-    """Return those of `variants` that are a schedule in about half and twice as many segments."""
-    return [find_nearest(schedule, schedule.segments * factor, variants) for factor in (0.5, 2)]
-
-
 def cut_like(
     used: Schedule, schedule: Schedule, variants: Sequence[Schedule], size_bytes: int
 ) -> Schedule:

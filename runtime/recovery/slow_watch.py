@@ -35,7 +35,7 @@ from .believed import plan_at, slow_down
 from .pace import Pace
 from .probe import REPEATS, Probe, describe_factors
 from .replan import plan_aside
-from .segments import cut_like, list_halved_and_doubled
+from .segments import cut_like, find_nearest
 
 log = logging.getLogger("topoplan")
 
@@ -331,7 +331,10 @@ class SlowWatch:
         if bits not in self._refined and fastest is not None and fastest not in (used, original):
             self._refined.add(bits)
             assert self._chooser is not None
-            nearby = list_halved_and_doubled(fastest, self._chooser.sent)
+            nearby = (
+                find_nearest(fastest, factor * fastest.segments, self._chooser.sent)
+                for factor in (0.5, 2)
+            )
             new = [x for x in nearby if x not in times_s]
             self._trials[bits] = Trial([*new, fastest], before=times_s)
             return
