@@ -4,17 +4,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRAINERS := .venv-trainers
 TORCH_VERSION ?= 2.13.0
+N ?= 10
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man notebook docs package shown setup gpu-test gpu-check clean
+.PHONY: demo test test-network flaky torch-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
-# Twice as many workers as the two cores that it is meant for: tests of real ranks wait for each other, and for deadlines.
+# What does not depend on how fast the machine is. Twice as many workers as the two cores that it is meant for: tests of
+# real ranks wait for each other.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu" -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not network" -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Emulated machines, cut links, MPI, browsers, long searches, real rates: one test at a time, on a quiet machine.
+test-network: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "network and not gpu" $(PYTEST_ARGS)
+
+# The tests of `make test` N times, in random order, beside busy loops: which ones fail by chance?
+flaky: $(VENV)/.dev
+	$(BIN)/python scripts/flaky.py $(N) $(FLAKY_ARGS)
 
 gpu-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
@@ -66,6 +76,10 @@ cli-docs: $(VENV)/.base
 # The outputs of examples/research.ipynb, by running it without Jupyter.
 notebook: $(VENV)/.base
 	$(BIN)/python scripts/write_notebook.py
+
+# The pictures of reports in docs/images, by a headless Chromium.
+screenshots: $(VENV)/.base
+	$(BIN)/python scripts/write_screenshots.py
 
 # man -l build/man/topo-synth.1
 man: $(VENV)/.dev

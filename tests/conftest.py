@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import patience
 import pytest
 from hypothesis import HealthCheck, settings
+from needs import list_unexpected_skips, why_unmet
 from thorough import count_examples
 
 from topoplan.synth.planner.synthesize import collective_on, synthesize
@@ -40,6 +42,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test of the network tier that needs what is not here."""
+    for marker in item.iter_markers("network"):
+        for need in marker.args:
+            if reason := why_unmet(need):
+                pytest.skip(f"{need}: {reason}")
+
+
 def pytest_collection_finish() -> None:
     """Look for garbage seldom, and not among what was imported: it took a seventh of the tests'
     time.
@@ -63,6 +73,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     modules = {item.module for item in items if isinstance(item, pytest.Function)}
     heavy = set(filter(starts_processes, modules))
     items.sort(key=lambda item: not (isinstance(item, pytest.Function) and item.module in heavy))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail on CI where a test is skipped that CI should run: see scripts/system-packages.sh."""
+    if os.environ.get("CI") and not hasattr(session.config, "workerinput") and _list_skips(session):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which tests CI should not have skipped."""
+    if os.environ.get("CI"):
+        for reason in _list_skips(terminalreporter._session):
+            terminalreporter.write_line(f"skipped on CI, which should run it: {reason}", red=True)
+
+
+def _list_skips(session: pytest.Session) -> list[str]:
+    """Return the reasons of this run's skips that CI may not have."""
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]) for report in reports if isinstance(report.longrepr, tuple)]
+    return list_unexpected_skips(reasons, has_recordings=MACHINES.is_dir())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import patience
-import pytest
 from launch import Ended, patient_ranks
 
 _OWN = Path(__file__).parent
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-def why_no_mpi() -> str:
-    """Return why no ranks can be started by MPI here; nothing where they can."""
-    if find_spec("mpi4py") is None:
-        return "mpi4py is not installed"
-    if shutil.which("mpirun") is None:
-        return "there is no mpirun (Debian: apt-get install openmpi-bin)"
-    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False)
-    return "" if "Open MPI" in said.stdout else "mpirun is not Open MPI's"
-
-
-NEEDS_MPI = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi() or "there is MPI")
 
 
 def mpirun(

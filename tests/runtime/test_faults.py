@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launch import EmulatedRank, run_ranks
 from ranks import faults
 
-from topoplan.runtime.emulate import Network, why_not
+from topoplan.runtime.emulate import Network
 from topoplan.runtime.ranks.blame import Stuck, explain_blame, find_culprit, is_settled, list_ended
 from topoplan.runtime.ranks.faults import Call
 from topoplan.synth.planner.synthesize import collective_on, synthesize
@@ -23,7 +23,6 @@ from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
 
 Plans = Callable[..., str]
-REASON = why_not()
 
 
 def waits(
@@ -145,7 +144,7 @@ def test_any_set_of_reports_ends_in_a_verdict(drawn: dict[int, tuple[int, int, b
         assert explain_blame(rank, reports, range(6), no_names)
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
+@pytest.mark.network("namespaces")
 @pytest.mark.parametrize(
     "fault", [fault_table.Fault("kill", 2), fault_table.Fault("stop", 1)], ids=str
 )
@@ -271,7 +270,7 @@ def test_a_rank_that_was_heard_of_has_not_ended() -> None:
     assert list_ended({0: stock(ended=[1]), 1: stock()}) == []
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
+@pytest.mark.network("namespaces")
 def test_a_cut_link_is_named_though_the_store_is_behind_it(plans: Plans) -> None:
     """Rank 0 hosts the store; rank 1 reaches it over the cut link alone."""
 

@@ -15,7 +15,7 @@ from launch import Ended, run_emulated, run_joined, run_module
 from random_graphs import graphs
 from thorough import count_examples
 
-from topoplan.runtime.emulate import blueprint, emulate, why_not
+from topoplan.runtime.emulate import blueprint, emulate
 from topoplan.runtime.measuring.measure_links import (
     find_routes,
     group_contending,
@@ -31,11 +31,6 @@ from topoplan.topo.measured.believe import believe, round_down
 from topoplan.topo.measured.flows import Experiment, Measurements, Pair
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Route, route_links
-
-REASON = why_not()
-needs_namespaces = pytest.mark.skipif(
-    REASON is not None, reason=f"nothing can be emulated here: {REASON}"
-)
 
 
 def max_min(
@@ -359,7 +354,7 @@ def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topo
     return true, Topology.loads(printed[printed.index("{") :])
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_slow_links_are_found_over_sockets_and_others_stay(tmp_path: Path) -> None:
     """Two hosts: direct cables inside, and a switch each for what leaves. A direct cable, a GPU's
     link and the trunk between the hosts are slow; the trunk only shows when two pairs send.

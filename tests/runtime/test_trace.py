@@ -5,7 +5,6 @@ was predicted.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -189,28 +188,6 @@ def test_a_trace_without_a_plan_is_refused() -> None:
     done = run_module("topoplan.cli.run", "--stock", "--nproc", "2", "--trace", "x.json")
     assert done.returncode == 2
     assert "--trace" in done.stderr
-
-
-def test_perfetto_counts_as_many_slices_as_transfers(
-    plans: Callable[..., str], tmp_path: Path
-) -> None:
-    processor = pytest.importorskip(
-        "perfetto.trace_processor", reason="the package perfetto is not installed"
-    )
-    plan = Plan.load(plans("dgx1", "allreduce", "packing"))
-    target = tmp_path / "trace.json"
-    target.write_text(write_plan_trace(plan, 1 << 20), encoding="utf-8")
-    schedule = plan.entry_for(1 << 20).schedule
-    try:
-        opened = processor.TraceProcessor(trace=str(target))
-    except (
-        OSError,
-        subprocess.CalledProcessError,
-    ) as error:  # the package downloads the processor itself
-        pytest.skip(f"perfetto's trace processor cannot be had: {error}")
-    with opened:
-        (row,) = opened.query("select count(*) as n from slice where category = 'predicted'")
-        assert row.n == len(schedule.transfers) * schedule.segments
 
 
 def test_batches_are_stamped_too() -> None:

@@ -22,7 +22,7 @@ from launch import lives, run_emulated
 from random_graphs import graphs
 from thorough import count_examples
 
-from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate, why_not
+from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate
 from topoplan.runtime.emulate.blueprint import parse_order
 from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.planner.synthesize import collective_on, synthesize
@@ -31,11 +31,6 @@ from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Link, Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
-
-REASON = why_not()
-needs_namespaces = pytest.mark.skipif(
-    REASON is not None, reason=f"nothing can be emulated here: {REASON}"
-)
 
 
 def forwarded(built: Blueprint, src: int, dst: int) -> list[tuple[int, ...]]:
@@ -193,7 +188,7 @@ def in_rank(network: Network, rank: int, *args: str) -> str:
     return done.stdout
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_links_have_their_rates_and_routes(star: Network) -> None:
     rates = [
         {
@@ -209,7 +204,7 @@ def test_links_have_their_rates_and_routes(star: Network) -> None:
     assert route["prefsrc"] == star.blueprint.identity(0)
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_a_cut_cable_carries_nothing_and_a_mended_one_does(star: Network) -> None:
     reach = Path(__file__).resolve().parents[3] / "runtime" / "emulate" / "reach.py"
     code = "import socket,sys; socket.create_server((sys.argv[1], 5000)).accept()"
@@ -260,7 +255,7 @@ def holders(mark: bytes) -> int:
     return count
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) -> None:
     # one write: ranks print at once
     body = 'echo "$RANK $WORLD_SIZE $GLOO_SOCKET_IFNAME $(ip -br addr show id0)"'
@@ -276,7 +271,7 @@ def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) 
     assert holders(mark) == 0
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_the_first_failed_ranks_code_is_the_result() -> None:
     body = "test $RANK != 1 || exit 7; sleep 100000"
     done = subprocess.run(
@@ -288,7 +283,7 @@ def test_the_first_failed_ranks_code_is_the_result() -> None:
     assert done.returncode == 7
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_stays_whatever_ends_it(
     number: signal.Signals, tmp_path: Path, mark: bytes
@@ -327,7 +322,7 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     """Right results, measured against the emulated links: no faster than they can carry, their
     first burst aside.

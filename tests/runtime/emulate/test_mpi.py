@@ -4,7 +4,6 @@ that topo-place prints.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -21,16 +20,11 @@ from launch import lives
 
 from topoplan.cli import emulate as command
 from topoplan.cli.place import main as place
-from topoplan.runtime.emulate import emulate, parse_rate, why_not_mpi
+from topoplan.runtime.emulate import emulate, parse_rate
 from topoplan.runtime.emulate.mpi import Mpirun, enter_host, find_open_mpi, list_mpirun
 from topoplan.runtime.emulate.network import Network
 from topoplan.topo.presets import preset
 
-REASON = why_not_mpi()
-needs_mpi = pytest.mark.skipif(REASON is not None, reason=f"no ranks by Open MPI here: {REASON}")
-needs_mpi4py = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None, reason="mpi4py (extra mpi) is not installed"
-)
 HOSTS = ("alpha", "beta")
 
 
@@ -63,8 +57,7 @@ def two_hosts(tmp_path: Path) -> Path:
     return path
 
 
-@needs_mpi
-@needs_mpi4py
+@pytest.mark.network("MPI between namespaces", "mpi4py")
 def test_open_mpi_s_ranks_meet_over_emulated_links(
     two_hosts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,7 +114,7 @@ def test_open_mpi_s_ranks_meet_over_emulated_links(
     assert 2 * size_bytes * 8 / reports[0]["seconds"] < 2 * Mbit * 10**6
 
 
-@needs_mpi
+@pytest.mark.network("MPI between namespaces")
 def test_open_mpi_places_ranks_by_the_printed_files(
     two_hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +175,7 @@ def test_open_mpi_places_ranks_by_the_printed_files(
         assert 0 < first < second and not first & second
 
 
-@needs_mpi
+@pytest.mark.network("MPI between namespaces")
 def test_nothing_stays_of_open_mpi_after_sigkill(tmp_path: Path) -> None:
     """Ranks, mpirun, Open MPI's daemon and the folder that they share go."""
     started = tmp_path / "started"
@@ -204,7 +197,7 @@ def test_nothing_stays_of_open_mpi_after_sigkill(tmp_path: Path) -> None:
     )
 
 
-@needs_mpi
+@pytest.mark.network("MPI between namespaces")
 def test_mpirun_does_not_outlive_its_ranks_behind_a_cut(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,12 +10,11 @@ from fractions import Fraction
 import patience
 import pytest
 
-from topoplan.runtime.emulate import blueprint, parse_rate, why_not
+from topoplan.runtime.emulate import blueprint, parse_rate
 from topoplan.runtime.emulate.rehearsal import EXAMPLE, Injection, parse_faults
 from topoplan.topo.errors import InputError
 from topoplan.topo.presets import preset
 
-REASON = why_not()
 BUILT = blueprint(preset("full:4"), parse_rate("10Mbit"))
 
 
@@ -73,7 +72,7 @@ def test_what_is_no_fault_is_refused(text: str, says: str) -> None:
     assert says in str(refused.value)
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
+@pytest.mark.network("namespaces")
 def test_faults_are_caused_once_all_ranks_are_ready() -> None:
     """A killed rank does not end the others; what comes after their end is listed."""
     body = (

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from fractions import Fraction
-from importlib.util import find_spec
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from topoplan.runtime.emulate import why_not, why_not_mpi
 from topoplan.runtime.fabric import finding, joining, ports
 from topoplan.runtime.fabric.cable_gloo import CableChannel, CableGloo
 from topoplan.runtime.fabric.cabling import may_be_cabled
@@ -37,11 +35,6 @@ from topoplan.topo.fabric import (
     SegmentBundle,
 )
 from topoplan.topo.graph import Device, Link, Topology, both_directions
-
-REASON = why_not()
-needs_namespaces = pytest.mark.skipif(
-    REASON is not None, reason=f"nothing can be emulated here: {REASON}"
-)
 
 
 def make_facts(hosts: int, networks: list[list[int]], *, opens_management: bool) -> FabricFacts:
@@ -338,7 +331,7 @@ dist.destroy_process_group()
 """
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_several_ranks_on_each_host_sum_over_its_cable(tmp_path: Path) -> None:
     """Ranks take turns over the hosts, as with mpirun --map-by node."""
     script, machine = tmp_path / "rank.py", tmp_path / "boxes.json"
@@ -367,7 +360,7 @@ except RuntimeError as error:
 """
 
 
-@needs_namespaces
+@pytest.mark.network("namespaces")
 def test_a_cut_cable_is_named_though_a_stock_collective_does_not_know_it(tmp_path: Path) -> None:
     """Relays accept connections for ranks that they do not reach."""
     script = tmp_path / "rank.py"
@@ -415,10 +408,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.skipif(
-    (reason := why_not_mpi()) is not None, reason=f"no ranks by Open MPI here: {reason}"
-)
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py (extra mpi) is not installed")
+@pytest.mark.network("MPI between namespaces", "mpi4py")
 def test_ranks_of_mpirun_sum_over_cables_and_not_by_mpi(tmp_path: Path) -> None:
     """On a ring of three Open MPI's own messages end the job, those of ranks to meet too."""
     script = tmp_path / "rank.py"

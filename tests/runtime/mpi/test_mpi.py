@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from launch import Ended
-from mpi_launch import NEEDS_MPI, mpirun, run_mpi_ranks, run_mpi_ranks_to_their_end
+from mpi_launch import mpirun, run_mpi_ranks, run_mpi_ranks_to_their_end
 from ranks import collectives, over_mpi
 
 from topoplan.synth.ir.collective import COLLECTIVES
 
-pytestmark = NEEDS_MPI
+pytestmark = pytest.mark.network("mpirun", "mpi4py")
 Plans = Callable[..., str]
 
 

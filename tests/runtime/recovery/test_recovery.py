@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from launch import EmulatedRank, run_ranks
 from ranks import recovering
 
-from topoplan.runtime.emulate import emulate, parse_rate, why_not
+from topoplan.runtime.emulate import emulate, parse_rate
 from topoplan.runtime.emulate.ranks import write_topology
 from topoplan.runtime.ranks.launch import list_ready
 from topoplan.runtime.recovery.partial_transport import PartialGloo, find_tree
@@ -31,7 +31,6 @@ from topoplan.topo.derived.lost_links import PairRoutes
 from topoplan.topo.presets import preset
 
 Plans = Callable[..., str]
-REASON = why_not()
 COLLECTIVES = ["allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall"]
 
 
@@ -91,7 +90,7 @@ def test_what_cannot_go_on_is_refused(plans: Plans) -> None:
     run_ranks(recovering.what_cannot_go_on_is_refused, 3, plans("ring:2"))
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
+@pytest.mark.network("namespaces")
 def test_a_cut_link_is_left_out_unless_the_rest_is_not_connected(
     plans: Plans, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launch import EmulatedRank, run_ranks
 from ranks import slowing
 
-from topoplan.runtime.emulate import emulate, parse_rate, why_not
+from topoplan.runtime.emulate import emulate, parse_rate
 from topoplan.runtime.emulate.ranks import write_topology
 from topoplan.runtime.recovery.believed import plan_at
 from topoplan.runtime.recovery.pace import Pace
@@ -38,7 +38,6 @@ from topoplan.topo.presets import preset
 from topoplan.topo.routes import HARDWARE
 
 Plans = Callable[..., str]
-REASON = why_not()
 MACHINES = ("dgx1", "mesh:2x4", "switch:4", "dgx-h100", "pcie-2socket", "mi250:2")
 _SMALL, _LARGE = 4 << 10, 4 << 20
 
@@ -222,7 +221,7 @@ def test_what_cannot_be_followed_is_refused(plans: Plans) -> None:
     run_ranks(slowing.what_cannot_be_followed_is_refused, 2, plans("ring:2"))
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"nothing can be emulated here: {REASON}")
+@pytest.mark.network("namespaces")
 def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
     """All ranks change schedules at the same calls; the sums stay right."""
     with emulate(preset("mesh:2x2"), parse_rate("100Mbit")) as network:

@@ -18,13 +18,12 @@ from launch import EmulatedRank
 from ranks import place_reported
 
 from topoplan.cli.place import main
-from topoplan.runtime.emulate import Network, emulate, why_not
+from topoplan.runtime.emulate import Network, emulate
 from topoplan.runtime.emulate.network import IDENTITY
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
-REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
+pytestmark = pytest.mark.network("namespaces")
 
 _BOX = Topology(
     "box",

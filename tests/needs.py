@@ -1,0 +1,69 @@
+"""What tests of the network tier need of the system: `@pytest.mark.network("namespaces")`.
+
+conftest skips a test whose needs are not met, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.util import find_spec
+
+from write_screenshots import find_browser
+
+from topoplan.runtime.emulate import why_not, why_not_mpi
+
+# Why tests may be skipped on CI, which has no GPUs and one version of torch. Recorded machines lie
+# outside the checkout.
+_EXPECTED = re.compile(r"Skipped: (no CUDA GPU|torch \d|this torch )")
+_NOT_RECORDED = re.compile(r"Skipped: (recorded machine|input) .* is not here")
+
+
+@cache
+def why_unmet(need: str) -> str:
+    """Return why something is not to be had here, in one line; "" where it is.
+
+    KeyError for a name that is not in the table.
+    """
+    return _CHECKS[need]() or ""
+
+
+def list_unexpected_skips(reasons: Iterable[str], *, has_recordings: bool) -> list[str]:
+    """Return those of pytest's reasons for skips that CI must not have, each once, sorted.
+
+    `has_recordings` says whether the folder of recorded machines is there at all.
+    """
+    return sorted(
+        {
+            reason
+            for reason in reasons
+            if not _EXPECTED.match(reason) and (has_recordings or not _NOT_RECORDED.match(reason))
+        }
+    )
+
+
+def _why_no_mpi4py() -> str:
+    return "" if find_spec("mpi4py") else "mpi4py (extra mpi) is not installed"
+
+
+def _why_no_mpirun() -> str:
+    if shutil.which("mpirun") is None:
+        return "there is no mpirun (Debian: apt-get install openmpi-bin)"
+    done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False)
+    return "" if "Open MPI" in done.stdout else "mpirun is not Open MPI's"
+
+
+def _why_no_browser() -> str:
+    return "" if find_browser() else "no chromium (Debian: apt-get install chromium)"
+
+
+_CHECKS: dict[str, Callable[[], str | None]] = {
+    "namespaces": why_not,
+    "MPI between namespaces": why_not_mpi,
+    "mpi4py": _why_no_mpi4py,
+    "mpirun": _why_no_mpirun,
+    "browser": _why_no_browser,
+}
