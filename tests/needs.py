@@ -11,7 +11,9 @@ import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
+import pytest
 from write_screenshots import find_browser
 
 from topoplan.runtime.emulate import why_not, why_not_mpi
@@ -67,3 +69,15 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "mpirun": _why_no_mpirun,
     "browser": _why_no_browser,
 }
+
+
+def long_cases(cases: Iterable[Any], *names: object) -> list[Any]:
+    """Return a test's cases, those whose first value is one of `names` in the network tier."""
+    return [
+        pytest.param(*case, marks=pytest.mark.network)
+        if isinstance(case, tuple) and case[0] in names
+        else pytest.param(case, marks=pytest.mark.network)
+        if case in names
+        else case
+        for case in cases
+    ]

@@ -152,6 +152,7 @@ def list_descendants(pid: int) -> list[int]:
     return children + [one for child in children for one in list_descendants(child)]
 
 
+@pytest.mark.network  # long
 def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
     command = [
         sys.executable,

@@ -197,18 +197,6 @@ def test_the_commands_that_a_document_shows_print_what_it_shows(
         )
 
 
-@pytest.mark.parametrize(
-    "document", [ROOT / "README.md", ROOT / "docs/index.md"], ids=lambda path: path.name
-)
-def test_the_programs_of_a_first_page_run_as_written(document: Path, tmp_path: Path) -> None:
-    """Each on its own, on a machine without GPUs."""
-    programs = [x[1] for x in read_page(document).shown if isinstance(x, tuple) and not x[0]]
-    assert programs
-    for program in programs:
-        done = run_command(sys.executable, "-c", program, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-
-
 class _ParsedError(Exception):
     """What a command's parser ends with, here, once it has read the arguments."""
 

@@ -32,16 +32,22 @@ BUILD = (
 )
 
 
+def list_kept() -> set[str]:
+    """Return the files of the checkout that git keeps, or would keep."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+
+
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The unpacked source distribution, and the wheel that is built from that, not from the
     checkout.
     """
     folder = tmp_path_factory.mktemp("distributions")
-    ignored = shutil.ignore_patterns(
-        ".venv*", ".git", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "site"
-    )
-    shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    for name in list_kept():
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / "source" / name)
     _build("sdist", folder / "source", folder)
     (archive,) = folder.glob("topoplan-*.tar.gz")
     shutil.unpack_archive(archive, folder, filter="data")
@@ -58,6 +64,7 @@ def _build(kind: str, source: Path, folder: Path) -> None:
     )
 
 
+@pytest.mark.network  # long
 def test_a_source_distribution_has_all_that_is_kept_in_the_checkout(
     distributions: tuple[Path, Path],
 ) -> None:
@@ -65,21 +72,16 @@ def test_a_source_distribution_has_all_that_is_kept_in_the_checkout(
     and read all of it.
     """
     unpacked, _ = distributions
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a checkout of git, which says what is kept")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
-    ).stdout
-    kept = {name for name in listed.split("\0") if name and (ROOT / name).exists()}
     packed = {
         file.relative_to(unpacked).as_posix() for file in unpacked.rglob("*") if file.is_file()
     }
-    assert kept - packed == set()
+    assert list_kept() - packed == set()
     assert [
         name for name in packed if name.endswith(".pyc") or name.startswith((".venv", ".git/"))
     ] == []
 
 
+@pytest.mark.network  # long
 def test_a_wheel_has_every_module_of_the_checkout_and_nothing_else(
     distributions: tuple[Path, Path],
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_wheel_has_every_module_of_the_checkout_and_nothing_else(
     assert packed - built == wanted | {"topoplan/__init__.py", "topoplan/py.typed"}
 
 
+@pytest.mark.network  # long
 def test_what_a_wheel_says_of_itself(distributions: tuple[Path, Path]) -> None:
     _, wheel = distributions
     archive = zipfile.ZipFile(wheel)

@@ -187,6 +187,7 @@ def test_calls_that_do_not_match_are_told_apart_and_never_add_up(plans: Plans) -
         assert "2000 elements" in error
 
 
+@pytest.mark.network  # long
 def test_different_reductions_never_mix(plans: Plans) -> None:
     for error in run_ranks(faults.different_reductions, 4, plans("mesh:2x2")):
         assert "(MAX) of 1000 elements" in error

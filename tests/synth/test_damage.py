@@ -80,7 +80,7 @@ def test_a_narrow_link_that_every_tree_needs_is_not_left_for_a_pair_without_a_ro
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(max_examples=count_examples(15))
+@settings(max_examples=count_examples(4))
 @given(topology=graphs(most=5, two_way=False, switches=2), data=st.data())
 def test_taking_a_link_away_never_improves_a_plan(
     name: str, topology: Topology, data: st.DataObject

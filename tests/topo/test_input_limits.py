@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import long_cases
 
 from topoplan.synth import plan_text as plan_module
 from topoplan.synth.ir.collective import Collective
@@ -125,7 +126,7 @@ def archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
 
 def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.tar.gz"
-    with gzip.open(bomb, "wb") as out:
+    with gzip.open(bomb, "wb", compresslevel=1) as out:
         for _ in range(130):
             out.write(bytes(2**20))
     with pytest.raises(InputError, match="more than 50000 files or 64 MiB"):
@@ -192,7 +193,7 @@ def test_folders_with_more_entries_than_any_machine_are_refused(
         resolve(str(tmp_path))
 
 
-@pytest.mark.parametrize(("functions", "left"), [(1, 5), (8, 129)])
+@pytest.mark.parametrize(("functions", "left"), long_cases([(1, 5), (8, 129)], 1))
 def test_more_nics_than_any_machine_has_are_one_a_bus_or_a_domain(
     tmp_path: Path, functions: int, left: int
 ) -> None:
@@ -269,7 +270,7 @@ def test_an_element_with_too_many_attributes_is_refused_before_it_is_built(betwe
 
 def repeat_entries(plan: dict[str, Any]) -> None:
     first = plan["entries"][0]
-    rows = [{**first, "min_bytes": i, "max_bytes": i + 1} for i in range(200_000)]
+    rows = [{**first, "min_bytes": i, "max_bytes": i + 1} for i in range(2_000)]
     plan["entries"] = [*rows[:-1], {**rows[-1], "max_bytes": None}]
 
 
@@ -288,7 +289,7 @@ def repeat_schedules(plan: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (repeat_entries, "entries: expected at most 256, got 200000"),
+        (repeat_entries, "entries: expected at most 256, got 2000"),
         (add_empty_steps, r"schedules\[0\].step_s_per_GB: expected at most 16384, got 10000"),
         (repeat_alternatives, "alternatives: expected at most 256, got 200000"),
         (repeat_schedules, "schedules: expected at most 4608, got 500"),

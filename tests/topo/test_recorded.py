@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from needs import long_cases
 from recorded_machines import READ
 
 from topoplan.topo.doctor import list_findings
@@ -114,7 +115,7 @@ def test_no_recorded_machine_is_left_out(recorded: Recorded) -> None:
     assert names - {"README.md"} == set(READ) | set(REFUSED)
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", long_cases(READ, "hwloc/nvidiagpunumanodes.tar.bz2"))
 def test_what_was_read_survives_every_format_as_far_as_it_can_say(
     name: str, recorded: Recorded
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
+from needs import long_cases
 from recorded_machines import READ
 from referencing import Registry, Resource
 
@@ -60,7 +61,7 @@ def test_presets_are_valid(name: str) -> None:
     validate(json.loads(preset(name).dumps()), "topology")
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", long_cases(READ, "hwloc/nvidiagpunumanodes.tar.bz2"))
 def test_recorded_machines_are_valid(name: str, recorded: Callable[[str], Path]) -> None:
     topology = resolve(str(recorded(name)))
     validate(json.loads(topology.dumps()), "topology")

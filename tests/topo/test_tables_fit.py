@@ -68,7 +68,7 @@ def plan() -> Plan:
     return synthesize(collective_on("allreduce", machine), machine, "packing", 5).plan
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [80, 200])
 def test_a_plans_table_keeps_bound_and_gap(columns: int, plan: Plan) -> None:
     text = io.StringIO()
     print_plan(
@@ -84,7 +84,7 @@ def test_a_plans_table_keeps_bound_and_gap(columns: int, plan: Plan) -> None:
         assert "segments" not in head and all(f"{label} " in text.getvalue() for label in segmented)
 
 
-@pytest.mark.parametrize("name", ["dgx1", "dgx-a100:2", "dgx-h100:4"])
+@pytest.mark.parametrize("name", ["dgx-h100:4"])
 def test_a_machines_tables_fit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = re.sub("\x1b[^m]*m", "", write(preset(name), colour=True, wraps=True))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from launch import run_ranks
+from needs import long_cases
 from ranks import compiled
 
 
-@pytest.mark.parametrize("choose", ["race", "plan"])
+@pytest.mark.parametrize("choose", long_cases(["race", "plan"], "race"))
 def test_compiled_models_and_functions_train_alike_on_all_ranks(choose: str) -> None:
     run_ranks(compiled.every_order, 2, choose)

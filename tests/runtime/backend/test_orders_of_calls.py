@@ -14,7 +14,7 @@ from call_programs import Operation, Program, find_stuck, parse_steps
 from program_runs import MODES, run_programs
 
 # Seeds of the programs of each mode; every plan that a program needs takes a second to make.
-_SEEDS = {"gloo": range(6), "race": range(6), "plan": range(3)}
+_SEEDS = {"gloo": range(2), "race": range(4), "plan": range(2)}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_an_asynchronous_call_blocks_nobody(mode: str, cache: Path) -> None:
     _assert_all_end(list_named(), mode, cache)
 
 
-@pytest.mark.parametrize(("mode", "ranks"), [("gloo", 3), ("race", 2), ("race", 4), ("plan", 3)])
+@pytest.mark.parametrize(("mode", "ranks"), [("gloo", 3), ("race", 4), ("plan", 3)])
 def test_random_programs_end(mode: str, ranks: int, cache: Path) -> None:
     _assert_all_end([generate(seed, ranks) for seed in _SEEDS[mode]], mode, cache)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from topoplan.runtime.recovery.segments import cut_like
 from topoplan.runtime.recovery.slow_watch import find_change
 from topoplan.synth.cost.segmentation import families
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.graph import Topology
 from topoplan.topo.measured.flows import Hop
@@ -189,11 +191,18 @@ def test_a_change_lists_slow_links_or_those_that_are_faster() -> None:
     assert find_change(before, {one: half, other: most}) == ("recovered", change)
 
 
+@cache
+def plan_with_a_slow_link() -> tuple[Plan, Plan]:
+    """Return a plan, and the one for a link of a fourth of its rate."""
+    topology = preset("mesh:2x4")
+    plan = synthesize(collective_on("allreduce", topology), topology).plan
+    return plan, plan_at(plan, {("gpu0", "gpu1"): Fraction(1, 4)})
+
+
 @pytest.mark.parametrize("segments", [1, 8, 64])
 def test_schedules_for_slow_links_send_messages_of_the_usual_size(segments: int) -> None:
-    topology, size = preset("mesh:2x4"), 4 << 20
-    plan = synthesize(collective_on("allreduce", topology), topology, "auto", 2).plan
-    slow = plan_at(plan, {("gpu0", "gpu1"): Fraction(1, 4)})
+    size = 4 << 20
+    plan, slow = plan_with_a_slow_link()
     used = replace(plan.schedules[-1], segments=segments, stepwise=False)
 
     def find_length(schedule: Schedule) -> Fraction:

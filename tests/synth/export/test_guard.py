@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from needs import long_cases
 from random_graphs import on
 from random_hosts import make_host
 
@@ -71,6 +72,7 @@ def test_no_written_file_is_below_stock(seed: int) -> None:
 
 
 # The ratio to stock of each machine's file; None where stock is as good, or may be.
+LONG = ("rtx4090x8_2s_icx", "redstone_pair_dead", "oci_b300", "redstone_a100x4", "dgx1v")
 GAINS = {
     "a100pcie8_4pairs_2s_amd": 1.75,
     "a40x8_nps4_pair_per_numa": 3.5,
@@ -89,7 +91,7 @@ GAINS = {
 }
 
 
-@pytest.mark.parametrize("name", GAINS)
+@pytest.mark.parametrize("name", long_cases(GAINS, *LONG))
 def test_files_are_written_where_stock_loses(
     name: str, more_inputs: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +132,7 @@ def test_nothing_is_written_where_stock_is_as_good(
     assert read_graph_file(path.read_text(), "graph.xml").graphs
 
 
+@pytest.mark.network  # long
 def test_a_dead_link_needs_nvb_switched_off(
     more_inputs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

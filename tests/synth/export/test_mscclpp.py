@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from launch import run_module
 from mscclpp_player import Numbers, PlanError, Player
+from needs import long_cases
 from sample_schedules import ALLREDUCES, OTHERS, built
 
 from topoplan.synth.export.mscclpp import write as writer
@@ -77,7 +78,7 @@ def expect(schedule: Schedule, inputs: list[Numbers]) -> list[Numbers | None]:
     raise AssertionError(collective.name)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", long_cases(MACHINES, "mi250", "dgx-a100:2"))
 def test_every_collective_is_right_on_every_small_machine(machine: str) -> None:
     for seed, name in enumerate(COLLECTIVES):
         schedule = built("packing", machine, name)

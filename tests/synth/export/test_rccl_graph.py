@@ -81,6 +81,7 @@ def test_a_mesh_without_a_link_gains(name: str) -> None:
     assert "times stock" in made.text
 
 
+@pytest.mark.network  # long
 def test_where_a_table_may_decide_the_file_is_proved_optimal() -> None:
     made = write("allreduce", preset("mi250"))
     assert made.reason is None and made.figures["basis"] == "proved optimal"

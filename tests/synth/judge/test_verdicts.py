@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log, write_table
+from needs import long_cases
 
 from topoplan.cli import judge as command
 
@@ -88,7 +89,9 @@ HEALTHY = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "ranks", "collective", "gpu", "busbw"), HEALTHY)
+@pytest.mark.parametrize(
+    ("machine", "ranks", "collective", "gpu", "busbw"), long_cases(HEALTHY, "dgx2", "dgx1")
+)
 def test_a_healthy_machine_is_left_alone(
     desk: Desk, machine: str, ranks: int, collective: str, gpu: str, busbw: float
 ) -> None:

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from needs import long_cases
 
 from topoplan.synth.export.graph_file import RING_ID, TREE_ID, read_graph_file
 from topoplan.synth.stock.model import NotModelled, StockModel, model_stock
@@ -62,7 +63,7 @@ def host(*sockets: str, vendor: str = "AuthenticAMD") -> str:
 PAIRS = host(gpu(0, bridge(1)) + gpu(1, bridge(0)) + gpu(2, bridge(3)) + gpu(3, bridge(2)))
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", long_cases(MACHINES, "pcie10_cascade_gen4"))
 def test_rates_and_pick_are_those_of_nccl(name: str, more_inputs: Callable[[str], Path]) -> None:
     with more_inputs("nccl_stock/stock.tsv").open() as file:
         row = next(r for r in csv.DictReader(file, delimiter="\t") if r["machine"] == name)

@@ -38,6 +38,7 @@ from fake_nvml import (
     states,
     two_socket_pcie,
 )
+from needs import long_cases
 
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.graph import Topology
@@ -265,7 +266,7 @@ def test_a_lost_gpu_is_asked_who_it_is_and_no_more(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("machine", long_cases(MACHINES, *MACHINES[3:]), ids=lambda m: m.__name__)
 def test_every_machine_is_probed_alike_by_the_command_and_in_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Callable[[], Machine]
 ) -> None:
