@@ -94,7 +94,8 @@ def test_a_full_standard_output_is_one_line(arguments: tuple[str, ...]) -> None:
 def test_an_empty_name_of_a_file_is_refused(
     command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main([command, *arguments, "-o", ""])
+    with pytest.raises(SystemExit) as ended:
+        main([command, *arguments, "-o", ""])
     said = capsys.readouterr()
-    assert (code, said.out) == (2, "")
+    assert (ended.value.code, said.out) == (2, "")
     assert len(said.err.splitlines()) == 1 and "the name is empty" in said.err
