@@ -50,7 +50,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	sh scripts/mypy.sh $(BIN)/mypy
-	$(BIN)/python scripts/style.py --check
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -105,7 +105,7 @@ class Communicator:
     engine: Engine
     calls: CallCache
 
-    def __init__(
+    def __init__(  # noqa: C901, PLR0912, PLR0915 (options depend on each other)
         self,
         plan: Plan | str | Path,
         group: dist.ProcessGroup | GroupMaker | Transport | None = None,

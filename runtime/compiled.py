@@ -322,7 +322,7 @@ class Compiled:
         def count_bytes(spans: Iterable[Span]) -> int:
             return sum(span.length for span in spans) * width
 
-        def bind(x: Instruction) -> Operation:
+        def bind(x: Instruction) -> Operation:  # noqa: PLR0911 (a table)
             match x:
                 case Post():
                     code = SEND if x.kind == "send" else RECEIVE

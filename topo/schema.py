@@ -175,7 +175,7 @@ def _describe(info: inspect.Type, value: object = _MISSING) -> str:
     return " or ".join(_describe_one(member, value) for member in _members(info))
 
 
-def _describe_one(info: inspect.Type, value: object) -> str:
+def _describe_one(info: inspect.Type, value: object) -> str:  # noqa: PLR0911 (a table)
     match info:
         case inspect.LiteralType():
             return ("one of " if len(info.values) > 1 else "") + ", ".join(map(str, info.values))

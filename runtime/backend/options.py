@@ -95,7 +95,7 @@ class BackendOptions:
         return None
 
 
-def backend_options(
+def backend_options(  # noqa: PLR0913 (the options of a job)
     plans: Plans | None = None,
     choose: ChooseMode | None = None,
     time_limit_s: float | None = None,

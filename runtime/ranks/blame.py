@@ -132,7 +132,7 @@ def explain_blame(
     return f"{_find_verdict(rank, reports, ranks, find_route)} ({sources})"
 
 
-def _find_verdict(
+def _find_verdict(  # noqa: PLR0911 (the first verdict that applies)
     rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute
 ) -> str:
     calls = _find_other_calls(reports, reports[rank].calls)

@@ -235,7 +235,7 @@ def _list_messages(
     return messages
 
 
-def _play(
+def _play(  # noqa: C901, PLR0915 (one loop over all resources)
     shape: MessageShape,
     host: HostCosts,
     segment_bytes: float,

@@ -72,7 +72,7 @@ class Export:
         return self.format.replace("-", "_")
 
 
-def export(
+def export(  # noqa: PLR0913 (options of all formats)
     format: str,
     collective: Collective,
     router: Router,

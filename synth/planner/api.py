@@ -30,7 +30,7 @@ from .synthesize import collective_on
 log = logging.getLogger("topoplan")
 
 
-def synthesize(
+def synthesize(  # noqa: PLR0913 (the options of planning)
     collective: CollectiveName | Collective,
     topology: str | PathLike[str] | Topology,
     strategy: str = AUTO,
