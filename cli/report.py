@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,13 +147,9 @@ def _list_pictures(page: str, arguments: argparse.Namespace) -> dict[str, str]:
 def _is_plan(subject: str) -> bool:
     """Return whether an argument names a plan's file, judged by its first bytes."""
     from ..synth.plan_file import FORMAT
+    from ..topo.files import read_start
 
-    path = Path(subject)
-    with suppress(OSError, ValueError):
-        if path.is_file():  # not a pipe, whose beginning would be lost
-            with path.open("rb") as file:
-                return f'"format":"{FORMAT}"'.encode() in file.read(200).replace(b": ", b":")
-    return False
+    return f'"format":"{FORMAT}"'.encode() in read_start(subject, 200).replace(b": ", b":")
 
 
 if __name__ == "__main__":

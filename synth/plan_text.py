@@ -8,6 +8,7 @@ from typing import Any
 
 from ..topo.errors import InputError, VerificationError
 from ..topo.exact import fraction_to_json, load_json, parse_fraction
+from ..topo.files import read_file
 from .plan_file import MAX_PLAN_BYTES
 
 # JSON values with only one spelling; fractions have several.
@@ -58,8 +59,7 @@ def read_text(path: Path) -> str:
     Raise InputError if it cannot be read, or is too large.
     """
     try:
-        with path.open("rb") as file:  # bounded here: stat reports no size for devices
-            raw = file.read(MAX_PLAN_BYTES + 1)
+        raw = read_file(path, MAX_PLAN_BYTES + 1)
         if len(raw) > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
         return raw.decode("utf-8")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..topo.errors import InputError
+from ..topo.files import check_file
 from .sizes import parse_size
 
 ByteMatrix = NDArray[np.int64]
@@ -76,6 +77,7 @@ def _read_file(path: Path) -> NDArray[Any]:
             f"{' or '.join(SUFFIXES)}",
         )
     try:
+        check_file(path)
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise _refuse(str(path), f"more than {_MAX_FILE_BYTES >> 20} MiB; sum up the ranks")
         if suffix == ".npy":

@@ -1,11 +1,53 @@
-"""Write files completely or not at all."""
+"""Read files that users name, and write files completely or not at all."""
 
+import errno
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
 
 from .errors import InputError
+
+_NO_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+# A process has these open: standard input, and what a shell makes of <(command).
+_OPEN_PIPE = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,6}")
+
+
+def read_file(path: str | Path, most: int = -1) -> bytes:
+    """Return the bytes of a file, or the first `most` of them.
+
+    Raise OSError if it cannot be read, or `check_file` refuses it.
+    """
+    check_file(path)
+    with Path(path).open("rb") as file:
+        return file.read(most)
+
+
+def check_file(path: str | Path) -> None:
+    """Raise OSError for a named pipe, which may never have a writer, and for a socket or device.
+
+    Pipes that the process was given open (/dev/stdin, a shell's <(command)) pass.
+    """
+    kind = _NO_FILES.get(stat.S_IFMT(Path(path).stat().st_mode))
+    if kind and not _OPEN_PIPE.fullmatch(str(path)):
+        raise OSError(errno.EINVAL, f"{kind}, not a file (copy its content into one first)")
+
+
+def read_start(path: str | Path, most: int) -> bytes:
+    """Return the first `most` bytes of a file, by which its format is recognized.
+
+    Return none of what cannot be read or is no regular file: an open pipe would lose them.
+    """
+    try:
+        return read_file(path, most) if Path(path).is_file() else b""
+    except (OSError, ValueError):
+        return b""
 
 
 def write_whole(

@@ -32,6 +32,7 @@ from .devices import (
 )
 from .errors import InputError
 from .exact import load_json
+from .files import read_file
 from .notes import Note, list_notes, note_kinds_to_json
 from .topology_file import (
     FORMAT,
@@ -321,9 +322,10 @@ class Topology:
         Raise InputError if the file cannot be read or does not describe a topology.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_file(path).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{path}: cannot be read: {reason}") from None
         return cls.loads(text, str(path))
 
 

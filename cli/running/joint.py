@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...synth.ir.collective import spell_ranks
 from ...synth.sizes import show_size
 from ...topo.errors import InputError
+from ...topo.files import read_start
 from ...topo.output_head import output_head
 from ...topo.printable import printable
 
@@ -44,11 +44,7 @@ def load_joint(args: argparse.Namespace) -> JointPlan | None:
 def _is_joint(name: str) -> bool:
     from ...synth.plan_file import JOINT_FORMAT
 
-    try:
-        with Path(name).open("rb") as file:
-            return f'"{JOINT_FORMAT}"'.encode() in file.read(_HEAD_BYTES)
-    except (OSError, ValueError):
-        return False
+    return f'"{JOINT_FORMAT}"'.encode() in read_start(name, _HEAD_BYTES)
 
 
 def print_joint(joint: JointPlan, times: JointTimes, backend: str) -> None:

@@ -19,6 +19,7 @@ from ...synth.planner.apart import FoundPlan, synthesize_apart
 from ...synth.planner.names import DECORATED
 from ...synth.reshard.demands import Demands
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
+from ...topo.files import read_file, read_start
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
 from ...topo.schema import CONVERTING
@@ -173,11 +174,7 @@ class PlanFiles:
 
 def is_plan_file(path: Path) -> bool:
     """Return whether a file's first characters are those of a plan; the rest is not read."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        return False
+    head = read_start(path, _HEAD_BYTES)
     return any(f'"{name}"'.encode() in head for name in (FORMAT, JOINT_FORMAT))
 
 
@@ -203,9 +200,9 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
 def _read_heads(path: Path) -> list[_PlanEntry]:
     """Read the collectives of a file's plan, or joint plan, without verifying it."""
     try:
-        if path.stat().st_size > MAX_PLAN_BYTES:
+        data = read_file(path, MAX_PLAN_BYTES + 1)
+        if len(data) > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
-        data = path.read_bytes()
         with CONVERTING:
             if f'"{JOINT_FORMAT}"'.encode() in data[:_HEAD_BYTES]:
                 joint = msgspec.json.decode(data, type=_JointHead)

@@ -9,11 +9,11 @@ the number of channels: for -1, or a call that no line covers, the plugin runs o
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.exact import load_json
+from ...topo.files import read_file
 from ...topo.graph import Topology
 from ...topo.version import VERSION
 from ..ir.collective import Collective
@@ -80,7 +80,7 @@ def read_measured(argument: str, collective: Collective) -> ForcedTimes:
 
 def _read_times(path: str, collective: Collective) -> dict[int, float]:
     try:
-        raw = Path(path).read_bytes() if path else b""
+        raw = read_file(path, _MAX_FILE_BYTES + 1) if path else b""
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read: {error.strerror or error}", parameter="measured"

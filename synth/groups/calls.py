@@ -18,6 +18,7 @@ import numpy as np
 
 from ...topo.errors import InputError
 from ...topo.exact import parse_positive
+from ...topo.files import read_file
 from ...topo.graph import Topology
 from ..ir.collective import Collective, spell_ranks
 from ..numeric.steiner import MAX_TERMINALS
@@ -186,8 +187,7 @@ def helpers_of(call: JointCall, helpers: Iterable[int]) -> list[int]:
 
 def _read_file(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_FILE_BYTES + 1)
+        raw = read_file(path, _MAX_FILE_BYTES + 1)
         if len(raw) > _MAX_FILE_BYTES:
             raise InputError(
                 f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB; not a file of groups",

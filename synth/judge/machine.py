@@ -10,6 +10,7 @@ from ...topo.boards import Board, find_board
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.stated import state_rates
 from ...topo.errors import InputError, TopoplanError
+from ...topo.files import read_start
 from ...topo.graph import Device, Link, Topology
 from ...topo.hardware import PcieLink
 from ...topo.loader.resolve import LOCAL, load, load_for_planning
@@ -165,11 +166,7 @@ def is_topology_file(name: str) -> bool:
 
     A file that cannot be read is none.
     """
-    try:
-        with Path(name).open("rb") as file:
-            start = file.read(_SNIFF_BYTES)
-    except (OSError, ValueError):
-        return False
+    start = read_start(name, _SNIFF_BYTES)
     return re.match(rb"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<system\b", start, re.DOTALL) is not None
 
 

@@ -8,9 +8,9 @@ another block of its GPU (`depid`, `deps`). Data lies in three buffers: input, o
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from ...topo.errors import InfeasibleError, InputError
+from ...topo.files import read_file
 from ...topo.formats.safe_xml import MAX_CHARACTERS, Element, parse_xml
 from ..ir.collective import COLLECTIVES, Chunk, Collective, spell_collective
 
@@ -128,9 +128,10 @@ def read_algorithm(path: str, collective: Collective) -> Algorithm:
 
 def _read_text(path: str) -> str:
     try:
-        if Path(path).stat().st_size > MAX_CHARACTERS:
+        raw = read_file(path, MAX_CHARACTERS + 1)
+        if len(raw) > MAX_CHARACTERS:
             raise InputError(f"{path}: more than {MAX_CHARACTERS >> 20} MiB; not a file of MSCCL")
-        return Path(path).read_text(encoding="utf-8")
+        return raw.decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; expected an XML file") from None
     except UnicodeDecodeError:

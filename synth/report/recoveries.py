@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...topo.errors import InputError
 from ...topo.exact import load_json
+from ...topo.files import read_file
 from ..pictures.timeline import MAX_ROWS, draw_spans
 from ..plan import Plan
 from ..sizes import show_size
@@ -40,9 +40,10 @@ def read_recoveries(path: str, plan: Plan) -> list[RecoveryRow]:
     Raise InputError if the file is something else.
     """
     try:
-        run = load_json(Path(path).read_bytes(), exact=False)
+        run = load_json(read_file(path), exact=False)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read: {reason}") from None
     if not isinstance(run, dict) or run.get("format") != "topoplan-run" or "recoveries" not in run:
         raise InputError(
             f"{path}: expected the JSON of a run of topo-run that goes on after faults, with its "

@@ -19,7 +19,6 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from os import PathLike
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -27,6 +26,7 @@ from msgspec import Meta, Struct
 
 from ...topo.errors import InputError
 from ...topo.exact import load_json
+from ...topo.files import read_file
 from ...topo.schema import Count, Index, read_as
 from ..ir.collective import Chunk, Collective, DemandName, spell_ranks
 from ..traffic import ByteMatrix, read_matrix
@@ -273,11 +273,12 @@ def read_demands(
     Raise InputError if the file cannot be read, is not of that format, is for another number of
     GPUs, or names pieces that make no sense (see `Demands.of`).
     """
-    where, file = str(path), Path(path)
+    where = str(path)
     try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
+        raw = read_file(where, _MAX_FILE_BYTES + 1)
+        if len(raw) > _MAX_FILE_BYTES:
             raise _refuse(where, f"more than {_MAX_FILE_BYTES >> 20} MiB; merge pieces")
-        data = load_json(file.read_bytes())
+        data = load_json(raw)
     except OSError as error:
         raise _refuse(where, error.strerror or "cannot be read") from None
     except ValueError as error:

@@ -1,11 +1,11 @@
 """Find the topology that an argument names: this machine (`local`), a file, or a preset."""
 
-import re
 from os import PathLike, fspath
 from pathlib import Path
 
 from ..derived.stripes import merge_nvswitches, merge_switches
 from ..errors import InputError
+from ..files import read_file, read_start
 from ..formats import nccl_xml
 from ..formats.detect import read_topology_text
 from ..graph import Topology
@@ -84,17 +84,11 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         exists = bool(argument) and path.exists() and not (path.is_dir() and is_preset)
     except (OSError, ValueError):  # no permission to look there, or not a valid file name
         exists = False
-    if is_local or (exists and (path.is_dir() or (path.is_file() and is_archive(path)))):
+    if is_local or (exists and (path.is_dir() or is_archive(path))):
         if box is not None:
             raise _unused_box(argument)
         return probe("/" if is_local else path)
     if exists:
-        if not path.is_file() and not _is_given_open(argument):
-            # Reading a FIFO without a writer would block forever.
-            raise InputError(
-                f"{argument}: neither a file nor a folder, so it is not read; copy it into a file "
-                "first"
-            )
         text = _read_text(path)
         if nccl_xml.is_skeleton(text):
             return nccl_xml.fill_skeleton(text, argument, probe())
@@ -112,11 +106,6 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     return machine
 
 
-def _is_given_open(argument: str) -> bool:
-    """Return whether a path names an open pipe: /dev/stdin, or a shell's <(command)."""
-    return re.fullmatch(r"/dev/stdin|/(dev|proc/self)/fd/\d{1,6}", argument) is not None
-
-
 def _unused_box(argument: str) -> InputError:
     return InputError(
         f"{argument}: a box is only for files that say where hosts are, and this is none; leave "
@@ -127,18 +116,13 @@ def _unused_box(argument: str) -> InputError:
 
 def is_archive(path: Path) -> bool:
     """Return whether a path is a tar archive, compressed or not, by its first bytes."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(262 + 3)
-    except OSError:
-        return False
+    start = read_start(path, 262 + 3)
     return start.startswith((b"BZh", b"\x1f\x8b", b"\xfd7zXZ\0")) or start[257:262] == b"ustar"
 
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        raw = read_file(path, MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(raw) > MAX_FILE_BYTES:

@@ -3,8 +3,8 @@
 import re
 import sys
 from html import unescape
-from pathlib import Path
 
+from ....topo import files
 from ....topo.errors import InputError
 from ....topo.formats import nccl_log
 from ....topo.graph import Topology
@@ -62,8 +62,7 @@ def read_file(name: str, collective: str | None = None) -> Reading:
         if name == STANDARD_INPUT:
             raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:
-            with Path(name).open("rb") as file:
-                raw = file.read(MAX_FILE_BYTES + 1)
+            raw = files.read_file(name, MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     except ValueError:
