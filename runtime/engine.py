@@ -376,7 +376,7 @@ class Engine:
         tally = self._find_stock_tally(buffers)
 
         def run(number: int | None = None) -> None:
-            with self.transport.faults.stock(what, number):
+            with self.transport.faults.stock(what, number, may_refuse=True):
                 call()
             self._divide(buffers)
             tally.add()

@@ -46,6 +46,12 @@ log = logging.getLogger("topoplan")
 _GRACE = 0.25
 _GRACE_S = 5.0
 _SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
+# What gloo says of a connection: "[.../pair.cc:553] Connection closed by peer", or without a place
+# in C++ "Application timeout caused pair closure". A refusal has neither: "Cannot use ReduceOp.BAND
+# with non-integral dtype", "Invalid scalar type".
+_OF_CONNECTION = re.compile(
+    rf"{_SOURCE_LINE.pattern}|pair closure|timed out|\bconnect", re.IGNORECASE
+)
 # A tag that no message has, to wait for in vain: gloo closes connections when a wait times out.
 _NEVER_SENT = (1 << 31) - 1
 # Time for a peer that closed its connections to report: gloo closes them the moment a wait times
@@ -77,6 +83,17 @@ def first_line(error: Exception) -> str:
     """Return the first line of an error's message, without gloo's source location."""
     text = _SOURCE_LINE.sub("", str(error).strip())
     return text.splitlines()[0].split(". This is typically")[0] if text else type(error).__name__
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether a backend refused a collective: on all ranks alike, before it sent anything.
+
+    Lost connections and what only one rank may lack (memory, a GPU, the store) are no refusals.
+    """
+    # Those have classes of their own (DistNetworkError, OutOfMemoryError), or a place in C++.
+    return type(error) in (RuntimeError, NotImplementedError) and not _OF_CONNECTION.search(
+        str(error).partition("\n")[0]
+    )
 
 
 @dataclass(slots=True)
@@ -185,13 +202,19 @@ class Faults:
 
     @contextmanager
     def stock(
-        self, what: str, number: int | None = None, *, is_part: bool = False
+        self,
+        what: str,
+        number: int | None = None,
+        *,
+        is_part: bool = False,
+        may_refuse: bool = False,
     ) -> Iterator[None]:
         """Guard stock collectives in the `with` block, as the call that `what` describes.
 
         A RuntimeError in the block becomes an ExecutionError that names the rank at fault (see
         `stuck`). `number` is as in `begin`; `is_part` says that the block is only a part of the
-        call that has it.
+        call that has it. `may_refuse` says that the block is a single collective: if the backend
+        refuses it, that error is raised unchanged, and the group works on.
         """
         call = self.begin(what, number=number)
         call.is_part = is_part and number is not None
@@ -200,6 +223,8 @@ class Faults:
         except TopoplanError:
             raise
         except RuntimeError as error:
+            if may_refuse and is_refusal(error):
+                raise
             raise self.stuck_in_stock(call, error) from error
 
     def stuck_in_stock(self, call: Call, error: Exception) -> ExecutionError:

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import (
 
 from ...synth.ir.collective import Collective
 from ...synth.reshard.demands import Demands
-from .faults import Call, Faults
+from .faults import Call, Faults, is_refusal
 
 # The dtypes of REDUCIBLE_DTYPES that gloo and NCCL refuse in all collectives (torch 2.9 to 2.13).
 _REFUSED = frozenset({torch.int16})
@@ -162,7 +162,8 @@ def _await_callbacks() -> None:
 class StartedStock:
     """A stock collective in progress, of which either `call_when_done` or `wait` handles the end.
 
-    If `work` ends well, `finish` is called; if not, `faults` finds the rank at fault for `call`.
+    If `work` ends well, `finish` is called; if not, `faults` finds the rank at fault for `call`,
+    unless the backend refused it: then the error is the backend's own, and the group works on.
     """
 
     def __init__(
@@ -187,7 +188,9 @@ class StartedStock:
             try:
                 future.value()
             except RuntimeError as error:
-                failed = self._faults.stuck_in_stock(self._call, error)
+                failed = (
+                    error if is_refusal(error) else self._faults.stuck_in_stock(self._call, error)
+                )
             else:
                 try:
                     self._finish()
@@ -200,10 +203,15 @@ class StartedStock:
         return True
 
     def wait(self) -> None:
-        """Wait until it is complete, then call `finish`; raise ExecutionError if it fails."""
+        """Wait until it is complete, then call `finish`.
+
+        Raise ExecutionError if it fails, and the backend's own error if that refuses it.
+        """
         try:
             self._work.wait()
         except RuntimeError as error:
+            if is_refusal(error):
+                raise
             raise self._faults.stuck_in_stock(self._call, error) from error
         self._finish()
 

@@ -1,0 +1,69 @@
+"""What gloo refuses is refused in gloo's words, and the group works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from launch import run_ranks
+from ranks import refusals
+
+from topoplan.runtime.ranks.faults import is_refusal
+
+# Environment variables of the ranks, by what carries out their calls.
+MODES = {
+    "race": {},
+    "plan": {"TOPOPLAN_CHOOSE": "plan", "TOPOPLAN_LEAST_BYTES": "1"},
+    "replan": {"TOPOPLAN_ON_FAULT": "replan"},
+    "replan by plan": {
+        "TOPOPLAN_ON_FAULT": "replan",
+        "TOPOPLAN_CHOOSE": "plan",
+        "TOPOPLAN_LEAST_BYTES": "1",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def of_gloo() -> refusals.Outcomes:
+    """Return what became of the calls in a group of gloo."""
+    first, second = run_ranks(refusals.of_group, 2, "gloo", {}, 1)
+    assert first == second and all(text.startswith("RuntimeError: ") for text in first.values())
+    return first
+
+
+@pytest.mark.parametrize("at", [1, 1000])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_gloo_refuses_is_refused_in_its_words(
+    of_gloo: refusals.Outcomes, mode: str, at: int
+) -> None:
+    """As the first call, whose error is looked into, and where the plain group's works are passed
+    on.
+    """
+    assert run_ranks(refusals.of_group, 2, "topo", MODES[mode], at) == [of_gloo] * 2
+
+
+def test_stock_calls_that_were_chosen_may_be_refused_too(plans: Callable[..., str]) -> None:
+    by_rank = run_ranks(refusals.chosen_stock, 2, plans("full:2", "allreduce"))
+    assert [set(outcomes.values()) for outcomes in by_rank] == [
+        {"RuntimeError: Invalid scalar type"}
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "refuses"),
+    [
+        ("Cannot use ReduceOp.BAND with non-integral dtype", True),
+        (
+            "Invalid scalar type\nException raised from run at /src/c10d/ProcessGroupGloo.cpp:1",
+            True,
+        ),
+        ("[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:4711", False),
+        ("[enforce fail at /src/gloo/transport/tcp/pair.cc:459] op.nbytes. 8 vs 4", False),
+        ("[enforce fail at alloc_cpu.cpp:124] err == 0. can't allocate memory", False),
+        ("Application timeout caused pair closure", False),
+        ("Operation timed out!", False),
+        ("Gloo connectFullMesh failed with [/src/gloo/transport/tcp/pair.cc:144] no", False),
+    ],
+)
+def test_a_lost_connection_is_no_refusal(text: str, *, refuses: bool) -> None:
+    assert is_refusal(RuntimeError(text)) == refuses
