@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ...topo.errors import ExecutionError, TopoplanError
 from ..ranks.faults import Call, Faults, first_line
 from ..ranks.groups import uses_nccl
+from ..ranks.half_messages import Waiting, check_arrived, watch
 
 # A peer (its rank in the group), and the contiguous tensor to send or to receive into, not to be
 # used before `wait`.
@@ -35,6 +36,7 @@ class PointToPoint:
         self.bytes_sent = 0
         self._posted: Counter[str] = Counter()
         self._call: Call | None = None
+        self._waiting = Waiting(None if self.batched else group._get_backend(torch.device("cpu")))
 
     def begin(self, call: str) -> None:
         """Begin a call, described by the text `call`; its deadline starts now.
@@ -105,17 +107,29 @@ class PointToPoint:
 
     def _wait(self, works: list[dist.Work], pending: list[tuple[str, int, int]]) -> None:
         """Wait for posted messages, the (kind, peer, number between the two ranks) of each."""
-        for number, work in enumerate(works):
-            try:
+        watch.begin(self._waiting)
+        number = 0
+        try:
+            for number, work in enumerate(works):
                 # Over NCCL the host does not wait, so a deadline would say nothing.
-                if self._call is None or self.batched:
+                if self.batched:
                     work.wait()
-                else:
-                    # At least 1 ms: torch takes 0 for no timeout.
-                    work.wait(timedelta(seconds=max(0.001, self._call.deadline - monotonic())))
-            except TopoplanError:
-                raise
-            except RuntimeError as error:
-                # NCCL has one work for the whole batch.
-                raise self.explain(*pending[min(number, len(pending) - 1)], error) from error
+                    continue
+                self._waiting.awaited = work, pending[number][1]
+                if not work.wait(*self._list_limits()):
+                    check_arrived(work)
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            # NCCL has one work for the whole batch.
+            raise self.explain(*pending[min(number, len(pending) - 1)], error) from error
+        finally:
+            watch.end(self._waiting)
         works.clear()  # waited for once, and freed before the next messages
+
+    def _list_limits(self) -> tuple[timedelta, ...]:
+        """Return what is left of the call's deadline; () without one."""
+        if self._call is None:
+            return ()
+        # At least 1 ms: torch takes 0 for no timeout.
+        return (timedelta(seconds=max(0.001, self._call.deadline - monotonic())),)

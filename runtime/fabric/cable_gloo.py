@@ -37,9 +37,13 @@ class _CableWorks:
         self.works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all parts; see dist.Work."""
+        """Wait for all parts; see dist.Work. After an aborted wait, wait for the rest."""
         given = () if timeout is None else (timeout,)
-        return all(work.wait(*given) for work in self.works)
+        while self.works:
+            if not self.works[0].wait(*given):
+                return False
+            self.works = self.works[1:]  # a second wait for one would not end
+        return True
 
 
 class CableGloo:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from ...topo.errors import TopoplanError
 from ..program.instructions import Exchange, Program
+from ..ranks.half_messages import Waiting, check_arrived, watch
 from .contract import AWAIT, LOCAL, RECEIVE, SEND, Operation, PlayError, Stamp
 
 
@@ -21,6 +22,8 @@ class PlayerInOrder:
     def __init__(self, backend: Any, program: Program, operations: list[Operation]) -> None:
         self.backend, self.program, self.operations = backend, program, operations
         self._spent: list[dist.Work] = []
+        self._peers = [b for code, _, b, _ in operations if code in (SEND, RECEIVE)]
+        self._waiting = Waiting(backend)
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """See Player.
@@ -31,17 +34,20 @@ class PlayerInOrder:
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []
         works: list[dist.Work] = []
+        waiting, peers = self._waiting, self._peers
         # Only a stamp that distinguishes waiting from other work has this method.
         before_wait = getattr(stamp, "before_wait", None)
         current = 0  # the post that is being posted or awaited, for the error
+        watch.begin(waiting)
         try:
             for code, a, b, tag in self.operations:
                 if code == AWAIT:
                     current = tag
                     if before_wait is not None:
                         before_wait()
+                    waiting.awaited = works[tag], peers[tag]
                     if not works[tag].wait(timedelta(seconds=max(0.001, deadline - now()))):
-                        raise RuntimeError("it did not complete")
+                        check_arrived(works[tag])
                     if stamp is not None and posts[tag].kind == "receive":
                         stamp(posts[tag])
                 elif code == SEND:
@@ -67,6 +73,7 @@ class PlayerInOrder:
             # Freeing a gloo Work right after its wait costs about as much again as the transfer
             # (measured, 8 ranks on 2 cores): they are held until the next call has ended.
             self._spent = works
+            watch.end(waiting)
 
 
 def exchange(batches: list[list[dist.P2POp]]) -> None:

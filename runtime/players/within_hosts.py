@@ -20,6 +20,7 @@ from ...topo.errors import ExecutionError, TopoplanError
 from ..native.library import load_library, number
 from ..program.instructions import Post, Program
 from ..program.within_hosts import Arrived, Inside, Outside, split
+from ..ranks.half_messages import Waiting, check_arrived, watch
 from ..ranks.shared_memory import HostMemory
 from ..reductions import ReduceOp
 from .contract import PlayError, Stamp
@@ -144,9 +145,10 @@ class PlayerWithinHosts:
                 start = backend.send if part.post.kind == "send" else backend.recv
                 self._steps.append((_POST, start, messages[part.number], part.post))
             else:
-                self._steps.append((_WAIT, part.number, None, part.post))
+                self._steps.append((_WAIT, part.number, messages[part.number][1], part.post))
         self._posted = [x.number for x in encoded.parts if isinstance(x, Outside) and x.begins]
         self._spent: list[dist.Work] = []
+        self._waiting = Waiting(backend)
 
     def __del__(self) -> None:
         if hasattr(self, "_player"):
@@ -162,6 +164,8 @@ class PlayerWithinHosts:
         before_wait = getattr(stamp, "before_wait", None)
         start = _BEGIN_CALL
         current: Post | None = None
+        waiting = self._waiting
+        watch.begin(waiting)
         try:
             for kind, a, b, current in self._steps:
                 if kind == _INSIDE:
@@ -181,8 +185,9 @@ class PlayerWithinHosts:
                     if before_wait is not None:
                         before_wait()
                     left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
+                    waiting.awaited = works[a], b
                     if not works[a].wait(left):
-                        raise RuntimeError("it did not complete")
+                        check_arrived(works[a])
                     if stamp is not None and current.kind == "receive":
                         stamp(current)
         except TopoplanError:
@@ -193,6 +198,7 @@ class PlayerWithinHosts:
         finally:
             # As in PlayerInOrder: freeing a gloo Work right after its wait takes long.
             self._spent = [*works.values()]
+            watch.end(waiting)
 
     def _explain(self, outcome: int, posted: Iterable[int]) -> PlayError | ExecutionError:
         place, word = self._blame

@@ -38,6 +38,7 @@ from .blame import (
     is_settled,
 )
 from .cabled import LaunchCabling, find_cabling
+from .half_messages import NEVER_SENT
 from .reports import POLL_S, Report, relay
 
 log = logging.getLogger("topoplan")
@@ -52,8 +53,6 @@ _SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
 _OF_CONNECTION = re.compile(
     rf"{_SOURCE_LINE.pattern}|pair closure|timed out|\bconnect", re.IGNORECASE
 )
-# A tag that no message has, to wait for in vain: gloo closes connections when a wait times out.
-_NEVER_SENT = (1 << 31) - 1
 # Time for a peer that closed its connections to report: gloo closes them the moment a wait times
 # out.
 _SETTLE_S = 0.5
@@ -319,9 +318,7 @@ class Faults:
             if peer != self.group.rank():
                 # The timeout that is wanted, or a connection that is closed already.
                 with suppress(RuntimeError):
-                    backend.recv([torch.empty(1)], peer, _NEVER_SENT).wait(
-                        timedelta(milliseconds=1)
-                    )
+                    backend.recv([torch.empty(1)], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
 class ReportExchange:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -14,6 +17,7 @@ from rank_process import Events, init, leave
 import topoplan
 from ranks.checks import SUMS, refused
 from topoplan import Communicator
+from topoplan.runtime.classic.point_to_point import PointToPoint
 from topoplan.runtime.measuring.calibrate import calibrate
 from topoplan.runtime.ranks.transport import Transport
 
@@ -155,3 +159,54 @@ def stops_in_a_race(path: str) -> str | None:
         events.tell(f"rank {dist.get_rank()} has given up")
         leave(str(error))
     raise AssertionError("went on with a rank that stopped")
+
+
+def dies_within_a_message() -> str:
+    """Return the error of rank 0, half of whose message has come when its connection is closed."""
+    group, size = dist.group.WORLD, 1 << 22
+    assert group is not None
+    messages, ready = PointToPoint(group), torch.ones(1)
+    if dist.get_rank() == 1:
+        dist.recv(ready, 0)  # after the receive, on the same connection
+        try:
+            messages.exchange([(0, make_half_readable(size))])
+        except topoplan.ExecutionError:
+            leave("")
+        raise AssertionError("memory that cannot be read was sent")
+    wait = messages.post(receives=[(1, torch.zeros(size, dtype=torch.uint8))])
+    dist.send(ready, 1)
+    try:
+        wait()
+    except topoplan.ExecutionError as error:
+        leave(str(error))
+    raise AssertionError("half a message was taken for a whole one")
+
+
+def make_half_readable(size: int) -> torch.Tensor:
+    """Return bytes of which only the first half can be read: gloo sends it, and then hangs up."""
+    memory = mmap.mmap(-1, size)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    half = ctypes.c_void_p(tensor.data_ptr() + size // 2)
+    no_access = 0  # PROT_NONE
+    assert not ctypes.CDLL(None).mprotect(half, ctypes.c_size_t(size // 2), no_access)
+    return tensor
+
+
+def dies_in_a_long_call(path: str) -> str | None:
+    """Return the errors of the ranks that are left after one ends in the middle of a call."""
+    communicator = Communicator(
+        path, timeout=patience.deadline(60), choose="plan", executor="point-to-point"
+    )
+    x = torch.ones(1 << 24)
+    communicator.allreduce(x)
+    if dist.get_rank() == 2:
+        threading.Thread(target=die_once_it_changes, args=(x, float(x[-1])), daemon=True).start()
+    survive(lambda: repeat(lambda: communicator.allreduce(x)))
+
+
+def die_once_it_changes(x: torch.Tensor, before: float) -> NoReturn:
+    def has_changed() -> bool:
+        return float(x[0]) != before or float(x[-1]) != before
+
+    patience.wait_until(has_changed, 60, "a part of the sum")
+    die()

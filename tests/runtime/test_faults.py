@@ -164,6 +164,19 @@ def test_survivors_name_the_culprit_in_time(plans: Plans, fault: fault_table.Fau
     assert outcome.named == outcome.survivors, outcome
 
 
+def test_half_a_message_ends_with_its_connection() -> None:
+    """Of which gloo tells all other messages: this one waited for its deadline."""
+    error, _ = run_ranks(faults.dies_within_a_message, 2)
+    assert "receiving from rank 1 failed" in error
+    assert "closed in the middle" in error
+
+
+def test_a_rank_that_ends_in_a_long_call_is_noticed_before_the_deadline(plans: Plans) -> None:
+    for error in run_ranks(faults.dies_in_a_long_call, 3, plans("full:3"))[:2]:
+        assert "rank 2 does not answer (process ended)" in str(error)
+        assert "no end within" not in str(error)
+
+
 def test_a_degraded_plan_runs_after_a_failure(plans: Plans, tmp_path: Path) -> None:
     """Rank 3 dies; the others name it, tear their group down, and go on as three with a plan
     without it.
