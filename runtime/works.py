@@ -123,6 +123,16 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
     _tensors: list[torch.Tensor]
     progress: Progress
+    _registered: dist.Work | None = None
+
+    def stand_for(self, stock: dist.Work) -> None:
+        """Wait for `stock` in the caller's `wait`, too, if torch registers works.
+
+        It does so, by thread, for functions that it compiles, and a work leaves its registry when
+        it is waited for (`allow_inflight_collective_as_graph_input_ctx`).
+        """
+        if torch._C._distributed_c10d._allow_inflight_collective_as_graph_input():
+            self._registered = stock
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the call as ended, or as failed with `error`. Only the first call counts."""
@@ -144,7 +154,10 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
         Raise ExecutionError after `timeout`.
         """
-        return self.progress.wait(timeout)
+        self.progress.wait(timeout)
+        if self._registered is not None:
+            self._registered.wait()
+        return True
 
     def synchronize(self) -> None:
         """Wait until the call has ended."""
@@ -462,6 +475,7 @@ def start(
         first()
         stock = engine.start_stock(call.buffers, call.finish, number)
         work = CpuWork(results)
+        work.stand_for(stock.work)
         if stock.call_when_done(work.finish):
             return work
         return calls.carry_out(stock.wait, results, waits=waits, name=name)

@@ -220,6 +220,7 @@ class PlainCalls(dist.ProcessGroup):
         faults.find_mismatch = self.check.find_error
         tensors: list[torch.Tensor] = [] if results is None else results
         explained = CpuWork(tensors)
+        explained.stand_for(work)
 
         def fill() -> None:
             if results is None:
@@ -245,7 +246,9 @@ class PlainCalls(dist.ProcessGroup):
             work.wait()
             tensor.detach().copy_(given)
 
-        return self.planned.queue(tensor).carry_out(finish, [tensor], waits=False)
+        copied = self.planned.queue(tensor).carry_out(finish, [tensor], waits=False)
+        copied.stand_for(work)
+        return copied
 
     def _reduce_by_plain(
         self,
@@ -281,7 +284,9 @@ class PlainCalls(dist.ProcessGroup):
                 if own is not tensor:
                     tensor.detach().copy_(own)
 
-        return self.planned.queue(first).carry_out(finish, list(tensors), waits=False)
+        reduced = self.planned.queue(first).carry_out(finish, list(tensors), waits=False)
+        reduced.stand_for(work)
+        return reduced
 
 
 def _check_tag(tag: int) -> int:

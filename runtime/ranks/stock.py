@@ -169,7 +169,7 @@ class StartedStock:
     def __init__(
         self, faults: Faults, call: Call, work: dist.Work, finish: Callable[[], None]
     ) -> None:
-        self._faults, self._call, self._work, self._finish = faults, call, work, finish
+        self._faults, self._call, self.work, self._finish = faults, call, work, finish
 
     def call_when_done(self, done: Callable[[BaseException | None], None]) -> bool:
         """Have `done` called at the end with None, or with the error. Does not wait.
@@ -178,7 +178,7 @@ class StartedStock:
         the caller must call `wait`.
         """
         try:
-            future = self._work.get_future()
+            future = self.work.get_future()
         except RuntimeError:
             return False
 
@@ -208,7 +208,7 @@ class StartedStock:
         Raise ExecutionError if it fails, and the backend's own error if that refuses it.
         """
         try:
-            self._work.wait()
+            self.work.wait()
         except RuntimeError as error:
             if is_refusal(error):
                 raise

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import (
+    allow_inflight_collective_as_graph_input_ctx,
+)
 from torch.nn import Linear
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -55,3 +58,29 @@ def every_order(choose: str) -> None:
         assert torch.equal(with_broadcast(x), torch.full((64,), 2.0 * number + 1))
         wanted = 2.0 * sum(rank + number for rank in range(world)) + 1
         assert torch.equal(with_asynchronous_call(x), torch.full((64,), wanted))
+
+
+def count_registered(at: int) -> dict[str, list[int]]:
+    """Return the works in torch's registry before, during and after calls, from number `at` on."""
+    start(plans="auto", choose="race")
+    for _ in range(at - 1):
+        dist.all_reduce(torch.ones(1))
+    one, strided, parts = torch.ones(1), torch.ones(8)[::2], list(torch.ones(2).chunk(2))
+    calls: dict[str, Callable[[], dist.Work | None]] = {
+        "allreduce": lambda: dist.all_reduce(one, async_op=True),
+        "average": lambda: dist.all_reduce(one, dist.ReduceOp.AVG, async_op=True),
+        "strided": lambda: dist.all_reduce(strided, async_op=True),
+        "broadcast": lambda: dist.broadcast(one, 0, async_op=True),
+        "strided broadcast": lambda: dist.broadcast(strided, 0, async_op=True),
+        "allgather": lambda: dist.all_gather(parts, torch.ones(1), async_op=True),
+    }
+    count = torch._C._distributed_c10d._get_work_registry_size
+    counts = {}
+    with allow_inflight_collective_as_graph_input_ctx():
+        for name, call in calls.items():
+            before, work = count(), call()
+            assert work is not None
+            during = count()
+            work.wait()
+            counts[name] = [before, during, count()]
+    return counts
