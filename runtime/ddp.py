@@ -143,7 +143,8 @@ class DdpHook:
         engine.times_calls = True
         engine.executor.tallies.report = accounts.report
         calls = make_queue(engine.device)
-        weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
+        # The thread ends with the model that had the hook.
+        weakref.finalize(self, calls.close, engine.transport.faults.break_off)
         self._open_account(
             group, lambda: {"allreduce": communicator}, engine.transport.stock_engine
         )

@@ -7,6 +7,7 @@ backend both make their calls here.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,29 @@ from .calls import PersistentCall
 from .reductions import in_inference_mode
 
 Function = Callable[[], object]
+# Makes all calls of a group fail with an error, those in progress too.
+BreakOff = Callable[[ExecutionError], object]
 # Time for a thread to end: it may be in a call whose peers are gone.
 _END_S = 5.0
+# Time for it to end once its call was made to fail, which takes milliseconds, unless the ranks are
+# exchanging reports of a failure by then (at most 5 s).
+_FAIL_S = 10.0
+# Threads in a call that did not end when their queue was closed, and what makes it fail.
+_left: dict[threading.Thread, BreakOff] = {}
+
+
+@atexit.register
+def _end_left() -> None:
+    """Make the calls fail, before the interpreter ends, that have not ended with their queues.
+
+    A thread that returns from C++ to an interpreter that is finalizing is ended by Python, and C++
+    aborts the process ("terminate called without an active exception").
+    """
+    for thread, break_off in _left.items():
+        if thread.is_alive():
+            break_off(ExecutionError("the process ended during the call"))
+    for thread in _left:
+        thread.join(_FAIL_S)
 
 
 class Failed:
@@ -378,13 +400,20 @@ class ThreadQueue:
         in_inference_mode(function)
         work.finish()
 
-    def close(self) -> None:
-        """End the thread after the calls that are in the queue."""
-        if self._thread is not None:
-            self._line.calls.put(None)
-            if self._thread is not threading.current_thread():
-                self._thread.join(_END_S)
-            self._thread = None
+    def close(self, break_off: BreakOff) -> None:
+        """End the thread after the calls that are in the queue.
+
+        If they have not ended after some seconds, they may end later, but not after the process:
+        `break_off` makes them fail then.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._line.calls.put(None)
+        if thread is not threading.current_thread():
+            thread.join(_END_S)
+            if thread.is_alive():
+                _left[thread] = break_off
 
 
 def _serve(line: _Line) -> None:
@@ -438,9 +467,9 @@ class StreamQueue(ThreadQueue):
         with work.on_stream():
             super()._run_now(function, work)
 
-    def close(self) -> None:
+    def close(self, break_off: BreakOff) -> None:
         """End the thread, and wait for the stream."""
-        super().close()
+        super().close(break_off)
         self.stream.synchronize()
 
 

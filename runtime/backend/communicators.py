@@ -432,17 +432,24 @@ class Communicators:
         return queue is not None and queue.holds_stock
 
     def close_queues(self) -> None:
-        """End the searches for plans, and wait for all calls; then no thread of the group runs."""
+        """End the searches for plans, and wait for all calls for some seconds.
+
+        Calls that wait for a plan go without it if rank 0 ends its search. It decides for all:
+        otherwise some ranks would wait in a collective that others have left out.
+        """
+        if self.plans.rank == 0:
+            self.plans.stop.set()
+        for queue in self._queues.values():
+            queue.close(self.break_off)
+        self._queues.clear()
         self.plans.stop.set()
         for preparation in self._preparations.values():
             preparation.thread.join()
-        for queue in self._queues.values():
-            queue.close()
-        self._queues.clear()
 
     def abort(self, why: str) -> None:
         """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""
         error = ExecutionError(f"rank {self.plans.rank}: the process group was {why}")
+        self.plans.stop.set()
         if self.guard is not None:
             self.guard.break_off(error)
         for transport in list(self._shared.values()):

@@ -1,11 +1,12 @@
 """Call the backend's own (stock) collectives on flat tensors; plans are raced against them."""
 
 import atexit
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,14 +23,16 @@ from torch._C._distributed_c10d import (
 
 from ...synth.ir.collective import Collective
 from ...synth.reshard.demands import Demands
+from ...topo.errors import ExecutionError
 from .faults import Call, Faults, is_refusal
 
 # The dtypes of REDUCIBLE_DTYPES that gloo and NCCL refuse in all collectives (torch 2.9 to 2.13).
 _REFUSED = frozenset({torch.int16})
 
 # Time for backends' threads to release callbacks at the interpreter's end, and polling interval. A
-# callback is released within a millisecond, unless its collective never ends.
-_RELEASE_S, _RELEASE_POLL_S = 0.5, 0.005
+# callback is released within a millisecond of the end of its collective, for which other ranks may
+# be needed; if they do not come in that time, it is made to fail, and gets the time again.
+_RELEASE_S, _RELEASE_POLL_S = 5.0, 0.005
 # Time from the last callback to the interpreter's end. gloo's thread lets go of the call's tensors
 # then; for the last reference to one it needs the GIL, and on a busy machine it first waits for a
 # core.
@@ -141,8 +144,10 @@ class _LastCallback:
 
 
 _last = _LastCallback()
-# Callbacks that a backend's thread has not released yet; see `_await_callbacks`.
-_callbacks: WeakSet[Callable[..., None]] = WeakSet()
+# Callbacks that a backend's thread has not released yet, and the faults of their groups; see
+# `_await_callbacks`. A forked child has no such thread, and must leave the connections alone.
+_callbacks: WeakKeyDictionary[Callable[..., None], Faults] = WeakKeyDictionary()
+os.register_at_fork(after_in_child=_callbacks.clear)
 
 
 @atexit.register
@@ -153,10 +158,17 @@ def _await_callbacks() -> None:
     then, Python ends the thread, and C++ aborts the process ("terminate called without an active
     exception").
     """
+    _wait_for_release()
+    for faults in set(_callbacks.values()):
+        faults.break_off(ExecutionError("the process ended during the call"))
+    _wait_for_release()
+    time.sleep(max(0.0, _last.called_s + _FREE_S - time.monotonic()))
+
+
+def _wait_for_release() -> None:
     ends = time.monotonic() + _RELEASE_S
     while _callbacks and time.monotonic() < ends:
         time.sleep(_RELEASE_POLL_S)
-    time.sleep(max(0.0, _last.called_s + _FREE_S - time.monotonic()))
 
 
 class StartedStock:
@@ -198,7 +210,7 @@ class StartedStock:
                     failed = error
             done(failed)
 
-        _callbacks.add(end)
+        _callbacks[end] = self._faults
         future.add_done_callback(end)
         return True
 

@@ -1,0 +1,138 @@
+"""A script whose ranks end while calls are in progress, as the interpreter of a script ends.
+
+`exits.py WAY PLAN FOLDER END...` forks two ranks for each END, once torch is imported, and prints
+how they ended, as JSON: for each END the exit code of each rank, and what it printed. WAY is how
+they call: by gloo, by the backend "topo" in several ways, or by the DDP hook.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn import Linear, Sequential
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import topoplan
+from topoplan.runtime.backend.options import backend_options
+
+WORLD = 2
+# The exit codes of ranks by what they do at the end. With "alone" rank 1 makes no call, and ends
+# when the interpreter of rank 0 has called all its exit handlers: connections then close while it
+# is finalizing. With "drop" nobody waits for the calls; the last handler prints a sum.
+CODES = {"raise": 1, "alone": 1, "exit": 3, "drop": 0}
+
+
+class OwnError(Exception):
+    """The script's own error."""
+
+
+def begin_calls(way: str, plan: str, big: torch.Tensor, *, calls: bool) -> list[object]:
+    """Begin calls on a matrix and others, the first of which wait for plans; return their works.
+
+    The hook's are in progress when the backward pass raises OwnError. A rank that makes none
+    `calls` not, but takes part in what comes before.
+    """
+    options = {
+        "topo": {},
+        "search": {"choose": "plan", "least_bytes": 1},
+        "file": {"plans": plan, "choose": "plan", "least_bytes": 1},
+    }.get(way)
+    dist.init_process_group(
+        "gloo" if options is None else "topo",
+        init_method=f"file://{os.environ['MEETING']}",
+        rank=int(os.environ["RANK"]),
+        world_size=WORLD,
+        pg_options=None if options is None else backend_options(**options),  # type: ignore[arg-type]
+    )
+    if way == "hook":
+        first = Linear(64, 64)
+        model = DDP(Sequential(first, Linear(64, 64)), bucket_cap_mb=0.01)
+        model.register_comm_hook(None, topoplan.ddp_hook(plan))
+        first.weight.register_hook(lambda _: fail())
+        if calls:
+            model(big).sum().backward()
+    if not calls:
+        return []
+    works = [dist.all_reduce(x, async_op=True) for x in (big, torch.ones(5), big.clone())]
+    return [*works, dist.all_gather([big.clone() for _ in range(WORLD)], big, async_op=True)]
+
+
+def fail() -> None:
+    """Raise the script's own error."""
+    raise OwnError
+
+
+def play(way: str, plan: str, end: str, rank: int, pipe: int) -> None:
+    """Begin calls, and end in this way; rank 0 closes the pipe, rank 1 reads it."""
+    makes_calls = rank == 0 or end != "alone"
+    works: list[object] = []
+    big = torch.ones(64, 64)
+    # torch makes finalizers before topoplan is imported, so theirs is the last exit handler.
+    if rank == 0:
+        weakref.finalize(fail, os.close, pipe)
+    if end == "drop":
+        weakref.finalize(fail, lambda: print("sum", int(big.sum()), flush=True))
+    try:
+        works = begin_calls(way, plan, big, calls=makes_calls)
+    except OwnError:
+        if end in ("raise", "alone"):
+            raise
+    if not makes_calls:
+        os.read(pipe, 1)
+        os._exit(CODES[end])
+    if end == "exit":
+        sys.exit(CODES[end])
+    if end in ("raise", "alone"):
+        fail()
+    assert works or not makes_calls or way == "hook"
+
+
+def fork_ranks(ends: list[str], folder: Path) -> tuple[str, int, int] | None:
+    """Fork the ranks of each end; return the end, rank and pipe in a rank, None in the parent.
+
+    The parent has waited for the ranks, and printed how they ended.
+    """
+    pids: dict[tuple[str, int], int] = {}
+    for end in ends:
+        of_rank_1, of_rank_0 = os.pipe()
+        for rank in range(WORLD):
+            pid = os.fork()
+            if pid == 0:
+                os.close(of_rank_0 if rank else of_rank_1)
+                output = os.open(folder / f"{end}-{rank}", os.O_WRONLY | os.O_CREAT)
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+                os.environ |= {
+                    "RANK": str(rank),
+                    "MEETING": str(folder / f"{end}-meeting"),
+                    "TOPOPLAN_CACHE": str(folder / f"{end}-cache"),
+                }
+                return end, rank, of_rank_1 if rank else of_rank_0
+            pids[end, rank] = pid
+        os.close(of_rank_0)
+    ended = {who: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for who, pid in pids.items()}
+    print(
+        json.dumps(
+            {
+                end: [
+                    (ended[end, rank], (folder / f"{end}-{rank}").read_text())
+                    for rank in range(WORLD)
+                ]
+                for end in ends
+            }
+        )
+    )
+    return None
+
+
+if __name__ == "__main__":
+    chosen_way, chosen_plan, scratch, *chosen_ends = sys.argv[1:]
+    forked = fork_ranks(chosen_ends, Path(scratch))
+    if forked is not None:
+        play(chosen_way, chosen_plan, *forked)
