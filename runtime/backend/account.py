@@ -194,8 +194,11 @@ class Accounts:
 
     def _show_end(self) -> None:
         # A process that the rank has forked, such as a loader of data, says nothing.
+        # Neither does a short run, of which nothing is known but that nothing has raced.
         if self.is_rank_0 and self._has_unsaid and self._pid == os.getpid():
-            _show_savings(f"the whole run: {self.summarize().line}")
+            whole = self.summarize()
+            if whole.saved is not None or whole.is_off:
+                _show_savings(f"the whole run: {whole.line}")
         self._has_unsaid = False
 
     def summarize(self) -> Summary:

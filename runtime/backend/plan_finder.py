@@ -259,8 +259,12 @@ class PlanFinder:
                 or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
                 self.whys[wanted.name] = str(error)
-                log.warning(
-                    "%s over ranks %s goes without a plan: %s", wanted.name, self.ranks, error
+                log.log(
+                    logging.DEBUG if self.stop.is_set() else logging.WARNING,
+                    "%s over ranks %s goes without a plan: %s",
+                    wanted.name,
+                    self.ranks,
+                    error,
                 )
                 return None, {}
             return None, {"error": type(error).__name__, "message": str(error)}

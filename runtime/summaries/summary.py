@@ -83,9 +83,14 @@ class Summary:
         return settled - timed + sum(sum(group.untimed.values()) for group in self.groups)
 
     @property
+    def is_off(self) -> bool:
+        """Whether plans are turned off."""
+        return bool(self.groups) and all(group.is_off for group in self.groups)
+
+    @property
     def line(self) -> str:
         """The summary as one line: what was saved, from which races, and what ran."""
-        if self.groups and all(group.is_off for group in self.groups):
+        if self.is_off:
             return "plans are off, gloo or NCCL made all calls"
         return "; ".join(filter(None, (self._say_saved(), self._say_used(), self._say_untimed())))
 
