@@ -22,6 +22,8 @@ import torch.distributed as dist
 NEVER_SENT = (1 << 31) - 1
 # Polling interval of the thread, which takes some 20 us for each wait that lasts longer.
 _POLL_S = 0.25
+# Later on, one in so many polls.
+_SELDOM = 4
 # For a message that has come although its wait was aborted; gloo takes 0 for no limit.
 _AT_ONCE = timedelta(milliseconds=1)
 
@@ -70,7 +72,7 @@ class _Watch:
                 self._thread.start()
 
     def _serve(self) -> None:
-        seen: dict[int, int] = {}
+        seen: dict[int, tuple[int, int]] = {}
         while True:
             if not self.waits:
                 self._has_waits.clear()
@@ -79,15 +81,22 @@ class _Watch:
             time.sleep(_POLL_S)
             seen = self._look(seen)
 
-    def _look(self, seen: dict[int, int]) -> dict[int, int]:
-        """Abort waits that were `seen` before and whose connection is closed; return those seen."""
+    def _look(self, seen: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """Abort waits whose connection is closed; return which ones were seen, and how often.
+
+        `seen` has the work of each wait, and how many times it was seen before.
+        """
         lasting = {}
         for number, waiting in list(self.waits.items()):
             if (awaited := waiting.awaited) is None:
                 continue
             work, peer = awaited
-            lasting[number] = id(work)
-            if seen.get(number) == id(work) and _is_closed(waiting.backend, peer):
+            known, times = seen.get(number, (id(work), 0))
+            times = times if known == id(work) else 0
+            lasting[number] = id(work), times + 1
+            # Each time is a message of gloo's to the peer: of long waits fewer are tried.
+            is_due = times in (1, 2) or (times > 0 and times % _SELDOM == 0)
+            if is_due and _is_closed(waiting.backend, peer):
                 for part in getattr(work, "works", (work,)):
                     abort_wait(part)
         return lasting
