@@ -1,7 +1,8 @@
 """Headers: the messages by which a group's first member tells helpers what to do next.
 
-A header has a fixed length and goes over gloo, which keeps it until the helper is ready. So nothing
-waits for a helper but its part in a call.
+A header has a fixed length and goes over gloo. A helper posts the receive of the next header before
+it plays its part in a call, so nothing waits for a helper but that part, and the goodbye arrives
+while it is busy.
 """
 
 import time
@@ -27,8 +28,6 @@ _HEADER_TAG, _REPLY_TAG = 1, 2
 _MAX_IN_FLIGHT = 64
 # An idle helper waits for its next header without limit: gloo closes connections at a timeout.
 _FOREVER = timedelta(days=365)
-# For the goodbye itself, which helpers wait for, unless they are busy or gone.
-_GOODBYE = timedelta(seconds=1)
 
 
 class HeaderKind(IntEnum):
@@ -104,6 +103,7 @@ class HeaderChannel:
         self._gloo: Any = self._control.group._get_backend(torch.device("cpu"))
         self._transport = transport
         self._in_flight: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._next: tuple[dist.Work, torch.Tensor] | None = None
 
     def send(self, header: Header, helper: int) -> None:
         """Start to send a header; raise RuntimeError if the connection is closed."""
@@ -113,11 +113,25 @@ class HeaderChannel:
         if len(self._in_flight) > _MAX_IN_FLIGHT:
             self._in_flight.popleft()[0].wait()
 
+    def listen(self, member: int) -> None:
+        """Post the receive of a member's next header, so that it arrives before `receive`."""
+        words = torch.zeros(_WORDS, dtype=torch.int64)
+        work = self._gloo.recv([words], self._transport.number_of(member), _HEADER_TAG)
+        self._next = work, words
+
     def receive(self, member: int) -> Header:
         """Wait for the next header of a member; raise RuntimeError if the connection is closed."""
-        words = torch.zeros(_WORDS, dtype=torch.int64)
-        self._gloo.recv([words], self._transport.number_of(member), _HEADER_TAG).wait(_FOREVER)
-        return Header.decode(words)
+        if self._next is None:
+            self.listen(member)
+        assert self._next is not None
+        work, words = self._next
+        self._next = None
+        work.wait(_FOREVER)
+        header = Header.decode(words)
+        if header.kind != HeaderKind.LEAVE:
+            with suppress(RuntimeError):  # the next `receive` raises it, after this header's call
+                self.listen(member)
+        return header
 
     def reply(self, count: int, member: int) -> None:
         """Answer a header that asks for a count."""
@@ -132,17 +146,12 @@ class HeaderChannel:
 
     def say_goodbye(self, helpers: Iterable[int]) -> None:
         """Let the helpers go, as far as they can be reached, once they have the calls' headers."""
-        # A header that waits for its helper is lost with the connection, and other members still
-        # need the helper in that call.
-        self._finish_sending(timedelta(seconds=self._transport.timeout_s))
         for helper in helpers:
             with suppress(RuntimeError):  # it has left, or is gone
                 self.send(Header(HeaderKind.LEAVE), helper)
-        self._finish_sending(_GOODBYE)
-
-    def _finish_sending(self, timeout: timedelta) -> None:
-        """Wait at most `timeout` until the helpers have what was sent to them, or are gone."""
-        ends_at = time.monotonic() + timeout.total_seconds()
+        # Until the deadline of a call: when a wait times out, gloo closes the connections of all
+        # participants, and other members may still need the helpers in the last call.
+        ends_at = time.monotonic() + self._transport.timeout_s
         while self._in_flight:
             left_s = max(0.001, ends_at - time.monotonic())
             with suppress(RuntimeError):

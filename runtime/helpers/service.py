@@ -5,6 +5,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
@@ -42,6 +43,8 @@ class Service:
     ) -> None:
         self.transport, self._leader, self._take_plan = transport, members[0], take_plan
         self._channel = HeaderChannel(transport)
+        with suppress(RuntimeError):  # which the first header raises
+            self._channel.listen(self._leader)
         self._codec = codec
         self._executors: dict[int, tuple[Plan, Executor]] = {}
         self._schedules: dict[tuple[int, int, int, bool], Schedule] = {}
