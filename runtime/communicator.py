@@ -26,9 +26,8 @@ from .helpers.parts import find_parts
 from .helpers.service import Service
 from .program.layout import IN_PLACE
 from .program.one_sided.flat import EXECUTORS
-from .ranks.groups import GroupMaker, find_members
+from .ranks.groups import GroupMaker
 from .ranks.launch import announce_ready
-from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import list_sockets
 from .recovery.guard import Guard, explain_no_guard
@@ -141,17 +140,7 @@ class Communicator:
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)
         opened = frozenset(list_sockets().values() if replans else ())
-        try:
-            self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
-        except TopoplanError:
-            raise
-        except RuntimeError as error:
-            raise explain_set_up(
-                find_members(None if isinstance(group, Transport) else group),
-                "setting up a group for the plan",
-                error,
-                timeout,
-            ) from error
+        self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
         self._shares_transport = self._transport is group
         if replans:
             self._check_can_replan("on_fault")

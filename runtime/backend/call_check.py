@@ -38,6 +38,8 @@ _COMPARED_WITHIN_S = 0.5
 # Time for which a thread stays after the last call, so that a training loop does not start one per
 # call.
 _LINGER_S = 2.0
+# Time for the thread to end: it may be in a request to a store that does not answer.
+_END_S = 5.0
 
 
 class CallCheck:
@@ -64,25 +66,34 @@ class CallCheck:
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
         self._last_post_s = 0.0
-        self._stop = threading.Event()
+        self._to_post: deque[tuple[str, str, threading.Event]] = deque()
+        self._stop, self._wake = threading.Event(), threading.Event()
 
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
         """Post this rank's call `number` for comparison in the background, as the text `what`.
 
         `is_awaited` says that all ranks call `wait_until_same` for it.
         """
-        self._store.set(f"call/{number}/{self._rank}", what)
+        if self._stop.is_set():
+            return
+        is_posted = threading.Event()
         with self._guard:
+            self._to_post.append((f"call/{number}/{self._rank}", what, is_posted))
             if is_awaited:
                 self._awaited.add(number)
             if self._rank == 0:
                 self._numbers.append(number)
             self._last_post_s = time.monotonic()
-            if self._thread is None and not self._stop.is_set():
+            if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._serve, name="topoplan-check", daemon=True
                 )
                 self._thread.start()
+        self._wake.set()
+        # gloo may end the process. A store that is cut off would keep this call for ever.
+        if not is_posted.wait(_AWAITED_S):
+            log.info("calls are no longer compared, the store does not answer")
+            self._stop.set()
 
     def wait_until_same(self, number: int) -> None:
         """Wait briefly until all ranks have posted call `number` and it is the same.
@@ -90,9 +101,9 @@ class CallCheck:
         gloo ends the process if two ranks' calls differ in size. A rank that comes after the wait
         finds the difference before it starts anything. Raise ExecutionError if the ranks differ.
         """
-        deadline, key = time.monotonic() + _AWAITED_S, f"same/{number}"
+        deadline = time.monotonic() + _AWAITED_S
         while time.monotonic() < deadline and not self._stop.is_set():
-            is_same = number in self._same if self._rank == 0 else self._store.check([key])
+            is_same = number in self._same
             if self.error is not None:
                 raise self.error
             if is_same:
@@ -118,14 +129,20 @@ class CallCheck:
     def close(self) -> None:
         """End the thread."""
         self._stop.set()
+        self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(_END_S)
 
     def _serve(self) -> None:
         """Compare calls, or wait for the first rank to do so, while any call waits."""
         while not self._stop.is_set():
+            self._wake.clear()
             try:
+                while self._to_post:
+                    key, what, is_posted = self._to_post.popleft()
+                    self._store.set(key, what)
+                    is_posted.set()
                 text = self._compare() if self._rank == 0 else self._read_mismatch()
             # Calls fail by themselves then, and are explained without the store.
             except RuntimeError as error:
@@ -137,10 +154,13 @@ class CallCheck:
                 break
             with self._guard:
                 waits = any(not progress.has_ended for progress in list(self._waiting))
-                if not waits and time.monotonic() > self._last_post_s + _LINGER_S:
+                if (
+                    not (waits or self._to_post)
+                    and time.monotonic() > self._last_post_s + _LINGER_S
+                ):
                     self._thread = None
                     return
-            self._stop.wait(_AWAITED_POLL_S if self._awaited else _POLL_S)
+            self._wake.wait(_AWAITED_POLL_S if self._awaited else _POLL_S)
         self._thread = None
 
     def _compare(self) -> str:
@@ -168,6 +188,9 @@ class CallCheck:
         return ""
 
     def _read_mismatch(self) -> str:
+        with self._guard:
+            awaited = list(self._awaited)
+        self._same.update(x for x in awaited if self._store.check([f"same/{x}"]))
         return self._store.get(_MISMATCH).decode() if self._store.check([_MISMATCH]) else ""
 
     def _fail(self, error: ExecutionError) -> None:

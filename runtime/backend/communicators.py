@@ -21,6 +21,8 @@ from ..helpers.announcer import Announcer
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import Addresses
 from ..ranks.groups import GroupMaker, make_group
+from ..ranks.roll_call import is_answering
+from ..ranks.set_up import end_past_waits
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
@@ -47,6 +49,8 @@ _WAITED_AFTER = 6
 # Time for other ranks to end their last call, which may need this one if a link is lost. It ends,
 # since a script whose rank fails may come here while the others are in a call.
 _CLOSE_S = 10.0
+# Time for a search to end, before it is seen whether the store keeps it.
+_END_S = 5.0
 # Collectives that add up values: only these are compressed.
 _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
@@ -444,7 +448,11 @@ class Communicators:
         self._queues.clear()
         self.plans.stop.set()
         for preparation in self._preparations.values():
-            preparation.thread.join()
+            preparation.thread.join(_END_S)
+            if preparation.thread.is_alive() and not is_answering(self.plans.store):
+                end_past_waits()  # the thread is in a request that does not end
+            else:
+                preparation.thread.join()
 
     def abort(self, why: str) -> None:
         """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""

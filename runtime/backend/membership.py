@@ -20,6 +20,7 @@ from ..ranks.addresses import publish_in, read_published
 from ..ranks.cabled import find_cabling
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
+from ..ranks.set_up import Known, meet_made, poll_store, set_up_in_time
 from ..ranks.store import agree_on_attempt, find_client
 from ..works import get_done_work
 from .account import Account, accounts
@@ -70,10 +71,14 @@ class MemberGroup(PlainCalls):
         self.attempt, self.ranks, self.whole = "", list[int](), True
         self._abort_hooks: dict[int, Callable[[], object]] = {}
         if not self._waits_for_members:
-            self.attempt = agree_on_attempt(
-                place.store, place.group_rank, place.group_size, place.timeout
+            ranks, _ = list_members(place)
+            set_up_in_time(
+                partial(self._make, place),
+                f"setting up the process group {place.group_id}",
+                ranks[place.group_rank],
+                ranks,
+                place.timeout,
             )
-            self._set_up(place, PrefixStore(f"attempt/{self.attempt}", place.store))
         # Weak: the exit handler must not keep a destroyed group alive.
         atexit.register(_close, weakref.ref(self))
 
@@ -85,14 +90,22 @@ class MemberGroup(PlainCalls):
         """
         self.attempt = attempt
         before: Account | None = self.__dict__.pop("account_before", None)
-        self._set_up(place, place.store, is_remade=True)
+        self._set_up(place, place.store, Known(), is_remade=True)
         self._rank, self._size = place.group_rank, place.group_size
         if self is dist.group.WORLD:
             accounts.is_rank_0 = self._rank == 0
         if before is not None:  # now: the run's last line comes with the last account
             before.close()
 
-    def _set_up(self, place: Any, store: Store, *, is_remade: bool = False) -> None:
+    def _make(self, place: Any, known: Known) -> None:
+        client = find_client(place.store)
+        known.store = client.store
+        self.attempt = agree_on_attempt(
+            place.store, place.group_rank, place.group_size, place.timeout
+        )
+        self._set_up(place, PrefixStore(f"attempt/{self.attempt}", place.store), known)
+
+    def _set_up(self, place: Any, store: Store, known: Known, *, is_remade: bool = False) -> None:
         self.ranks, self.whole = list_members(place)
         if self.whole and self._size > 1 and not is_remade:
             join_by_cables(store, place.group_rank, place.group_size, self.timeout)
@@ -101,12 +114,18 @@ class MemberGroup(PlainCalls):
         shown.set(f"seat/{place.group_rank}", "" if self._seat is None else str(self._seat))
         if place.group_rank == 0:
             shown.set("nonce", uuid.uuid4().hex)
+
+        def read(number: int) -> None:
+            known.addresses[self.ranks[number]] = read_published(shown, number)
+
+        numbers = range(place.group_size)
+        poll_store(shown, [f"address/{number}" for number in numbers], self.timeout, read)
+        addresses = {number: known.addresses[self.ranks[number]] for number in numbers}
         self.plain, self.transports = make_plain_group(place, store)
         self._gloo: Any = self.plain._get_backend(torch.device("cpu"))
         self._limit_stock()
-        # All ranks took part in making the plain group: all addresses are published, so nothing
-        # waits for the store from here on.
-        addresses = read_published(shown, place.group_size)
+        # All ranks have published what is read from here on.
+        meet_made(shown, place.group_rank, place.group_size, self.timeout)
         seats = None
         if is_remade:
             seats = _give_seats([shown.get(f"seat/{rank}") for rank in range(place.group_size)])

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from .cabled import find_cabling
+from .store import poll_store
 
 log = logging.getLogger("topoplan")
 # Connections that the kernel buffers until this rank is in trouble too. More have to wait, but are
@@ -105,20 +106,25 @@ def publish_address() -> dict[int, Address | None]:
     return _published[store]
 
 
-def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
-    """Return the addresses of a group's ranks, by rank in the group, waiting for all of them.
+def find_addresses(
+    ranks: Sequence[int], timeout: timedelta, known: dict[int, Address | None] | None = None
+) -> Addresses:
+    """Return the addresses of some global ranks, by rank, waiting for all of them.
 
-    They are read from the default group's store. Raise RuntimeError if that takes longer than
-    `timeout`.
+    They are read from the default group's store, and added to `known` as they come. Raise
+    RuntimeError if that takes longer than `timeout`.
     """
-    ranks = dist.get_process_group_ranks(group)
-    known, place = publish_address(), _find_place()
-    missing = [rank for rank in ranks if rank not in known]
-    if missing:
-        place.wait([str(rank) for rank in missing], timeout)
-        for rank in missing:
-            known[rank] = _read(place.get(str(rank)))
-    return {number: known[rank] for number, rank in enumerate(ranks)}
+    published, place = publish_address(), _find_place()
+    found = {} if known is None else known
+    found.update((rank, published[rank]) for rank in ranks if rank in published)
+    missing = [rank for rank in ranks if rank not in published]
+
+    def read(number: int) -> None:
+        rank = missing[number]
+        found[rank] = published[rank] = _read(place.get(str(rank)))
+
+    poll_store(place, [str(rank) for rank in missing], timeout, read)
+    return found
 
 
 def publish_in(store: Store, rank: int) -> None:
@@ -129,12 +135,9 @@ def publish_in(store: Store, rank: int) -> None:
     store.set(f"address/{rank}", _encode(_make_address()))
 
 
-def read_published(store: Store, ranks: int) -> Addresses:
-    """Return what all `ranks` ranks of a group published with `publish_in`, by rank in the group.
-
-    Waits for each, and raises the store's error if one does not come.
-    """
-    return {rank: _read(store.get(f"address/{rank}")) for rank in range(ranks)}
+def read_published(store: Store, rank: int) -> Address | None:
+    """Return what a rank of a group has published with `publish_in`; wait for it."""
+    return _read(store.get(f"address/{rank}"))
 
 
 def find_ended(addresses: Addresses) -> list[int]:

@@ -161,7 +161,7 @@ def _find_verdict(  # noqa: PLR0911 (the first verdict that applies)
     ended, silent = list_ended(reports), [other for other in ranks if other not in reports]
     if ended:
         return explain_silence(ended, reports)
-    cut = _explain_cut(reports, ranks, find_route)
+    cut = explain_cut(reports, ranks, find_route)
     if cut:
         return cut
     if not silent:
@@ -262,7 +262,7 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
     return f"{list_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
 
 
-def _explain_cut(reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute) -> str:
+def explain_cut(reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute) -> str:
     """Name the cut link, from pairs of reporting ranks that do not reach each other.
 
     Return "" if all pairs reach each other.

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import Store
 from ...topo.derived.lost_links import PairRoutes
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
-from .addresses import Addresses, find_addresses
+from .addresses import Addresses
 from .blame import (
     NOBODY,
     Route,
@@ -128,10 +128,9 @@ class Faults:
     """The deadlines and numbers of calls over `group`, and the search for the rank at fault.
 
     `store` is shared by the group's ranks; `is_open` returns whether the group still works.
-    `addresses` are those at which the ranks receive reports (None: the published ones, for which
-    the ranks wait), by number in the group. `labels` are the ranks' numbers in errors and in calls
-    (default: those in the group). After the first failure its error is `broken`, and all later
-    calls raise ExecutionError.
+    `addresses` are those at which the ranks receive reports, by number in the group. `labels` are
+    the ranks' numbers in errors and in calls (default: those in the group). After the first failure
+    its error is `broken`, and all later calls raise ExecutionError.
     """
 
     def __init__(
@@ -139,15 +138,14 @@ class Faults:
         group: dist.ProcessGroup,
         timeout: timedelta,
         store: Store,
-        addresses: Addresses | None = None,
+        addresses: Addresses,
         is_open: Callable[[], bool] = lambda: True,
         labels: Sequence[int] | None = None,
     ) -> None:
         self.group, self.store, self.is_open = group, store, is_open
         self.ranks = range(group.size()) if labels is None else labels
         self.rank = self.ranks[group.rank()]
-        by_number = find_addresses(group, timeout) if addresses is None else addresses
-        self.addresses = {self.ranks[number]: address for number, address in by_number.items()}
+        self.addresses = {self.ranks[number]: address for number, address in addresses.items()}
         self.find_mismatch: Callable[[], ExecutionError | None] = lambda: None
         """Says, after a call has failed, which ranks are known to make other calls than the
         rest.

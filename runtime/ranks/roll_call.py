@@ -7,15 +7,16 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store
 
 from ...topo.errors import ExecutionError
 from .addresses import Addresses, find_known_addresses, list_cached_addresses
-from .blame import NOBODY, Stuck, explain_silence, list_ended, list_ranks
+from .blame import NOBODY, Stuck, explain_cut, explain_silence, list_ended, list_ranks
 from .faults import ReportExchange, first_line, grace_s
 from .store import KEPT_STORE
 
@@ -43,45 +44,83 @@ def explain_set_up(
     if none are found, it says that the culprit is not known. `known` are the addresses that the
     ranks have published (None: look them up in the default group's store).
     """
-    own, symptom = dist.get_rank(), f"here {what} failed ({first_line(error)})"
     addresses, is_store_gone = (known, False) if known is not None else _look_up_addresses(ranks)
-    if is_store_gone and own != 0 and _is_hosted_by_rank_0():
-        verdict = "rank 0 does not answer: the store, which it hosts, has gone"
-    else:
-        verdict = _call_roll(
-            ranks, what, addresses, is_store_gone, first_line(error), 0.9 * grace_s(timeout)
-        )
-    return ExecutionError(f"rank {own}: {verdict}; {symptom}")
+    return explain_failure(
+        dist.get_rank(), ranks, what, error, timeout, addresses, is_store_gone=is_store_gone
+    )
 
 
-def _call_roll(
+def explain_failure(
+    own: int,
     ranks: Sequence[int],
     what: str,
+    error: Exception,
+    timeout: timedelta,
     addresses: Addresses,
+    *,
     is_store_gone: bool,
-    reason: str,
-    seconds: float,
+) -> ExecutionError:
+    """Do what `explain_set_up` does, where there need not be a default group.
+
+    `own` is this rank; `addresses` are those that are known here, by rank.
+    """
+    key = f"{what} among {list(ranks)}, failure {next(_failures)}"
+    report = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=first_line(error), call=what)
+    seconds = 0.9 * grace_s(timeout)
+    exchange = ReportExchange(key, own, ranks, addresses, report, seconds)
+    verdict = _find_verdict(
+        own, ranks, exchange.wait_for_verdict(), addresses, is_store_gone=is_store_gone
+    )
+    return ExecutionError(f"rank {own}: {verdict}; here {what} failed ({first_line(error)})")
+
+
+def _find_verdict(
+    own: int,
+    ranks: Sequence[int],
+    reports: Mapping[int, Stuck],
+    addresses: Addresses,
+    *,
+    is_store_gone: bool,
 ) -> str:
-    report = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=reason, call=what)
-    reports = ReportExchange(
-        f"{what} among {ranks}, failure {next(_failures)}",
-        dist.get_rank(),
-        ranks,
-        addresses,
-        report,
-        seconds,
-    ).wait_for_verdict()
     ended, silent = list_ended(reports), [rank for rank in ranks if rank not in reports]
     if ended:
         return explain_silence(ended, reports)
+    if len(ranks) > 2 and set(reports[own].unreached or ()) == set(ranks) - {own}:
+        return f"rank {own} reaches no other rank: it is cut off"
+    cut = explain_cut(reports, ranks, lambda *_: None)
+    if cut:
+        return cut
     absent = [rank for rank in silent if rank not in addresses]
     if absent and not is_store_gone:
-        return f"{list_ranks(absent)} did not come (not started, ended before, or in another call)"
-    if not silent:
-        return "all ranks run, and report a failure: which link or rank is to blame is not known"
+        doubt = "; which of them is to blame is not known" if len(absent) > 1 else ""
+        return (
+            f"{list_ranks(absent)} did not come (not started, ended before, or in another call)"
+            f"{doubt}"
+        )
     if len(silent) == 1 < len(reports):
         return explain_silence(silent, reports)
-    return f"nothing is heard of {list_ranks(silent)}: who of them is to blame is not known"
+    if is_store_gone:
+        host = ", which rank 0 hosts," if _is_hosted_by_rank_0() else ""
+        return f"the store{host} does not answer: its host is stopped, or this rank is cut off"
+    return (
+        f"nothing is heard of {list_ranks(silent)}: who of them is to blame is not known"
+        if silent
+        else "all ranks run, and report a failure: which link or rank is to blame is not known"
+    )
+
+
+def is_answering(store: Store) -> bool:
+    """Return whether a store answers, which takes it milliseconds; it may be gone."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(store.check(["topoplan"]) is not None)
+
+    asking = threading.Thread(target=ask, name="topoplan-store", daemon=True)
+    asking.start()
+    asking.join(_STORE_S)
+    return bool(answers)
 
 
 def _look_up_addresses(ranks: Sequence[int]) -> tuple[Addresses, bool]:
@@ -102,6 +141,4 @@ def _look_up_addresses(ranks: Sequence[int]) -> tuple[Addresses, bool]:
 
 def _is_hosted_by_rank_0() -> bool:
     """Return whether rank 0's process, not torchrun's, hosts the default group's store."""
-    store = dist.distributed_c10d._get_default_store()
-    original = getattr(store, "_underlying_non_prefix_store", store)
-    return isinstance(original, TCPStore) and os.environ.get(KEPT_STORE) != "True"
+    return os.environ.get(KEPT_STORE) != "True"

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -65,6 +65,33 @@ def take(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
     return json.loads(zlib.decompress(data))
+
+
+def poll_store(
+    store: Store,
+    keys: Sequence[str],
+    timeout: timedelta,
+    note: Callable[[int], object] = lambda place: None,
+) -> None:
+    """Wait until all keys are in a store, and call `note` with the place of each that is.
+
+    `Store.wait` would keep the connection from other threads. Raise RuntimeError at `timeout`.
+    """
+    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    missing, next_look = list(range(len(keys))), began + _LOOK_S
+    while missing:
+        came = missing if store.check([keys[place] for place in missing]) else []
+        now = time.monotonic()
+        if not came and now > next_look:  # one by one only where some are late
+            came, next_look = [x for x in missing if store.check([keys[x]])], now + _LOOK_S
+        for place in came:
+            note(place)
+        missing = [place for place in missing if place not in set(came)]
+        if missing and now - began > timeout.total_seconds():
+            raise RuntimeError(f"not all ranks came within {timeout.total_seconds():g} s")
+        if missing:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class StoreClient:

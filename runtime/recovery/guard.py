@@ -35,6 +35,7 @@ from ...topo.graph import Topology
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence, list_ranks
 from ..ranks.cabled import find_cabling
+from ..ranks.set_up import end_past_waits
 from ..ranks.transport import Transport
 from .agreement import (
     Decision,
@@ -47,7 +48,7 @@ from .agreement import (
 )
 from .connections import ConnectionWatch, find_listening_ports
 from .partial_transport import PartialGloo, PartialTransport, find_tree
-from .worker import Worker, end_past_waits
+from .worker import Worker
 
 if TYPE_CHECKING:
     from .guarded_engine import GuardedEngine

@@ -1,25 +1,11 @@
-"""A thread for calls that can be left behind in a wait, and the end of a process that has some."""
+"""A thread for calls that can be left behind in a wait."""
 
-import ctypes
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
 from typing import Any
 
 from ..reductions import in_inference_mode
-
-
-@cache
-def end_past_waits() -> None:
-    """Have this process end without C++'s destructors, which abort it if threads wait in gloo.
-
-    Python's own part of the exit is over by then; the exit code stays.
-    """
-    libc = ctypes.CDLL(None)
-    with suppress(AttributeError):  # glibc has it: its handlers get the exit code
-        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 class Worker:

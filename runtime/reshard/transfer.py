@@ -34,7 +34,6 @@ from ..program.lowering import lower
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.faults import first_line
 from ..ranks.machine import describe_machine
-from ..ranks.roll_call import explain_set_up
 from ..ranks.transport import Transport
 from .bundles import Bundle, find_bundles, list_demands
 from .copying import Ends
@@ -447,13 +446,6 @@ def find_transfers(timeout: timedelta) -> GroupTransfers:
     shared = _transfers.get(world)
     if shared is None or shared.transport.faults.broken is not None:
         _transfers.clear()  # a destroyed default group lives on in DeviceMesh
-        try:
-            shared = _transfers[world] = GroupTransfers(Transport(None, timeout))
-        except TopoplanError:
-            raise
-        except RuntimeError as error:
-            raise explain_set_up(
-                [*range(world.size())], "setting up a group to move tensors", error, timeout
-            ) from error
+        shared = _transfers[world] = GroupTransfers(Transport(None, timeout))
     shared.transport.set_timeout(timeout)
     return shared

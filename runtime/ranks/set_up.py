@@ -1,0 +1,122 @@
+"""Set up groups in a bounded time, whatever happens to other ranks or to the store meanwhile.
+
+A store that is cut off, or whose host is stopped, keeps requests waiting without any limit, and
+gloo tries five times to connect, each time for as long as a call may take. So a thread sets the
+group up, and is left behind when time is over or a rank's process has ended. The ranks end a set-up
+together: where one fails, all do, and tell each other (roll_call.py).
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache, partial
+from typing import TypeVar
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from ...topo.errors import TopoplanError
+from .addresses import Address, find_ended
+from .faults import grace_s
+from .reports import choose_contacts
+from .roll_call import explain_failure, is_answering
+from .store import poll_store
+
+T = TypeVar("T")
+# From so long a set-up on, the thread's caller looks for processes that have ended, so often.
+_LOOK_S = 1.0
+
+
+@cache
+def end_past_waits() -> None:
+    """Have this process end without C++'s destructors, which abort it if threads wait in gloo.
+
+    Python's own part of the exit is over by then; the exit code stays.
+    """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # glibc has it: its handlers get the exit code
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+
+
+@dataclass
+class Known:
+    """What a set-up knows so far: the ranks' addresses, and a connection of its own to the store.
+
+    That connection must not be used for waits.
+    """
+
+    addresses: dict[int, Address | None] = field(default_factory=dict)
+    store: Store | None = None
+
+
+def set_up_in_time(
+    make: Callable[[Known], T],
+    what: str,
+    rank: int,
+    ranks: Sequence[int],
+    timeout: timedelta,
+) -> T:
+    """Return what `make` makes together with the other `ranks`; `rank` is this one.
+
+    `make` writes down what is known as soon as it is. `what` describes the set-up. Raise
+    ExecutionError, which names the rank at fault if it can, if `make` fails, a process ends, or
+    `timeout` is over, of which a part is for finding the rank.
+    """
+    known, limit_s = Known(), timeout.total_seconds() - grace_s(timeout)
+    try:
+        return _run(partial(make, known), rank, known, limit_s)
+    except TopoplanError:
+        raise
+    except RuntimeError as error:
+        is_store_gone = known.store is None or not is_answering(known.store)
+        addresses = dict(known.addresses)
+        raise explain_failure(
+            rank, ranks, what, error, timeout, addresses, is_store_gone=is_store_gone
+        ) from error
+
+
+def _run(make: Callable[[], T], rank: int, known: Known, limit_s: float) -> T:
+    """Return what `make` makes in a thread; raise RuntimeError if that takes too long."""
+    made: list[T] = []
+    errors: list[BaseException] = []
+    # Which GPU is the current one is a matter of the thread.
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def work() -> None:
+        try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            made.append(make())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="topoplan-set-up", daemon=True)
+    ends = time.monotonic() + limit_s
+    thread.start()
+    while True:
+        thread.join(min(_LOOK_S, max(0.0, ends - time.monotonic())))
+        if errors:
+            raise errors[0]
+        if made:
+            return made[0]
+        addresses = {rank: None, **known.addresses}
+        ended = find_ended({other: addresses[other] for other in choose_contacts(rank, addresses)})
+        if (ended or time.monotonic() > ends) and not (made or errors):
+            end_past_waits()
+            raise RuntimeError(
+                "a rank has ended" if ended else f"it did not end within {limit_s:g} s"
+            )
+
+
+def meet_made(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Return once all ranks of a group have come so far: then it is made on all.
+
+    Ranks whose connections are made would otherwise go on while others still wait for theirs, and
+    their first call would blame those. `store` is the group's. Raise RuntimeError at `timeout`.
+    """
+    store.set(f"made/{rank}", "yes")
+    poll_store(store, [f"made/{other}" for other in range(size)], timeout)
