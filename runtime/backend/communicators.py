@@ -221,7 +221,7 @@ class Communicators:
         Return whether it has ended.
         """
         if key not in self._preparations:
-            self._preparations[key] = Preparation(partial(self.plans.find, key[0], key[1], device))
+            self._preparations[key] = self.plans.prepare(key[0], key[1], device)
         return self._preparations[key].future.done()
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:

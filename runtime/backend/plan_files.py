@@ -3,8 +3,7 @@
 import hashlib
 import json
 import logging
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -235,15 +234,15 @@ def load_or_synthesize(
     *,
     reproducible: bool = False,
     router: Router = HARDWARE,
-    stop: threading.Event | None = None,
+    is_stopped: Callable[[], bool] | None = None,
     helpers: Sequence[int] = (),
 ) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    If the collective is not over all GPUs, `helpers` may help. With `stop` a process of its own
-    synthesizes, which is ended when the event is set. A plan whose search reached the time limit is
-    not saved. A file that is damaged, or for another machine, is replaced. A folder that is None or
-    cannot be used costs one warning. Raises like `synthesize`.
+    If the collective is not over all GPUs, `helpers` may help. With `is_stopped` a process of its
+    own synthesizes, which is ended when that returns True. A plan whose search reached the time
+    limit is not saved. A file that is damaged, or for another machine, is replaced. A folder that
+    is None or cannot be used costs one warning. Raises like `synthesize`.
     """
     name = _make_file_name(collective, topology, helpers, reproducible=reproducible)
     what = f"{collective.name} over {collective.spelled_ranks}"
@@ -253,13 +252,13 @@ def load_or_synthesize(
         return loaded
     result: FoundPlan | Synthesis | None = None
     # Strategies of the script's own are known in this process alone.
-    if stop is not None and not DECORATED:
+    if is_stopped is not None and not DECORATED:
         result = synthesize_apart(
             collective,
             topology,
             time_limit_s,
             reproducible=reproducible,
-            stop=stop,
+            is_stopped=is_stopped,
             helpers=helpers,
         )
     if result is None:

@@ -7,10 +7,13 @@ imported only if there is a machine to plan for, not for plans from files.
 
 import json
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +50,11 @@ log = logging.getLogger("topoplan")
 _SYNTHESIZES = threading.Lock()
 # Polling interval for an error that makes waiting for a plan pointless: shorter than people notice.
 _PREPARATION_POLL_S = 0.05
+# A longer wait for a plan is logged: people take it for a hang.
+LONG_WAIT_S = 2.0
+# Time for which calls wait for a plan beyond the time limit of its search: on a busy host, ending
+# the search and building the plan take seconds.
+_BUILD_S = 10.0
 
 
 class PlanFinder:
@@ -77,6 +85,7 @@ class PlanFinder:
         self.off = options.off or len(ranks) < 2
         """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
+        self._wait_s = options.time_limit_s + _BUILD_S
         self.demands: Demands | None = None
         """What an alltoall whose part sizes are announced has to move."""
         self.addresses: Addresses | None = None
@@ -91,10 +100,26 @@ class PlanFinder:
         self.whys: dict[str, str] = {}
         """Why there is no plan for a collective, by its name; on rank 0 only."""
 
-    def find(self, name: str, root: int | None, device: torch.device) -> Plan | None:
+    def prepare(self, name: str, root: int | None, device: torch.device) -> "Preparation":
+        """Begin to `find` a plan in the background."""
+        return Preparation(
+            partial(self.find, name, root, device),
+            name,
+            self._wait_s,
+            is_first=self.rank == 0,
+        )
+
+    def find(
+        self,
+        name: str,
+        root: int | None,
+        device: torch.device,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Plan | None:
         """Return the plan for a collective on tensors of a device; None if there is none.
 
-        Collective over the group. Raises the same error on every rank if a named plan cannot be
+        There is none either if `is_over()`, asked meanwhile on rank 0, ends the search. Collective
+        over the group. Raises the same error on every rank if a named plan cannot be
         used, and ExecutionError if a rank does not answer.
         """
         helped = self._find_help(device)
@@ -108,7 +133,7 @@ class PlanFinder:
         try:
             machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
-                plan, answer = self._make_answer(wanted, machine)
+                plan, answer = self._make_answer(wanted, machine, is_over)
                 joint = self._find_joint(plan, device)
                 if joint is not None:
                     put(self.store, f"{key}/joint", joint.to_json())
@@ -158,7 +183,10 @@ class PlanFinder:
         answer: dict[str, Any] | None = None
         if self.rank == 0:
             machine = self._find_machine(torch.device("cpu")) if self._auto else None
-            plan, answer = self._make_answer(Collective(name, len(self.ranks), root), machine)
+            ends = time.monotonic() + self._wait_s
+            plan, answer = self._make_answer(
+                Collective(name, len(self.ranks), root), machine, lambda: time.monotonic() > ends
+            )
             if plan is not None and not plan.collective.has_all_gpus:
                 message = (
                     f"on_fault='replan': the plan for {plan.collective} is for some of the GPUs of "
@@ -241,11 +269,18 @@ class PlanFinder:
         return helped if helped is not None and helped.device == device.type else None
 
     def _make_answer(
-        self, wanted: Collective, machine: Topology | TopoplanError | None
+        self,
+        wanted: Collective,
+        machine: Topology | TopoplanError | None,
+        is_over: Callable[[], bool],
     ) -> tuple[Plan | None, dict[str, Any]]:
         """Return rank 0's plan, and the answer to send to the other ranks."""
         try:
-            plan = self._synthesize(wanted, machine) if self._auto else self._pick_named(wanted)
+            plan = (
+                self._synthesize(wanted, machine, is_over)
+                if self._auto
+                else self._pick_named(wanted, is_over)
+            )
             if plan is None:
                 self.whys[wanted.name] = "none of the plans is for it"
                 return None, {}
@@ -253,23 +288,33 @@ class PlanFinder:
                 plan.check_same_bits()
             return plan, {"plan": json.dumps(plan.to_json())}
         except TopoplanError as error:
+            is_ended = self.stop.is_set() or is_over()
             if (
                 self._auto
+                or is_ended
                 or self.is_remade
                 or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
-                self.whys[wanted.name] = str(error)
+                why = str(error)
+                if is_ended and not self.stop.is_set():
+                    why = f"calls waited for it for {self._wait_s:g} s, which its search exceeds"
+                self.whys[wanted.name] = why
                 log.log(
                     logging.DEBUG if self.stop.is_set() else logging.WARNING,
                     "%s over ranks %s goes without a plan: %s",
                     wanted.name,
                     self.ranks,
-                    error,
+                    why,
                 )
                 return None, {}
             return None, {"error": type(error).__name__, "message": str(error)}
 
-    def _synthesize(self, wanted: Collective, machine: Topology | TopoplanError | None) -> Plan:
+    def _synthesize(
+        self,
+        wanted: Collective,
+        machine: Topology | TopoplanError | None,
+        is_over: Callable[[], bool],
+    ) -> Plan:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
@@ -278,7 +323,14 @@ class PlanFinder:
         topology, router = load_for_planning(machine)
         # Names of cached plans, and the process that makes others, know collectives alone.
         is_listed = isinstance(wanted, Demands)
-        with _SYNTHESIZES:
+
+        def is_stopped() -> bool:
+            return self.stop.is_set() or is_over()
+
+        while not _SYNTHESIZES.acquire(timeout=_PREPARATION_POLL_S):
+            if is_stopped():
+                raise TimeLimitError("the search for a plan did not begin in time")
+        try:
             return load_or_synthesize(
                 wanted,
                 topology,
@@ -286,17 +338,19 @@ class PlanFinder:
                 self.options.time_limit_s,
                 reproducible=self.options.keeps_bits and wanted.reduces,
                 router=router,
-                stop=None if is_listed else self.stop,
+                is_stopped=None if is_listed else is_stopped,
                 helpers=() if self.options.helped is None else self.options.helped.helpers,
             )
+        finally:
+            _SYNTHESIZES.release()
 
-    def _pick_named(self, wanted: Collective) -> Plan | None:
+    def _pick_named(self, wanted: Collective, is_over: Callable[[], bool]) -> Plan | None:
         """Return the user's plan for a collective; None if none fits a subgroup."""
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
         if self.is_remade:
-            return self._pick_spare(wanted, self._source)
+            return self._pick_spare(wanted, self._source, is_over)
         helped = None if wanted.has_all_gpus else self.options.helped
         if isinstance(self._source, PlanFiles):
             if isinstance(wanted, Demands):  # files say nothing of a rank's part for itself
@@ -308,7 +362,7 @@ class PlanFinder:
         machine = self._source
         if helped is not None:
             _check_launch(machine, helped)
-            return self._synthesize(wanted, machine)
+            return self._synthesize(wanted, machine, is_over)
         if self.whole and len(machine.ranks) != wanted.ranks:
             raise PlanMismatchError(
                 f"topology {machine.name!r} has {len(machine.ranks)} GPUs, the group has "
@@ -318,9 +372,11 @@ class PlanFinder:
             return None
         from ..ranks.places import restrict
 
-        return self._synthesize(wanted, restrict(machine, self.ranks))
+        return self._synthesize(wanted, restrict(machine, self.ranks), is_over)
 
-    def _pick_spare(self, wanted: Collective, source: PlanFiles | Topology) -> Plan:
+    def _pick_spare(
+        self, wanted: Collective, source: PlanFiles | Topology, is_over: Callable[[], bool]
+    ) -> Plan:
         """Return the user's plan for the GPUs that the group now has, or synthesize one.
 
         Raise InfeasibleError if the machine is not known, or has no GPU for a rank.
@@ -339,7 +395,7 @@ class PlanFinder:
             )
         from ..ranks.places import restrict
 
-        return self._synthesize(wanted, restrict(machine, self.seats))
+        return self._synthesize(wanted, restrict(machine, self.seats), is_over)
 
 
 def _check_launch(topology: Topology, helped: Helped) -> None:
@@ -354,11 +410,21 @@ def _check_launch(topology: Topology, helped: Helped) -> None:
 class Preparation:
     """The search for one plan by `find`, in a thread that starts at once; calls go on meanwhile.
 
-    `future` gets the plan, or None if there is none.
+    `future` gets the plan, or None if there is none. A call waits for it for `limit_s` at most:
+    then the function that `find` is given returns True. The group's first rank (`is_first`) logs a
+    long wait for the plan of the collective `name`.
     """
 
-    def __init__(self, find: Callable[[], Plan | None]) -> None:
-        self._find = find
+    def __init__(
+        self,
+        find: Callable[[Callable[[], bool]], Plan | None],
+        name: str,
+        limit_s: float,
+        *,
+        is_first: bool,
+    ) -> None:
+        self._find, self._name, self._limit_s, self._is_first = find, name, limit_s, is_first
+        self._ends = math.inf
         self.future: Future[Plan | None] = Future()
         self.thread = threading.Thread(target=self._search, name="topoplan-plans", daemon=True)
         self.thread.start()
@@ -368,15 +434,25 @@ class Preparation:
 
         Raise the error of the search, or an error that `find_error`, asked meanwhile, returns.
         """
+        began, logs = time.monotonic(), self._is_first
+        self._ends = began + self._limit_s
         while not wait([self.future], _PREPARATION_POLL_S).done:
             error = find_error()
             if error is not None:
                 raise error
+            waited_s = time.monotonic() - began
+            if logs and waited_s >= LONG_WAIT_S:
+                logs = False
+                log.warning(
+                    "waiting for the plan of %s, at most %.0f s more",
+                    self._name,
+                    max(0.0, self._limit_s - waited_s),
+                )
         return self.future.result()
 
     def _search(self) -> None:
         try:
-            self.future.set_result(self._find())
+            self.future.set_result(self._find(lambda: time.monotonic() > self._ends))
         except Exception as error:  # raised by `wait`
             self.future.set_exception(error)
 

@@ -9,8 +9,8 @@ import logging
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +25,11 @@ from ..plan import Plan
 log = logging.getLogger("topoplan")
 # Polling interval for a request to stop: no call waits for it.
 _STOP_POLL_S = 0.2
-# The process has ended or is to be ended by then: loading the planner takes seconds on a busy host,
-# and building the plan that was found by the time limit some more.
-_PATIENCE_S = 120.0
+# Time for the process beyond the time limit, of which loading the planner is a part: to build the
+# plan that was found by then.
+PATIENCE_S = 120.0
+# The search has at least this time even if loading has taken the rest: it then finds a simple plan.
+_LEAST_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,22 @@ def synthesize_apart(
     time_limit_s: float,
     *,
     reproducible: bool,
-    stop: threading.Event,
+    is_stopped: Callable[[], bool],
     helpers: Sequence[int] = (),
 ) -> FoundPlan | None:
     """Return the plan that a process of its own makes, or None if there can be no such process.
 
     If the collective is not over all GPUs, `helpers` may help. The process has no strategies that
-    this process alone has registered. Raises like `synthesize`, and TimeLimitError when `stop` is
-    set.
+    this process alone has registered. Its start is part of the time limit. Raises like
+    `synthesize`, and TimeLimitError when `is_stopped()` (asked a few times a second) or the process
+    does not end.
     """
     request = {
         "collective": [collective.name, collective.ranks, collective.root],
         "members": [] if collective.has_all_gpus else list(collective.members),
         "helpers": list(helpers),
         "topology": topology.to_json(),
-        "time_limit_s": time_limit_s,
+        "ends": time.monotonic() + time_limit_s,  # the same clock in all processes of a host
         "reproducible": reproducible,
     }
     # As the module is found here, wherever the checkout or the wheel is.
@@ -73,7 +76,7 @@ def synthesize_apart(
     except (OSError, ValueError) as error:
         log.debug("planning in this process: %s", error)
         return None
-    answer = _wait(process, json.dumps(request).encode(), time_limit_s + _PATIENCE_S, stop)
+    answer = _wait(process, json.dumps(request).encode(), time_limit_s + PATIENCE_S, is_stopped)
     if answer is None:
         log.debug("planning in this process: the other ended with %s", process.returncode)
         return None
@@ -84,23 +87,27 @@ def synthesize_apart(
 
 
 def _wait(
-    process: "subprocess.Popen[bytes]", request: bytes, limit_s: float, stop: threading.Event
+    process: "subprocess.Popen[bytes]",
+    request: bytes | None,
+    limit_s: float,
+    is_stopped: Callable[[], bool],
 ) -> dict[str, Any] | None:
-    """Return the process's answer; None if it has none, after it was ended if need be."""
-    output = b""
+    """Return the process's answer; None if it ended without one.
+
+    Raise TimeLimitError if it had to be ended.
+    """
+    ends = time.monotonic() + limit_s
     with process:
-        for poll in range(int(limit_s / _STOP_POLL_S)):
+        while True:
             try:
-                given = None if poll else request
-                output, _ = process.communicate(given, timeout=_STOP_POLL_S)
+                output, _ = process.communicate(request, timeout=_STOP_POLL_S)
                 break
             except subprocess.TimeoutExpired:
-                if stop.is_set():
-                    break
-        if process.poll() is None:
-            process.kill()
-    if stop.is_set():
-        raise errors.TimeLimitError("the search for a plan was stopped")
+                request = None  # it was given
+            if is_stopped() or time.monotonic() > ends:
+                process.kill()
+                why = "was stopped" if is_stopped() else f"did not end within {limit_s:.0f} s"
+                raise errors.TimeLimitError(f"the search for a plan {why}")
     with suppress(ValueError):
         answer: dict[str, Any] = json.loads(output)
         return answer
@@ -118,7 +125,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             Collective(name, ranks, root, request["members"]),
             request["helpers"],
             topology,
-            time_limit_s=request["time_limit_s"],
+            time_limit_s=max(_LEAST_S, request["ends"] - time.monotonic()),
             reproducible=request["reproducible"],
             router=router,
         )

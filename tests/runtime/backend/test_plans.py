@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import patience
 import pytest
 from launch import run_ranks
 from ranks import backend_plans
@@ -18,6 +21,7 @@ from torch._C._distributed_c10d import HashStore
 import topoplan.runtime.ranks.store as store_values
 import topoplan.synth.planner.synthesize as planner
 from topoplan.runtime import cache
+from topoplan.runtime.backend import plan_finder
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.backend.plan_files import PlanFiles, load_or_synthesize
 from topoplan.runtime.ranks.places import restrict
@@ -103,6 +107,26 @@ def test_plans_that_are_never_cached_miss_no_folder(
             load_or_synthesize(wanted, preset("ring:4"), None, 20)
     (message,) = caplog.messages  # of the allreduce
     assert message.startswith("no cache folder: ")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_long_wait_for_a_plan_is_one_line_and_ends_by_the_clock(
+    is_first: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_finder, "LONG_WAIT_S", 0.0)
+    asked = threading.Event()
+
+    def search(is_over: Callable[[], bool]) -> None:
+        assert not is_over()  # calls go on without the plan, and none waits
+        asked.set()
+        patience.wait_until(is_over, 10, "the end of the wait")
+
+    searching = plan_finder.Preparation(search, "allreduce", 0.3, is_first=is_first)
+    asked.wait()
+    with caplog.at_level(logging.WARNING):
+        assert searching.wait(lambda: None) is None
+    said = ["waiting for the plan of allreduce, at most 0 s more"] if is_first else []
+    assert caplog.messages == said
 
 
 def test_plans_are_picked_by_collective_ranks_and_root(tmp_path: Path, plan: Plan) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import patience
 import pytest
 
+from topoplan.synth.planner import apart
 from topoplan.synth.planner.apart import FoundPlan, synthesize_apart
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
@@ -19,13 +20,15 @@ from topoplan.topo.presets import preset
 RING = preset("ring:3")
 
 
-def plan(topology: Topology = RING, stop: threading.Event | None = None) -> FoundPlan | None:
+def plan(
+    topology: Topology = RING, stop: threading.Event | None = None, limit_s: float = 10.0
+) -> FoundPlan | None:
     return synthesize_apart(
         collective_on("allreduce", topology),
         topology,
-        10.0,
+        limit_s,
         reproducible=False,
-        stop=stop or threading.Event(),
+        is_stopped=(stop or threading.Event()).is_set,
     )
 
 
@@ -42,15 +45,21 @@ def test_an_error_arrives_as_the_same_class() -> None:
         plan(Topology("apart", RING.devices, links))
 
 
-def test_a_stop_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = tmp_path / "started"
-    python = tmp_path / "python"
+def make_endless(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a process that does not end in place of the planner; return the file with its number,
+    which is there once it has started.
+    """
+    started, python = folder / "started", folder / "python"
     python.write_text(
         f"#!/bin/sh\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 99\n"
     )
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    stop = threading.Event()
+    return started
+
+
+def test_a_stop_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, stop = make_endless(tmp_path, monkeypatch), threading.Event()
 
     def wait_and_stop() -> None:
         patience.wait_until(started.exists, 10, "the start of the process")
@@ -63,6 +72,21 @@ def test_a_stop_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     thread.join()
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
+
+
+def test_the_clock_ends_a_process_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_endless(tmp_path, monkeypatch)
+    monkeypatch.setattr(apart, "PATIENCE_S", 0.1)
+    with pytest.raises(TimeLimitError, match="did not end within"):
+        plan(limit_s=0.1)
+
+
+def test_the_start_of_the_process_is_part_of_the_time_limit() -> None:
+    """The search has some time all the same: at once there are simple plans."""
+    found = plan(limit_s=1e-3)
+    assert found is not None and found.plan.schedules
 
 
 @pytest.mark.parametrize("python", ["/nonexistent/python", "/bin/false", "", None])
