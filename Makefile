@@ -8,7 +8,7 @@ N ?= 10
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-network flaky torch-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
+.PHONY: demo test test-network flaky goldens torch-suite conformance-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -34,6 +34,10 @@ gpu-check: $(VENV)/.demo
 
 torch-suite: $(VENV)/.dev
 	$(BIN)/python scripts/torch_suite.py
+
+# torch's test/distributed/test_c10d_collectives.py and its like, with c10d_backend_common.py beside: make conformance-suite FILES=...
+conformance-suite: $(VENV)/.dev
+	$(BIN)/python scripts/conformance_suite.py $(FILES)
 
 # torch's test/distributed/test_c10d_fault_tolerance.py, which no wheel has: make fault-tolerance-suite FILE=...
 fault-tolerance-suite: $(VENV)/.dev

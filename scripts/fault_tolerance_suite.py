@@ -14,18 +14,13 @@ not serve.
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
-import logging
-import os
 import sys
-import tempfile
-import time
 import types
-import unittest
 from pathlib import Path
 from typing import Any
+
+import both_backends
 
 # The version from which on torch has the contract.
 NEEDED = (2, 14)
@@ -45,18 +40,12 @@ import dataclasses as _dataclasses
     )
 ]
 """
-# A test that takes longer than this hangs.
-_MAX_TEST_S = 120
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the tests, print what differs, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = both_backends.make_parser(__doc__)
     parser.add_argument("file", type=Path, help="torch's test_c10d_fault_tolerance.py")
-    parser.add_argument("-k", dest="name", default="", metavar="TEXT", help="only these tests")
-    parser.add_argument("--json", action="store_true", help="outcomes of every test as JSON")
     args = parser.parse_args(argv)
     tree = read_tests(args.file)
 
@@ -70,10 +59,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{name}: needs torch {needed} (enable_reconfigure), this is {torch.__version__}")
         print(f"use torch {needed} or newer: scripts/torch_versions.py makes an environment of it")
         return 2
-    outcomes = run(tree, args.file, args.name)
-    if args.json:
-        print(json.dumps(outcomes))
-    return report(outcomes, quiet=args.json)
+    with both_backends.prepare_torch():
+        outcomes = both_backends.run(load(tree, args.file), args.name)
+    return both_backends.report(outcomes, as_json=args.json)
 
 
 def read_tests(file: Path) -> ast.Module:
@@ -100,73 +88,15 @@ def list_names(tree: ast.Module, text: str) -> list[str]:
     ]
 
 
-def run(tree: ast.Module, file: Path, text: str) -> dict[str, dict[str, str]]:
-    """Return each test's outcome by backend: passed, skipped, or the last line of what went wrong.
-
-    Ranks are forked: importing torch takes longer than most of the tests.
-    """
-    import torch
-    import torch.testing._internal.common_distributed as common
-
-    import topoplan.runtime.register
-
-    assert topoplan.runtime.register.NAME
-    folder = tempfile.TemporaryDirectory(prefix="fault-tolerance-")
-    os.environ |= {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "TOPOPLAN_CACHE": folder.name,
-    }
-    logging.disable(logging.ERROR)
-    common.TIMEOUT_DEFAULT = _MAX_TEST_S  # type: ignore[attr-defined]
+def load(tree: ast.Module, file: Path) -> dict[str, list[Any]]:
+    """Return the class of tests for each backend."""
     module: Any = types.ModuleType("test_c10d_fault_tolerance")
     sys.modules[module.__name__] = module
     exec(compile(tree, str(file), "exec"), module.__dict__)  # torch's own tests, named by the user
-    outcomes: dict[str, dict[str, str]] = {}
-    for backend in ("gloo", "topo"):
-        tests: Any = getattr(module, f"{backend.capitalize()}FaultToleranceTest")
-        fork = torch.multiprocessing.get_context("fork").Process
-        tests._spawn_processes = lambda case, fork=fork: case._start_processes(fork)
-        outcomes[backend] = {}
-        for case in unittest.defaultTestLoader.loadTestsFromTestCase(tests):
-            name = case._testMethodName  # type: ignore[union-attr]
-            if text in name:
-                started = time.monotonic()
-                outcomes[backend][name] = outcome = run_one(case)
-                seconds = time.monotonic() - started
-                print(f"{backend} {name}: {outcome} ({seconds:.1f} s)", file=sys.stderr, flush=True)
-    return outcomes
-
-
-def run_one(case: Any) -> str:
-    """Return the outcome of one test."""
-    result = unittest.TestResult()
-    case.run(result)
-    if result.skipped:
-        return "skipped"
-    faults = [text for _, text in (*result.failures, *result.errors)]
-    if not faults:
-        return "passed"
-    lines = [line.strip() for line in faults[0].strip().splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line and not line.startswith(("raise", "File"))]
-    return (errors or lines)[-1][:300]
-
-
-def report(outcomes: dict[str, dict[str, str]], *, quiet: bool) -> int:
-    """Print the tests that pass on gloo and not on topo; return 1 if there are some."""
-    differ = [
-        name
-        for name, outcome in outcomes["topo"].items()
-        if outcome != "passed" and outcomes["gloo"].get(name) == "passed"
-    ]
-    if not quiet:
-        for backend, found in outcomes.items():
-            passed = sum(outcome == "passed" for outcome in found.values())
-            skipped = sum(outcome == "skipped" for outcome in found.values())
-            print(f"{backend}: {passed} passed, {skipped} skipped of {len(found)}")
-        for name in differ:
-            print(f"  {name}: {outcomes['topo'][name]}")
-    return 1 if differ or not outcomes["topo"] else 0
+    return {
+        backend: [getattr(module, f"{backend.capitalize()}FaultToleranceTest")]
+        for backend in both_backends.BACKENDS
+    }
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import cpu_as_gpus
+from both_backends import MAX_TEST_S, run_one
 
 # Tests that pass on gloo alone, and why.
 KNOWN = {
@@ -44,8 +45,6 @@ KNOWN = {
     "where a profile ends first",
 }
 WAYS = ("gloo", "race", "plan")
-# A test that takes longer than this hangs.
-MOST_SECONDS = 120
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -148,7 +147,7 @@ def _find_tests(names: list[str]) -> Iterator[Any]:
     import topoplan.runtime.register
 
     assert topoplan.runtime.register.NAME
-    common.TIMEOUT_DEFAULT = MOST_SECONDS  # type: ignore[attr-defined]
+    common.TIMEOUT_DEFAULT = MAX_TEST_S  # type: ignore[attr-defined]
 
     class TorchTests(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
         as_if_gpus = False
@@ -174,18 +173,8 @@ def _find_tests(names: list[str]) -> Iterator[Any]:
 
 
 def _run_one(case: Any, *, as_if_gpus: bool = False) -> str:
-    result = unittest.TestResult()
     type(case).as_if_gpus = as_if_gpus
-    fresh = type(case)(case._testMethodName)
-    fresh.run(result)
-    if result.skipped:
-        return "skipped"
-    faults = [text for _, text in (*result.failures, *result.errors)]
-    if not faults:
-        return "passed"
-    lines = [line.strip() for line in faults[0].strip().splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line and not line.startswith(("raise", "File"))]
-    return (errors or lines)[-1][:300]
+    return run_one(type(case)(case._testMethodName))
 
 
 @contextmanager
