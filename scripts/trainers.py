@@ -38,7 +38,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples" / "trainers"
 TOLERANCE = 1e-5
 _MARK = "# gloo: "
 _NO_LINE = "no such line"
-_ROW = "{:<14}{:<13}{:<22}{:>6}{:>7}  {:<24}{}"
+_ROW = "{:<16}{:<13}{:<22}{:>6}{:>7}  {:<24}{}"
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ TRAINERS = (
     Trainer("deepspeed", "backend, ZeRO 2", "train_deepspeed.py", ("--stage", "2")),
     Trainer("deepspeed", "backend, ZeRO 3", "train_deepspeed.py", ("--stage", "3")),
     Trainer("ray", "backend", "train_ray.py", by_torchrun=False, ranks=2),
+    Trainer("pytorch-ignite", "backend", "train_ignite.py"),
     Trainer("torch", "backend, FSDP2 and TP", "train_fsdp_tp.py"),
 )
 

@@ -40,10 +40,11 @@ def test_frameworks_that_are_not_installed_are_left_out() -> None:
         "transformers",
         "deepspeed",
         "ray",
+        "pytorch-ignite",
     )
     assert ended.returncode == 0, ended.stderr
     rows = ended.stdout.splitlines()[1:]
-    assert len(rows) == 9 and all(row.endswith("not installed: left out") for row in rows), (
+    assert len(rows) == 10 and all(row.endswith("not installed: left out") for row in rows), (
         ended.stdout
     )
     ended = run_command(sys.executable, "-I", "-S", str(DRIVER), "horovod")
@@ -53,9 +54,11 @@ def test_frameworks_that_are_not_installed_are_left_out() -> None:
 def test_every_trainer_is_a_script_and_every_script_is_run(driver: Any) -> None:
     assert {trainer.script for trainer in driver.TRAINERS} == {script.name for script in SCRIPTS}
     named = list(
-        driver._read_requirements(["lightning", "accelerate", "transformers", "deepspeed", "ray"])
+        driver._read_requirements(
+            ["lightning", "accelerate", "transformers", "deepspeed", "ray", "pytorch-ignite"]
+        )
     )
-    assert len(named) == 5
+    assert len(named) == 6
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
