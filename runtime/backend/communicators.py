@@ -7,6 +7,7 @@ plan.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -408,6 +409,18 @@ class Communicators:
                     make, timeout, self.options.transport, self._addresses, labels
                 )
         return self._shared[key]
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the deadline of later calls by plans."""
+        self.plans.timeout = timeout
+        transports = [*self._shared.values()]
+        if self.guard is not None:
+            transports += [self.guard.first, self.guard.transport]
+        if self.announcer is not None:
+            transports.append(self.announcer.transport)
+        transports += [x.engine.transport for x in self.by_key.values() if x is not None]
+        for transport in dict.fromkeys(transports):
+            transport.set_timeout(timeout)
 
     def break_off(self, error: ExecutionError) -> None:
         """Let all calls on CPU tensors fail with an error, those in progress too."""

@@ -121,8 +121,8 @@ class MemberGroup(PlainCalls):
         numbers = range(place.group_size)
         poll_store(shown, [f"address/{number}" for number in numbers], self.timeout, read)
         addresses = {number: known.addresses[self.ranks[number]] for number in numbers}
-        self.plain, self.transports = make_plain_group(place, store)
-        self._gloo: Any = self.plain._get_backend(torch.device("cpu"))
+        self.plain, self._gloo, self.transports = make_plain_group(place, store)
+        self._gloo.on_timeout = partial(_tell_timeout, weakref.ref(self))
         self._limit_stock()
         # All ranks have published what is read from here on.
         meet_made(shown, place.group_rank, place.group_size, self.timeout)
@@ -192,17 +192,18 @@ class MemberGroup(PlainCalls):
     getRank, getSize = rank, size
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of stock collectives and of the next `reconfigure`."""
+        """Set the timeout of later calls and of the next `reconfigure`."""
         self.timeout = timeout
         if self._has_members:
             self._limit_stock()
+            self.planned.set_timeout(timeout)
 
     def _limit_stock(self) -> None:
         """Set the timeouts of stock collectives; those over cables leave time to name a cut one."""
         self.plain.set_timeout(self.timeout)
         if find_cabling() is not None:  # elsewhere as torch does, which tests that none ends early
             grace = timedelta(seconds=grace_s(self.timeout))
-            self._gloo._set_default_timeout(self.timeout - grace)
+            dist.ProcessGroupGloo._set_default_timeout(self._gloo, self.timeout - grace)
 
     def get_reconfigure_handle(self) -> str:
         """Return what other ranks need to find this one, as topoplan.reconfigure_handle does."""
@@ -311,6 +312,13 @@ def _name_used(by_key: Mapping[Key, Communicator | None]) -> dict[str, Communica
             at = "" if root is None else f" {'from' if name == 'broadcast' else 'to'} {root}"
             used[name + at] = communicator
     return used
+
+
+def _tell_timeout(group: weakref.ref[MemberGroup], timeout: timedelta) -> None:
+    """Let a group have the timeout that torch has set for its gloo (`_set_pg_timeout`)."""
+    alive = group()
+    if alive is not None:
+        alive.set_timeout(timeout)
 
 
 def _close(group: weakref.ref[MemberGroup]) -> None:

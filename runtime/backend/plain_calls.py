@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...topo.errors import ExecutionError, InputError
 from ..compiled import FIRST_TAG
 from ..ranks.cabled import find_cabling
-from ..ranks.groups import make_gloo, make_nccl
+from ..ranks.groups import Gloo, make_gloo, make_nccl
 from ..ranks.stock import StartedStock
 from ..reductions import kind_of_reduction, make_contiguous
 from ..works import CpuWork, PlannedWork
@@ -62,8 +62,8 @@ def check_descriptors(ranks: int) -> None:
         )
 
 
-def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
-    """Return a group of gloo for CPUs and NCCL for GPUs, and the transport by device type.
+def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, Gloo, dict[str, str]]:
+    """Return a group of gloo for CPUs and NCCL for GPUs, its gloo, and transports by device type.
 
     `place` is torch's DistributedBackendOptions. Without NCCL, gloo is used for GPUs too.
     """
@@ -77,7 +77,7 @@ def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[
         plain._register_backend(torch.device(device), backend_type(transport), backend)
     plain._set_default_backend(backend_type(backends["cuda"][0]))
     plain._set_group_name(place.group_id)
-    return plain, {device: transport for device, (transport, _) in backends.items()}
+    return plain, gloo, {device: transport for device, (transport, _) in backends.items()}
 
 
 class PlainCalls(dist.ProcessGroup):

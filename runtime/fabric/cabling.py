@@ -27,7 +27,7 @@ from ...topo.fabric import (
 from ...topo.fabric.faults import find_rate
 from ...topo.fabric.segments import count_islands
 from ..ranks.cabled import CableMessages
-from ..ranks.groups import list_members
+from ..ranks.groups import Gloo, list_members
 from ..ranks.store import put, take
 from ..recovery.connections import find_listening_ports, list_sockets
 from .cable_gloo import CableChannel, CableGloo
@@ -175,7 +175,7 @@ class HostCabling:
             if self._host_of[rank] != self._host_of[self.rank]
         }
         device, proxies = self._listen(store, own, others, place)
-        gloo = _Gloo(store, own, len(members), _make_options([device], place.timeout))
+        gloo: Any = Gloo(store, own, len(members), _make_options([device], place.timeout))
 
         def close() -> None:
             for proxy in proxies:

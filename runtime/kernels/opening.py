@@ -63,7 +63,7 @@ def _open(transport: "Transport") -> Any:
     # Any error, here and in the check: the other ranks wait for the answer, and whoever has no
     # kernels has messages.
     try:
-        from .memory import make_symmetric, set_timeout
+        from .memory import make_symmetric
         from .player import KernelPlayer
 
         smallest = min(multiprocessors)
@@ -76,7 +76,7 @@ def _open(transport: "Transport") -> Any:
         return first
     if first := _find_first(exchange(_check_kernels(player, group.rank(), group.size(), device))):
         return first
-    set_timeout(player.memory, transport.timeout_s)
+    player.set_timeout(transport.timeout_s)
     return player
 
 

@@ -21,7 +21,7 @@ from ..program.one_sided.instructions import END, Mode
 from ..program.one_sided.lowering import lower_one_sided
 from ..reductions import ReduceOp, check_reduction, dtype_name, share_memory
 from .kernel import play
-from .memory import KernelMemory
+from .memory import KernelMemory, set_timeout
 from .tables import ERROR, RUN_BITS, encode
 
 # 8 KiB a block: 32 bytes, two vectors, for each of the 256 threads of 8 warps, which leaves room in
@@ -139,6 +139,10 @@ class KernelPlayer:
         self._loaded: OrderedDict[tuple[Any, ...], Loaded] = OrderedDict()
         # CUDA graphs hold the addresses of these for as long as they live.
         self._captured: dict[int, Loaded] = {}
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Let later calls wait this long for other ranks."""
+        set_timeout(self.memory, timeout_s)
 
     def load(
         self,

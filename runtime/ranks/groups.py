@@ -229,14 +229,25 @@ def _transport(group: dist.ProcessGroup | None) -> str:
     return "nccl" if is_nccl else "gloo"
 
 
-def make_gloo(place: Any, store: Store) -> Any:
+class Gloo(dist.ProcessGroupGloo):
+    """gloo's backend, which says when torch sets its timeout (`_set_pg_timeout`)."""
+
+    on_timeout: Callable[[timedelta], object] | None = None
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        super()._set_default_timeout(timeout)
+        if self.on_timeout is not None:
+            self.on_timeout(timeout)
+
+
+def make_gloo(place: Any, store: Store) -> Gloo:
     """Make gloo for the group that `place`, torch's DistributedBackendOptions, describes.
 
     The ranks meet in `store`.
     """
     cabling = find_cabling()
     if cabling is None:
-        gloo = dist.ProcessGroupGloo(store, place.group_rank, place.group_size, place.timeout)
+        gloo: Any = Gloo(store, place.group_rank, place.group_size, place.timeout)
     else:
         gloo, messages = cabling.make_gloo(place, store)
         note_messages(gloo, messages)

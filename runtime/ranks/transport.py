@@ -246,11 +246,16 @@ class Transport:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of this rank's later calls, agreements included."""
-        self.faults.set_timeout(timeout)
-        self.timeout_s = timeout.total_seconds()
+        self._set_deadline(timeout)
         self.group._get_backend(self.device)._set_default_timeout(
             timeout - timedelta(seconds=grace_s(timeout))
         )
+
+    def _set_deadline(self, timeout: timedelta) -> None:
+        self.faults.set_timeout(timeout)
+        self.timeout_s = timeout.total_seconds()
+        if self.kernels is not None and not isinstance(self.kernels, str):
+            self.kernels.set_timeout(self.timeout_s)
 
     def outlive_default_group(self) -> None:
         """Keep the transport's group out of destroy_process_group(), which then leaves it open.
@@ -355,6 +360,10 @@ class SharedTransport(Transport):
         """
         if check_transport(over) == "mpi" and self.mpi is None:
             self.mpi = self._open_channel(self._name)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the deadline of this rank's later calls; the plain group has a timeout of its own."""
+        self._set_deadline(timeout)
 
     def close(self) -> None:
         """End the transport; the plain group's connections stay open."""

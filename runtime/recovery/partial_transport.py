@@ -110,7 +110,10 @@ class PartialTransport(Transport):
         tree = find_tree(range(self.size), lost)
         self._parent = next(iter(tree.predecessors(self.rank)), None)
         self._children = sorted(tree.successors(self.rank))
-        self._wait = timedelta(seconds=faults.wait_s)
+
+    @property
+    def _wait(self) -> timedelta:
+        return timedelta(seconds=self.faults.wait_s)
 
     def exchange(self, value: object) -> list[Any]:
         """See Transport."""

@@ -1,0 +1,29 @@
+"""A timeout that torch sets anew holds for calls by plans, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from launch import run_ranks
+from ranks import timeouts
+
+WAYS = [
+    ("one-sided", "raise"),
+    ("point-to-point", "raise"),
+    ("point-to-point", "replan"),
+    ("stock", "raise"),
+]
+
+
+@pytest.mark.parametrize(("executor", "on_fault"), WAYS)
+def test_a_shortened_timeout_holds(plans: Callable[..., str], executor: str, on_fault: str) -> None:
+    errors = run_ranks(timeouts.shorten, 2, plans("full:2"), executor, on_fault)
+    assert "rank 1 does not answer" in errors[0], errors
+
+
+@pytest.mark.parametrize(("executor", "on_fault"), WAYS)
+def test_a_lengthened_timeout_holds(
+    plans: Callable[..., str], executor: str, on_fault: str
+) -> None:
+    run_ranks(timeouts.lengthen, 2, plans("full:2"), executor, on_fault)
