@@ -8,7 +8,9 @@ backend both make their calls here.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import queue
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ import torch.distributed as dist
 
 from ..topo.errors import ExecutionError
 from .calls import PersistentCall
+from .recovery.worker import end_past_waits
 from .reductions import in_inference_mode
 
 Function = Callable[[], object]
@@ -47,6 +50,23 @@ def _end_left() -> None:
             break_off(ExecutionError("the process ended during the call"))
     for thread in _left:
         thread.join(_FAIL_S)
+        if thread.is_alive():
+            _stop_for_good(thread)
+
+
+def _stop_for_good(thread: threading.Thread) -> None:
+    """Keep a thread that nothing wakes from returning to Python, at the end of the process.
+
+    It gets a signal whose handler, pause(), does not return. Python itself stops such threads from
+    3.14 on. Then C++'s destructors are left out, too: they would wait for the thread.
+    """
+    number = getattr(signal, "SIGRTMAX", None)
+    if number is None or thread.ident is None:  # not Linux
+        return
+    libc = ctypes.CDLL(None)
+    libc.signal(int(number), ctypes.cast(libc.pause, ctypes.c_void_p))
+    signal.pthread_kill(thread.ident, number)
+    end_past_waits()
 
 
 class Failed:

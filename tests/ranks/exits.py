@@ -2,19 +2,24 @@
 
 `exits.py WAY PLAN FOLDER END...` forks two ranks for each END, once torch is imported, and prints
 how they ended, as JSON: for each END the exit code of each rank, and what it printed. WAY is how
-they call: by gloo, by the backend "topo" in several ways, or by the DDP hook.
+they call: by gloo, by the backend "topo" in several ways, or by the DDP hook; with "stuck" rank 0
+waits for what comes when its interpreter is finalizing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.nn import Linear, Sequential
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -40,6 +45,7 @@ def begin_calls(way: str, plan: str, big: torch.Tensor, *, calls: bool) -> list[
     """
     options = {
         "topo": {},
+        "stuck": {},
         "search": {"choose": "plan", "least_bytes": 1},
         "file": {"plans": plan, "choose": "plan", "least_bytes": 1},
     }.get(way)
@@ -59,8 +65,25 @@ def begin_calls(way: str, plan: str, big: torch.Tensor, *, calls: bool) -> list[
             model(big).sum().backward()
     if not calls:
         return []
+    if way == "stuck":
+        wake: Any = Wake()
+        sys.wake = wake  # type: ignore[attr-defined]  # destroyed at last
+        group: Any = dist.group.WORLD
+        wait = wake.store.wait
+        return [group.planned.queue(big).carry_out(lambda: wait(["end"]), [], waits=False)]
     works = [dist.all_reduce(x, async_op=True) for x in (big, torch.ones(5), big.clone())]
     return [*works, dist.all_gather([big.clone() for _ in range(WORLD)], big, async_op=True)]
+
+
+class Wake:
+    """Ends waits for "end" in a store when the interpreter destroys its modules."""
+
+    def __init__(self) -> None:
+        self.store, self.sleep = HashStore(), time.sleep
+
+    def __del__(self) -> None:
+        self.store.set("end", "")
+        self.sleep(0.3)  # for the thread to come back, were it not stopped
 
 
 def fail() -> None:
@@ -68,14 +91,14 @@ def fail() -> None:
     raise OwnError
 
 
-def play(way: str, plan: str, end: str, rank: int, pipe: int) -> None:
-    """Begin calls, and end in this way; rank 0 closes the pipe, rank 1 reads it."""
+def play(way: str, plan: str, end: str, rank: int, peer: socket.socket) -> None:
+    """Begin calls, and end in this way; `peer` is connected to the other rank."""
     makes_calls = rank == 0 or end != "alone"
     works: list[object] = []
     big = torch.ones(64, 64)
     # torch makes finalizers before topoplan is imported, so theirs is the last exit handler.
-    if rank == 0:
-        weakref.finalize(fail, os.close, pipe)
+    if rank == 0 and end == "alone":
+        weakref.finalize(fail, peer.shutdown, socket.SHUT_WR)
     if end == "drop":
         weakref.finalize(fail, lambda: print("sum", int(big.sum()), flush=True))
     try:
@@ -84,7 +107,7 @@ def play(way: str, plan: str, end: str, rank: int, pipe: int) -> None:
         if end in ("raise", "alone"):
             raise
     if not makes_calls:
-        os.read(pipe, 1)
+        peer.recv(1)
         os._exit(CODES[end])
     if end == "exit":
         sys.exit(CODES[end])
@@ -93,18 +116,18 @@ def play(way: str, plan: str, end: str, rank: int, pipe: int) -> None:
     assert works or not makes_calls or way == "hook"
 
 
-def fork_ranks(ends: list[str], folder: Path) -> tuple[str, int, int] | None:
-    """Fork the ranks of each end; return the end, rank and pipe in a rank, None in the parent.
+def fork_ranks(ends: list[str], folder: Path) -> tuple[str, int, socket.socket] | None:
+    """Fork the ranks of each end; return in a rank its end, number, and connection to the other.
 
-    The parent has waited for the ranks, and printed how they ended.
+    In the parent return None, after waiting for the ranks and printing how they ended.
     """
     pids: dict[tuple[str, int], int] = {}
     for end in ends:
-        of_rank_1, of_rank_0 = os.pipe()
+        peers = socket.socketpair()
         for rank in range(WORLD):
             pid = os.fork()
             if pid == 0:
-                os.close(of_rank_0 if rank else of_rank_1)
+                peers[1 - rank].close()
                 output = os.open(folder / f"{end}-{rank}", os.O_WRONLY | os.O_CREAT)
                 os.dup2(output, 1)
                 os.dup2(output, 2)
@@ -113,9 +136,10 @@ def fork_ranks(ends: list[str], folder: Path) -> tuple[str, int, int] | None:
                     "MEETING": str(folder / f"{end}-meeting"),
                     "TOPOPLAN_CACHE": str(folder / f"{end}-cache"),
                 }
-                return end, rank, of_rank_1 if rank else of_rank_0
+                return end, rank, peers[rank]
             pids[end, rank] = pid
-        os.close(of_rank_0)
+        for peer in peers:
+            peer.close()
     ended = {who: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for who, pid in pids.items()}
     print(
         json.dumps(

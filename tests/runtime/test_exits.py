@@ -17,6 +17,7 @@ ENDS = {
     "search": ["raise", "alone", "exit", "drop"],
     "file": ["raise", "alone", "exit", "drop"],
     "hook": ["raise", "alone", "exit"],
+    "stuck": ["alone"],
 }
 
 
