@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ..topo.errors import ExecutionError
 from .calls import PersistentCall
-from .recovery.worker import end_past_waits
+from .ranks.set_up import end_past_waits
 from .reductions import in_inference_mode
 
 Function = Callable[[], object]
