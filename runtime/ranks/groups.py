@@ -240,7 +240,7 @@ class Gloo(dist.ProcessGroupGloo):
             self.on_timeout(timeout)
 
 
-def make_gloo(place: Any, store: Store) -> Gloo:
+def make_gloo(place: Any, store: Store) -> Any:
     """Make gloo for the group that `place`, torch's DistributedBackendOptions, describes.
 
     The ranks meet in `store`.
