@@ -10,7 +10,7 @@ from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
-from topoplan.synth.strategies import STRATEGIES
+from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 

@@ -35,7 +35,7 @@ from ...topo.errors import (
 from ..ir.schedule import MAX_SEGMENTS, Schedule
 from ..msccl.strategy import file_strategy
 from ..request import Request, Strategy
-from ..strategies import STRATEGIES
+from ..strategies.built_in import STRATEGIES
 from ..verify import verify
 from .names import AUTO, DECORATED, FILE_PREFIX, GROUP, refuse_unknown
 

@@ -36,7 +36,7 @@ from ..plan import Entry, Plan
 from ..reproducible.build import build_reproducible, choose_bracketing
 from ..reproducible.fitting import NAME as BRACKETED
 from ..request import Request, Strategy, TreeLimits
-from ..strategies import LISTED_RANKS, MAIN_WORK_S
+from ..strategies.built_in import LISTED_RANKS, MAIN_WORK_S
 from ..verify import verify
 from .names import AUTO
 from .registry import find_strategy, list_strategies

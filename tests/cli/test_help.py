@@ -181,7 +181,7 @@ def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> 
         spell_dtype,
     )
     from topoplan.synth.planner.names import STRATEGY_NAMES
-    from topoplan.synth.strategies import STRATEGIES
+    from topoplan.synth.strategies.built_in import STRATEGIES
 
     assert set(STRATEGY_NAMES) == set(STRATEGIES)
     assert (set(DTYPE_NAMES), set(OP_NAMES), set(CODEC_NAMES)) == (

@@ -31,7 +31,7 @@ import topoplan
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner import registry
 from topoplan.synth.planner.registry import find_strategy, list_strategies
-from topoplan.synth.strategies import STRATEGIES
+from topoplan.synth.strategies.built_in import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -33,7 +33,7 @@ from topoplan.synth.planner.synthesize import collective_on, cost_all, synthesiz
 from topoplan.synth.reproducible.bracket import list_leaves, parse_bracket
 from topoplan.synth.reproducible.build import build_reproducible
 from topoplan.synth.request import Request
-from topoplan.synth.strategies import STRATEGIES
+from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

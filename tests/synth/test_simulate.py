@@ -24,7 +24,7 @@ from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
-from topoplan.synth.strategies import STRATEGIES
+from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology

@@ -21,7 +21,7 @@ from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, lower_envelope, synthesize
 from topoplan.synth.request import Request
-from topoplan.synth.strategies import STRATEGIES
+from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
 from topoplan.topo.graph import Device, Link, Topology

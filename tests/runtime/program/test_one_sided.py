@@ -24,7 +24,7 @@ from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
-from topoplan.synth.strategies import STRATEGIES
+from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.topo.errors import InfeasibleError, VerificationError
 from topoplan.topo.graph import Topology
 
