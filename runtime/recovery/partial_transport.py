@@ -3,11 +3,10 @@
 import ctypes
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-import networkx as nx
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -108,8 +107,8 @@ class PartialTransport(Transport):
         self._begin(group, torch.device("cpu"), timeout, faults)
         self.unconnected = frozenset((min(pair), max(pair)) for pair in lost)
         tree = find_tree(range(self.size), lost)
-        self._parent = next(iter(tree.predecessors(self.rank)), None)
-        self._children = sorted(tree.successors(self.rank))
+        self._parent = tree[self.rank]
+        self._children = [rank for rank, parent in tree.items() if parent == self.rank]
 
     @property
     def _wait(self) -> timedelta:
@@ -157,12 +156,16 @@ class _PartialFaults(Faults):
             notify()
 
 
-def find_tree(ranks: Sequence[int], lost: Sequence[tuple[int, int]]) -> "nx.DiGraph[int]":
-    """Return a tree of pairs of ranks that are not among `lost`, directed from the first rank.
+def find_tree(ranks: Sequence[int], lost: Collection[tuple[int, int]]) -> dict[int, int | None]:
+    """Return a tree of pairs of ranks that are not among `lost`: the parent of each rank.
 
-    It lacks the ranks that these pairs do not connect with the first one.
+    The first rank has none. Ranks that these pairs do not connect with the first one are missing.
     """
-    graph: nx.Graph[int] = nx.complete_graph(list(ranks))
-    graph.remove_edges_from(lost)
-    tree: nx.DiGraph[int] = nx.bfs_tree(graph, ranks[0])
-    return tree
+    cut = {frozenset(pair) for pair in lost}
+    parents: dict[int, int | None] = {ranks[0]: None}
+    reached = [ranks[0]]
+    for rank in reached:  # breadth first: it grows meanwhile
+        near = [x for x in ranks if x not in parents and frozenset((rank, x)) not in cut]
+        parents |= dict.fromkeys(near, rank)
+        reached += near
+    return parents

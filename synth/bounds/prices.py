@@ -7,9 +7,9 @@ integers.
 """
 
 from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
 from typing import Any
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +19,8 @@ from ...topo.routes import Router
 
 WholePrices = Mapping[tuple[str, str], int]
 Distances = dict[str, dict[str, int]]
+# The price of the link from each device to each other one, by their ids.
+_Links = dict[str, dict[str, int]]
 # Sums of integers below this fit into 64 bits; larger ones need Python's integers.
 _MAX_WORD = 1 << 62
 
@@ -29,16 +31,36 @@ def path_distances(prices: WholePrices, topology: Topology) -> Distances:
     `prices` are by directed link, 0 if missing. The result is by ids of source and target, without
     pairs that have no path. Paths may pass through GPUs.
     """
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(topology.by_id)
-    graph.add_weighted_edges_from((a, b, prices.get((a, b), 0)) for a, b in topology.capacity_GBps)
-    return {
-        gpu: _among_gpus(nx.single_source_dijkstra_path_length(graph, gpu), gpu, topology)
-        for gpu in topology.ranks
-    }
+    links: _Links = {device: {} for device in topology.by_id}
+    for a, b in topology.capacity_GBps:
+        links[a][b] = prices.get((a, b), 0)
+    distance = {}
+    for gpu in topology.ranks:
+        reached = _search(links, [gpu])
+        distance[gpu] = _among_gpus({x: paid for x, (paid, _) in reached.items()}, gpu, topology)
+    return distance
 
 
-def _among_gpus(paid: Mapping[str, Any], start: str, topology: Topology) -> dict[str, int]:
+def _search(links: _Links, starts: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Return the price of the cheapest path to each device, and which start it is from (Dijkstra).
+
+    Devices that no start reaches are missing.
+    """
+    queue = [(0, start, start) for start in starts]
+    heapify(queue)
+    reached: dict[str, tuple[int, str]] = {}
+    while queue:
+        paid, device, start = heappop(queue)
+        if device in reached:
+            continue
+        reached[device] = paid, start
+        for near, price in links[device].items():
+            if near not in reached:
+                heappush(queue, (paid + price, near, start))
+    return reached
+
+
+def _among_gpus(paid: Mapping[str, int], start: str, topology: Topology) -> dict[str, int]:
     return {gpu: paid[gpu] for gpu in topology.ranks if gpu != start and gpu in paid}
 
 
@@ -101,29 +123,30 @@ def path_tree_price(prices: WholePrices, topology: Topology) -> int:
     `prices` are by link, the same in both directions. Raise VerificationError if no tree spans all
     GPUs.
     """
-    graph: nx.Graph[str] = nx.Graph()
-    graph.add_nodes_from(topology.by_id)
-    graph.add_weighted_edges_from((a, b, prices.get((a, b), 0)) for a, b in topology.capacity_GBps)
+    links: _Links = {device: {} for device in topology.by_id}
+    for a, b in topology.capacity_GBps:
+        links[a][b] = links[b][a] = prices.get((a, b), 0)
     # Assign each device to its nearest GPU. The only paths that a minimum spanning tree needs are
     # those through a link between devices of different GPUs (Mehlhorn 1988), so one search from all
     # GPUs is enough.
-    search: Any = nx.multi_source_dijkstra(graph, set(topology.ranks))
-    paid, paths = search
+    reached = _search(links, topology.ranks)
     edges = (
-        (paid[a] + graph[a][b]["weight"] + paid[b], paths[a][0], paths[b][0])
-        for a, b in graph.edges
-        if a in paid
+        (reached[a][0] + price + reached[b][0], reached[a][1], reached[b][1])
+        for a in reached
+        for b, price in links[a].items()
     )
     return _sum_spanning_tree(edges, topology)
 
 
 def _sum_spanning_tree(edges: Iterable[tuple[int, str, str]], topology: Topology) -> int:
     """Return the price of a minimum spanning tree of the GPUs over priced edges (Kruskal)."""
-    joined: nx.utils.UnionFind[str] = nx.utils.UnionFind(topology.ranks)
+    parts = {gpu: {gpu} for gpu in topology.ranks}
     total, missing = 0, len(topology.ranks) - 1
     for price, u, v in sorted(edges):
-        if missing and joined[u] != joined[v]:
-            joined.union(u, v)
+        if missing and parts[u] is not parts[v]:
+            small, large = sorted((parts[u], parts[v]), key=len)
+            large |= small
+            parts |= dict.fromkeys(small, large)
             total, missing = total + price, missing - 1
     if missing:
         raise VerificationError("bound: the links or routes do not connect all GPUs")
