@@ -32,7 +32,6 @@ from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import list_sockets
 from .recovery.guard import Guard, explain_no_guard
 from .recovery.guarded_engine import GuardedEngine
-from .recovery.slow_watch import SlowWatch
 from .reductions import check_are_tensors
 
 # Where values are rounded, see Communicator.
@@ -408,6 +407,8 @@ def _make_engine(
     """Return an engine, with a SlowWatch that adds to `slow_rows` unless these are None."""
     engine = Engine(plan, transport, **options)
     if slow_rows is not None:
+        from .recovery.slow_watch import SlowWatch  # few jobs follow slow links
+
         engine.watch = SlowWatch(engine, slow_rows, since)
     return engine
 

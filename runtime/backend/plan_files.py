@@ -14,7 +14,6 @@ from ...synth.cost.host_costs import FIELD as HOST
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...synth.plan_file import FORMAT, JOINT_FORMAT, MAX_PLAN_BYTES, PlanHead
-from ...synth.planner.apart import FoundPlan, synthesize_apart
 from ...synth.planner.names import DECORATED
 from ...synth.reshard.demands import Demands
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
@@ -27,6 +26,7 @@ from ..cache import warn_without_cache
 
 if TYPE_CHECKING:
     from ...synth.groups.joint_plan import JointPlan
+    from ...synth.planner.apart import FoundPlan
     from ...synth.planner.synthesize import Synthesis
 
 log = logging.getLogger("topoplan")
@@ -253,6 +253,8 @@ def load_or_synthesize(
     result: FoundPlan | Synthesis | None = None
     # Strategies of the script's own are known in this process alone.
     if is_stopped is not None and not DECORATED:
+        from ...synth.planner.apart import synthesize_apart
+
         result = synthesize_apart(
             collective,
             topology,

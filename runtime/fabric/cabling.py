@@ -280,16 +280,3 @@ def _find_joints(facts: FabricFacts) -> dict[tuple[int, int], list[HostJoint]]:
                     known = [rate for rate in rates if rate]
                     joints[p[0], q[0]].append(HostJoint(p, q, min(known, default=1.0)))
     return dict(joints)
-
-
-def may_be_cabled() -> bool:
-    """Return whether this process is one of a launch on several hosts, which cables may join."""
-    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    if os.environ.get(FABRIC) == "off" or not all(name in os.environ for name in names):
-        return False
-    ranks, on_host = (int(os.environ[name]) for name in names)
-    return on_host < ranks and not os.environ.get("GLOO_SOCKET_IFNAME")
-
-
-# The environment variable by which cables are not looked for ("off").
-FABRIC = "TOPOPLAN_FABRIC"

@@ -16,12 +16,12 @@ from ...topo.errors import TopoplanError
 from ...topo.fabric import FabricFacts, find_faults, find_segments, list_data_segments
 from ...topo.fabric.facts import list_possible_pairs
 from ...topo.fabric.segments import count_islands
-from ..ranks.cabled import find_cabling, note_messages, set_cabling
+from ..ranks.cabled import find_cabling, may_be_cabled, note_messages, set_cabling
 from ..ranks.groups import describe_place
 from ..ranks.launch import EMULATED, init_method
 from ..ranks.machine import HOST
 from ..ranks.store import put, take
-from .cabling import HostCabling, may_be_cabled
+from .cabling import HostCabling
 from .finding import PortLaunch, collect_facts
 from .relay import CableRelay
 

@@ -7,12 +7,18 @@ messages of plans over the cables themselves.
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch._C._distributed_c10d import Store
 
-from ...topo.graph import Topology
+if TYPE_CHECKING:  # this module is imported with torch, where topoplan is installed
+    from ...topo.graph import Topology
+
+
+# The environment variable by which cables are not looked for ("off").
+FABRIC = "TOPOPLAN_FABRIC"
 
 
 class CableMessages(Protocol):
@@ -65,6 +71,15 @@ _cabling: LaunchCabling | None = None
 # By the id of a gloo backend: it and its messages, until the group is closed.
 _messages: dict[int, tuple[Any, CableMessages]] = {}
 atexit.register(_messages.clear)
+
+
+def may_be_cabled() -> bool:
+    """Return whether this process is one of a launch on several hosts, which cables may join."""
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    if os.environ.get(FABRIC) == "off" or not all(name in os.environ for name in names):
+        return False
+    ranks, on_host = (int(os.environ[name]) for name in names)
+    return on_host < ranks and not os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def set_cabling(cabling: LaunchCabling | None) -> None:

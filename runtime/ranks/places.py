@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import Store
 from ...topo.derived.hosts import RankLocation, join_cpu_hosts, join_hosts
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
-from ...topo.probe.join import probe_local
 from .cabled import find_cabling
 from .faults import first_line
 from .launch import init_method, is_rank, keep_output_clean
@@ -68,7 +67,7 @@ class Meeting:
         hosts = [place.host for place in self.places]
         first = hosts.index(hosts[self.rank])
         texts: list[Any] = [None] * self.ranks
-        dist.all_gather_object(texts, probe_local().dumps() if first == self.rank else None)
+        dist.all_gather_object(texts, _probe_host() if first == self.rank else None)
         return join_places(self.places, texts)
 
 
@@ -157,7 +156,7 @@ def find_machine(
     first_on_host = {place.host: number for number, place in reversed(list(enumerate(places)))}
     if device is not None and rank in first_on_host.values():
         try:
-            probed = {"topology": probe_local().dumps()}
+            probed = {"topology": _probe_host()}
         except TopoplanError as error:  # that rank waits for either
             probed = {"error": str(error)}
         put(store, f"host/{rank}", probed)
@@ -216,6 +215,13 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
             f"{place.local_rank}; start one process a GPU"
         )
     return join_hosts(hosts, [seat for seat in seats if seat is not None]), True
+
+
+def _probe_host() -> str:
+    """Return this host's topology as JSON."""
+    from ...topo.probe.join import probe_local  # its readers are not needed in groups on CPUs
+
+    return probe_local().dumps()
 
 
 def _take_own_place() -> Place:

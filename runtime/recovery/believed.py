@@ -5,7 +5,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 from ...synth.plan import Plan
-from ...synth.planner.synthesize import synthesize
 from ...topo.graph import Topology
 from ...topo.measured.flows import Hop
 from ...topo.routes import Route, Router
@@ -33,6 +32,8 @@ def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
 
     Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
     """
+    from ...synth.planner.synthesize import synthesize  # which only the rank that plans needs
+
     topology = slow_down(plan.topology, factors)
     new = synthesize(
         plan.collective,

@@ -20,7 +20,7 @@ from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
 from .agreement import Decision
 from .guard import MEETING, Attempt, Guard, meet
-from .replan import Replanner
+from .replan import Replanner, import_planner
 from .segments import choose_segments, find_nearest
 
 # Shapes of calls whose buffers are kept for the next call of that shape.
@@ -87,6 +87,8 @@ class GuardedEngine:
         self._free: dict[_Shape, list[_Private]] = defaultdict(list)
         guard.planned.append(self)
         guard.topology = guard.topology or engine.plan.topology
+        if engine.transport.rank == 0 and not engine.plan.spares:
+            import_planner()  # now, since all ranks wait for the plan after a fault
 
     @property
     def sent_bytes(self) -> int:

@@ -1,12 +1,12 @@
 """The plan to go on with after a fault, where the plan has no spare for it, made in a thread."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from functools import partial
+from types import ModuleType
 
 from ...synth.plan import Plan
-from ...synth.spares import plan_without
 from ...topo.derived.lost_links import Link, Pair
 from ...topo.errors import TopoplanError
 
@@ -27,21 +27,34 @@ class Replanner:
 
         Does not wait for it. One that was begun before is the same.
         """
-        plan, new = self._plan, Future[Plan | str]()
+        new = Future[Plan | str]()
         # In one step: the thread that foresees a plan may get here at the same time.
         made = self._begun.setdefault((tuple(links), tuple(unreached)), new)
         if made is new:
-            make = partial(
-                plan_without,
-                plan.collective,
-                plan.topology,
-                links,
-                frozenset(unreached),
-                _PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks,
-                reproducible=plan.bracketing is not None,
-            )
-            plan_aside(make, made)
+            plan_aside(partial(_make_plan, self._plan, links, frozenset(unreached)), made)
         return made
+
+
+def import_planner() -> ModuleType:
+    """Return the module that plans for what is left.
+
+    It is not imported with this one, since it takes a second of a core and only rank 0 needs it.
+    """
+    from ...synth import spares
+
+    return spares
+
+
+def _make_plan(plan: Plan, links: Sequence[Link], unreached: Set[Pair]) -> Plan:
+    made: Plan = import_planner().plan_without(
+        plan.collective,
+        plan.topology,
+        links,
+        unreached,
+        _PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks,
+        reproducible=plan.bracketing is not None,
+    )
+    return made
 
 
 def plan_aside(make: Callable[[], Plan], made: "Future[Plan | str]") -> None:

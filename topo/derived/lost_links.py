@@ -2,11 +2,14 @@
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import combinations, pairwise, permutations
+from typing import TYPE_CHECKING
 
 from ..graph import Topology
 from ..routes import Route, Router
 from .degrade import Change, degrade
-from .forwarding import Forwarding
+
+if TYPE_CHECKING:
+    from .forwarding import Forwarding
 
 # Two ranks, the lower first.
 Pair = tuple[int, int]
@@ -31,7 +34,10 @@ class PairRoutes:
         if route is not None:
             return route
         start, end = self.topology.ranks[src], self.topology.ranks[dst]
-        self._forwarding = self._forwarding or Forwarding(self.topology)
+        if self._forwarding is None:
+            from .forwarding import Forwarding  # needs networkx, which is slow to import
+
+            self._forwarding = Forwarding(self.topology)
         return self._forwarding.routes_from(start).get(end, (start, end))
 
     def list_links(self, pair: Pair) -> set[Link]:

@@ -22,10 +22,10 @@ from torch._C._distributed_c10d import HashStore
 
 from topoplan.runtime.fabric import finding, joining, ports
 from topoplan.runtime.fabric.cable_gloo import CableChannel, CableGloo
-from topoplan.runtime.fabric.cabling import may_be_cabled
 from topoplan.runtime.fabric.joining import needs_cables
 from topoplan.runtime.fabric.relay import loopback_of
 from topoplan.runtime.fabric.rounds import plan_rounds
+from topoplan.runtime.ranks.cabled import may_be_cabled
 from topoplan.topo.fabric import (
     FabricFacts,
     HostFacts,
