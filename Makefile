@@ -26,6 +26,10 @@ test-network: $(VENV)/.dev
 flaky: $(VENV)/.dev
 	$(BIN)/python scripts/flaky.py $(N) $(FLAKY_ARGS)
 
+# What the product does beside what is recorded in tests/goldens; make goldens RENEW=1 records it anew.
+goldens: $(VENV)/.dev
+	$(BIN)/python scripts/compare_goldens.py $(if $(RENEW),--renew)
+
 gpu-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 

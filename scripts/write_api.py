@@ -151,6 +151,22 @@ def text() -> str:
     return "\n".join(parts)
 
 
+def list_signatures() -> dict[str, str]:
+    """Return the signatures of the public names and of their members, such as `Plan.save`."""
+    signatures: dict[str, str] = {}
+    for name in topoplan.__all__:
+        node, file = find_definition(name)[0], _find_file(name)
+        if isinstance(node, ast.ClassDef):
+            members = [x for x in _list_members(node) if x.name not in INSIDE.get(name, ())]
+            heads = {f"{name}.{x.name}": _describe_head(x, file) for x in members}
+            signatures |= {name: _heading(name, node), **heads}
+        elif isinstance(node, ast.FunctionDef):
+            signatures[name] = _signature(node, file)
+        else:
+            signatures[name] = ast.unparse(node)
+    return {name: " ".join(text.split()) for name, text in signatures.items()}
+
+
 def _describe(name: str) -> str:
     """Return what the page says of one public name."""
     node, doc = find_definition(name)
@@ -253,13 +269,17 @@ def _list_members(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
 
 def _describe_member(node: ast.FunctionDef, file: Path) -> str:
     """Return a method or property as an item of a list."""
+    doc = "\n".join(_prose(ast.get_docstring(node) or "").splitlines())
+    text = "\n".join(f"  {line}".rstrip() for line in doc.splitlines())
+    return f"- `{_describe_head(node, file)}`\n\n{text}\n"
+
+
+def _describe_head(node: ast.FunctionDef, file: Path) -> str:
+    """Return a method's signature, or a property with its type, in one line."""
     decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
     if decorators & {"property", "cached_property"}:
-        head = f"{node.name}: {ast.unparse(node.returns) if node.returns else 'object'}"
-    else:
-        head = " ".join(_signature(node, file).split()).replace("( ", "(").replace(", )", ")")
-    doc = "\n".join(_prose(ast.get_docstring(node) or "").splitlines())
-    return f"- `{head}`\n\n" + "\n".join(f"  {line}".rstrip() for line in doc.splitlines()) + "\n"
+        return f"{node.name}: {ast.unparse(node.returns) if node.returns else 'object'}"
+    return " ".join(_signature(node, file).split()).replace("( ", "(").replace(", )", ")")
 
 
 def _signature(node: ast.FunctionDef, file: Path, name: str | None = None) -> str:

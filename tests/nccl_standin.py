@@ -24,7 +24,7 @@ caller's stream while data still comes in.
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -254,6 +254,8 @@ class Host(TorchDispatchMode):
         self.current = self.streams[0]
         self.communicator: deque[Batch] = deque()
         self.posted = 0
+        self.counts: Counter[str] = Counter()
+        """What was posted: sends, receives, and the bytes of each."""
         self._aliases: defaultdict[int, WeakSet[Operation]] = defaultdict(WeakSet)
 
     @classmethod
@@ -331,6 +333,8 @@ class Host(TorchDispatchMode):
             self._aliases[x.tensor.untyped_storage()._cdata].add(operation)
             batch.operations.append(operation)
             batch.left += 1
+            self.counts[f"{kind}s"] += 1
+            self.counts[f"{kind} bytes"] += x.tensor.nbytes
             if x.group is None or x.group.rank() != self.rank or x.group_peer == self.rank:
                 raise NcclError(f"{operation}: over the group of another rank, or to itself")
             if not x.tensor.is_contiguous() or x.tensor.dtype not in DTYPES or not x.tensor.numel():

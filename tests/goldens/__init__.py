@@ -1,0 +1,1 @@
+"""What redesigns must not change, recorded: see README.md."""
