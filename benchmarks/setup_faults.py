@@ -190,6 +190,8 @@ def main() -> None:
         for victim in (2, 0)
         for act in (signal.SIGKILL, signal.SIGSTOP)
         for moment in MOMENTS
+        # Without the store's host, torch's own client tries to connect for 2.7 times the timeout.
+        if (victim, moment) != (0, "before all")
     ]
     plan = topoplan.synthesize("allreduce", topoplan.load(f"full:{RANKS}"))
     rounds = range(options.first, options.first + options.rounds)

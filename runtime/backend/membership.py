@@ -19,8 +19,8 @@ from ..ranks.addresses import publish_in, read_published
 from ..ranks.cabled import find_cabling, may_be_cabled
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
-from ..ranks.set_up import Known, meet_made, poll_store, set_up_in_time
-from ..ranks.store import agree_on_attempt, find_client
+from ..ranks.set_up import Known, meet_made, set_up_in_time
+from ..ranks.store import agree_on_attempt, find_client, poll_store
 from ..works import get_done_work
 from .account import Account, accounts
 from .call_check import CallCheck

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore
 from ...synth.plan import Plan
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
+from ..ranks.addresses import Addresses
 from ..ranks.faults import Faults
 from .buckets import DTYPES, Buckets, Flats, average_in_order
 from .point_to_point import PointToPoint
@@ -31,6 +32,7 @@ class Setting:
     """
 
     group: dist.ProcessGroup
+    addresses: Addresses
     rank: int
     workers: tuple[int, ...]
     helpers: tuple[int, ...]
@@ -104,6 +106,7 @@ class System(ABC):
                 f"topoplan-classic/{setting.group.group_name}",
                 dist.distributed_c10d._get_default_store(),
             ),
+            setting.addresses,
         )
         self.p2p = PointToPoint(setting.group, self.faults)
         self.optimizer: torch.optim.Optimizer | None = None

@@ -16,8 +16,9 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ..communicator import DEFAULT_TIMEOUT
-from ..ranks.faults import first_line, grace_s
-from ..ranks.groups import device_of, make_private_group
+from ..ranks.faults import first_line
+from ..ranks.groups import device_of
+from ..ranks.set_up import make_private
 from .base import MakeOptimizer, Setting, System
 from .buckets import Buckets
 from .systems.allreduce import ByteGrad, Hierarchical, Planned, Ring, Stock
@@ -86,8 +87,8 @@ def make(
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
     try:
-        # Waits end before the call's deadline, which leaves time to find the culprit.
-        own_group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
+        made = make_private(f"setting up a group for {name}", group, timeout)
+        own_group = made.group
         device = device_of(own_group)
         helper_ranks = tuple(helpers)
         problem, buckets = _check_arguments(
@@ -104,6 +105,7 @@ def make(
         return system_of(name)(
             Setting(
                 group=own_group,
+                addresses=made.addresses,
                 rank=dist.get_rank(own_group),
                 workers=workers,
                 helpers=helper_ranks,

@@ -95,6 +95,16 @@ def find_members(group: dist.ProcessGroup | GroupMaker | None) -> list[int]:
     return dist.get_process_group_ranks(group if isinstance(group, dist.ProcessGroup) else None)
 
 
+def find_store(group: dist.ProcessGroup | GroupMaker | None) -> tuple[Store, int | None]:
+    """Return the store in which the ranks of a new group meet, and this rank's number there.
+
+    The number is None in the default group's store, where it follows from the global rank.
+    """
+    given = group.keywords if isinstance(group, partial) else {}
+    store = given.get("store") or dist.distributed_c10d._get_default_store()
+    return store, given.get("number")
+
+
 def make_group(
     name: str,
     ranks: Sequence[int],

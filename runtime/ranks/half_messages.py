@@ -130,7 +130,7 @@ def check_arrived(work: Any) -> None:
         raise RuntimeError("the connection was closed in the middle of this message") from error
 
 
-def abort_wait(work: dist.Work) -> bool:
+def abort_wait(work: object) -> bool:
     """Make the wait for a message of gloo return False, now or when it begins.
 
     Return False, and do nothing, if `work` is none of gloo's messages, or this torch is not as

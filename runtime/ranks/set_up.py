@@ -14,17 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import Store
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import TopoplanError
-from .addresses import Address, find_ended
+from .addresses import Address, Addresses, find_addresses, find_ended
 from .faults import grace_s
+from .groups import GroupMaker, find_members, find_store, make_private_group
 from .reports import choose_contacts
 from .roll_call import explain_failure, is_answering
-from .store import poll_store
+from .store import StoreClient, find_client, poll_store
 
 T = TypeVar("T")
 # From so long a set-up on, the thread's caller looks for processes that have ended, so often.
@@ -84,12 +86,13 @@ def _run(make: Callable[[], T], rank: int, known: Known, limit_s: float) -> T:
     made: list[T] = []
     errors: list[BaseException] = []
     # Which GPU is the current one is a matter of the thread.
-    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    cuda: Any = torch.cuda
+    gpu = cuda.current_device() if cuda.is_initialized() else None
 
     def work() -> None:
         try:
             if gpu is not None:
-                torch.cuda.set_device(gpu)
+                cuda.set_device(gpu)
             made.append(make())
         except BaseException as error:
             errors.append(error)
@@ -110,6 +113,51 @@ def _run(make: Callable[[], T], rank: int, known: Known, limit_s: float) -> T:
             raise RuntimeError(
                 "a rank has ended" if ended else f"it did not end within {limit_s:g} s"
             )
+
+
+@dataclass(frozen=True)
+class Made:
+    """A private group, the process's own connection to its store, and its ranks' addresses.
+
+    `store` has the group's keys alone, over that connection; `addresses` are by number in it.
+    """
+
+    group: dist.ProcessGroup
+    client: StoreClient
+    store: Store
+    addresses: Addresses
+
+
+def make_private(
+    what: str,
+    group: dist.ProcessGroup | GroupMaker | None,
+    timeout: timedelta,
+    addresses: Addresses | None = None,
+) -> Made:
+    """Make a plain group over the ranks of `group`, as make_private_group does, in time.
+
+    Its waits end before `timeout`, which leaves time to find the culprit. `what` describes it, and
+    `addresses` are known ones, by number. Raise ExecutionError as `set_up_in_time` does.
+    """
+    ranks, limit = find_members(group), timeout - timedelta(seconds=grace_s(timeout))
+    store, number = find_store(group)
+    own = dist.get_rank() if number is None else ranks[number]
+
+    def make(known: Known) -> Made:
+        client = find_client(store)
+        known.store = client.store
+        if addresses is None:
+            find_addresses(ranks, limit, known.addresses)
+        else:
+            known.addresses.update((rank, addresses[i]) for i, rank in enumerate(ranks))
+        private = make_private_group(group, limit)
+        client = find_client(dist.distributed_c10d._world.pg_map[private][1])
+        shared = PrefixStore(f"topoplan/{private.group_name}", client.store)
+        meet_made(shared, private.rank(), private.size(), limit)
+        by_number = {number: known.addresses[rank] for number, rank in enumerate(ranks)}
+        return Made(private, client, shared, by_number)
+
+    return set_up_in_time(make, what, own, ranks, timeout)
 
 
 def meet_made(store: Store, rank: int, size: int, timeout: timedelta) -> None:

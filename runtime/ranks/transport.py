@@ -17,24 +17,21 @@ from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixS
 from ...topo.errors import InputError
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
-from .addresses import Addresses, find_addresses
+from .addresses import Addresses
 from .cabled import CableMessages, find_cabling, find_messages, forget_messages
 from .faults import Faults, grace_s
 from .groups import (
     GroupMaker,
     device_of,
     find_engine,
-    find_members,
     leave_tables,
     make_group,
-    make_private_group,
     uses_nccl,
 )
 from .launch import EMULATED, TRANSPORT
 from .machine import are_crowded, count_cores, find_own_cores
-from .set_up import Known, meet_made, set_up_in_time
+from .set_up import make_private
 from .shared_memory import HostMemory, SharedMemory, open_shared_memory
-from .store import find_client
 from .timing import find_slowest_s
 
 TRANSPORTS = ("auto", "mpi")
@@ -73,42 +70,22 @@ class Transport:
         addresses: Addresses | None = None,
         labels: Sequence[int] | None = None,
     ) -> None:
-        is_mpi, ranks = check_transport(over) == "mpi", find_members(group)
-        private, faults = set_up_in_time(
-            partial(self._connect, group, ranks, timeout, addresses, labels),
-            "setting up a group for the plan",
-            dist.get_rank(),
-            ranks,
+        is_mpi = check_transport(over) == "mpi"
+        made = make_private("setting up a group for the plan", group, timeout, addresses)
+        private, self._client = made.group, made.client
+        faults = Faults(
+            private,
             timeout,
+            made.store,
+            made.addresses,
+            is_open=partial(contains, dist.distributed_c10d._world.pg_map, private),
+            labels=labels,
         )
         self._begin(private, device_of(private), timeout, faults)
         if is_mpi:
             self.mpi = self._open_channel(private.group_name)
         self.batched = self.mpi is None and uses_nccl(private)
         self._is_private = True
-
-    def _connect(
-        self,
-        group: dist.ProcessGroup | GroupMaker | None,
-        ranks: Sequence[int],
-        timeout: timedelta,
-        addresses: Addresses | None,
-        labels: Sequence[int] | None,
-        known: Known,
-    ) -> tuple[dist.ProcessGroup, Faults]:
-        self._client = find_client(dist.distributed_c10d._get_default_store())
-        known.store, limit = self._client.store, timeout - timedelta(seconds=grace_s(timeout))
-        if addresses is None:
-            by_rank = find_addresses(ranks, limit, known.addresses)
-            addresses = {number: by_rank[rank] for number, rank in enumerate(ranks)}
-        private = make_private_group(group, limit)
-        groups = dist.distributed_c10d._world.pg_map
-        self._client = find_client(groups[private][1])  # the store of this group alone
-        store = PrefixStore(f"topoplan/{private.group_name}", self._client.store)
-        is_open = partial(contains, groups, private)
-        faults = Faults(private, timeout, store, addresses, is_open, labels)
-        meet_made(store, private.rank(), private.size(), limit)
-        return private, faults
 
     def _begin(self, group: Any, device: torch.device, timeout: timedelta, faults: Faults) -> None:
         self.group, self.device, self.faults = group, device, faults

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import patience
 import torch
 import torch.distributed as dist
 from rank_process import Events, init, leave
+from torch._C._distributed_c10d import Store
 
 import topoplan
 from ranks.checks import SUMS, refused
 from topoplan import Communicator
 from topoplan.runtime.classic.point_to_point import PointToPoint
 from topoplan.runtime.measuring.calibrate import calibrate
+from topoplan.runtime.ranks.set_up import set_up_in_time
 from topoplan.runtime.ranks.transport import Transport
 
 
@@ -210,3 +215,63 @@ def die_once_it_changes(x: torch.Tensor, before: float) -> NoReturn:
 
     patience.wait_until(has_changed, 60, "a part of the sum")
     die()
+
+
+def stops_in_a_set_up(path: str) -> str | None:
+    """Rank 2 stops after gloo has published its address; the others have it go on, and end."""
+    events, rank = Events(), dist.get_rank()
+    if rank == 2:
+        events.store.set("pid", str(os.getpid()))
+        act_within_gloo(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    try:
+        Communicator(path, timeout=patience.deadline(4))
+    except topoplan.ExecutionError as error:
+        if rank != 2:
+            events.tell(f"rank {rank} has given up")
+            events.wait(f"rank {1 - rank} has given up")
+            os.kill(int(events.store.get("pid")), signal.SIGCONT)
+        leave(str(error))
+    raise AssertionError("set up with a rank that stopped")
+
+
+def dies_in_a_set_up(path: str) -> str | None:
+    if dist.get_rank() == 2:
+        act_within_gloo(die)
+    survive(lambda: Communicator(path, timeout=patience.deadline(60)))
+
+
+def act_within_gloo(action: Callable[[], object]) -> None:
+    """Take an action in the set-up of the next group of gloo, once its address is published."""
+
+    class ActingStore(Store):
+        def __init__(self, store: Store) -> None:
+            super().__init__()
+            self.inner = store
+
+        def set(self, key: str, value: Any) -> None:
+            self.inner.set(key, value)
+            action()
+
+        def get(self, key: str) -> bytes:
+            value: bytes = self.inner.get(key)
+            return value
+
+        def wait(self, keys: list[str], timeout: Any = None) -> None:
+            self.inner.wait(keys, timeout or patience.deadline(60))
+
+    class ActingGloo(dist.ProcessGroupGloo):
+        def __init__(self, store: Store, *args: Any, **kwargs: Any) -> None:
+            super().__init__(ActingStore(store), *args, **kwargs)
+
+    dist.distributed_c10d.ProcessGroupGloo = ActingGloo  # type: ignore[misc]
+
+
+def waits_for_a_store() -> str:
+    """Return the error of a set-up that hangs in a request to the store, for ever."""
+    try:
+        set_up_in_time(
+            lambda _: threading.Event().wait(), "setting up", 1, range(3), timedelta(seconds=0.1)
+        )
+    except topoplan.ExecutionError as error:
+        return str(error)
+    raise AssertionError("set up without a store")

@@ -214,6 +214,24 @@ def test_a_communicator_that_not_everybody_makes_is_an_error(plans: Plans) -> No
         assert "setting up a group for the plan failed" in str(error)
 
 
+def test_a_rank_that_stops_in_a_set_up_is_named_within_the_timeout(plans: Plans) -> None:
+    """gloo itself tries five times to connect, each time for as long."""
+    for error in run_ranks(faults.stops_in_a_set_up, 3, plans("full:3"))[:2]:
+        assert "rank 2 does not answer (stopped or busy" in str(error)
+
+
+def test_a_rank_that_ends_in_a_set_up_is_noticed_before_the_timeout(plans: Plans) -> None:
+    for error in run_ranks(faults.dies_in_a_set_up, 3, plans("full:3"))[:2]:
+        assert "rank 2 does not answer (process ended)" in str(error)
+        assert "did not end within" not in str(error)
+
+
+def test_a_store_that_does_not_answer_blames_no_rank() -> None:
+    (error,) = run_ranks(faults.waits_for_a_store, 1)
+    assert "rank 1: the store, which rank 0 hosts, does not answer" in error
+    assert "setting up failed (it did not end within 0.075 s)" in error
+
+
 def stock(ended: Sequence[int] = (), unreached: Sequence[int] | None = ()) -> Stuck:
     """Stuck in a stock collective, after trying to connect to all others."""
     return Stuck("stock", -1, 0, 0, True, "reason", ended=ended, unreached=unreached)
