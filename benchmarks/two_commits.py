@@ -175,7 +175,8 @@ def make_environment(commit: str, folder: Path) -> str:
     _run(["git", "checkout", "--quiet", commit], source)
     _run([sys.executable, "-c", BUILD, "wheel", str(folder)], source)
     (wheel,) = folder.glob("*.whl")
-    return install(wheel, folder / "environment")
+    python: str = install(wheel, folder / "environment")
+    return python
 
 
 def _run(command: Sequence[str], folder: Path) -> str:
@@ -260,7 +261,7 @@ class Side:
             line = rank.stdout.readline()
             if not line:
                 text = self.errors[number].read_text("utf-8", "replace")
-                raise SystemExit(f"rank {number} ended: {rank.args}\n{text[-3000:]}")
+                raise SystemExit(f"rank {number} ended: {rank.args!r}\n{text[-3000:]}")
             answers.append(float(line))
         return max(answers)
 

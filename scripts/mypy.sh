@@ -13,8 +13,8 @@ check() {
     "$mypy" --config-file "$checkout/pyproject.toml" --cache-dir "$checkout/.mypy_cache" "$@"
 }
 check -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
-# Tests are no package: they import each other, and the benchmarks that they try, by file names.
-MYPYPATH=$view:$checkout/tests:$checkout/benchmarks check --explicit-package-bases "$checkout/tests"
+# Tests are no package: they import each other, and the benchmarks and scripts that they try, by file names.
+MYPYPATH=$view:$checkout/tests:$checkout/benchmarks:$checkout/scripts check --explicit-package-bases "$checkout/tests"
 # In a folder of their own: what they import is the package alone.
 mkdir "$view/programs"
 for program in plan_a_machine run_a_collective own_strategy; do ln -s "$checkout/examples/$program.py" "$view/programs"; done

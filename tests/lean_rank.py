@@ -32,7 +32,8 @@ def main(folder: str, rank: str) -> None:
         ddp(torch.ones(2, 64)).sum().backward()
     group = dist.group.WORLD
     assert isinstance(group, TopoGroup)
-    assert group.communicators["allreduce", None, "cpu"].choice(4 * 64 * 64) is not None
+    communicator = group.communicators["allreduce", None, "cpu"]
+    assert communicator is not None and communicator.choice(4 * 64 * 64) is not None
     Path(folder, f"{rank}.json").write_text(json.dumps(sorted(sys.modules)), "utf-8")
     dist.barrier()
     dist.destroy_process_group()

@@ -44,11 +44,11 @@ def path_distances(prices: WholePrices, topology: Topology) -> Distances:
 def _search(links: _Links, starts: Iterable[str]) -> dict[str, tuple[int, str]]:
     """Return the price of the cheapest path to each device, and which start it is from (Dijkstra).
 
-    Devices that no start reaches are missing.
+    Devices that no start reaches are missing. Each start is its own, also where links are free.
     """
-    queue = [(0, start, start) for start in starts]
+    reached = {start: (0, start) for start in starts}
+    queue = [(price, near, start) for start in reached for near, price in links[start].items()]
     heapify(queue)
-    reached: dict[str, tuple[int, str]] = {}
     while queue:
         paid, device, start = heappop(queue)
         if device in reached:

@@ -198,7 +198,7 @@ def decide_slow(case: Mapping[str, Any]) -> str:
     bits = _SIZE_BYTES.bit_length()
     names = dict.fromkeys([case["used"], case["original"], *case])
     entrants = [schedules[name] for name in names if name in schedules and name in case]
-    watch._factors = {(0, 1): Fraction(1, 4)} if case["slow"] else {}
+    watch._factors = {("gpu0", "gpu1"): Fraction(1, 4)} if case["slow"] else {}
     watch._originals[bits] = schedules[case["original"]]
     watch._refined.add(bits)
     trial = watch._trials[bits] = Trial(entrants)

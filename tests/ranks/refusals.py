@@ -55,6 +55,7 @@ def list_refused() -> dict[str, Callable[[], object]]:
     """Return calls that gloo refuses, by name, in the forms in which users make them."""
     floats, halves = torch.ones(1000), torch.ones(1000, dtype=torch.float16)
     many, bytes_ = torch.ones(1 << 19), torch.ones(1000, dtype=torch.float8_e4m3fn)
+    world = dist.distributed_c10d._get_default_group()
 
     def start(tensor: torch.Tensor, op: Any = BAND) -> Any:
         return dist.all_reduce(tensor, op, async_op=True)
@@ -91,7 +92,7 @@ def list_refused() -> dict[str, Callable[[], object]]:
         "coalesced": lambda: dist.all_reduce_coalesced([floats, many], BAND),
         "reduce": lambda: dist.reduce(floats, 1, BAND),
         "reduce-scatter": lambda: reduce_scatter_single(torch.empty(500), floats, BAND),
-        "functional": lambda: functional.all_reduce(floats, "band", dist.group.WORLD).sum(),
+        "functional": lambda: functional.all_reduce(floats, "band", world).sum(),
     }
 
 
@@ -100,7 +101,8 @@ def chosen_stock(path: str) -> Outcomes:
 
     They add 16-bit integers, which plans can do and gloo cannot.
     """
-    engine.has_stock = lambda dtype: True
+    patched: Any = engine
+    patched.has_stock = lambda dtype: True
     outcomes: Outcomes = {}
     communicator = topoplan.Communicator(path, choose=always_stock)
     group = topo_group(path, always_stock)

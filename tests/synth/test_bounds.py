@@ -6,13 +6,16 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
+import networkx as nx
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_graphs import graphs, on, partition_bound
 from thorough import count_examples
 
 from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.bounds.multipath import bound
+from topoplan.synth.bounds.prices import path_distances, path_tree_price
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError
@@ -213,3 +216,27 @@ def test_one_way_links_are_hinted_at() -> None:
     with pytest.raises(InfeasibleError, match="one direction unless"):
         bound(Collective("allreduce", 2), topology)
     assert bound(Collective("broadcast", 2, 0), topology).algbw_GBps == 1
+
+
+@given(graphs(switches=3), st.data())
+def test_prices_of_paths_and_trees_are_those_of_networkx(
+    topology: Topology, data: st.DataObject
+) -> None:
+    """Many links are free, as in most certificates."""
+    ends = sorted({(min(hop), max(hop)) for hop in topology.capacity_GBps})
+    prices = {hop: data.draw(st.sampled_from((0, 0, 1, 3))) for hop in ends}
+    prices |= {(b, a): price for (a, b), price in prices.items()}
+    graph: nx.Graph[str] = nx.Graph()
+    graph.add_weighted_edges_from((a, b, prices[a, b]) for a, b in ends)
+    distances = {
+        u: {v: paid for v, paid in row.items() if v in topology.ranks and v != u}
+        for u, row in nx.all_pairs_dijkstra_path_length(graph)
+        if u in topology.ranks
+    }
+    assert path_distances(prices, topology) == distances
+    closure: nx.Graph[str] = nx.Graph()
+    closure.add_weighted_edges_from(
+        (u, v, paid) for u, row in distances.items() for v, paid in row.items()
+    )
+    tree = nx.minimum_spanning_tree(closure)
+    assert path_tree_price(prices, topology) == tree.size(weight="weight")
