@@ -38,9 +38,9 @@ MACHINES = {"mesh:2x2": 4, "switch:4": 1, "dgx1": 1}
 STORES = ("beside", "wires")
 RATE = "100Mbit"
 TIMEOUT_S = 8.0
-_START_S = 90.0
+START_S = 90.0
 # Beyond the deadline, for processes to be scheduled on a busy host and to end.
-_SLACK_S = 4.0
+SLACK_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def run(
         arguments = ["--worker", plan, "--timeout", str(timeout_s), "--store", store]
         workers = [start(network, rank, folder, arguments, logs[rank]) for rank in range(ranks)]
         try:
-            _wait_until(lambda: all("ready" in log.read_text() for log in logs), _START_S, logs)
+            _wait_until(lambda: all("ready" in log.read_text() for log in logs), START_S, logs)
             time.sleep(after_s)
             began = time.monotonic()
             if fault.kind == "cut":
@@ -148,7 +148,7 @@ def run(
                     workers[fault.a].pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
                 )
             survivors = [rank for rank in range(ranks) if fault.kind == "cut" or rank != fault.a]
-            ends = began + timeout_s + _SLACK_S
+            ends = began + timeout_s + SLACK_S
             while any(workers[r].poll() is None for r in survivors) and time.monotonic() < ends:
                 time.sleep(0.02)
             seconds = time.monotonic() - began

@@ -5,6 +5,7 @@ call the command.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import os
 import sys
@@ -33,8 +34,9 @@ def main(
     if namespace is not None:
         _join(namespace)
     for path, descriptor in ((output, 1), (errors, 2)):
-        with path.open("wb") as file:
+        with path.open("ab") as file:  # both may go to one file
             os.dup2(file.fileno(), descriptor)
+    faulthandler.enable()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

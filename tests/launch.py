@@ -7,16 +7,19 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
+import shlex
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import patience
+import stacks
 
 from topoplan.runtime.emulate import Network
 from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
@@ -102,21 +105,29 @@ def list_memory() -> set[Path]:
 def run_command(
     *command: str,
     quiet_s: float = 200,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
 ) -> Ended:
-    """Run a command to its end, `env` added to the environment; what it prints comes back as
-    text.
+    """Run a command to its end, `env` added to the environment (None takes a variable away); what
+    it prints comes back as text.
     """
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience.seconds(quiet_s),
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-    )
+    given = {**os.environ, **stacks.VARIABLES, **(env or {})}
+    with tempfile.TemporaryDirectory(prefix="command-") as name:
+        out, err = Path(name, "out"), Path(name, "err")
+        with out.open("wb") as output, err.open("wb") as errors:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=errors,
+                cwd=cwd,
+                env={name: value for name, value in given.items() if value is not None},
+            )
+        try:
+            (code,) = patience.wait_for_ends([process], shlex.join(command), quiet_s)
+        finally:
+            process.kill()
+            process.wait()
+        return Ended(command, code, _read(out), _read(err))
 
 
 def run_module(
@@ -187,38 +198,39 @@ def run_modules(
                 folder / f"{number}.err",
             )
             processes.append(_SERVER.Process(target=_command_main, args=call))
-        _run_to_end(processes, quiet_s)
-        return [
-            subprocess.CompletedProcess(
+        ends = _run_to_end(processes, quiet_s)
+        ended = [
+            Ended(
                 [module, *args],
-                process.exitcode or 0,
+                code or 0,
                 _read(folder / f"{number}.out"),
                 _read(folder / f"{number}.err"),
             )
-            for number, process in enumerate(processes)
+            for number, code in enumerate(ends.codes)
         ]
+        assert not ends.stacks, f"waited in vain for the end of {ended}\n{ends.stacks}"
+        return ended
 
 
 def run_emulated(
     network: Network, folder: Path, module: str, *args: str, quiet_s: float = 200
-) -> list[subprocess.CompletedProcess[str]]:
+) -> list[Ended]:
     """Run a command's module once a rank of an emulated machine; `folder` is what the ranks share.
     Both kinds of output are in `stdout`.
     """
     write_topology(network, folder)
     outputs = [folder / f"{rank}.out" for rank in range(len(network.blueprint.home))]
-    ends = time.monotonic() + patience.seconds(quiet_s)
     ranks: list[EmulatedRank] = []
     try:
         for rank, output in enumerate(outputs):
             ranks.append(EmulatedRank(network, rank, folder, module, args, output))
-        codes = [rank.wait(max(0.0, ends - time.monotonic())) for rank in ranks]
+        codes = patience.wait_for_ends(ranks, f"the end of all ranks of {module}", quiet_s)
     finally:
         for started in ranks:
             started.kill()
             started.wait()
     return [
-        subprocess.CompletedProcess([module, *args], code, _read(output), "")
+        Ended([module, *args], code, _read(output), "")
         for code, output in zip(codes, outputs, strict=True)
     ]
 
@@ -244,6 +256,7 @@ class EmulatedRank(ForkedProcess):
         own = list_rank_variables(network, rank, folder) if env is None else env
         told = {**os.environ, **patient_ranks(), **own}
         namespace = network.namespace_of(network.blueprint.home[rank])
+        self.output = output  # for `patience`
         call = (module, list(arguments), told, str(Path.cwd()), output, output, namespace)
         super().__init__(_SERVER.Process(target=_command_main, args=call))
 
@@ -282,27 +295,27 @@ def _run(
         folder = Path(name)
         common["TOPOPLAN_CACHE"] = str(folder / "cache")
         ranks: list[BaseProcess] = []
+        pipes = [context.Pipe(duplex=False) for _ in own]
         for rank, environment in enumerate(own):
-            place = {
-                "TOPOPLAN_TEST_MEETING": str(folder / "meeting"),
-                "TOPOPLAN_TEST_RESULT": str(folder / f"{rank}.json"),
-            }
-            told = {**common, **environment, **place, "RANK": str(rank)}
-            call = (body.__module__, body.__name__, args, backend, told, folder / f"{rank}.out")
-            ranks.append(context.Process(target=_main, args=call))
-        _run_to_end(ranks, quiet_s)
+            place = {"TOPOPLAN_TEST_MEETING": str(folder / "meeting"), "RANK": str(rank)}
+            told = {**common, **environment, **place}
+            call = (body.__module__, body.__name__, args, backend, told)
+            output, (_, result) = folder / f"{rank}.out", pipes[rank]
+            ranks.append(context.Process(target=_main, args=(*call, output, result)))
+        ends = _run_to_end(ranks, quiet_s, pipes)
         failed = [
-            (process.exitcode, number) for number, process in enumerate(ranks) if process.exitcode
+            (code, number)
+            for number, code in enumerate(ends.codes)
+            if code or (code == 0 and number not in ends.results)
         ]
-        # A rank that crashed says most. One that had to be killed has waited in vain for another.
-        code, number = min(
-            failed, key=lambda x: (x[0] == -signal.SIGKILL, x[0] > 0), default=(0, 0)
-        )
-        assert code == 0, f"rank {number} ended with {code}:\n{_read(folder / f'{number}.out')}"
-        return [
-            json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
-            for number in range(len(ranks))
-        ]
+        # A rank that crashed says most, and one that ended without a result and an error least.
+        for code, number in sorted(failed, key=lambda x: (x[0] > 0, x[0] == 0)):
+            raise AssertionError(
+                f"rank {number} ended with {code} {'' if code else 'and without a result'}:\n"
+                f"{_read(folder / f'{number}.out')}\n{ends.stacks}"
+            )
+        assert not ends.stacks, f"waited in vain for the end of all ranks\n{ends.stacks}"
+        return [json.loads(ends.results[number]) for number in range(len(ranks))]
 
 
 def _main(*call: object) -> None:
@@ -321,17 +334,49 @@ def _read(printed: Path) -> str:
     return printed.read_text(encoding="utf-8", errors="replace") if printed.exists() else ""
 
 
-def _run_to_end(processes: Sequence[BaseProcess], quiet_s: float) -> None:
-    """Start processes and wait until all have ended, or time is over: those left are killed, with a
-    negative exit code.
+@dataclass(frozen=True)
+class _Ends:
+    """How processes ended: exit codes (None: not in time), what came through their pipes, by
+    number, and the stacks of those that had not ended.
     """
-    ends = time.monotonic() + patience.seconds(quiet_s)
+
+    codes: list[int | None]
+    results: dict[int, bytes]
+    stacks: str
+
+
+def _run_to_end(
+    processes: Sequence[BaseProcess],
+    quiet_s: float,
+    pipes: Sequence[tuple[Connection, Connection]] = (),
+) -> _Ends:
+    """Start processes and wait until all have ended, or time is over: those left are killed.
+
+    Each process has the second end of its pipe, through which one message may come.
+    """
+    left = patience.count_down(quiet_s)
+    results: dict[int, bytes] = {}
     try:
         for process in processes:
             process.start()
-        for process in processes:
-            process.join(max(0.0, ends - time.monotonic()))
+        for _, of_process in pipes:
+            of_process.close()
+        running = {process.sentinel for process in processes}
+        unread = {own: number for number, (own, _) in enumerate(pipes)}
+        while running and (ready := wait([*running, *unread], left())):
+            for one in ready:
+                if isinstance(one, Connection):
+                    number = unread.pop(one)
+                    with suppress(EOFError):  # the process ended without
+                        results[number] = one.recv_bytes()
+                else:
+                    running.discard(one)
+        codes = [process.exitcode for process in processes]
+        late = [p.pid for p, code in zip(processes, codes, strict=True) if code is None and p.pid]
+        return _Ends(codes, results, stacks.end_with_stacks(late) if late else "")
     finally:
         for process in processes:
             process.kill()
             process.join()
+        for own, _ in pipes:
+            own.close()

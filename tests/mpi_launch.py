@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import patience
-from launch import Ended, patient_ranks
+from launch import Ended, patient_ranks, run_command
 
 _OWN = Path(__file__).parent
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -28,14 +25,11 @@ def mpirun(
     """Run a command as MPI ranks on this host, more than it has cores; both kinds of output as
     text.
     """
-    own = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    return subprocess.run(
-        ["mpirun", "--oversubscribe", "-n", str(ranks), *options, *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience.seconds(quiet_s),
-        env={**own, **patient_ranks(), **AS_ROOT, "OMP_NUM_THREADS": "1", **(env or {})},
+    own = {"RANK": None, "WORLD_SIZE": None, "OMP_NUM_THREADS": "1"}
+    return run_command(
+        *("mpirun", "--oversubscribe", "-n", str(ranks), *options, *command),
+        quiet_s=quiet_s,
+        env={**own, **patient_ranks(), **AS_ROOT, **(env or {})},
     )
 
 
@@ -70,10 +64,7 @@ def _run(
     listed = [(body.__module__, body.__name__, arguments) for body, *arguments in calls]
     (folder / "calls.json").write_text(json.dumps(listed), encoding="utf-8")
     told = {"TOPOPLAN_TRANSPORT": "mpi", "TOPOPLAN_CACHE": str(folder / "cache"), **env}
-    told |= {
-        "TOPOPLAN_TEST_MEETING": str(folder / "meeting"),
-        "TOPOPLAN_TEST_RESULT": str(folder / "none"),
-    }
+    told["TOPOPLAN_TEST_MEETING"] = str(folder / "meeting")
     return mpirun(
         ranks, sys.executable, str(_OWN / "mpi_ranks.py"), str(folder / "calls.json"), env=told
     )

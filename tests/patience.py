@@ -1,5 +1,5 @@
-"""One factor by which every deadline of the tests is multiplied, so that none depends on the clock
-of a busy machine.
+"""The one way to wait in the tests: for an event, with one factor by which every deadline is
+multiplied, so that none depends on the clock of a busy machine.
 
 TOPOPLAN_TEST_PATIENCE sets it. Otherwise it follows what is waiting for the machine's cores:
 deadlines are written for two busy processes a core, which is what the suite itself makes of them.
@@ -8,13 +8,33 @@ deadlines are written for two busy processes a core, which is what the suite its
 from __future__ import annotations
 
 import os
+import select
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn, Protocol
+
+from stacks import end_with_stacks
 
 VARIABLE = "TOPOPLAN_TEST_PATIENCE"
+# What tests wait for takes seconds; a test may take 300 s (pytest-timeout), and pytest's own end
+# would show no stacks of other processes.
+LIMIT_S = 120.0
 _BUSY_PER_CORE = 2
+_POLL_S = 0.02  # between looks at what no pipe or signal announces
+
+
+class Process(Protocol):
+    """What `subprocess.Popen` and `launch.EmulatedRank` have in common."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 def factor() -> float:
@@ -37,14 +57,88 @@ def deadline(quiet: float) -> timedelta:
     return timedelta(seconds=seconds(quiet))
 
 
-def wait_until(event: Callable[[], bool], quiet: float, what: str) -> None:
-    """Wait until `event()` holds; AssertionError that names `what` was awaited where it does not
-    hold in time.
-    """
+def count_down(quiet: float) -> Callable[[], float]:
+    """Return what tells the seconds that are left, from now on, of such a deadline; at least 0."""
     ends = time.monotonic() + seconds(quiet)
-    while not event():
-        assert time.monotonic() < ends, f"{what}: waited {seconds(quiet):.0f} s in vain"
-        time.sleep(0.02)
+    return lambda: max(0.0, ends - time.monotonic())
+
+
+def wait_until(
+    holds: Callable[[], bool],
+    what: str,
+    processes: Sequence[Process] = (),
+    quiet: float = LIMIT_S,
+) -> None:
+    """Wait until `holds()`, while `processes` run that are to bring it about.
+
+    AssertionError that names `what` was awaited, with all that the processes printed and the stacks
+    of those that still run, if one of them ends before, or time is over; they have ended then.
+    """
+    left = count_down(quiet)
+    while not holds():
+        in_vain = not left() or any(process.poll() is not None for process in processes)
+        if in_vain and not holds():
+            _give_up(what, processes)
+        time.sleep(_POLL_S)
+
+
+def wait_for_ends(
+    processes: Sequence[Process], what: str = "the end of all processes", quiet: float = LIMIT_S
+) -> list[int]:
+    """Wait until processes have ended, and return their exit codes; AssertionError as in
+    `wait_until`.
+    """
+    left = count_down(quiet)
+    try:
+        return [process.wait(timeout=left()) for process in processes]
+    except subprocess.TimeoutExpired:
+        _give_up(what, processes)
+
+
+def read_to_end(
+    process: subprocess.Popen[str], what: str, beside: Sequence[Process] = ()
+) -> tuple[str, str]:
+    """Read a process's pipes to their end, and wait for its own; AssertionError as in `wait_until`,
+    with the stacks of those `beside` it too. Return what came through both pipes.
+    """
+    try:
+        return process.communicate(timeout=seconds(LIMIT_S))
+    except subprocess.TimeoutExpired:
+        _give_up(what, [process, *beside])
+
+
+def read_until(
+    pipe: int, is_enough: Callable[[str], bool], what: str, processes: Sequence[Process] = ()
+) -> str:
+    """Return what comes through a pipe, as soon as it is enough; AssertionError as in
+    `wait_until`.
+    """
+    text = ""
+    while not is_enough(text):
+        wait_until(lambda: bool(select.select([pipe], [], [], 0)[0]), what, processes)
+        piece = os.read(pipe, 1 << 16)
+        assert piece, f"{what}: the pipe was closed, after:\n{text}"
+        text += piece.decode()
+    return text
+
+
+def be_late(delay_s: float, why: str) -> None:
+    """Wait so long where no event says when it is late enough; `why` says so to the reader."""
+    time.sleep(delay_s)
+
+
+def _give_up(what: str, processes: Sequence[Process]) -> NoReturn:
+    lines = [f"waited in vain for {what} (the load allows {factor():.1f} times the usual time)"]
+    for process in processes:
+        code = process.poll()
+        if code is not None:
+            lines.append(f"process {process.pid} ended with {code}")
+            output = getattr(process, "output", None)
+            if isinstance(output, Path):  # of others, those who started them know what they printed
+                lines.append(output.read_text(encoding="utf-8", errors="replace"))
+    running = [process.pid for process in processes if process.poll() is None]
+    lines.append(end_with_stacks(running))
+    raise AssertionError("\n".join(lines))
 
 
 def _cores() -> int:

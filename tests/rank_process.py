@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +23,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 MEETING = "TOPOPLAN_TEST_MEETING"
-RESULT = "TOPOPLAN_TEST_RESULT"
+# Where this process hands back its result; none in a rank that mpirun started.
+_results: list[Connection] = []
 
 
 def main(
@@ -32,10 +34,12 @@ def main(
     backend: str,
     environment: Mapping[str, str],
     output: Path,
+    result: Connection,
 ) -> None:
-    """Join the others, call the function, hand back what it returns; what is printed goes to the
-    file `output`.
+    """Join the others, call the function, hand back what it returns through the pipe `result`; what
+    is printed goes to the file `output`.
     """
+    _results.append(result)
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -48,10 +52,10 @@ def main(
     if backend == "gloo":
         # a body that begins by ending this group would hang up on ranks that still join it
         dist.barrier()
-    result = getattr(importlib.import_module(module), function)(*arguments)
+    returned = getattr(importlib.import_module(module), function)(*arguments)
     if dist.is_initialized():
         dist.destroy_process_group()
-    leave(result)
+    leave(returned)
 
 
 def meeting(name: str = "") -> str:
@@ -85,24 +89,31 @@ def leave(result: object = None) -> NoReturn:
     It is also how ranks end that have succeeded: gloo may abort an interpreter that ends while
     something still holds on to a process group.
     """
-    Path(os.environ[RESULT]).write_text(json.dumps(result), encoding="utf-8")
+    for pipe in _results:
+        pipe.send_bytes(json.dumps(result).encode())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 class Events:
-    """Events that ranks wait for, by name; of one launch, whatever becomes of its process
-    groups.
+    """Events that ranks wait for, by name, whatever becomes of their process groups; of one launch,
+    or of all that give the same new file.
     """
 
-    def __init__(self) -> None:
-        self.store = FileStore(f"{os.environ[MEETING]}-events")
+    def __init__(self, file: str | Path | None = None) -> None:
+        self.store = FileStore(str(file or f"{os.environ[MEETING]}-events"))
 
     def tell(self, name: str) -> None:
         """Say that an event has come."""
         self.store.set(name, "yes")
 
+    def meet(self, name: str) -> None:
+        """Wait until all ranks have come here."""
+        self.tell(f"{name}: {os.environ['RANK']}")
+        for rank in range(int(os.environ["WORLD_SIZE"])):
+            self.wait(f"{name}: {rank}")
+
     def wait(self, name: str) -> None:
         """Wait for an event."""
-        self.store.wait([name], patience.deadline(60))
+        self.store.wait([name], patience.deadline(patience.LIMIT_S))

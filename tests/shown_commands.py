@@ -9,7 +9,6 @@ import io
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import patience
+from launch import run_command
 
 from topoplan.cli.shared.common import Parser
 from topoplan.cli.topoplan import COMMANDS
@@ -70,11 +69,9 @@ def run_as_printed(line: str, folder: Path) -> Done:
     (tools / "all_reduce_perf").write_text('#!/bin/sh\nexec cat "${0%/*}/../all_reduce_perf.txt"\n')
     (tools / "all_reduce_perf").chmod(0o755)
     path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line],
-        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
-        timeout=patience.seconds(300),
-    )  # fmt: skip
+    done = run_command(
+        *("bash", "-o", "pipefail", "-c", line), cwd=folder, env={"PATH": path}, quiet_s=300
+    )
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -44,15 +44,15 @@ def interrupt(line: str, says: str, times: int, *, whole_group: bool) -> list[st
     ) as process:
         assert process.stderr is not None
         try:
-            for reported in process.stderr:
-                times -= says in reported
-                if not times:
-                    break
-            (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-            _, rest = process.communicate(timeout=patience.seconds(60))
-            patience.wait_until(
-                lambda: not list_session(process.pid), 10, "the end of all processes"
+            patience.read_until(
+                process.stderr.fileno(),
+                lambda text: text.count(says) >= times and text.endswith("\n"),
+                f"{times} times {says!r}",
+                [process],
             )
+            (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+            _, rest = patience.read_to_end(process, "the end of the command")
+            patience.wait_until(lambda: not list_session(process.pid), "the end of all processes")
         finally:
             for left in list_session(process.pid):
                 os.kill(left, signal.SIGKILL)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import patience
 import pytest
-from launch import Ended, run_module
+from launch import Ended, run_command, run_module
 
 from topoplan.cli.probe import main
 from topoplan.synth.ir.collective import Collective
@@ -178,13 +178,7 @@ def test_help_begins_with_examples_and_starts_light() -> None:
         "set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(60),
-        check=False,
-    )
+    done = run_command(sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n\n")[1].startswith("examples:\n  topo-probe\n")
 
@@ -196,13 +190,7 @@ def test_probing_needs_neither_torch_nor_networkx() -> None:
         "heavy = {'torch', 'networkx', 'numpy', 'scipy', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(60),
-        check=False,
-    )
+    done = run_command(sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
 
 
@@ -217,7 +205,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         process.stdout.read(10)
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(timeout=patience.seconds(60)) == 0
+        assert patience.wait_for_ends([process]) == [0]
 
 
 def test_an_existing_file_keeps_its_permissions(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import patience
 import pytest
-from launch import Ended, run_command, run_joined, run_module
+from launch import Ended, lives, run_command, run_joined, run_module
+from stacks import list_descendants
 
 from topoplan.runtime.ranks.launch import end_on_signals, run_together
 from topoplan.synth.cost.host_costs import HostCosts, with_host
@@ -145,13 +146,6 @@ def test_whole_numbers_that_overflow_wrap_on_both_sides(tmp_path: Path) -> None:
     assert row["wrong"] == 0
 
 
-def list_descendants(pid: int) -> list[int]:
-    children = [
-        int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ]
-    return children + [one for child in children for one in list_descendants(child)]
-
-
 @pytest.mark.network  # long
 def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
     command = [
@@ -173,18 +167,14 @@ def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
         return [
             pid
             for pid in list_descendants(parent.pid)
-            if len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+            if len(list(Path(f"/proc/{pid}/task").glob("*"))) > 1
         ]
 
-    patience.wait_until(lambda: len(ranks_that_met()) >= 3, 60, "three ranks that meet")
+    patience.wait_until(lambda: len(ranks_that_met()) >= 3, "three ranks that meet", [parent])
     started = list_descendants(parent.pid)
     parent.terminate()
-    assert parent.wait(timeout=patience.seconds(30)) == 143
-    patience.wait_until(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in started),
-        10,
-        "the end of all processes",
-    )
+    assert patience.wait_for_ends([parent]) == [143]
+    patience.wait_until(lambda: not any(map(lives, started)), "the end of all processes")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

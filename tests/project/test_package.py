@@ -13,7 +13,6 @@ import zipfile
 from importlib import import_module
 from pathlib import Path
 
-import patience
 import pytest
 from installed import install_metadata
 from launch import run_command
@@ -59,9 +58,8 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 def _build(kind: str, source: Path, folder: Path) -> None:
     command = [sys.executable, "-c", BUILD, kind, str(folder)]
-    subprocess.run(
-        command, cwd=source, check=True, capture_output=True, timeout=patience.seconds(200)
-    )
+    done = run_command(*command, cwd=source)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.network  # long
@@ -146,14 +144,7 @@ def test_importing_topoplan_imports_nothing_heavy() -> None:
         "import sys, topoplan; print([x for x in ('torch', 'numpy', 'networkx', 'scipy') if x in "
         "sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=patience.seconds(60),
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_command(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
 def test_torch_finds_the_backend_once_and_by_its_name_where_it_can(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
 
+import patience
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -62,7 +62,7 @@ class LateFuture:
         self._future = future
 
     def set_result(self, value: object) -> None:
-        time.sleep(0.2)
+        patience.be_late(0.2, "whoever takes what is no result yet has taken it by then")
         self._future.set_result(value)
 
     def __getattr__(self, name: str) -> Any:

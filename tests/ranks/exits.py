@@ -79,11 +79,12 @@ class Wake:
     """Ends waits for "end" in a store when the interpreter destroys its modules."""
 
     def __init__(self) -> None:
-        self.store, self.sleep = HashStore(), time.sleep
+        # `patience`, as all modules, is gone by then.
+        self.store, self.pause = HashStore(), time.sleep
 
     def __del__(self) -> None:
         self.store.set("end", "")
-        self.sleep(0.3)  # for the thread to come back, were it not stopped
+        self.pause(0.3)  # for the thread to come back, were it not stopped
 
 
 def fail() -> None:

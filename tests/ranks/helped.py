@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -104,12 +103,14 @@ def miss_the_goodbye(path: str) -> int:
 
 def come_late(path: str) -> int:
     """Return how many calls this rank serves, beginning when the others have long made theirs."""
-    communicator = Communicator(path, timeout=TIMEOUT, choose=choose_helped)
-    if communicator.rank in communicator.plan.collective.members:
+    communicator, events = Communicator(path, timeout=TIMEOUT, choose=choose_helped), Events()
+    members = communicator.plan.collective.members
+    if communicator.rank in members:
         call(communicator, 3000, torch.float32, SUMS, 1)
+        events.tell(f"{communicator.rank} closes")
         communicator.close()
         return 0
-    time.sleep(2.5)
+    events.wait(f"{members[0]} closes")
     return communicator.serve()
 
 
@@ -117,20 +118,23 @@ def race(path: str) -> list[Any]:
     """Race stock, schedules without helpers and with them; the helper is slow at first, and leaves
     in the end.
     """
-    communicator = Communicator(path, timeout=TIMEOUT, choose=race_at_first)
+    communicator, events = Communicator(path, timeout=TIMEOUT, choose=race_at_first), Events()
     if communicator.rank not in communicator.plan.collective.members:
         with refused("helpers call serve"):
             communicator.allreduce(torch.ones(4))
         assert communicator.serve(1) == 1
-        time.sleep(0.5)  # busy: the members wait
+        for rank in communicator.plan.collective.members:
+            events.wait(f"{rank} needs help")
+        patience.be_late(0.5, "a call that does not wait for its helper has ended by then")
+        events.tell("helped")
         communicator.serve(1)
         return [communicator.serve(), communicator.wire_bytes > 0]
     with refused("only helpers serve"):
         communicator.serve()
-    began = time.monotonic()
-    for seed in range(2):
-        call(communicator, 3000, torch.float32, SUMS, seed)
-    waited = time.monotonic() - began
+    call(communicator, 3000, torch.float32, SUMS, 0)
+    events.tell(f"{communicator.rank} needs help")
+    call(communicator, 3000, torch.float32, SUMS, 1)
+    waited = events.store.check(["helped"])
     call(communicator, 1 << 16, torch.float32, MEANS, 3)
     choice = communicator.choice(4 << 16)
     assert choice is not None
@@ -138,7 +142,7 @@ def race(path: str) -> list[Any]:
     communicator.close()
     with refused("the process group was destroyed", ExecutionError):
         communicator.allreduce(torch.ones(3000))
-    return [waited > 0.4, sorted(choice.raced), counts]
+    return [waited, sorted(choice.raced), counts]
 
 
 def race_at_first(size_bytes: int, candidates: Sequence[Schedule]) -> Schedule | str:
@@ -146,31 +150,32 @@ def race_at_first(size_bytes: int, candidates: Sequence[Schedule]) -> Schedule |
     return "race" if size_bytes > 1 << 16 else choose_helped(size_bytes, candidates)
 
 
-def lose_helper(path: str, how: str) -> list[Any]:
+def lose_helper(path: str, how: str) -> str:
     """Make calls until a helper ends, stops or leaves; return what the members' errors say."""
-    timeout = timedelta(seconds=patience.seconds(2))
-    communicator = Communicator(path, timeout=timeout, choose=choose_helped)
-    if communicator.rank not in communicator.plan.collective.members:
+    communicator = Communicator(path, timeout=patience.deadline(2), choose=choose_helped)
+    events, members = Events(), communicator.plan.collective.members
+    if communicator.rank not in members:
         communicator.serve(1)
         dist.barrier()
         if how == "ended":
-            leave([])
+            leave("")
         if how == "stopped":
-            time.sleep(1.2 * timeout.total_seconds())
+            for rank in members:
+                events.wait(f"{rank} gave up")
         communicator.close()
-        return []
+        return ""
     call(communicator, 3000, torch.float32, SUMS, 1)
     dist.barrier()
-    began, said = time.monotonic(), ""
+    said = ""
     try:
         for seed in range(100):
             call(communicator, 3000, torch.float32, SUMS, seed)
     except ExecutionError as error:
         said = str(error)
-    took = time.monotonic() - began
+    events.tell(f"{communicator.rank} gave up")
     with refused("an earlier call failed", ExecutionError):
         communicator.allreduce(torch.ones(3000))
-    return [said, took < timeout.total_seconds() * 1.2]
+    return said
 
 
 def lose_member(path: str) -> str:

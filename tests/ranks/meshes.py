@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import logging
 
-import patience
 import torch
 import torch.distributed as dist
+from rank_process import Events
 
 import topoplan
 from topoplan.runtime.joint import choices
@@ -50,13 +50,18 @@ def labels_after_a_joint_race(path: str, cache: str, meeting_s: float, idle: int
     """
     choices._MEETING_S = meeting_s
     rank, options = dist.get_rank(), topoplan.backend_options(path, "race", cache=cache)
+    events = Events()
+    if rank == 0:  # which warns of the end of the meeting
+        handler = logging.Handler()
+        handler.emit = lambda _: events.tell("nobody waits any more")  # type: ignore[assignment,method-assign]
+        choices.log.addHandler(handler)
     labels: list[str] = []
     for ranks in ([0, 1], [2, 3], [0, 2], [1, 3]):
         group = dist.new_group(ranks, backend="topo", pg_options=options)
         if rank not in ranks:
             continue
         if rank == idle and not labels:
-            time.sleep(patience.seconds(2 + meeting_s))  # the others may be late, too
+            events.wait("nobody waits any more")
         for _ in range(2):
             x = torch.full((1 << 14,), float(rank))
             dist.all_reduce(x, group=group)

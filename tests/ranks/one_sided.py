@@ -198,8 +198,8 @@ def a_call_is_interrupted(path: str) -> str:
         communicator.allreduce(torch.ones(numel))
     if rank == 0:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)  # surely in the call by then
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)  # surely in the call by then
             communicator.allreduce(torch.ones(1000))
         except KeyboardInterrupt:
             events.tell("interrupted")
@@ -220,7 +220,7 @@ def a_forked_child_ends(path: str) -> None:
     # its parent's threads can.
     gc.collect()
     gc.freeze()
-    time.sleep(0.1)
+    patience.be_late(0.1, "gloo's threads hold locks for a moment after a call")
     child = os.fork()
     if not child:
         del communicator

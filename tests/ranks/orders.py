@@ -31,7 +31,6 @@ from ranks.checks import all_gather_single, reduce_scatter_single
 _TIMEOUT_S_PER_HANG_S = 4 / 3
 # Still later: a rank that holds the interpreter's lock never learns of a timeout.
 _END_S_PER_HANG_S = 2
-_POLL_S = 0.001
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
@@ -135,7 +134,7 @@ def _run_program(
         threads = [threading.Thread(target=player.run, daemon=True) for player in players[1:]]
         for thread in threads if rank % 2 == 0 else threads[::-1]:
             thread.start()
-            time.sleep(program.skew_ms / 1000)
+            patience.be_late(program.skew_ms / 1000, "threads that begin apart")
         players[0].run()
         for thread in threads:
             thread.join()
@@ -165,7 +164,7 @@ class _Player:
     def _take(self, step: Step) -> None:
         number = step.number
         if step.action == "pause":
-            time.sleep(number / 1000)
+            patience.be_late(number / 1000, "the program has it so")
         elif step.action == "run":
             _, results = self._call(number, False)
             self._check(number, results)
@@ -175,8 +174,8 @@ class _Player:
             self._call(number, True)
         else:
             work, results = self._started.pop(number)
-            while step.action == "poll" and not work.is_completed():
-                time.sleep(_POLL_S)
+            if step.action == "poll":
+                patience.wait_until(work.is_completed, f"operation {number}")
             work.wait()
             self._check(number, results)
 

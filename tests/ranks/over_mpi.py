@@ -17,6 +17,7 @@ import patience
 import pytest
 import torch
 import torch.distributed as dist
+from rank_process import Events
 
 import topoplan
 from ranks.checks import MEANS, always_stock, refused, same_everywhere
@@ -168,8 +169,10 @@ def one_stays_away(path: str, numels: list[int]) -> list[str]:
     for communicator, x in calls * 3:  # in the end they take the shortest way
         make_call(communicator, x)
     dist.barrier()
-    if dist.get_rank() == dist.get_world_size() - 1:
-        time.sleep((len(calls) + 1) * deadline)
+    events, others = Events(), range(dist.get_world_size() - 1)
+    if dist.get_rank() not in others:
+        for rank in others:
+            events.wait(f"rank {rank} made {path} {numels}")
         return []
     said = []
     for communicator, x in calls:
@@ -180,7 +183,7 @@ def one_stays_away(path: str, numels: list[int]) -> list[str]:
             said.append(str(error))
             with refused("an earlier call failed", ExecutionError):
                 make_call(communicator, x)
-    time.sleep(deadline)
+    events.tell(f"rank {dist.get_rank()} made {path} {numels}")
     return said
 
 
@@ -196,9 +199,9 @@ def ctrl_c_ends_a_wait(path: str) -> float:
     dist.barrier()
     took_s = 0.0
     if dist.get_rank() < dist.get_world_size() - 1:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             communicator.allreduce(x)
         took_s = time.monotonic() - began
     dist.barrier()
@@ -212,7 +215,7 @@ def one_stays_away_from_mpis_own(path: str) -> None:
     communicator.allreduce(x)
     dist.barrier()
     if dist.get_rank() == dist.get_world_size() - 1:
-        time.sleep(patience.seconds(60))
+        signal.pause()
     communicator.allreduce(x)
 
 

@@ -85,7 +85,7 @@ def a_second_failure(plans: str) -> None:
     if dist.get_rank() == 2:
         for rank in range(2):
             events.wait(f"rank {rank} is about to reconfigure")
-        time.sleep(0.2)
+        patience.be_late(0.2, "no event says that they wait in it")
         leave()
     events.tell(f"rank {dist.get_rank()} is about to reconfigure")
     with refused("handles[2]: the process has ended", topoplan.ExecutionError):
@@ -142,11 +142,12 @@ def fail() -> None:
 
 def use_a_plan() -> str | None:
     """Add up until a plan is used; return its topology's GPUs, None if there is none."""
-    ends = time.monotonic() + patience.seconds(20)
-    while not group().communicators:
-        assert time.monotonic() < ends
+
+    def is_used_after_a_call() -> bool:
         add_up()
-        time.sleep(0.01)
+        return bool(group().communicators)
+
+    patience.wait_until(is_used_after_a_call, "a plan")
     (communicator,) = group().communicators.values()
     add_up()
     return None if communicator is None else " ".join(communicator.plan.topology.ranks)

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import os
 import socket
-import time
+import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 import patience
 import torch
 import torch.distributed as dist
-from rank_process import leave
+from rank_process import Events, leave
+from reports import tell
 
 import topoplan
 from ranks.checks import refused
@@ -27,6 +28,7 @@ from topoplan.runtime.choose import Choice, Chooser
 from topoplan.runtime.measuring.bench import list_recoveries, run_benchmark
 from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.runtime.ranks.transport import Transport
+from topoplan.runtime.recovery.agreement import RankStatus, Recovery
 from topoplan.runtime.recovery.worker import Worker
 
 # The connections that a communicator watches have this timeout.
@@ -59,25 +61,29 @@ def lose_a_connection(before: Collection[str]) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def lose_at_end(before: Collection[str]) -> None:
-    """Lose a connection when this rank's next call has ended, but not the thread that runs it.
+def lose_at_end(before: Collection[str], events: Events, call: str) -> threading.Event:
+    """Lose a connection when this rank's next call has ended, but not the thread that runs it: that
+    ends at the event that this returns.
 
-    The other ranks have ended the call then, so this one gets what they have.
+    The other ranks, which have told of the end of `call` then, have ended it, so this one gets what
+    they have.
     """
-    begin = Worker.begin
+    begin, has_gone_on = Worker.begin, threading.Event()
 
     def begin_once(worker: Worker, function: Callable[[], object]) -> int:
         Worker.begin = begin  # type: ignore[method-assign]
 
         def run() -> None:
             function()
-            time.sleep(0.1)  # for the other ranks to end it
+            for other in {*range(dist.get_world_size())} - {dist.get_rank()}:
+                events.wait(f"{other} ended {call}")
             lose_a_connection(before)
-            time.sleep(patience.seconds(3))
+            has_gone_on.wait()
 
         return begin(worker, run)
 
     Worker.begin = begin_once  # type: ignore[assignment,method-assign]
+    return has_gone_on
 
 
 def all_collectives_go_on(paths: dict[str, str]) -> dict[str, int]:
@@ -86,7 +92,7 @@ def all_collectives_go_on(paths: dict[str, str]) -> dict[str, int]:
     The others make calls of other communicators when one rank has lost a connection of one.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    communicators, own = {}, {}
+    communicators, own, events = {}, {}, Events()
     for name, path in paths.items():
         before = list_watched()
         communicators[name] = Communicator(
@@ -95,9 +101,13 @@ def all_collectives_go_on(paths: dict[str, str]) -> dict[str, int]:
         own[name] = list_watched().keys() - before
     for number in range(5):
         for name, communicator in communicators.items():
+            gone_on = threading.Event()
             if number == 2 and rank == 1:
-                lose_at_end(list_watched().keys() - own[name])
+                gone_on = lose_at_end(list_watched().keys() - own[name], events, name)
             check_call(communicator, name, rank, size, number)
+            if number == 2:
+                events.tell(f"{rank} ended {name}")
+            gone_on.set()
     for communicator in communicators.values():
         communicator.close()
     return {name: len(communicators[name].recoveries) for name in paths}
@@ -106,16 +116,17 @@ def all_collectives_go_on(paths: dict[str, str]) -> dict[str, int]:
 def what_was_rounded_off_is_added_once(path: str) -> float:
     """Lose a connection in a call with error feedback; return the largest error of the sum."""
     rank, size, given = dist.get_rank(), dist.get_world_size(), 5.0
-    before = list_watched()
+    before, events = list_watched(), Events()
     communicator = Communicator(
         path, timeout=patience.deadline(20), choose="plan", compress="int8", on_fault="replan"
     )
     x, residual = torch.arange(_NUMEL) % 7 / 7 + rank, torch.full((_NUMEL,), given)
     total = x.clone()
     dist.all_reduce(total)
-    if rank == 1:
-        lose_at_end(before)
+    gone_on = lose_at_end(before, events, "it") if rank == 1 else threading.Event()
     communicator.allreduce(x, residual=residual)
+    events.tell(f"{rank} ended it")
+    gone_on.set()
     communicator.close()
     assert len(communicator.recoveries) == 1
     dist.all_reduce(residual)
@@ -125,7 +136,7 @@ def what_was_rounded_off_is_added_once(path: str) -> float:
 def a_race_ends_on_some_ranks(path: str) -> list[int]:
     """Lose a connection when all ranks but one know who won a race; return the recoveries."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    before, decide = list_watched(), Chooser.decide
+    before, decide, has_gone_on = list_watched(), Chooser.decide, threading.Event()
     communicator = Communicator(
         path, timeout=patience.deadline(20), executor="point-to-point", on_fault="replan"
     )
@@ -133,11 +144,12 @@ def a_race_ends_on_some_ranks(path: str) -> list[int]:
     def decide_for_most_segments(chooser: Chooser, size: int, times: dict[Any, float]) -> Choice:
         if rank == 1:
             lose_a_connection(before)
-            time.sleep(patience.seconds(3))
+            has_gone_on.wait()
         return decide(chooser, size, {x: 1 / (x.segments if x else 0.1) for x in times})
 
     Chooser.decide = decide_for_most_segments  # type: ignore[assignment,method-assign]
     check_call(communicator, "allreduce", rank, size, 0)
+    has_gone_on.set()
     Chooser.decide = decide  # type: ignore[method-assign]
     for number in range(1, 12):  # as many as a trial takes
         check_call(communicator, "allreduce", rank, size, number)
@@ -199,6 +211,7 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
 
 def a_mismatch_and_a_late_end() -> str:
     """Make different calls, then begin with two groups at once, and end late on one rank."""
+    events = Events()
     start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(6))
     rank, hooks = dist.get_rank(), list[int]()
     with refused("rank 2 calls broadcast", topoplan.ExecutionError):
@@ -223,13 +236,14 @@ def a_mismatch_and_a_late_end() -> str:
         works = []
         for one in groups if rank else groups[::-1]:  # set up at once, in another order
             works.append(dist.all_reduce(torch.ones(_NUMEL), group=one, async_op=True))
-            time.sleep(0.3)
+            events.meet(f"begun {len(works)}")
         for work in works:
             assert work is not None
             work.wait()
         if rank == 1:
-            time.sleep(2)
+            events.wait("0 has destroyed it")
         dist.destroy_process_group()
+        events.tell(f"{rank} has destroyed it")
         return str(error)
     raise AssertionError("different calls were added up")
 
@@ -325,14 +339,28 @@ def what_cannot_go_on_is_refused(path: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run topo-run, then make calls until the emulated links do not connect the ranks any more."""
-    plan, folder = arguments
+    """Run topo-run, then make calls until the emulated links do not connect the ranks any more.
+
+    Tell a pipe of the end of topo-run, after which links are mended, of the third call, and when
+    this rank has told others what it does not reach any more.
+    """
+    plan, folder, pipe = arguments
     logging.basicConfig(format="%(message)s")
     torch.set_num_threads(1)
     sizes = ["-b", "512K", "-e", "512K", "-n", "30", "-w", "1", "--choose", "plan"]
     code = run.main([plan, *sizes, "--on-fault", "replan", "--json"])
     if code:
         return code
+    tell(pipe, "topo-run")
+    Events(f"{folder}/events").wait("mended")
+    number, report = 0, Recovery.report
+
+    def report_and_tell(recovery: Recovery, part: RankStatus) -> None:
+        report(recovery, part)
+        if number >= 3:
+            tell(pipe, "reported")
+
+    Recovery.report = report_and_tell  # type: ignore[assignment,method-assign]
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meeting",
@@ -342,7 +370,6 @@ def main(arguments: list[str]) -> int:
     )
     rank, size = dist.get_rank(), dist.get_world_size()
     communicator = Communicator(plan, choose="plan", on_fault="replan")
-    number = 0
     try:
         while True:
             x = torch.arange(200_000, dtype=torch.float32) + rank * number
@@ -350,7 +377,8 @@ def main(arguments: list[str]) -> int:
             ranks = size * (size - 1) / 2
             assert torch.equal(x, torch.arange(200_000) * size + number * ranks)
             number += 1
-            Path(folder, f"{rank}").write_text(f"{number}")
+            if number == 3:
+                tell(pipe, "three calls")
     except topoplan.ExecutionError as error:
         print(error, flush=True)
         return 3

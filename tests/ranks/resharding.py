@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from rank_process import Events
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -304,11 +304,13 @@ def bad_dicts_are_refused() -> None:
 
 def later_calls_have_their_own_deadline(source: Named, destination: Named) -> None:
     """A rank that does not call is named by then, though the first call would wait for long."""
-    rank = dist.get_rank()
+    rank, events = dist.get_rank(), Events()
     if rank == 0:
-        time.sleep(1.5)
+        for other in range(1, dist.get_world_size()):
+            events.wait(f"{other} gave up")
     with refused("rank 0" if rank else "", topoplan.ExecutionError):
         topoplan.reshard_state_dict(source, destination, timeout=timedelta(seconds=1))
+    events.tell(f"{rank} gave up")
 
 
 def scratch_memory_is_bounded() -> list[int]:

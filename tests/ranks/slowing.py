@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
-from pathlib import Path
 
 import patience
 import torch
 import torch.distributed as dist
+from reports import tell
 
 from ranks.checks import refused
 from ranks.recovering import check_call
@@ -40,20 +39,15 @@ def what_cannot_be_followed_is_refused(path: str) -> None:
         Communicator(path, choose="same-bits", on_slow="replan")
 
 
-def wait_for(output: Path, sign: str) -> None:
-    """Wait until a rank has printed a line."""
-    ends = time.monotonic() + patience.seconds(60)
-    while sign not in output.read_text().splitlines():
-        assert time.monotonic() < ends, output.read_text()
-        time.sleep(0.05)
-
-
 def main(arguments: list[str]) -> int:
-    """Make calls until the plan has followed a slow link."""
+    """Make calls until the plan has followed a slow link; tell a pipe when its pace is known, and
+    in the end what was done.
+    """
+    plan, pipe = arguments
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=patience.deadline(60))
     rank, size = dist.get_rank(), dist.get_world_size()
-    communicator = Communicator(arguments[0], choose="plan", on_slow="replan")
+    communicator = Communicator(plan, choose="plan", on_slow="replan")
     number = 0
     while not any(row["after_s"] for row in communicator.recoveries):
         x = torch.arange(_NUMEL, dtype=torch.float32) + rank * number
@@ -61,7 +55,7 @@ def main(arguments: list[str]) -> int:
         assert torch.equal(x, torch.arange(_NUMEL) * size + number * size * (size - 1) / 2)
         number += 1
         if number == _USUAL_CALLS:
-            print("usual", flush=True)
-    print(json.dumps(communicator.recoveries), flush=True)
+            tell(pipe)
+    tell(pipe, json.dumps(communicator.recoveries))
     communicator.close()
     return 0

@@ -152,6 +152,6 @@ def test_nccl_with_several_ranks_on_one_gpu(plans: Plans, tmp_path: Path) -> Non
                 [*command, "-n", "2", "-w", "1"], env=environment, stdout=subprocess.PIPE, text=True
             )
         )
-    printed = [rank.communicate(timeout=patience.seconds(240))[0] for rank in ranks]
+    printed = [patience.read_to_end(rank, "the end of all ranks", ranks)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4
     assert all(row["wrong"] == 0 for row in json.loads(printed[0])["rows"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import patience
 from launch import run_ranks
 from ranks import meshes
 
@@ -36,7 +37,7 @@ def test_all_groups_use_what_the_race_of_the_whole_plan_chose(tmp_path: Path) ->
     mesh = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3"
     synthesize_joint(mesh, "full:4", helpers="none").save(path)
     program, cache = meshes.labels_after_a_joint_race, str(tmp_path / "cache")
-    used = run_ranks(program, 4, str(path), cache, 10.0, -1)
+    used = run_ranks(program, 4, str(path), cache, patience.seconds(60), -1)
     labels = {label for of_rank in used for label in of_rank}
     assert labels == {"stock"} or not labels & {"stock", "none yet"}
     assert len(list((tmp_path / "cache" / "races").iterdir())) == 1

@@ -5,7 +5,6 @@ itself.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,8 +17,9 @@ from pathlib import Path
 import patience
 import pytest
 from hypothesis import given, settings
-from launch import lives, run_emulated
+from launch import lives, run_command, run_emulated
 from random_graphs import graphs
+from reports import Reports
 from thorough import count_examples
 
 from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate
@@ -146,24 +146,14 @@ def command(*args: str) -> list[str]:
     ],
 )
 def test_bad_input_is_one_line(args: list[str], code: int, says: str) -> None:
-    done = subprocess.run(
-        command(*args), capture_output=True, text=True, check=False, timeout=patience.seconds(100)
-    )
+    done = run_command(*command(*args))
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_without_the_programs_it_says_what_to_install() -> None:
-    nowhere = {**os.environ, "PATH": "/none"}
-    done = subprocess.run(
-        command("ring:3", "--", "true"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience.seconds(100),
-        env=nowhere,
-    )
+    done = run_command(*command("ring:3", "--", "true"), env={"PATH": "/none"})
     assert done.returncode == 1
     assert "install iproute2" in done.stderr
 
@@ -206,25 +196,30 @@ def test_links_have_their_rates_and_routes(star: Network) -> None:
 
 @pytest.mark.network("namespaces")
 def test_a_cut_cable_carries_nothing_and_a_mended_one_does(star: Network) -> None:
-    reach = Path(__file__).resolve().parents[3] / "runtime" / "emulate" / "reach.py"
-    code = "import socket,sys; socket.create_server((sys.argv[1], 5000)).accept()"
-    addresses = [star.blueprint.identity(rank) for rank in range(3)]
-    assert reach.is_file()
-    listening = subprocess.Popen([*star.enter_rank(2), sys.executable, "-c", code, addresses[2]])
-    knock = (
-        "import socket,sys,time\n"
-        "ends = time.monotonic() + float(sys.argv[2])\n"
-        "while time.monotonic() < ends:\n"
-        "    try: socket.create_connection((sys.argv[1], 5000), 0.3); sys.exit(0)\n"
-        "    except OSError: time.sleep(0.05)\n"
-        "sys.exit(1)\n"
+    address = star.blueprint.identity(2)
+    listen = (
+        "import signal, socket, sys\n"
+        "server = socket.create_server((sys.argv[1], 5000))\n"
+        "print(flush=True)\n"
+        "signal.pause()\n"
     )
-    knocking = [*star.enter_rank(0), sys.executable, "-c", knock, addresses[2]]
+    knock = "import socket, sys; socket.create_connection((sys.argv[1], 5000), 1)"
+    knocking = [*star.enter_rank(0), sys.executable, "-c", knock, address]
+
+    def is_answered() -> bool:
+        return subprocess.run(knocking, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+    listening = subprocess.Popen(
+        [*star.enter_rank(2), sys.executable, "-c", listen, address], stdout=subprocess.PIPE
+    )
     try:
+        assert listening.stdout is not None
+        patience.read_until(listening.stdout.fileno(), bool, "a server", [listening])
+        patience.wait_until(is_answered, "an answer", [listening])
         star.cut("gpu2", "switch0")
-        assert subprocess.run([*knocking, "1"], check=False).returncode == 1
+        assert not is_answered()
         star.mend("gpu2", "switch0")
-        assert subprocess.run([*knocking, str(patience.seconds(20))], check=False).returncode == 0
+        patience.wait_until(is_answered, "an answer over the mended cable", [listening])
     finally:
         listening.kill()
         listening.wait()
@@ -260,9 +255,7 @@ def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) 
     # one write: ranks print at once
     body = 'echo "$RANK $WORLD_SIZE $GLOO_SOCKET_IFNAME $(ip -br addr show id0)"'
     args = ["path:3", "--slowest", "20Mbit", "--order", "2,0,1", "--", "sh", "-c", body]
-    done = subprocess.run(
-        command(*args), capture_output=True, text=True, check=False, timeout=patience.seconds(100)
-    )
+    done = run_command(*command(*args))
     assert done.returncode == 0, done.stderr
     assert "3 ranks, 0 other devices, 2 links of 20 to 20 Mbit/s" in done.stderr
     lines = sorted(done.stdout.splitlines())
@@ -274,12 +267,7 @@ def test_every_rank_runs_in_a_machine_of_its_own_and_nothing_stays(mark: bytes) 
 @pytest.mark.network("namespaces")
 def test_the_first_failed_ranks_code_is_the_result() -> None:
     body = "test $RANK != 1 || exit 7; sleep 100000"
-    done = subprocess.run(
-        command("path:3", "--", "sh", "-c", body),
-        capture_output=True,
-        check=False,
-        timeout=patience.seconds(100),
-    )
+    done = run_command(*command("path:3", "--", "sh", "-c", body))
     assert done.returncode == 7
 
 
@@ -292,27 +280,19 @@ def test_nothing_stays_whatever_ends_it(
     on.
     """
     started = tmp_path / "started"
-    body = f"echo $$ >> {started}; exec sleep 100000"
-    with emulate(preset("path:2"), parse_rate("10Mbit")) as beside:
+    body = f"echo $$ > {started}; exec sleep 100000"
+    with emulate(preset("path:2"), parse_rate("10Mbit")) as beside, Reports(started) as reports:
         running = subprocess.Popen(
             command("path:3", "--", "sh", "-c", body),
             stderr=subprocess.DEVNULL,
             preexec_fn=_heed_interrupts,
         )
-        patience.wait_until(
-            lambda: started.exists() and len(started.read_text().split()) == 3, 60, "three ranks"
-        )
-        ranks = [int(pid) for pid in started.read_text().split()]
-        assert len(ranks) == 3
+        ranks = [int(pid) for pid in reports.read(3, "three ranks", [running])]
         assert holders(mark) == 2 + 3
         running.send_signal(number)
-        running.wait(patience.seconds(30))
-        patience.wait_until(
-            lambda: holders(mark) == 2, 20, "the end of all but the machine beside it"
-        )
-        patience.wait_until(
-            lambda: not any(lives(pid) for pid in ranks), 20, "the end of all ranks"
-        )
+        patience.wait_for_ends([running])
+        patience.wait_until(lambda: holders(mark) == 2, "the end of all but the machine beside it")
+        patience.wait_until(lambda: not any(map(lives, ranks)), "the end of all ranks")
         assert "id0" in in_rank(beside, 0, "ip", "-br", "addr")
     assert holders(mark) == 0
 

@@ -17,6 +17,7 @@ from typing import Any
 import patience
 import pytest
 from launch import lives
+from reports import Reports, tell
 
 from topoplan.cli import emulate as command
 from topoplan.cli.place import main as place
@@ -156,7 +157,7 @@ def test_open_mpi_places_ranks_by_the_printed_files(
                 f'echo "{file.suffix} $OMPI_COMM_WORLD_RANK {seen}" >> {log}',
             ]
             started = Mpirun(list_mpirun(mpi, tmp_path, entered, *arguments))
-            assert started.wait(patience.seconds(60)) == 0
+            assert patience.wait_for_ends([started]) == [0]
     row = r"^\.(\w+) (\d+) (\w+) (slot=\d+) .*10\.99\.0\.(\d)/32.*Cpus_allowed:\s+([\w,]+)$"
     ran = re.findall(row, log.read_text(), re.MULTILINE)
     assert all(HOSTS[int(address) - 1] == host for _, _, host, _, address, _ in ran)
@@ -179,22 +180,18 @@ def test_open_mpi_places_ranks_by_the_printed_files(
 def test_nothing_stays_of_open_mpi_after_sigkill(tmp_path: Path) -> None:
     """Ranks, mpirun, Open MPI's daemon and the folder that they share go."""
     started = tmp_path / "started"
-    body = f'echo "$$ $PPID $TOPOPLAN_RENDEZVOUS" >> {started}; exec sleep 100000'
+    body = f'echo "$$ $PPID $TOPOPLAN_RENDEZVOUS" > {started}; exec sleep 100000'
     line = [sys.executable, "-m", "topoplan.cli.emulate", "path:2", "--mpi", "--", "sh", "-c", body]
-    running = subprocess.Popen(line, stderr=subprocess.DEVNULL)
-    patience.wait_until(
-        lambda: started.exists() and started.read_text().count("\n") == 2, 60, "two ranks"
-    )
-    rows = [row.split() for row in started.read_text().splitlines()]
+    with Reports(started) as reports:
+        running = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+        rows = [row.split() for row in reports.read(2, "two ranks", [running])]
     processes = [int(pid) for row in rows for pid in row[:2]]
     folder = Path(rows[0][2]).parent
     assert folder.exists() and all(map(lives, processes))
     running.kill()
     running.wait()
-    patience.wait_until(lambda: not folder.exists(), 20, "the end of the folder")
-    patience.wait_until(
-        lambda: not any(lives(pid) for pid in processes), 20, "the end of all processes"
-    )
+    patience.wait_until(lambda: not folder.exists(), "the end of the folder")
+    patience.wait_until(lambda: not any(map(lives, processes)), "the end of all processes")
 
 
 @pytest.mark.network("MPI between namespaces")
@@ -204,30 +201,29 @@ def test_mpirun_does_not_outlive_its_ranks_behind_a_cut(
     """Its daemon on the far host can report nothing: neither is left, nor what a rank left in the
     background.
     """
-    body = (
-        'sleep 1000 & echo $! > "$1/child$OMPI_COMM_WORLD_RANK"; echo $$ > '
-        '"$1/rank$OMPI_COMM_WORLD_RANK.pid"; '
-    )
-    body += 'while [ ! -e "$1/cut" ]; do sleep 0.1; done'
-    files = [tmp_path / name for name in ("child0", "child1", "rank0.pid", "rank1.pid")]
-    with emulate(preset("path:2"), parse_rate("100Mbit")) as network:
+    body = 'echo $$ > "$1/rank$OMPI_COMM_WORLD_RANK.pid"; sleep 1000 & '
+    body += 'echo "$! $$" > "$1/ranks"; read line < "$1/cut"'
+    with (
+        emulate(preset("path:2"), parse_rate("100Mbit")) as network,
+        Reports(tmp_path / "ranks") as ranks,
+        Reports(tmp_path / "cut") as cut,
+    ):
         entered = enter_hosts(network)
         mpi = find_open_mpi()
         command = list_mpirun(
             mpi, tmp_path, entered, *mpi.list_hosts(HOSTS), "sh", "-c", body, "sh", str(tmp_path)
         )
         mpirun = Mpirun(command, tmp_path, 2, last_report_s=0.5)
-        patience.wait_until(
-            lambda: all(file.exists() and file.read_text() for file in files), 60, "two ranks"
-        )
+        rows = ranks.read(2, "two ranks", [mpirun])
         network.cut(*network.blueprint.devices)
-        (tmp_path / "cut").touch()
-        patience.wait_until(lambda: mpirun.poll() is not None, 60, "the end of mpirun")
+        for _ in rows:
+            tell(cut.path)
+        patience.wait_until(lambda: mpirun.poll() is not None, "the end of mpirun")
         assert mpirun.returncode == 1
         assert "all ranks have ended and mpirun has not" in capfd.readouterr().err
         mpirun.end_session()
-        patience.wait_until(lambda: not _list_alive(mpirun.pid), 20, "the end of the daemons")
-        assert not any(lives(int(file.read_text())) for file in files)
+        patience.wait_until(lambda: not _list_alive(mpirun.pid), "the end of the daemons")
+        assert not any(lives(int(pid)) for row in rows for pid in row.split())
 
 
 def _list_alive(session: int) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
 
-import patience
 import pytest
+from launch import patient_ranks, run_command
 
 from topoplan.runtime.emulate import blueprint, parse_rate
 from topoplan.runtime.emulate.rehearsal import EXAMPLE, Injection, parse_faults
@@ -75,23 +74,23 @@ def test_what_is_no_fault_is_refused(text: str, says: str) -> None:
 @pytest.mark.network("namespaces")
 def test_faults_are_caused_once_all_ranks_are_ready() -> None:
     """A killed rank does not end the others; what comes after their end is listed."""
-    body = (
-        'touch "${TOPOPLAN_EMULATED%/*}/$RANK.ready"; test $RANK = 0 || exec sleep 1; '
-        "until ip -br link show to1 | grep -q DOWN; do sleep 0.02; done; "
-        "tc qdisc show dev to2"
+    rank = (
+        "import os, patience, signal, subprocess\n"
+        "from topoplan.runtime.ranks.launch import announce_ready\n"
+        "def show(*words): return subprocess.check_output(words, text=True)\n"
+        "announce_ready()\n"
+        "if os.environ['RANK'] == '2': signal.pause()\n"
+        "port = 'to' + str(1 - int(os.environ['RANK']))\n"
+        "patience.wait_until(lambda: 'DOWN' in show('ip', '-br', 'link', 'show', port), 'a cut')\n"
+        "if os.environ['RANK'] == '0': print(show('tc', 'qdisc', 'show', 'dev', 'to2'))\n"
     )
     faults = (
         "cut gpu0-gpu1 at 0.1s, kill rank 2 at 0s, slow gpu0-gpu2 x0.5 at 0s, mend gpu0-gpu1 at 99s"
     )
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "topoplan.cli.emulate", "ring:3", "--slowest", "20Mbit"),
-            *("--inject", faults, "--", "sh", "-c", body),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=patience.seconds(100),
+    done = run_command(
+        *(sys.executable, "-m", "topoplan.cli.emulate", "ring:3", "--slowest", "20Mbit"),
+        *("--inject", faults, "--", sys.executable, "-c", rank),
+        env=patient_ranks(),
     )
     assert done.returncode == 0, done.stderr
     assert "rate 10Mbit" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import patience
 import pytest
 import torch
+from launch import run_command
 from torch._C._distributed_c10d import HashStore
 
 from topoplan.runtime.fabric import finding, joining, ports
@@ -284,13 +283,7 @@ def test_hosts_with_equal_names_are_told_apart(
 def run_on_cables(machine: str, *options: str, script: Path) -> str:
     """Run a script on the ranks of emulated hosts that cables join; return what it prints."""
     command = [sys.executable, "-m", "topoplan.cli.emulate", machine, "--cables", *options, "--"]
-    done = subprocess.run(
-        [*command, sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(150),
-        check=False,
-    )
+    done = run_command(*command, sys.executable, str(script))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

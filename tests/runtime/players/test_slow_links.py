@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -18,11 +17,33 @@ RECEIVED = Post("receive", 0, 0, 0, 0, Span("work", 0, 0))
 LONG_S = 0.05
 
 
+class Clock:
+    """Stands in for the module `time`: time passes in `pass_s` alone."""
+
+    def __init__(self) -> None:
+        self._now_s = 1000.0
+
+    def pass_s(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def time(self) -> float:
+        return self._now_s
+
+    monotonic = time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    stopped = Clock()
+    monkeypatch.setattr(slow_links, "time", stopped)
+    return stopped
+
+
 class Program:
     """What calls are of: SlowLinks tells programs apart, and looks into none."""
 
 
-def make_slow_calls(*, is_sender_late: bool) -> None:
+def make_slow_calls(clock: Clock, *, is_sender_late: bool) -> None:
     """Make calls in which rank 0 sends rank 1 a message, first fast and then slow ones."""
     store, program = HashStore(), Program()
     source, target = (SlowLinks(rank, range(2), store, "link {} -> {}".format) for rank in range(2))
@@ -32,11 +53,11 @@ def make_slow_calls(*, is_sender_late: bool) -> None:
         if receives is not None:
             receives.before_wait()
         if is_sender_late:
-            time.sleep(pause_s)
+            clock.pass_s(pause_s)
         if sends is not None:
             sends(SENT)
         if not is_sender_late:
-            time.sleep(pause_s)
+            clock.pass_s(pause_s)
         if receives is not None:
             receives(RECEIVED)
         source.end(program, "a call", number, sends)
@@ -47,26 +68,28 @@ def make_slow_calls(*, is_sender_late: bool) -> None:
 
 
 def test_programs_that_are_called_no_more_hold_up_no_warning(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(slow_links, "_PAUSE_S", 0.0)
     links = SlowLinks(0, range(2), HashStore(), "link {} -> {}".format)
     for program in (Program(), Program()):
         for pause_s in (0.0, LONG_S, LONG_S, LONG_S):
             record = links.begin(program)
-            time.sleep(pause_s)
+            clock.pass_s(pause_s)
             links.end(program, "a call", 0, record)
     assert links.begin(program) is not None
 
 
-def test_a_slow_link_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    make_slow_calls(is_sender_late=False)
+def test_a_slow_link_is_warned_of_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    make_slow_calls(clock, is_sender_late=False)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1, warnings
     assert warnings[0].startswith("rank 1: link 0 -> 1 is slow: a call (a call) takes")
     assert warnings[0].endswith("this rank was blocked on messages that rank 0 had sent")
 
 
-def test_a_rank_that_sends_late_is_no_slow_link(caplog: pytest.LogCaptureFixture) -> None:
-    make_slow_calls(is_sender_late=True)
+def test_a_rank_that_sends_late_is_no_slow_link(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    make_slow_calls(clock, is_sender_late=True)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

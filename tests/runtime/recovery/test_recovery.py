@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import signal
-import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launch import EmulatedRank, run_ranks
+from rank_process import Events
 from ranks import recovering
+from reports import Reports
 
 from topoplan.runtime.emulate import emulate, parse_rate
 from topoplan.runtime.emulate.ranks import write_topology
@@ -99,26 +100,32 @@ def test_a_cut_link_is_left_out_unless_the_rest_is_not_connected(
     """
     plan = add_spares(Plan.load(plans("ring:4")), 1)
     plan.save(tmp_path / "plan.json")
-    with emulate(preset("ring:4"), parse_rate("100Mbit")) as network:
+    with (
+        emulate(preset("ring:4"), parse_rate("100Mbit")) as network,
+        Reports(tmp_path / "reports") as reports,
+    ):
         write_topology(network, tmp_path)
         outputs = [tmp_path / f"{rank}.out" for rank in range(4)]
-        arguments = [str(tmp_path / "plan.json"), str(tmp_path)]
+        arguments = [str(tmp_path / "plan.json"), str(tmp_path), str(reports.path)]
         ranks = [
             EmulatedRank(network, rank, tmp_path, "ranks.recovering", arguments, output)
             for rank, output in enumerate(outputs)
         ]
         try:
-            wait_until(tmp_path, lambda: len(list_ready(tmp_path)) == 4)
+            patience.wait_until(
+                lambda: len(list_ready(tmp_path)) == 4, "all ranks of topo-run", ranks
+            )
             network.cut("gpu0", "gpu1")
-            wait_until(tmp_path, lambda: outputs[0].read_text().strip().endswith("}"))
+            assert reports.read(4, "the end of topo-run", ranks) == ["topo-run"] * 4
             network.mend("gpu0", "gpu1")
-            wait_until(tmp_path, lambda: count_calls(tmp_path) >= 3)
+            Events(tmp_path / "events").tell("mended")
+            assert reports.read(4, "calls of all ranks", ranks) == ["three calls"] * 4
             os.kill(ranks[3].pid, signal.SIGSTOP)
             network.cut("gpu0", "gpu3")
-            time.sleep(patience.seconds(5))  # 3 until it is noticed, then the others meet
+            assert reports.read(3, "ranks that wait for rank 3", ranks) == ["reported"] * 3
             network.cut("gpu2", "gpu3")
             os.kill(ranks[3].pid, signal.SIGCONT)
-            codes = [rank.wait(patience.seconds(40)) for rank in ranks]
+            codes = patience.wait_for_ends(ranks)
         finally:
             for rank in ranks:
                 rank.kill()
@@ -135,19 +142,6 @@ def test_a_cut_link_is_left_out_unless_the_rest_is_not_connected(
     assert recovery["lost_links"] == ["gpu0 - gpu1"]
     assert recovery["is_spare"]
     assert recovery["bound_GBps"] == pytest.approx(1.0)
-
-
-def wait_until(folder: Path, holds: Callable[[], bool]) -> None:
-    ends = time.monotonic() + patience.seconds(60)
-    while not holds():
-        assert time.monotonic() < ends, [x.read_text() for x in folder.glob("*.out")]
-        time.sleep(0.05)
-
-
-def count_calls(folder: Path) -> int:
-    """Return how many calls the rank that is furthest behind has ended."""
-    counts = [int(path.read_text() or 0) for path in folder.glob("[0-9]")]
-    return min(counts) if len(counts) == 4 else 0
 
 
 @given(st.integers(2, 9), st.data())

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import EmulatedRank, run_ranks
 from ranks import slowing
+from reports import Reports
 
 from topoplan.runtime.emulate import emulate, parse_rate
 from topoplan.runtime.emulate.ranks import write_topology
@@ -233,26 +234,27 @@ def test_what_cannot_be_followed_is_refused(plans: Plans) -> None:
 @pytest.mark.network("namespaces")
 def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
     """All ranks change schedules at the same calls; the sums stay right."""
-    with emulate(preset("mesh:2x2"), parse_rate("100Mbit")) as network:
+    with (
+        emulate(preset("mesh:2x2"), parse_rate("100Mbit")) as network,
+        Reports(tmp_path / "reports") as reports,
+    ):
         write_topology(network, tmp_path)
         outputs = [tmp_path / f"{rank}.out" for rank in range(4)]
+        arguments = [plans("mesh:2x2"), str(reports.path)]
         ranks = [
-            EmulatedRank(network, rank, tmp_path, "ranks.slowing", [plans("mesh:2x2")], output)
+            EmulatedRank(network, rank, tmp_path, "ranks.slowing", arguments, output)
             for rank, output in enumerate(outputs)
         ]
         try:
-            slowing.wait_for(outputs[0], "usual")
+            reports.read(4, "the usual pace", ranks)
             network.scale_rates("gpu0", "gpu1", Fraction(1, 4))
-            codes = [rank.wait(patience.seconds(60)) for rank in ranks]
+            codes = patience.wait_for_ends(ranks)
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    printed = [output.read_text() for output in outputs]
-    assert codes == [0] * 4, printed
-    every = [
-        json.loads(next(line for line in text.splitlines() if line[:1] == "[")) for text in printed
-    ]
+        assert codes == [0] * 4, [output.read_text() for output in outputs]
+        every = [json.loads(line) for line in reports.read(4, "what the ranks did")]
     for (row,) in every:
         assert row["kind"] == "slow"
         assert row["links"].keys() == {"gpu0 - gpu1"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -91,7 +90,6 @@ def start_lines(lines: dict[str, str], network: Network, folder: Path) -> list[l
     torchrun.chmod(0o755)
     number_of = {network.blueprint.identity(rank): rank for rank in range(3)}
     started: list[EmulatedRank] = []
-    ends = time.monotonic() + patience.seconds(100)
     try:
         for host, line in lines.items():
             shell = ["sh", "-c", f"PATH={folder}:$PATH; {line}"]
@@ -113,7 +111,7 @@ def start_lines(lines: dict[str, str], network: Network, folder: Path) -> list[l
                     {**env, "OMP_NUM_THREADS": "1"},
                 )
             )
-        codes = [launcher.wait(max(0.0, ends - time.monotonic())) for launcher in started]
+        codes = patience.wait_for_ends(started)
     finally:
         for launcher in started:
             launcher.kill()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import patience
 import pytest
+from reports import Reports
 
 from topoplan.synth.planner import apart
 from topoplan.synth.planner.apart import FoundPlan, synthesize_apart
@@ -45,33 +46,32 @@ def test_an_error_arrives_as_the_same_class() -> None:
         plan(Topology("apart", RING.devices, links))
 
 
-def make_endless(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a process that does not end in place of the planner; return the file with its number,
-    which is there once it has started.
-    """
-    started, python = folder / "started", folder / "python"
-    python.write_text(
-        f"#!/bin/sh\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 99\n"
-    )
+def make_endless(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pipe: Path | str = "/dev/null"
+) -> None:
+    """Have a process that does not end in place of the planner; it tells its number to a pipe."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\necho $$ > {pipe}\nexec sleep 9999\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    return started
 
 
 def test_a_stop_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, stop = make_endless(tmp_path, monkeypatch), threading.Event()
+    stop = threading.Event()
+    make_endless(tmp_path, monkeypatch, tmp_path / "started")
+    with Reports(tmp_path / "started") as reports, ThreadPoolExecutor(1) as pool:
 
-    def wait_and_stop() -> None:
-        patience.wait_until(started.exists, 10, "the start of the process")
-        stop.set()
+        def wait_and_stop() -> int:
+            try:
+                return int(*reports.read(1, "the start of the process"))
+            finally:
+                stop.set()
 
-    thread = threading.Thread(target=wait_and_stop)
-    thread.start()
-    with pytest.raises(TimeLimitError, match="stopped"):
-        plan(stop=stop)
-    thread.join()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
+        pid = pool.submit(wait_and_stop)
+        with pytest.raises(TimeLimitError, match="stopped"):
+            plan(stop=stop)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid.result(), 0)
 
 
 def test_the_clock_ends_a_process_that_does_not(

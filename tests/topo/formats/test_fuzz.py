@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-import patience
 import pytest
+from launch import run_command
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
@@ -23,9 +22,7 @@ INPUTS = {"json": 75, "nccl-xml": 75, "hwloc-xml": 75, "nccl-log": 25, "smi": 38
 @pytest.mark.parametrize("reader", INPUTS)
 def test_damaged_inputs_give_a_topology_or_one_line(reader: str) -> None:
     command = [sys.executable, str(FUZZ), reader, str(INPUTS[reader])]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=patience.seconds(280)
-    )
+    done = run_command(*command, quiet_s=280)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     assert done.stdout == f"{reader}: {INPUTS[reader]} inputs\n"
 

@@ -5,7 +5,6 @@ would.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,9 +12,8 @@ from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
-import patience
 import pytest
-from fake_library import environment, serve
+from fake_library import HIDDEN, environment, serve
 from fake_machine import (
     LINK_COUNT,
     Machine,
@@ -38,6 +36,7 @@ from fake_nvml import (
     states,
     two_socket_pcie,
 )
+from launch import run_command
 from needs import long_cases
 
 from topoplan.topo.facts import keys as fact_keys
@@ -279,13 +278,9 @@ def test_every_machine_is_probed_alike_by_the_command_and_in_process(
 
 
 def test_the_command_finds_the_library_by_itself(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "topoplan.cli.probe", "--json"],
-        env=environment(nvswitch_box(), tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=patience.seconds(60),
-        check=True,
+    done = run_command(
+        *(sys.executable, "-m", "topoplan.cli.probe", "--json"),
+        env={**dict.fromkeys(HIDDEN), **environment(nvswitch_box(), tmp_path)},
     )
     gpus = [d for d in json.loads(done.stdout)["devices"] if d["kind"] == "gpu"]
     assert [d["bus_id"] for d in gpus[:2]] == ["0000:12:00.0", "0000:13:00.0"]
