@@ -451,11 +451,10 @@ class Communicators:
     def close_queues(self) -> None:
         """End the searches for plans, and wait for all calls for some seconds.
 
-        Calls that wait for a plan go without it if rank 0 ends its search. It decides for all:
-        otherwise some ranks would wait in a collective that others have left out.
+        Calls that wait for a plan go without it once rank 0 has ended its search. It decides for
+        all: otherwise some ranks would wait in a collective that others have left out.
         """
-        if self.plans.rank == 0:
-            self.plans.stop.set()
+        self.plans.is_closing.set()
         for queue in self._queues.values():
             queue.close(self.break_off)
         self._queues.clear()

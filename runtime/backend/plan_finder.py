@@ -85,6 +85,9 @@ class PlanFinder:
         self.off = options.off or len(ranks) < 2
         """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
+        """Set when the group closes: ends all searches, at once."""
+        self.is_closing = threading.Event()
+        """Set some seconds earlier: rank 0 ends its searches, but answers the other ranks."""
         self._wait_s = options.time_limit_s + _BUILD_S
         self.demands: Demands | None = None
         """What an alltoall whose part sizes are announced has to move."""
@@ -288,7 +291,8 @@ class PlanFinder:
                 plan.check_same_bits()
             return plan, {"plan": json.dumps(plan.to_json())}
         except TopoplanError as error:
-            is_ended = self.stop.is_set() or is_over()
+            closes = self.is_closing.is_set() or self.stop.is_set()
+            is_ended = isinstance(error, TimeLimitError) and (closes or is_over())
             if (
                 self._auto
                 or is_ended
@@ -296,11 +300,11 @@ class PlanFinder:
                 or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
                 why = str(error)
-                if is_ended and not self.stop.is_set():
+                if is_ended and not closes:
                     why = f"calls waited for it for {self._wait_s:g} s, which its search exceeds"
                 self.whys[wanted.name] = why
                 log.log(
-                    logging.DEBUG if self.stop.is_set() else logging.WARNING,
+                    logging.DEBUG if closes else logging.WARNING,
                     "%s over ranks %s goes without a plan: %s",
                     wanted.name,
                     self.ranks,
@@ -325,7 +329,7 @@ class PlanFinder:
         is_listed = isinstance(wanted, Demands)
 
         def is_stopped() -> bool:
-            return self.stop.is_set() or is_over()
+            return self.is_closing.is_set() or self.stop.is_set() or is_over()
 
         while not _SYNTHESIZES.acquire(timeout=_PREPARATION_POLL_S):
             if is_stopped():
