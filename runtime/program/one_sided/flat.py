@@ -15,7 +15,8 @@ from ....synth.request import Request
 from ....synth.strategies import direct
 from ....synth.verify import verify
 from ....topo.errors import InfeasibleError
-from ....topo.graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_directions
+from ....topo.graph import Topology
+from ....topo.presets import preset
 from .instructions import Mode
 
 # What executes schedules: point-to-point operations, one-sided programs, or the faster of both.
@@ -111,7 +112,7 @@ def build_flat(
     buffers; in `one-shot` (of an allreduce) each adds up all of it, best for small ones. An empty
     tuple if a collective has none.
     """
-    topology, members = topology or _join_all(collective.ranks), collective.members
+    topology, members = topology or preset(f"switch:{collective.ranks}"), collective.members
     request = Request(collective.among(members), topology, Effort(1.0))
     builders = [direct.build]
     if collective.name == "allreduce":
@@ -125,14 +126,3 @@ def build_flat(
     except InfeasibleError:
         return ()
     return tuple(flat)
-
-
-def _join_all(ranks: int) -> Topology:
-    """Return the topology of GPUs that one switch joins; all reach each other alike."""
-    gpus = [Device(f"gpu{rank}") for rank in range(ranks)]
-    links = [Link(gpu.id, "switch", DEFAULT_BANDWIDTH_GBps) for gpu in gpus]
-    return Topology(
-        f"{ranks} GPUs at a switch",
-        (*gpus, Device("switch", "switch")),
-        tuple(way for link in links for way in both_directions(link)),
-    )
