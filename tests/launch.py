@@ -308,12 +308,11 @@ def _run(
             for number, code in enumerate(ends.codes)
             if code or (code == 0 and number not in ends.results)
         ]
-        # A rank that crashed says most, and one that ended without a result and an error least.
-        for code, number in sorted(failed, key=lambda x: (x[0] > 0, x[0] == 0)):
-            raise AssertionError(
-                f"rank {number} ended with {code} {'' if code else 'and without a result'}:\n"
-                f"{_read(folder / f'{number}.out')}\n{ends.stacks}"
-            )
+        # A rank that crashed says most, one that ended with neither error nor result least.
+        code, number = min(failed, key=lambda x: (x[0] == 0, x[0] > 0), default=(0, 0))
+        how = f"{code}" if code else "0 and without a result"
+        printed = _read(folder / f"{number}.out")
+        assert not failed, f"rank {number} ended with {how}:\n{printed}\n{ends.stacks}"
         assert not ends.stacks, f"waited in vain for the end of all ranks\n{ends.stacks}"
         return [json.loads(ends.results[number]) for number in range(len(ranks))]
 

@@ -12,9 +12,10 @@ import select
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from stacks import end_with_stacks
 
@@ -24,6 +25,7 @@ VARIABLE = "TOPOPLAN_TEST_PATIENCE"
 LIMIT_S = 120.0
 _BUSY_PER_CORE = 2
 _POLL_S = 0.02  # between looks at what no pipe or signal announces
+_REST_S = 10.0  # to read the pipes of a process that has ended
 
 
 class Process(Protocol):
@@ -78,7 +80,7 @@ def wait_until(
     while not holds():
         in_vain = not left() or any(process.poll() is not None for process in processes)
         if in_vain and not holds():
-            _give_up(what, processes)
+            raise AssertionError(_explain(what, processes))
         time.sleep(_POLL_S)
 
 
@@ -92,7 +94,7 @@ def wait_for_ends(
     try:
         return [process.wait(timeout=left()) for process in processes]
     except subprocess.TimeoutExpired:
-        _give_up(what, processes)
+        raise AssertionError(_explain(what, processes)) from None
 
 
 def read_to_end(
@@ -104,7 +106,10 @@ def read_to_end(
     try:
         return process.communicate(timeout=seconds(LIMIT_S))
     except subprocess.TimeoutExpired:
-        _give_up(what, [process, *beside])
+        said = _explain(what, [process, *beside])
+        with suppress(subprocess.TimeoutExpired):  # something else has the pipes, and lives
+            said = "\n".join([said, *filter(None, process.communicate(timeout=_REST_S))])
+        raise AssertionError(said) from None
 
 
 def read_until(
@@ -127,7 +132,8 @@ def be_late(delay_s: float, why: str) -> None:
     time.sleep(delay_s)
 
 
-def _give_up(what: str, processes: Sequence[Process]) -> NoReturn:
+def _explain(what: str, processes: Sequence[Process]) -> str:
+    """Return what was awaited, and all that is known of the processes; end those that run."""
     lines = [f"waited in vain for {what} (the load allows {factor():.1f} times the usual time)"]
     for process in processes:
         code = process.poll()
@@ -137,8 +143,7 @@ def _give_up(what: str, processes: Sequence[Process]) -> NoReturn:
             if isinstance(output, Path):  # of others, those who started them know what they printed
                 lines.append(output.read_text(encoding="utf-8", errors="replace"))
     running = [process.pid for process in processes if process.poll() is None]
-    lines.append(end_with_stacks(running))
-    raise AssertionError("\n".join(lines))
+    return "\n".join([*lines, end_with_stacks(running)])
 
 
 def _cores() -> int:

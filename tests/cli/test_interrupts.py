@@ -11,6 +11,7 @@ from pathlib import Path
 
 import patience
 import pytest
+from stacks import VARIABLES
 
 ENTRY = "import sys; from topoplan.cli import entry; sys.exit(getattr(entry, sys.argv.pop(1))())"
 
@@ -41,6 +42,7 @@ def interrupt(line: str, says: str, times: int, *, whole_group: bool) -> list[st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, **VARIABLES},
     ) as process:
         assert process.stderr is not None
         try:
