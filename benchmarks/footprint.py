@@ -26,7 +26,7 @@ from pathlib import Path
 
 from harness import Table, make_parser
 
-RANKS, ROWS, COLUMNS = 8, 4, 2
+RANKS, ROWS, ROW_RANKS = 8, 4, 2
 # The most of gloo's figure that topo may have.
 BARS = {"threads": 2.0, "sockets": 2.0, "ready_s": 1.15, "ready_MiB": 1.15}
 FORCED = {"TOPOPLAN_CHOOSE": "plan", "TOPOPLAN_LEAST_BYTES": "0"}
@@ -53,7 +53,7 @@ def run_rank(backend: str) -> None:
 
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (ROWS, COLUMNS), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh("cpu", (ROWS, ROW_RANKS), mesh_dim_names=("dp", "tp"))
     for group in (dist.group.WORLD, mesh["dp"].get_group(), mesh["tp"].get_group()):
         assert group is not None
         size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -90,7 +90,7 @@ def count_memory_MiB() -> float:
 
 def make_plans(folder: Path) -> None:
     """Write the plans for all groups and collectives."""
-    for size in (RANKS, ROWS, COLUMNS):
+    for size in (RANKS, ROWS, ROW_RANKS):
         for collective in ("allreduce", "allgather", "reduce-scatter", "broadcast"):
             for root in range(size) if collective == "broadcast" else [None]:
                 command = [

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,8 +175,7 @@ def make_environment(commit: str, folder: Path) -> str:
     _run(["git", "checkout", "--quiet", commit], source)
     _run([sys.executable, "-c", BUILD, "wheel", str(folder)], source)
     (wheel,) = folder.glob("*.whl")
-    python: str = install(wheel, folder / "environment")
-    return python
+    return install(wheel, folder / "environment")
 
 
 def _run(command: Sequence[str], folder: Path) -> str:
@@ -249,8 +248,9 @@ class Side:
         """Send all ranks a request; return the largest of their answers."""
         for rank in self.ranks:
             assert rank.stdin is not None
-            rank.stdin.write(json.dumps(request) + "\n")
-            rank.stdin.flush()
+            with suppress(BrokenPipeError):  # `wait` says what a rank that has ended printed
+                rank.stdin.write(json.dumps(request) + "\n")
+                rank.stdin.flush()
         return self.wait()
 
     def wait(self) -> float:
@@ -261,7 +261,7 @@ class Side:
             line = rank.stdout.readline()
             if not line:
                 text = self.errors[number].read_text("utf-8", "replace")
-                raise SystemExit(f"rank {number} ended: {rank.args!r}\n{text[-3000:]}")
+                raise SystemExit(f"{self.errors[number]}: the rank ended:\n{text[-3000:]}")
             answers.append(float(line))
         return max(answers)
 

@@ -3,12 +3,12 @@
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,11 @@ from .program.one_sided.flat import EXECUTORS
 from .ranks.groups import GroupMaker
 from .ranks.launch import announce_ready
 from .ranks.transport import SharedTransport, Transport
-from .recovery.connections import list_sockets
-from .recovery.guard import Guard, explain_no_guard
-from .recovery.guarded_engine import GuardedEngine
+from .recovery.connections import explain_no_guard, list_sockets
 from .reductions import check_are_tensors
+
+if TYPE_CHECKING:
+    from .recovery.guard import Guard
 
 # Where values are rounded, see Communicator.
 REDUCTIONS = ("hops", "once")
@@ -192,8 +193,10 @@ class Communicator:
             if replans:
                 if self.plan.used_helpers:
                     raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
-                self._guard = Guard(parts.members, opened)
+                self._guard = _make_guard(parts.members, opened)
             if self._guard is not None:
+                from .recovery.guarded_engine import GuardedEngine
+
                 GuardedEngine(self._guard, self.engine, make_engine)
         self.calls = CallCache(self.engine)
         announce_ready()
@@ -395,6 +398,12 @@ class Communicator:
                 "it"
             )
         check_are_tensors(name, tensors)
+
+
+def _make_guard(transport: Transport, opened_since: Collection[str]) -> "Guard":
+    from .recovery.guard import Guard
+
+    return Guard(transport, opened_since)
 
 
 def _make_engine(

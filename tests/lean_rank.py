@@ -33,7 +33,8 @@ def main(folder: str, rank: str) -> None:
     group = dist.group.WORLD
     assert isinstance(group, TopoGroup)
     communicator = group.communicators["allreduce", None, "cpu"]
-    assert communicator is not None and communicator.choice(4 * 64 * 64) is not None
+    assert communicator is not None
+    assert communicator.choice(4 * 64 * 64) is not None
     Path(folder, f"{rank}.json").write_text(json.dumps(sorted(sys.modules)), "utf-8")
     dist.barrier()
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ from ...topo.errors import ExecutionError, InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
-from ..recovery.guard import explain_no_guard
+from ..recovery.connections import explain_no_guard
 from ..summaries.summary import Summary
 from ..works import get_done_work, start
 from . import NAME

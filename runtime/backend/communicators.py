@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..helpers.announcer import Announcer
+from ..program.layout import MEETING
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import Addresses
 from ..ranks.groups import GroupMaker, make_group
@@ -28,7 +29,6 @@ from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
 from ..recovery.connections import list_sockets
-from ..recovery.guard import MEETING, Guard
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import process_budget
 from ..works import ThreadQueue, make_queue
@@ -36,6 +36,9 @@ from .account import accounts
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
+
+if TYPE_CHECKING:
+    from ..recovery.guard import Guard
 
 # A collective, its root, and the device type of its tensors.
 Key = tuple[str, int | None, str]
@@ -309,7 +312,7 @@ class Communicators:
         """
         return self.options.compress if name in _COMPRESSED else None
 
-    def find_guard(self) -> Guard:
+    def find_guard(self) -> "Guard":
         """Return the guard of all calls on CPU tensors.
 
         Only the queue may call this. Collective the first time.
@@ -326,6 +329,8 @@ class Communicators:
             transport.cores_of_hosts  # noqa: B018 - asked while all links work
             if options.executor != POINT_TO_POINT and options.compress is None:
                 transport.open_shared_memory()
+            from ..recovery.guard import Guard  # few jobs go on after faults
+
             transport.guard = self.guard = Guard(transport, opened)
             self.guard.on_give_up.append(self.transport("cpu").faults.break_off)
         return self.guard

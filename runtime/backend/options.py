@@ -18,7 +18,7 @@ from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode
 from ..codecs import find_codec
 from ..communicator import REPLAN, find_executor, find_on_fault
 from ..ranks.transport import check_transport
-from ..recovery.guard import explain_no_guard
+from ..recovery.connections import explain_no_guard
 from ..scratch import parse_scratch
 from .account import heed_log_level
 

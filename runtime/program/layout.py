@@ -10,6 +10,8 @@ from ...synth.reshard.demands import Demands
 Range = tuple[int, int]
 # Collectives whose input and output are one tensor.
 IN_PLACE = ("allreduce", "broadcast", "reduce")
+# Collectives that a rank ends only when all ranks have begun them; in others some may end first.
+MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 
 
 def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:

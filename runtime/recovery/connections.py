@@ -12,14 +12,29 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ..ranks.cabled import find_cabling
 from ..ranks.reports import give_up_early
 
 log = logging.getLogger("topoplan")
+
+
+def explain_no_guard(transport: str) -> str | None:
+    """Return why calls over a transport ("gloo", "nccl", "mpi") cannot go on; None if they can."""
+    if transport == "nccl":
+        return "NCCL does not say which connection is lost, and cannot leave a call"
+    if transport == "mpi":
+        return "MPI ends the job when a connection is lost; use gloo"
+    if find_cabling() is not None:
+        return "cables join the hosts, and other routes between them are not tried yet"
+    if sys.platform != "linux":
+        return f"lost connections are noticed by Linux's means; this is {sys.platform}"
+    return None
 
 
 def list_sockets() -> Mapping[int, str]:

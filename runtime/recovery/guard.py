@@ -15,7 +15,6 @@ allreduce, the result, since all ranks must get the same bits.
 import json
 import logging
 import queue
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -34,7 +33,6 @@ from ...topo.errors import ExecutionError, InfeasibleError
 from ...topo.graph import Topology
 from ..ranks.addresses import find_ended
 from ..ranks.blame import describe_link, explain_silence, list_ranks
-from ..ranks.cabled import find_cabling
 from ..ranks.set_up import end_past_waits
 from ..ranks.transport import Transport
 from .agreement import (
@@ -55,8 +53,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("topoplan")
 
-# Collectives that a rank ends only when all ranks have begun them; after others the ranks meet.
-MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 # Time for a call to end by itself after a connection was lost: another rank may just have closed
 # it, since it has ended the call.
 _SETTLE_S = 0.3
@@ -529,16 +525,3 @@ def meet(transport: Transport) -> None:
 def list_links(links: Sequence[tuple[str, str]]) -> str:
     """Return "link A - B and link C - D" for links by their devices' ids."""
     return " and ".join(map(describe_link, links)) or "a link that the topology does not have"
-
-
-def explain_no_guard(transport: str) -> str | None:
-    """Return why calls over a transport ("gloo", "nccl", "mpi") cannot go on; None if they can."""
-    if transport == "nccl":
-        return "NCCL does not say which connection is lost, and cannot leave a call"
-    if transport == "mpi":
-        return "MPI ends the job when a connection is lost; use gloo"
-    if find_cabling() is not None:
-        return "cables join the hosts, and other routes between them are not tried yet"
-    if sys.platform != "linux":
-        return f"lost connections are noticed by Linux's means; this is {sys.platform}"
-    return None

@@ -14,12 +14,12 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InfeasibleError
 from ..compiled import Buffers, make_bindings
 from ..engine import Engine
-from ..program.layout import IN_PLACE
+from ..program.layout import IN_PLACE, MEETING
 from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
 from .agreement import Decision
-from .guard import MEETING, Attempt, Guard, meet
+from .guard import Attempt, Guard, meet
 from .replan import Replanner, import_planner
 from .segments import choose_segments, find_nearest
 

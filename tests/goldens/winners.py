@@ -29,6 +29,7 @@ from topoplan.runtime.ranks.turns import Trial, Turns
 from topoplan.runtime.recovery.pace import Pace
 from topoplan.runtime.recovery.slow_watch import SlowWatch, find_change
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.topo.measured.flows import Hop
 
 STOCK = "stock"
 _SIZE_BYTES = 1 << 16
@@ -224,8 +225,8 @@ def find_measurements(periods_us: Sequence[tuple[float, float]]) -> list[int]:
 def name_change(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Return what a change of links' rates is called, with the links."""
     rates = [
-        {cast(Any, tuple(map(int, link.split("-")))): Fraction(rate) for link, rate in x.items()}
+        {cast(Hop, tuple(link.split("-"))): Fraction(rate) for link, rate in x.items()}
         for x in (before, after)
     ]
     kind, links = find_change(*rates)
-    return f"{kind}: " + ", ".join(f"{a}-{b} {rate}" for (a, b), rate in cast(Any, links).items())
+    return f"{kind}: " + ", ".join(f"{a}-{b} {rate}" for (a, b), rate in links.items())

@@ -181,7 +181,7 @@ def a_benchmark_goes_on(path: str) -> tuple[list[list[int]], list[dict[str, Any]
 
 def the_backend_goes_on() -> list[list[dict[str, Any]]]:
     """Lose a connection in calls of torch.distributed; return the recoveries of the group."""
-    start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(30))
+    start(plans="full:3", on_fault="replan", quiet_s=30)
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
     assert isinstance(group, TopoGroup)
@@ -212,7 +212,7 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
 def a_mismatch_and_a_late_end() -> str:
     """Make different calls, then begin with two groups at once, and end late on one rank."""
     events = Events()
-    start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(6))
+    start(plans="full:3", on_fault="replan", quiet_s=6)
     rank, hooks = dist.get_rank(), list[int]()
     with refused("rank 2 calls broadcast", topoplan.ExecutionError):
         if rank == 2:
@@ -220,7 +220,7 @@ def a_mismatch_and_a_late_end() -> str:
         else:
             dist.all_reduce(torch.ones(_NUMEL))
     dist.destroy_process_group()
-    start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(6))
+    start(plans="full:3", on_fault="replan", quiet_s=6)
     dist.all_reduce(torch.ones(_NUMEL))
     group = dist.group.WORLD
     assert isinstance(group, TopoGroup)
@@ -231,7 +231,7 @@ def a_mismatch_and_a_late_end() -> str:
         assert hooks == [rank]
         assert group.get_error() == torch._C._distributed_c10d.ErrorType.COMM_ERROR
         dist.destroy_process_group()
-        start(plans="full:3", on_fault="replan", quiet_s=patience.seconds(30))
+        start(plans="full:3", on_fault="replan", quiet_s=30)
         groups = [dist.group.WORLD, dist.new_group(range(3))]
         works = []
         for one in groups if rank else groups[::-1]:  # set up at once, in another order
