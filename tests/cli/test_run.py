@@ -315,6 +315,7 @@ def test_ranks_that_nobody_joins_are_told_in_one_line(plan: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.network  # long
 def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
     (row,) = rows_of(
         run_on(3, plan, "-b", "64K", "-e", "64K", "-n", "1", "--compress", "int8", "--json")
@@ -347,6 +348,7 @@ def test_help_needs_no_torch() -> None:
     assert run_command(sys.executable, "-c", code).returncode == 0
 
 
+@pytest.mark.network  # long
 def test_recorded_machines_run_with_no_wrong_elements(
     recorded: Callable[[str], Path], tmp_path: Path
 ) -> None:

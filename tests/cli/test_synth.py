@@ -297,6 +297,7 @@ def test_bad_wishes_are_refused_in_one_line(args: tuple[str, ...]) -> None:
     assert done.stdout == "" and len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.network  # long
 def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
     out = synth_json(
         "--collective", "allreduce", "--topology", "pcie-2socket", "--explain", "--time-limit", "60"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch import patient_ranks, run_command
+from needs import long_cases
 from ranks import exits
 
 ENDS = {
@@ -21,7 +22,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("way", ENDS)
+@pytest.mark.parametrize("way", long_cases(ENDS, "gloo", "file", "stuck", "hook"))
 def test_the_exit_code_and_the_error_are_the_scripts_own(
     way: str, plans: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ def measured_exactly(true: Topology, declared: Topology) -> Measurements:
     )
 
 
-@settings(max_examples=count_examples(150))
+@settings(max_examples=count_examples(50))
 @given(graphs(switches=4, two_way=False), st.data())
 def test_what_is_believed_is_never_above_the_truth_and_explains_every_pair(
     true: Topology, data: st.DataObject
@@ -283,6 +283,7 @@ def on_loopback(world: int, *args: str) -> list[Ended]:
     return run_joined("ranks.measure_command", *args, ranks=world, quiet_s=250)
 
 
+@pytest.mark.network  # long
 def test_on_one_host_the_declared_rates_stay(tmp_path: Path) -> None:
     declared = preset("mesh:2x2@25")
     (tmp_path / "declared.json").write_text(declared.dumps())

@@ -8,7 +8,7 @@ from needs import long_cases
 from ranks import compiled
 
 
-@pytest.mark.parametrize("choose", long_cases(["race", "plan"], "race"))
+@pytest.mark.parametrize("choose", long_cases(["race", "plan"], "race", "plan"))
 def test_compiled_models_and_functions_train_alike_on_all_ranks(choose: str) -> None:
     run_ranks(compiled.every_order, 2, choose)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launch import run_ranks
+from needs import long_cases
 from ranks import reconfigured
 from torch._C._distributed_c10d import HashStore
 
@@ -25,14 +26,15 @@ from topoplan.topo.presets import preset
 MAX_SECONDS = 10
 
 
-@pytest.mark.parametrize("on_fault", ["raise", "replan"])
+@pytest.mark.parametrize("on_fault", long_cases(["raise", "replan"], "replan"))
 def test_a_group_is_made_anew_after_an_abort(plans: Callable[..., str], on_fault: str) -> None:
     """Ranks get the numbers of their handles, and a call in flight fails and says why."""
     run_ranks(reconfigured.after_an_abort, 3, plans("full:3"), on_fault)
 
 
 @pytest.mark.parametrize(
-    ("dead", "on_fault"), [(0, "raise"), (1, "raise"), (1, "replan"), (2, "raise")]
+    ("dead", "on_fault"),
+    long_cases([(0, "raise"), (1, "raise"), (1, "replan"), (2, "raise")], 0, 2),
 )
 def test_the_rest_goes_on_without_a_rank(dead: int, on_fault: str, tmp_path: Path) -> None:
     """The first rank, which hosts the store, the middle and the last: a spare plan is used if there

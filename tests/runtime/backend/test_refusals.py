@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from launch import run_ranks
+from needs import long_cases
 from ranks import refusals
 
 from topoplan.runtime.ranks.faults import is_refusal
@@ -31,7 +32,7 @@ def of_gloo() -> refusals.Outcomes:
     return first
 
 
-@pytest.mark.parametrize("at", [1, 1000])
+@pytest.mark.parametrize("at", long_cases([1, 1000], 1000))
 @pytest.mark.parametrize("mode", MODES)
 def test_what_gloo_refuses_is_refused_in_its_words(
     of_gloo: refusals.Outcomes, mode: str, at: int

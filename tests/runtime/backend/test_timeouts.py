@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from launch import run_ranks
+from needs import long_cases
 from ranks import timeouts
 
 WAYS = [
@@ -16,7 +17,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("executor", "on_fault"), WAYS)
+@pytest.mark.parametrize(("executor", "on_fault"), long_cases(WAYS, "one-sided", "stock"))
 def test_a_shortened_timeout_holds(plans: Callable[..., str], executor: str, on_fault: str) -> None:
     errors = run_ranks(timeouts.shorten, 2, plans("full:2"), executor, on_fault)
     assert "rank 1 does not answer" in errors[0], errors

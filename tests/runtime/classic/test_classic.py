@@ -29,6 +29,7 @@ def test_synchronous_systems_average_and_keep_replicas_bitwise_equal() -> None:
     run_ranks(classic.synchronous, 4)
 
 
+@pytest.mark.network  # long
 def test_helpers_serve_synchronously_and_asynchronously() -> None:
     """Two workers, two helpers. Synchronous: the helpers add up BytePS's shares, replicas are
     bitwise equal and near to averaging. Asynchronous: one worker makes ten steps while the other
@@ -46,6 +47,7 @@ def test_a_worker_that_dies_is_named_or_left_out() -> None:
     run_ranks(classic.a_worker_dies, 3)
 
 
+@pytest.mark.network  # long
 def test_neighbours_keep_the_mean_and_draw_together() -> None:
     """On a ring, a path and a star: averaging alone keeps the mean and contracts at least by the
     second eigenvalue; with 8 bits, in 0.27 of the bytes, it contracts nearly as fast. Trained, both

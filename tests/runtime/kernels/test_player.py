@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 from launch import run_ranks
+from needs import long_cases
 from ranks import kernels
 
 pytestmark = pytest.mark.skipif(
@@ -24,7 +25,8 @@ def name_segment(test: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("machine", "ranks", "calls"), [("ring:2", 2, 10), ("ring:3", 3, 4), ("full:4", 4, 3)]
+    ("machine", "ranks", "calls"),
+    long_cases([("ring:2", 2, 10), ("ring:3", 3, 4), ("full:4", 4, 3)], "ring:3", "full:4"),
 )
 def test_calls_of_all_kinds_in_a_row(plans: Plans, machine: str, ranks: int, calls: int) -> None:
     paths = {name: plans(machine, name) for name in COLLECTIVES}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from launch import list_memory, run_joined, run_on_hosts
+from needs import long_cases
 from ranks import one_sided
 
 from topoplan.runtime.native.library import load_library
@@ -22,7 +23,7 @@ def test_every_dtype_and_reduction_has_the_bits_of_messages(plans: Plans) -> Non
     run_on_hosts(one_sided.the_bits_are_those_of_messages, [2, 1], plans("ring:3"))
 
 
-@pytest.mark.parametrize("hosts", [[2, 1], [2, 2]])
+@pytest.mark.parametrize("hosts", long_cases([[2, 1], [2, 2]], [2, 2]))
 def test_all_collectives_in_random_sizes_one_after_the_other(
     plans: Plans, hosts: list[int]
 ) -> None:
@@ -38,6 +39,7 @@ def test_a_killed_rank_is_named_and_no_memory_is_left(plans: Plans, hosts: list[
     assert list_memory() <= before
 
 
+@pytest.mark.network  # long
 def test_a_rank_that_does_not_come_is_named_in_time(plans: Plans) -> None:
     errors = run_on_hosts(one_sided.a_rank_does_not_come, [1, 2], plans("switch:3"))
     assert all("rank 2" in errors[rank] for rank in (0, 1)), errors

@@ -72,7 +72,16 @@ def test_no_written_file_is_below_stock(seed: int) -> None:
 
 
 # The ratio to stock of each machine's file; None where stock is as good, or may be.
-LONG = ("rtx4090x8_2s_icx", "redstone_pair_dead", "oci_b300", "redstone_a100x4", "dgx1v")
+LONG = (
+    "rtx4090x8_2s_icx",
+    "redstone_pair_dead",
+    "oci_b300",
+    "redstone_a100x4",
+    "dgx1v",
+    "rtx5090x4_2socket_srp_gen5",
+    "hgx_a100x8_gpu3_6links",
+    "pcie7_4plus3_amd",
+)
 GAINS = {
     "a100pcie8_4pairs_2s_amd": 1.75,
     "a40x8_nps4_pair_per_numa": 3.5,

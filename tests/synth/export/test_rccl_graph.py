@@ -115,6 +115,7 @@ def test_trees_that_gain_nothing_are_not_set() -> None:
         assert "\n" not in made.reason and not made.figures["written"]
 
 
+@pytest.mark.network  # long
 def test_the_command_writes_both_files_or_says_why_not(tmp_path: Path) -> None:
     from topoplan.topo.formats import nccl_xml
 
