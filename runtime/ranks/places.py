@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ...topo.derived.hosts import RankLocation, join_cpu_hosts, join_hosts
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from .cabled import find_cabling
@@ -24,6 +23,9 @@ from .faults import first_line
 from .launch import init_method, is_rank, keep_output_clean
 from .machine import emulated, name_host
 from .store import put, take
+
+if TYPE_CHECKING:
+    from ...topo.derived.hosts import RankLocation
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
         )
     if list(ranks) == list(range(len(topology.ranks))):
         return topology
+    from ...topo.derived.hosts import join_hosts
+
     return join_hosts([topology], [(0, topology.ranks[rank]) for rank in ranks])
 
 
@@ -196,6 +200,9 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
 
     Raise InputError if ranks share a GPU, or if only some of them have one.
     """
+    # Of a group that is being set up, only the rank that plans joins hosts.
+    from ...topo.derived.hosts import join_cpu_hosts, join_hosts
+
     names = list(dict.fromkeys(place.host for place in places))
     numbers = [names.index(place.host) for place in places]
     hosts = [
@@ -253,7 +260,7 @@ def place_of(device: int | None) -> Place:
     return Place(name_host(), local, None if uuid is None else str(uuid), bus_id, True)
 
 
-def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:
+def _locate(place: Place, number: int, host: Topology) -> "RankLocation | None":
     """Return the rank's GPU in its host's topology: by UUID, PCI address, or number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     uuid = None if place.uuid is None else place.uuid.removeprefix("GPU-")
