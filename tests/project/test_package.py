@@ -176,6 +176,7 @@ def test_torch_finds_the_backend_once_and_by_its_name_where_it_can(tmp_path: Pat
     assert (done.returncode, done.stdout) == (0, "True True ['cpu', 'cuda']\nFalse\n"), done.stderr
 
 
+@pytest.mark.network  # long
 def test_an_older_torch_is_refused_in_one_line_and_can_be_imported(tmp_path: Path) -> None:
     """By the commands and by what is imported; torch, which imports our backend itself, gets a
     warning.

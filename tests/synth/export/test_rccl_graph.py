@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_module
+from needs import long_cases
 from random_graphs import on
 from rccl_machines import machine, mesh
 from thorough import count_examples
@@ -70,7 +71,7 @@ def test_nothing_is_written_where_stock_uses_every_link() -> None:
     assert rate_file(made.text, preset("mi300x")) == {RING: 192, CHAIN: 192}
 
 
-@pytest.mark.parametrize("name", ["allreduce", "allgather"])
+@pytest.mark.parametrize("name", long_cases(["allreduce", "allgather"], "allgather"))
 def test_a_mesh_without_a_link_gains(name: str) -> None:
     topology = machine(8, mesh(8, (0, 1)), "gfx942")
     made = write(name, topology)
@@ -106,6 +107,7 @@ def test_trees_come_with_rings_for_the_other_collectives() -> None:
     assert made.figures["channels"] == 2 * made.figures["rings_beside"]["channels"]
 
 
+@pytest.mark.network  # long
 def test_trees_that_gain_nothing_are_not_set() -> None:
     for made in (
         write("allreduce", preset("mi300x"), RCCL_ENV),
