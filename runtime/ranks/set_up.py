@@ -29,7 +29,7 @@ from .roll_call import explain_failure, is_answering
 from .store import StoreClient, find_client, poll_store
 
 T = TypeVar("T")
-# From so long a set-up on, the thread's caller looks for processes that have ended, so often.
+# Polling interval for processes that have ended: a usual set-up is over before the first look.
 _LOOK_S = 1.0
 
 
@@ -64,7 +64,7 @@ def set_up_in_time(
 ) -> T:
     """Return what `make` makes together with the other `ranks`; `rank` is this one.
 
-    `make` writes down what is known as soon as it is. `what` describes the set-up. Raise
+    `make` notes addresses and store as soon as it has them. `what` describes the set-up. Raise
     ExecutionError, which names the rank at fault if it can, if `make` fails, a process ends, or
     `timeout` is over, of which a part is for finding the rank.
     """
