@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from ..topo.graph import Topology
     from .bounds.certificate import Bound
     from .bounds.single_path import Bounds
     from .ir.schedule import Schedule
@@ -70,7 +71,7 @@ def describe_front(front: ParetoFront) -> str:
     console = SafeConsole(file=buffer, width=WIDTH, color_system=None)
     console.print(
         f"{front.collective.name} on {front.topology.name}: "
-        f"{bounds_text(Bounds(front.bound, front.bound_one_way))}",
+        f"{bounds_text(Bounds(front.bound, front.bound_one_way), front.topology)}",
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
     print_front(console, front)
@@ -154,14 +155,21 @@ def why_text(limit: Bound) -> str:
     return f"{by} (linear programming dual{separate})"
 
 
-def bounds_text(bounds: Bounds, helpers: Sequence[int] | None = None) -> str:
-    """Return the bounds in words: one line if they are the same, else two.
+def bounds_text(bounds: Bounds, topology: Topology, helpers: Sequence[int] | None = None) -> str:
+    """Return the bounds on a topology in words: one line if they are the same, else two.
 
-    For a group, `helpers` are the ranks that may help it.
+    They name the rates that they depend on and that nothing states. For a group, `helpers` are the
+    ranks that may help it.
     """
+    from .bounds.assumptions import join_assumptions, list_assumptions
+
     how = "" if helpers is None else f" {help_text(helpers)}"
     multipath, single = (
-        (f"at most {limit_text(bound)} GB/s algbw{how}", why_text(bound))
+        (
+            f"at most {limit_text(bound)} GB/s algbw{how}"
+            f"{join_assumptions(list_assumptions(bound, topology))}",
+            why_text(bound),
+        )
         for bound in (bounds.multipath, bounds.single_path)
     )
     if bounds.single_path == bounds.multipath:
@@ -170,6 +178,14 @@ def bounds_text(bounds: Bounds, helpers: Sequence[int] | None = None) -> str:
         f"{multipath[0]} if senders could divide data over all routes; {multipath[1]}\n"
         f"{single[0]} with one route per pair of GPUs, as hardware sends; {single[1]}"
     )
+
+
+def assumption_lines(bounds: Bounds, topology: Topology) -> list[str]:
+    """Return a line for each rate that the bounds depend on and that nothing states, with why."""
+    from .bounds.assumptions import explain_assumptions, list_assumptions
+
+    both = (bounds.multipath, bounds.single_path)
+    return explain_assumptions(x for bound in both for x in list_assumptions(bound, topology))
 
 
 def help_text(helpers: Sequence[int]) -> str:
@@ -227,14 +243,18 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     is_group = not collective.has_all_gpus
     of_all = f" of {len(topology.ranks)}" if is_group else ""
     helpers = plan.helpers if is_group else None
+    bounds = Bounds(plan.bound, plan.bound_one_way)
     console.print(
         f"[bold]{collective.name}[/bold] on [bold]{escape(topology.name)}[/bold] "
         f"({collective.spelled_ranks}{of_all}, fingerprint {topology.fingerprint[:12]}): "
-        f"{escape(bounds_text(Bounds(plan.bound, plan.bound_one_way), helpers))}",
+        f"{escape(bounds_text(bounds, topology, helpers))}",
         highlight=False,
         soft_wrap=soft_wrap,
     )
-    for line in help_lines(helpers or (), plan.bound_alone, plan.bound_with_helpers):
+    for line in (
+        *help_lines(helpers or (), plan.bound_alone, plan.bound_with_helpers),
+        *assumption_lines(bounds, topology),
+    ):
         console.print(line, highlight=False, soft_wrap=soft_wrap, markup=False)
     titles = (*_TITLES, "helpers") if is_group else _TITLES
     rows: list[tuple[Sequence[str], str | None]] = []

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from .errors import InputError
 from .exact import parse_fraction
-from .notes import Source, read_source
+from .notes import BOARD, Source, read_source
 
 DeviceKind = Literal["gpu", "cpu", "switch", "nic"]
 SwitchFamily = Literal["pcie", "nvswitch", "network"]
@@ -145,12 +145,21 @@ class Link:
         return isinstance(self.source, Source) and self.source.kind == "assumed"
 
     @property
+    def is_guess(self) -> bool:
+        """Whether the bandwidth is assumed, and is no limit of a board that the file names.
+
+        The true rate may then be higher as well as lower.
+        """
+        return self.is_assumed and not (isinstance(self.source, Source) and self.source.by == BOARD)
+
+    @property
     def counted_by(self) -> str:
         """NCCL or RCCL if the bandwidth is the rate in that library's model, else an empty string.
 
         Such a rate is usually below the datasheet's.
         """
-        return self.source.by if isinstance(self.source, Source) else ""
+        source = self.source
+        return source.by if isinstance(source, Source) and source.kind == "counted" else ""
 
     def reversed(self) -> Link:
         """Return the link in the other direction."""

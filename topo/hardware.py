@@ -184,8 +184,8 @@ def inter_cpu_GBps(
     """Return GB/s between two CPUs of a machine in NCCL's model (graph/topo.h and topo.cc).
 
     The rate is chosen by architecture (x86_64, arm64, ppc64), CPUID vendor string, family and
-    model. AMD counts 16 whatever its family, as in NCCL 2.30; later versions count 24 for Zen 3 and
-    4, and 32 for Zen 5. An unknown CPU limits nothing.
+    model. AMD counts 16 whatever its family, as in NCCL 2.30; later versions (`between_cpus`) count
+    24 for Zen 3 and 4, and 32 for Zen 5. An unknown CPU limits nothing.
     """
     match arch, vendor:
         case "ppc64", _:

@@ -27,6 +27,7 @@ Kinds of sources, of the bandwidths of links; given rates replace assumed ones o
 | --- | --- | --- |
 | stated | a file, a driver or a user states the value | the name of that source |
 | assumed | no source states it | assumed: the reason |
+| | the datasheet's rate of a board that is named | assumed: ..., by the GPUs: the names |
 | counted | a library's effective rate, not the datasheet's | ..., as NCCL (or RCCL) counts it |
 """
 
@@ -57,6 +58,9 @@ SourceKind = Literal["stated", "assumed", "counted"]
 # Kinds that explain why a machine has no GPU.
 _WITHOUT_GPUS = ("no-driver", "gpu-not-listed", "gpu-lost", "gpu-hidden", "no-gpus")
 _COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
+# How sources name the board whose datasheet has the rate, and what `Source.by` is then.
+_OF_BOARD = re.compile(r"\bby the GPUs?: ")
+BOARD = "board"
 
 
 class Note(str):
@@ -87,7 +91,9 @@ class Source(str):
     """The text that says where a bandwidth comes from, with a kind for programs.
 
     `kind` is stated (by a file, a driver or a user), assumed (nothing states the value) or counted
-    (the rate in the model of the library `by`, NCCL or RCCL). `by` is empty for other kinds.
+    (the rate in the model of the library `by`, NCCL or RCCL). An assumed rate that is the
+    datasheet's of a board that the file names is `by` BOARD: a limit, not a guess. Otherwise `by`
+    is empty.
     """
 
     kind: SourceKind
@@ -101,8 +107,11 @@ class Source(str):
 
 
 def assumed(reason: str = "") -> Source:
-    """Return the source of kind `assumed`, for a value that nothing states."""
-    return Source(f"assumed: {reason}" if reason else "assumed", "assumed")
+    """Return the source of kind `assumed`, for a value that nothing states.
+
+    A reason "..., by the GPUs: NAMES" says that it is the datasheet's rate of a named board.
+    """
+    return read_source(f"assumed: {reason}" if reason else "assumed")
 
 
 def counted(what: str, by: str) -> Source:
@@ -120,7 +129,7 @@ def read_source(text: str) -> Source:
     That is `assumed` for "assumed: ...", `counted` for "..., as NCCL counts it", else `stated`.
     """
     if text.partition(":")[0] == "assumed":
-        return Source(text, "assumed")
+        return Source(text, "assumed", BOARD if _OF_BOARD.search(text) else "")
     match = _COUNTED.search(text)
     return Source(text, "counted", match[1]) if match else Source(text)
 

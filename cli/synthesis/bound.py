@@ -7,13 +7,14 @@ from pathlib import Path
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.bounds.multipath import check_connected
 from ...synth.bounds.single_path import Bounds, find_bounds
-from ...synth.describe import bounds_text, help_lines
+from ...synth.describe import assumption_lines, bounds_text, help_lines
 from ...synth.groups.bounds import GroupBounds, find_group_bounds
 from ...synth.groups.ranks import group_on
 from ...synth.numeric.effort import Effort
 from ...topo.derived.degrade import Change, degrade
 from ...topo.errors import InfeasibleError
 from ...topo.files import write_whole
+from ...topo.graph import Topology
 from ...topo.loader.resolve import load_for_planning
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
@@ -59,7 +60,7 @@ def run_bound(job: SynthRun) -> None:
             **job.head_json(),
             **dict.fromkeys(_EMPTY),
             "size_bytes": job.size,
-            **_bounds_json(bounds),
+            **_bounds_json(bounds, job.topology),
             **job.help_json(
                 bounds.single_path,
                 None if group is None else group.alone,
@@ -76,6 +77,7 @@ def run_bound(job: SynthRun) -> None:
         _head_line(job, bounds),
         *(help_lines(job.helpers, group.alone, group.with_helpers) if group else []),
         *job.lost_help_lines(),
+        *assumption_lines(bounds, job.topology),
         *job.switch_lines(),
         *describe_rates(job.topology),
         *job.root_lines(),
@@ -84,14 +86,17 @@ def run_bound(job: SynthRun) -> None:
         print(printable_lines(line))
 
 
-def _bounds_json(bounds: Bounds) -> dict[str, object]:
-    return {"bound": bound_json(bounds.multipath), "bound_one_way": bound_json(bounds.single_path)}
+def _bounds_json(bounds: Bounds, topology: Topology) -> dict[str, object]:
+    return {
+        "bound": bound_json(bounds.multipath, topology),
+        "bound_one_way": bound_json(bounds.single_path, topology),
+    }
 
 
 def _head_line(job: SynthRun, bounds: Bounds | None) -> str:
     text = f"{job.collective.name} on {job.topology.name}, {job.collective.spelled_ranks}"
     helpers = None if job.collective.has_all_gpus else job.helpers
-    return text if bounds is None else f"{text}: {bounds_text(bounds, helpers)}"
+    return text if bounds is None else f"{text}: {bounds_text(bounds, job.topology, helpers)}"
 
 
 def check_left(job: SynthRun) -> None:
@@ -159,7 +164,7 @@ def run_export(job: SynthRun) -> None:
             **job.head_json(),
             "format": made.format,
             made.key: made.figures,
-            **(_bounds_json(made.bounds) if made.bounds is not None else {}),
+            **(_bounds_json(made.bounds, job.topology) if made.bounds is not None else {}),
             **job.times_json(),
             "search_complete": not job.cut_short,
         }
@@ -170,7 +175,8 @@ def run_export(job: SynthRun) -> None:
     if args.json or made.reason is not None:
         return
     # Without -o standard output is the file itself, so the description goes to standard error.
-    lines = [_head_line(job, made.bounds), *made.lines, *describe_rates(job.topology)]
+    assumed = assumption_lines(made.bounds, job.topology) if made.bounds is not None else []
+    lines = [_head_line(job, made.bounds), *assumed, *made.lines, *describe_rates(job.topology)]
     for line in [*lines, *job.cut_lines()]:
         print(printable_lines(line), file=sys.stdout if args.output else sys.stderr)
     if not args.output:

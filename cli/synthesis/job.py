@@ -132,7 +132,11 @@ class SynthRun:
         """
         from ...synth.bounds.in_network import describe_assumption
 
-        more = {"bound_in_network": bound_json(self.in_network)} if self.in_network else {}
+        more = (
+            {"bound_in_network": bound_json(self.in_network, self.topology)}
+            if self.in_network
+            else {}
+        )
         return {"bound_assumes": describe_assumption(self.topology), **more}
 
     def help_json(
@@ -149,8 +153,8 @@ class SynthRun:
                 return {}
             alone, with_helpers = single_path, self.with_help or single_path
         return {
-            "bound_alone": alone and bound_json(alone),
-            "bound_with_helpers": with_helpers and bound_json(with_helpers),
+            "bound_alone": alone and bound_json(alone, self.topology),
+            "bound_with_helpers": with_helpers and bound_json(with_helpers, self.topology),
         }
 
     def switch_lines(self) -> list[str]:
@@ -289,13 +293,19 @@ def measure_cpu_s() -> float:
     return sum(os.times()[:4])
 
 
-def bound_json(limit: Bound) -> dict[str, Any]:
-    """Return a bound as JSON data: algbw in GB/s as float and exact text, kind and certificate."""
+def bound_json(limit: Bound, topology: Topology) -> dict[str, Any]:
+    """Return a bound as JSON data: algbw in GB/s as float and exact text, kind and certificate.
+
+    `assumes` lists the rates that it depends on and that nothing states.
+    """
+    from ...synth.bounds.assumptions import list_assumptions
+
     return {
         "algbw_GBps": float(limit.algbw_GBps),
         "algbw_GBps_exact": str(limit.algbw_GBps),
         "kind": limit.kind,
         "certificate": dict(limit.certificate),
+        "assumes": [str(assumption) for assumption in list_assumptions(limit, topology)],
     }
 
 
@@ -315,8 +325,8 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
     out = {
         **job.head_json(),
         **_chosen_json(job, plan),
-        "bound": bound_json(bound),
-        "bound_one_way": bound_json(single_path),
+        "bound": bound_json(bound, job.topology),
+        "bound_one_way": bound_json(single_path, job.topology),
         **job.help_json(
             single_path,
             None if plan is None else plan.bound_alone,

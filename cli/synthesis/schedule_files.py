@@ -4,7 +4,7 @@ import json
 import sys
 
 from ...synth.bounds.single_path import Bounds
-from ...synth.describe import bounds_text
+from ...synth.describe import assumption_lines, bounds_text
 from ...synth.export.schedule_formats import export_schedule, list_suffixes
 from ...topo.files import write_whole
 from ...topo.pictures.cables import describe_rates
@@ -37,17 +37,19 @@ def run(job: SynthRun) -> None:
             **job.head_json(),
             "format": args.format,
             args.format.replace("-", "_"): made.figures,
-            "bound": bound_json(plan.bound),
-            "bound_one_way": bound_json(plan.bound_one_way),
+            "bound": bound_json(plan.bound, plan.topology),
+            "bound_one_way": bound_json(plan.bound_one_way, plan.topology),
             **job.times_json(),
             "search_complete": not job.cut_short,
         }
         print(json.dumps(body))
         return
-    bounds = bounds_text(Bounds(plan.bound, plan.bound_one_way))
+    limits = Bounds(plan.bound, plan.bound_one_way)
+    bounds = bounds_text(limits, plan.topology)
     head = f"{job.collective.name} on {job.topology.name}, {job.collective.ranks} ranks: {bounds}"
     # Without -o standard output is the file itself, so the description goes to standard error.
-    for line in (head, *made.lines, *describe_rates(job.topology), *job.cut_lines()):
+    assumed = assumption_lines(limits, plan.topology)
+    for line in (head, *assumed, *made.lines, *describe_rates(job.topology), *job.cut_lines()):
         print(printable_lines(line), file=sys.stdout if args.output else sys.stderr)
     if not args.output:
         print(made.files[""], end="")

@@ -8,7 +8,7 @@ from ...topo.graph import Topology
 from ..place.job import WHOLE
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
-from .paper import find_model, find_stock
+from .paper import find_model, find_stock, find_stock_range
 from .ranking import is_healthy
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement
@@ -133,6 +133,12 @@ class _Adviser:
                 )
             ]
         what = f"what {taken.shape} reach"
+        limits = channels.limits[collective]
+        if limits.guesses:
+            return [
+                *_advise_on_tuner(channels, collective),
+                _report_conditional(collective, f"{what} on paper", share, limits),
+            ]
         if share >= 1 / _MIN_GAIN:
             return [
                 _leave_alone(collective, f"{what} on paper", share, channels.limits[collective])
@@ -150,6 +156,9 @@ class _Adviser:
             return findings
         if measured.is_above or peak.share is None:
             return [*findings, _explain_above(measured)]
+        if limits.guesses:
+            conditional = _report_conditional(name, f"{name} as measured", peak.share, limits)
+            return [*findings, conditional]
         if peak.share >= limits.near:
             if findings:  # what falls at large sizes is not to be left alone
                 return findings
@@ -191,7 +200,9 @@ class _Adviser:
         stock = find_stock(collective, rank_map.topology, channels)
         if stock is None:
             return []
-        least = max(stock[0], measured) * _MIN_GAIN
+        # An offer holds whatever the guessed rates are in truth.
+        span = find_stock_range(collective, rank_map.topology, channels)
+        least = max(stock[0], span[1] if span else stock[0], measured) * _MIN_GAIN
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
         file, plan, order = (o if o and o.algbw_GBps > least else None for o in named)
 
@@ -280,7 +291,8 @@ def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> lis
     if limits is None or measured.rank_map is None:
         return []
     stock = find_stock(measured.collective, measured.rank_map.topology, channels)
-    if stock is None or algbw >= limits.near * float(stock[0]):
+    span = find_stock_range(measured.collective, measured.rank_map.topology, channels)
+    if stock is None or span is None or algbw >= limits.near * float(span[0]):
         return []
     return [
         FileFinding(
@@ -338,6 +350,16 @@ def _leave_alone(collective: str, what: str, share: float, limits: Limits) -> Fi
     elif share < NEAR:
         text += ", which rests on a datasheet's rates, of which packets leave about four fifths"
     return FileFinding(f"near-bound-{collective}", text, "nothing: leave it alone")
+
+
+def _report_conditional(collective: str, what: str, share: float, limits: Limits) -> FileFinding:
+    return FileFinding(
+        f"conditional-{collective}",
+        f"{what} is {percent(share)} of a bound that holds only if "
+        f"{' and '.join(limits.guesses)}, which nothing states: no verdict rests on it",
+        "state these rates (rate), or give a topology with measured ones (topo-probe on the "
+        "machine)",
+    )
 
 
 def _report_no_option(collective: str, what: str, share: float) -> FileFinding:

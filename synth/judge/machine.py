@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from ...topo.between_cpus import follow_era
 from ...topo.boards import Board, find_board
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.stated import state_rates
@@ -58,7 +59,7 @@ class JudgedMachine:
             return self
         source = assumed(f"Gen{link.generation} x{link.width}, {reason}")
         (topology,) = state_rates([self.topology], {_PCIE: link.bandwidth_GBps}, source)
-        return replace(self, topology=topology, pcie=link)
+        return replace(self, topology=follow_era(topology, link.generation), pcie=link)
 
     def assume_board(self, board: Board, reason: str) -> "JudgedMachine":
         """Return the machine with its assumed rates, of NVLink, xGMI and PCIe, those of a board."""

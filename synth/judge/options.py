@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError, TopoplanError
-from ...topo.exact import parse_fraction
 from ...topo.graph import Link, Topology
 from ...topo.routes import Router
-from ..bounds.certificate import Bound
+from ..bounds.assumptions import describe_assumed, find_links
 from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
 from ..bounds.single_path import find_bounds
 from ..export.choice import choose_graphs
@@ -66,10 +65,11 @@ class Limits:
     `one_way_GBps` is the single-path bound, `any_way_GBps` the multipath bound, and
     `in_network_GBps` the bound with all switches adding that could (None if none could).
     `assumption` states in words what the first two assume, `rates` the links that the single-path
-    bound depends on, and `possible` the switches that could add. `kind` is that of the single-path
-    bound's certificate. `is_assumed` is whether no source states the rate of one of these links.
-    Measurements count as reaching the bound from the share `near` on, and as exceeding it from
-    `most`: the rates that NCCL counts are below those of the links.
+    bound depends on, and `possible` the switches that could add. `guesses` are those of these rates
+    that are neither stated nor a named board's: no verdict rests on them. `kind` is that of the
+    single-path bound's certificate. `is_assumed` is whether no source states the rate of one of
+    these links. Measurements count as reaching the bound from the share `near` on, and as exceeding
+    it from `most`: the rates that NCCL counts are below those of the links.
 
     If the machine has more GPUs than take part, `alone_GBps` is the single-path bound without the
     others' help, None if there is none without it, and `helped_GBps` that with the help of
@@ -84,6 +84,7 @@ class Limits:
     possible: str
     kind: str
     is_assumed: bool = False
+    guesses: tuple[str, ...] = ()
     near: float = NEAR
     most: float = ROUNDING
     alone_GBps: Fraction | None = None
@@ -127,7 +128,7 @@ def find_limits(collective: Collective, router: Router) -> Limits:
     topology, effort = router.topology, Effort(_TIME_LIMIT_S)
     bounds = find_bounds(collective, router, effort)
     in_network = bound_in_network(collective, topology, bounds.multipath, effort)
-    links = _find_links(bounds.single_path, topology)
+    links = find_links(bounds.single_path, topology)
     is_datasheet = any(x.kind in _DATASHEET_KINDS and not x.counted_by for x in links)
     return Limits(
         bounds.single_path.algbw_GBps,
@@ -138,6 +139,7 @@ def find_limits(collective: Collective, router: Router) -> Limits:
         describe_possible(topology),
         bounds.single_path.kind,
         any(link.is_assumed for link in links),
+        tuple(each.what for each in describe_assumed(links) if each.is_guess),
         _NEAR_DATASHEET if is_datasheet else NEAR,
         max((_find_room(link) for link in links), default=ROUNDING),
     )
@@ -197,22 +199,6 @@ def _find_room(link: Link) -> float:
     """Return the multiple of a link's rate up to which it may carry data."""
     is_counted = link.counted_by or (link.kind == "pcie" and link.is_assumed)
     return _ABOVE_COUNTED.get(link.kind, ROUNDING) if is_counted else ROUNDING
-
-
-def _find_links(bound: Bound, topology: Topology) -> list[Link]:
-    """Return the links that a bound's certificate depends on, one of each parallel pair."""
-    if "inside" in bound.certificate:
-        inside = set(bound.certificate["inside"])
-        pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
-    else:
-        pairs = [
-            (a, b)
-            for a, b, price in bound.certificate.get("prices", ())
-            if parse_fraction(price) > 0
-        ]
-    link_of = {(x.src, x.dst): x for x in topology.links}
-    # Certificates of symmetric machines price one direction for both.
-    return [link_of[pair if pair in link_of else pair[::-1]] for pair in pairs]
 
 
 def describe_links(links: list[Link], topology: Topology) -> str:

@@ -6,12 +6,16 @@ from typing import Any
 from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
-from ..export.guard import USUAL_SIZE_bytes
+from ..bounds.assumptions import scale_guesses
+from ..export.guard import BETWEEN_CPUS, USUAL_SIZE_bytes
 from ..stock.model import StockModel, model_stock
 from ..stock.routes import NcclRouter
 from .options import OVER_RINGS
 from .rates import Rate, rate_rings, rate_trees
 from .reading import chain_parents
+
+# By how much guessed rates may be wrong.
+_OFF = Fraction(BETWEEN_CPUS[-1])
 
 
 def find_stock(
@@ -33,6 +37,27 @@ def find_stock(
     except InfeasibleError:  # NCCL uses PCIe that the topology lacks
         return None
     return rate.algbw_GBps, f"the {rate.shape} that stock NCCL finds (modelled)"
+
+
+def find_stock_range(
+    collective: str, topology: Topology, channels: Rate | None
+) -> tuple[Fraction, Fraction] | None:
+    """Return the least and the most GB/s that stock reaches, whatever guessed rates are in truth.
+
+    Guesses may be wrong by the factor by which links between CPUs exceed NCCL's constants: four.
+    The arguments and None are those of `find_stock`.
+    """
+    stock = find_stock(collective, topology, channels)
+    if stock is None:
+        return None
+    algbw = stock[0]
+    if channels is not None:
+        link = next(x for x in topology.links if (x.src, x.dst) == channels.link)
+        return (algbw / _OFF, algbw * _OFF) if link.is_guess else (algbw, algbw)
+    others = (scale_guesses(topology, factor) for factor in (1 / _OFF, _OFF))
+    rates = [find_stock(collective, other, None) for other in others if other is not None]
+    known = [algbw, *(rate[0] for rate in rates if rate is not None)]
+    return min(known), max(known)
 
 
 def _rate_model(collective: str, model: StockModel, router: Router) -> Rate:

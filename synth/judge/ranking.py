@@ -12,6 +12,7 @@ _CAUSES = (
     "variable-",
 )
 _LOSSES = ("fall-", "below-channels-", "offer-", "order-", "tuner-", "below-bound-")
+_OPEN = ("conditional-",)
 _HEALTHY = ("above-bound-", "near-bound-", "nvls-")
 _REMARKS = ("rate-withdrawn", "warning-")
 
@@ -29,6 +30,7 @@ def rank_findings(findings: Sequence[FileFinding]) -> list[FileFinding]:
     is_lossy = any(finding.name.startswith(_LOSSES) for finding in findings)
     is_well = not is_lossy and any(map(is_healthy, findings))
     middle = (*_HEALTHY, *_CAUSES) if is_well else (*_CAUSES, *_LOSSES, *_HEALTHY)
+    middle = (*middle, *_OPEN)
     order = (*_VOID, *middle, *_REMARKS)
 
     def place(finding: FileFinding) -> int:

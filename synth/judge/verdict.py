@@ -56,6 +56,11 @@ class MeasuredVerdict:
         limits = self.limits
         return self._exceeds(max(limits.one_way_GBps, limits.in_network_GBps or Fraction(0)))
 
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        """The rates on which the bound rests that are guesses; no verdict rests on them."""
+        return self.limits.guesses if self.limits is not None else ()
+
     def _exceeds(self, bound_GBps: Fraction) -> bool:
         most = self.limits.most if self.limits is not None else 1.0
         return self.peak.measured.algbw_GBps > float(bound_GBps) * most
@@ -112,18 +117,19 @@ class FileVerdict:
     def shares(self) -> list[tuple[str, float]]:
         """The judged items, each named in words with its share of the single-path bound.
 
-        Items are the measurements or, if there are none, the channels.
+        Items are the measurements or, if there are none, the channels. Shares of a bound that rests
+        on guessed rates are none.
         """
         by_measurement = [
             (f"{m.collective} on {m.ranks} ranks, measured", m.peak.share)
             for m in self.measured
-            if m.peak.share is not None
+            if m.peak.share is not None and not m.guesses
         ]
         return by_measurement or [
             (f"{name} on {c.communicator.ranks} ranks, by its channels", share)
             for c in self.communicators
             for name in c.rates
-            if (share := c.share(name)) is not None
+            if (share := c.share(name)) is not None and not c.limits[name].guesses
         ]
 
     @property
@@ -140,4 +146,10 @@ class FileVerdict:
     def find_reason(self) -> str:
         """Return why nothing was compared with a bound."""
         reasons = [m.why_not for m in self.measured] + [c.why_not for c in self.communicators]
+        guesses = [x for m in self.measured for x in m.guesses]
+        guesses += [
+            x for c in self.communicators for each in c.limits.values() for x in each.guesses
+        ]
+        if guesses:
+            reasons.append(f"the bound holds only if {' and '.join(dict.fromkeys(guesses))}")
         return next(filter(None, reasons), self.machine.source)

@@ -4,7 +4,14 @@ from ...topo.printable import quote
 from ..bounds.in_network import describe_assumption
 from ..bounds.single_path import Bounds
 from ..cost.transfer_times import time_steps
-from ..describe import FRONT_TITLES, bounds_text, help_lines, least_ratio_text, list_cells
+from ..describe import (
+    FRONT_TITLES,
+    assumption_lines,
+    bounds_text,
+    help_lines,
+    least_ratio_text,
+    list_cells,
+)
 from ..ir.schedule import Schedule
 from ..pictures.drawing import STYLE
 from ..pictures.front import draw_front
@@ -29,12 +36,21 @@ _STYLE = f"""<style>{STYLE}.tp{{background:var(--paper)}}
 def show_plan(plan: Plan) -> str:
     """Return a plan as HTML: its bounds, curves, entries, and how large buffers travel."""
     helpers = None if plan.collective.has_all_gpus else plan.helpers
-    bounds = bounds_text(Bounds(plan.bound, plan.bound_one_way), helpers)
+    limits = Bounds(plan.bound, plan.bound_one_way)
+    bounds = bounds_text(limits, plan.topology, helpers)
     helped = help_lines(helpers or (), plan.bound_alone, plan.bound_with_helpers)
     assumption = describe_assumption(plan.topology)
     return _join(
         f"{plan.collective} on {plan.topology.name}",
-        *map(make_paragraph, (*bounds.split("\n"), *helped, f"That assumes: {assumption}.")),
+        *map(
+            make_paragraph,
+            (
+                *bounds.split("\n"),
+                *assumption_lines(limits, plan.topology),
+                *helped,
+                f"That assumes: {assumption}.",
+            ),
+        ),
         make_figure(draw_plan_alone(plan), "predicted algbw against the size of the buffer"),
         list_entries(plan),
         make_details("trees and timeline", *draw_schedule(plan)),
@@ -71,7 +87,7 @@ def draw_front_svg(front: ParetoFront) -> str:
 
 def show_front(front: ParetoFront) -> str:
     """Return a Pareto front as HTML: its picture, its rows, and the bounds."""
-    bounds = bounds_text(Bounds(front.bound, front.bound_one_way))
+    bounds = bounds_text(Bounds(front.bound, front.bound_one_way), front.topology)
     rows = [list_cells(row) for row in front.rows]
     return _join(
         f"{front.collective} on {front.topology.name}",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
+from ..bounds.assumptions import explain_assumptions, join_assumptions, list_assumptions
 from ..bounds.in_network import describe_assumption, describe_possible
 from ..cost.affine import rounds
 from ..cost.host_costs import describe_host, host_of
@@ -72,8 +73,11 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
             "If senders could divide data over all paths, "
             f"{limit_text(bounds.multipath)}: {why_text(bounds.multipath)}. "
         )
+    assumed = list_assumptions(bounds.single_path, topology)
+    how += join_assumptions(assumed)
     text = f"At most {limit} GB/s algbw{helped}{how}: {why_text(bounds.single_path)}. {more}"
     text += f"That assumes: {describe_assumption(topology)}."
+    text += "".join(f" {x[0].upper()}{x[1:]}." for x in explain_assumptions(assumed))
     if section.in_network is not None:
         limit = limit_text(section.in_network)
         text += f" {describe_possible(topology)}; then the bound is {limit} GB/s."

@@ -5,6 +5,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from fractions import Fraction
 
+from ..between_cpus import follow_era
 from ..boards import BOARDS, Board, find_board
 from ..devices import Device, Link
 from ..errors import InputError
@@ -110,7 +111,7 @@ def state_board(topologies: Sequence[Topology], name: str) -> list[Topology]:
             "assumed; leave it out",
             parameter="gpu",
         )
-    return [_rate_as(topology, board) for topology in topologies]
+    return [follow_era(_rate_as(topology, board), board.pcie.generation) for topology in topologies]
 
 
 def _rate_as(topology: Topology, board: Board) -> Topology:
@@ -175,7 +176,7 @@ def _rate_link_as(topology: Topology, link: Link, board: Board) -> Link:
         kind=kind,
         bandwidth_GBps=rate,
         latency_us=link.latency_us if kind == link.kind else LATENCY_us[kind],
-        source=assumed(f"{one:g} GB/s {what}, as {board.name} has"),
+        source=assumed(f"{one:g} GB/s {what}, by the GPU: {board.name}"),
     )
 
 

@@ -23,6 +23,11 @@ from .view import (
 )
 
 _GRAPH_FILE = "give NCCL a graph file, which topo-synth writes (format nccl-graph)"
+# NCCL's chains may be as good as any file: only the search of topo-synth tells.
+_ASK = (
+    "ask topo-synth whether a graph file would gain (format nccl-graph); it writes none where "
+    "stock is as good"
+)
 _MIN_RING_GBps = Fraction(18)
 # Compute capability, times 10, of the first GPUs with stricter limits in NCCL (Blackwell).
 _MIN_SM = 100
@@ -60,7 +65,7 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
         f"NVLink joins {' | '.join(map(join_names, bridged))} only, so stock NCCL's rings run at "
         "the rate of their hop over PCIe everywhere",
         tuple([view.format_link(x) for x in of_nvlink if x.src in about and x.dst in about]),
-        _GRAPH_FILE,
+        _ASK,
     )
 
 

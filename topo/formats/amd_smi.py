@@ -14,14 +14,15 @@ from fractions import Fraction
 from itertools import combinations
 from pathlib import PurePath
 
+from ..between_cpus import assume_between_cpus, find_cpu, join_cpus
 from ..devices import Device, Link, both_directions
 from ..errors import InputError
 from ..facts import Fact, Facts, facts_to_json, keys
 from ..facts.keys import gpu_subject, xgmi_subject
 from ..graph import Topology
-from ..hardware import LATENCY_us, PcieLink, QPI_DATASHEET_GBps
+from ..hardware import LATENCY_us, PcieLink
 from ..names import join_first
-from ..notes import Note, assumed
+from ..notes import Note, Source, assumed
 from . import amd_json
 from .amd_boards import UNKNOWN, Model, check_links, choose_model
 from .amd_tables import BANDWIDTH, HOPS, TYPE, WEIGHT, AmdOutput, looks_like, parse_tables
@@ -68,9 +69,11 @@ def read(text: str, where: str) -> Topology:
     check_links(output, pairs, model, where)
     if not model.is_named and not pairs:
         notes.append(UNKNOWN)
+    cpu_name, cpu = find_cpu(text) or ("", None)
+    between_cpus = assume_between_cpus(model.pcie[0].generation, cpu, cpu_name)
     links = [
         *_join_xgmi(output, ids, pairs, model, notes),
-        *_join_pcie(ids, nodes, model.pcie),
+        *_join_pcie(ids, nodes, model.pcie, between_cpus),
     ]
     cpus = [
         Device(f"cpu{node}", "cpu", numa_node=node if output.nodes else None, source=SOURCE)
@@ -207,7 +210,10 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
 
 
 def _join_pcie(
-    ids: Mapping[str, str], nodes: Mapping[str, int], pcie: tuple[PcieLink, str]
+    ids: Mapping[str, str],
+    nodes: Mapping[str, int],
+    pcie: tuple[PcieLink, str],
+    between_cpus: tuple[Fraction, Source],
 ) -> Iterator[Link]:
     """Yield the links from GPUs to their CPUs, and those between CPUs."""
     for name, node in nodes.items():
@@ -222,16 +228,7 @@ def _join_pcie(
             )
         )
     for a, b in combinations(dict.fromkeys(nodes.values()), 2):
-        yield from both_directions(
-            Link(
-                f"cpu{a}",
-                f"cpu{b}",
-                QPI_DATASHEET_GBps,
-                LATENCY_us["smp"],
-                "smp",
-                source=assumed("one QPI link of 9.6 GT/s"),
-            )
-        )
+        yield from join_cpus(f"cpu{a}", f"cpu{b}", between_cpus)
 
 
 def _list_facts(output: AmdOutput) -> Iterator[Fact]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ..between_cpus import join_all_cpus
+from ..boards import find_board
 from ..facts import Fact, Facts, facts_to_json, keys
 from ..facts.keys import (
     CPUINFO,
@@ -26,7 +28,6 @@ from ..facts.keys import (
     rdma_subject,
 )
 from ..facts.slots import PciNode, list_slots
-from ..formats.hwloc_xml.cpus import join_cpus
 from ..graph import Device, Link, Topology, both_directions
 from ..hardware import ASSUMED_PLACE, LATENCY_us, PCIE_GTps
 from ..notes import assumed
@@ -151,8 +152,8 @@ class _Joiner:
         """Return the topology; the order of its parts matters only for the order of notes."""
         self.notes += note_missing(self.facts)
         cpus = self._make_cpus()
-        self.links += join_cpus(cpus)
         tree = list(list_slots(self.facts, (*self.gpus, *self.nics)))
+        self.links += join_all_cpus(cpus, self._find_generation(tree))
         switches, cpu_of = self._link_tree(tree, cpus)
         gpus = [self._make_gpu(i, bus_id, tree) for bus_id, i in self.gpus.items()]
         nics = [
@@ -267,6 +268,17 @@ class _Joiner:
             self.notes.append(f"{names}: NUMA node not known; taken to hang on {cpus[0].id}")
             self.guessed |= {*below}
         return cpus[0]
+
+    def _find_generation(self, tree: list[PciNode]) -> int | None:
+        """Return the newest PCIe generation of a GPU, by its board or its slot; None without any.
+
+        A board in an older slot is rare, a slot whose speed could not be read is not.
+        """
+        known = [slot.link.generation for slot in tree if slot.bus_id in self.gpus]
+        for i in self.gpus.values():
+            board = find_board(self.facts.get_text(gpu_subject(i), keys.GPU_NAME) or "")
+            known += [board.pcie.generation] if board is not None else []
+        return max(known, default=None)
 
     # -- devices
 

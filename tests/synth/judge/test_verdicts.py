@@ -190,7 +190,9 @@ def test_a_name_of_a_gpu_gives_rates_and_a_given_rate_wins(desk: Desk) -> None:
 def test_an_assumed_rate_that_a_measurement_exceeds_is_withdrawn(desk: Desk) -> None:
     matrix, unknown = desk.matrix("PHB"), "NVIDIA Graphics Device"
     file = desk.judge(write_table(22, 2, gpu=unknown), "--topology", matrix)
-    assert "rate-withdrawn" in names(file) and 0.9 < file["share"] <= 1
+    assert "rate-withdrawn" in names(file)
+    # What replaces a guess is a guess: no verdict, share or gate rests on it.
+    assert file["verdict"]["name"] == "conditional-allreduce" and file["share"] is None
     assert "Gen4 x16" in file["measured"][0]["bound"]["rests_on"]
     beyond = desk.judge(write_table(500, 2, gpu=unknown), "--topology", matrix)
     assert beyond["share"] is None and names(beyond) == ["above-bound-allreduce"]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from ...between_cpus import join_all_cpus
+from ...boards import find_board, find_by_id
 from ...errors import InputError
 from ...facts import facts_to_json
 from ...facts.slots import PciNode
@@ -20,7 +22,7 @@ from ...notes import assumed
 from ..notes import Notes
 from ..safe_xml import Element, parse_xml
 from .bandwidth_matrices import BandwidthMatrix, MatrixLinkReader, read_matrices
-from .cpus import MAX_NODES, Cpus, join_cpus, read_cpus
+from .cpus import MAX_NODES, Cpus, read_cpus
 from .facts import find_port_state, find_uuid, read_facts
 from .objects import (
     HwlocMachine,
@@ -107,8 +109,9 @@ class _Reader:
         nvswitches = self._find_linked_nvswitches(matrices)
         self.pcie_switches: list[Device] = []
         self.links: list[Link] = []
-        self._add_pci_tree(find_slots(machine, self.gpus, list(self.nics.values())))
-        self.links += join_cpus(self.cpus.devices)
+        slots = find_slots(machine, self.gpus, list(self.nics.values()))
+        self._add_pci_tree(slots)
+        self.links += join_all_cpus(self.cpus.devices, self._find_generation(slots))
         gpu_by_gp = {
             number: gpu
             for gpu in self.gpus
@@ -204,6 +207,20 @@ class _Reader:
             source=source,
             extra={"declared": str(slot.link)},
         )
+
+    def _find_generation(self, slots: list[PciNode]) -> int | None:
+        """Return the newest PCIe generation of a GPU, by its board or its slot; None without any.
+
+        A slot alone does not tell: the file has the speed of a link that may have been at rest.
+        """
+        keys = {gpu.key for gpu in self.gpus}
+        known = [slot.link.generation for slot in slots if slot.bus_id in keys]
+        for gpu in self.gpus:
+            board = find_board(gpu.infos.get("GPUModel", "")) or find_by_id(
+                gpu.function.ids.get("device", "")
+            )
+            known += [board.pcie.generation] if board is not None else []
+        return max(known, default=None)
 
     # -- devices
 

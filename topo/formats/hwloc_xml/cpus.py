@@ -1,11 +1,9 @@
 """Read the CPUs of an hwloc file: a device for each NUMA node that has CPUs, joined pairwise."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 
-from ...graph import Device, Link, both_directions
-from ...hardware import LATENCY_us, inter_cpu_GBps_of
+from ...graph import Device
 from ...notes import assumed
 from ..safe_xml import Element
 from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
@@ -133,16 +131,3 @@ def _read_model(machine: HwlocMachine) -> dict[str, str]:
     usual = "x86_64" if "vendor" in model else "ppc64" if is_power else None
     arch = _ARCHITECTURES.get(machine.infos.get("Architecture", ""), usual)
     return {"arch": arch, **model} if arch else model
-
-
-def join_cpus(cpus: Sequence[Device]) -> Iterator[Link]:
-    """Yield links between all CPUs of a machine at the rate that NCCL counts."""
-    model = cpus[0].extra
-    rate = inter_cpu_GBps_of(model)
-    known = model.get("arch") in ("arm64", "ppc64") or model.get("vendor") in (
-        "GenuineIntel",
-        "AuthenticAMD",
-    )
-    source = "CPU model; rate as NCCL counts it" if known else assumed("the CPU model is not known")
-    for a, b in combinations(cpus, 2):
-        yield from both_directions(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))

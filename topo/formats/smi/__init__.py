@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import PurePath
 
+from ...between_cpus import find_cpu
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
@@ -119,7 +120,7 @@ def _read(text: str, where: str, others: GpuNames) -> Topology:
         return _read_hosts(text, matrices, names, where)
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
-    return _read_matrix(table, output, p2p, names, where)
+    return _read_matrix(table, output, p2p, names, find_cpu(text), where)
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
@@ -181,9 +182,17 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
 
 
 def _read_matrix(
-    table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], names: GpuNames, where: str
+    table: LabelMatrix,
+    output: SmiOutput,
+    p2p: list[LabelMatrix],
+    names: GpuNames,
+    cpu: tuple[str, dict[str, str]] | None,
+    where: str,
 ) -> Topology:
-    """Read a matrix of `topo -m`, completed from the other parts of the output and from names."""
+    """Read a matrix of `topo -m`, completed from the other parts of the output and from names.
+
+    `cpu` is what `find_cpu` finds in the text.
+    """
     notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
     cells = read_cells(table, output.nics, notes)
     _check_pairs(table, cells, where)
@@ -202,7 +211,7 @@ def _read_matrix(
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
     inferred = InferredTopology(
-        cells, affinities, SOURCE, notes=notes, rates=assume_rates(boards, how)
+        cells, affinities, SOURCE, notes=notes, rates=assume_rates(boards, how, cpu)
     )
     switched = match_peers(listings) is None if any(x.remote for x in listings.values()) else None
     infer_pcie_tree(inferred, where)

@@ -79,6 +79,8 @@ def choose_boards(
             )
         )
     some = "" if assumed.wires == most or not most else f" of its {assumed.wires}"
+    if len(candidates) == 1 and most:  # nothing else has these links
+        return dict.fromkeys(gpus, assumed), f"by the GPUs: {assumed.name} by its {links}{some}"
     return dict.fromkeys(gpus, assumed), f"as {assumed.name} has ({links}{some})"
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from ...between_cpus import assume_between_cpus
 from ...boards import Board
 from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us, PcieLink, pcie_link
-from ...notes import assumed
+from ...notes import Source, assumed
 from .cells import Cells, iterate_members
 
 # Assumed for GPUs of which nothing is known.
@@ -19,7 +20,7 @@ UNKNOWN_PCIE = pcie_link(None, None)
 
 @dataclass(frozen=True)
 class AssumedRates:
-    """The assumed rates of PCIe, of one NVLink and of a NIC (GB/s, None if unknown).
+    """The assumed rates of PCIe, of one NVLink, of a NIC (GB/s, None if unknown), and between CPUs.
 
     Each has its source. `boards` are those of the GPUs that are known, by column.
     """
@@ -28,23 +29,32 @@ class AssumedRates:
     pcie_source: str = assumed("Gen3 x16, as NCCL takes PCIe links that are not known")
     nvlink_GBps: Fraction = Fraction(25)
     nvlink_source: str = assumed("25 GB/s an NVLink, as in most generations")
+    between_cpus: tuple[Fraction, Source] = assume_between_cpus(None)
     nic_GBps: Fraction | None = None
     nic_source: str = ""
     boards: Mapping[int, Board] = field(default_factory=dict)
     how: str = ""
 
 
-def assume_rates(boards: Mapping[int, Board], how: str) -> AssumedRates:
+def assume_rates(
+    boards: Mapping[int, Board], how: str, cpu: tuple[str, dict[str, str]] | None = None
+) -> AssumedRates:
     """Return the rates to assume for a machine with these boards, by column; `how` is in sources.
 
-    Of several boards the fastest PCIe and the slowest NVLink count.
+    Of several boards the fastest PCIe and the slowest NVLink count. `cpu` is what `find_cpu` finds
+    in the text.
     """
+    name, model = cpu or ("", None)
     if not boards:
-        return AssumedRates()
+        return AssumedRates(between_cpus=assume_between_cpus(None, model, name))
     fastest = max(boards.values(), key=lambda board: board.pcie.bandwidth_GBps)
     wired = [board.wire_GBps for board in boards.values() if board.wires]
     rates = AssumedRates(
-        fastest.pcie, assumed(f"{_describe(fastest.pcie)}, {how}"), boards=boards, how=how
+        fastest.pcie,
+        assumed(f"{_describe(fastest.pcie)}, {how}"),
+        boards=boards,
+        how=how,
+        between_cpus=assume_between_cpus(fastest.pcie.generation, model, name),
     )
     if wired:
         rates = replace(

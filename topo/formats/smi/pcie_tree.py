@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, count
 from typing import Any, TypeVar
 
+from ...between_cpus import join_cpus
 from ...errors import InputError
 from ...exact import fraction_to_json
-from ...graph import Device, Link
-from ...hardware import ASSUMED_BY, ASSUMED_PLACE, ASSUMED_SPEED, LATENCY_us, QPI_DATASHEET_GBps
-from ...notes import assumed
+from ...graph import Device
+from ...hardware import ASSUMED_BY, ASSUMED_PLACE, ASSUMED_SPEED
 from .cells import PCIE_LABELS, iterate_members, list_some, unite
 from .inferred import UNKNOWN, Affinity, InferredTopology
 
@@ -280,16 +280,7 @@ def _join_cpus(inferred: InferredTopology, nodes: list[int], cpus: list[Device])
             continue
         if not by_sys[i] & nodes[j]:
             unlabelled.append(f"{a.id} - {b.id}")
-        inferred.join(
-            Link(
-                a.id,
-                b.id,
-                QPI_DATASHEET_GBps,
-                LATENCY_us["smp"],
-                "smp",
-                source=assumed("one QPI link of 9.6 GT/s"),
-            )
-        )
+        inferred.links += join_cpus(a.id, b.id, inferred.rates.between_cpus)
     if unlabelled:
         inferred.notes.append(
             f"the labels do not say how {list_some(unlabelled, 3)} are joined; taken as CPUs of "

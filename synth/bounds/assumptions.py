@@ -1,0 +1,121 @@
+"""What a bound assumes: the rates that nothing states of the links that its certificate uses.
+
+A certificate depends on the rates of the links of its cut, or of those that have prices, and on no
+others: whatever the rest carry, it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from ...topo.exact import parse_fraction
+
+if TYPE_CHECKING:
+    from ...topo.graph import Link, Topology
+    from .certificate import Bound
+
+# The links of each kind in words, and whether their rate is that of one of several bonded links.
+_WORDS = {
+    "pcie": ("PCIe links have", False),
+    "smp": ("the link between CPUs has", False),
+    "network": ("links into the network have", False),
+    "nvlink": ("each NVLink has", True),
+    "xgmi": ("each xGMI link has", True),
+    "c2c": ("each NVLink-C2C port has", True),
+}
+# Most assumptions to list in a sentence.
+_MAX_LISTED = 3
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A rate that nothing states: `what` in words with its GB/s, and `why` it was taken.
+
+    `is_guess` is false if it is a limit of the hardware: the datasheet's rate of a board that the
+    file or the user names. Such a bound holds whatever slower slot the board is in.
+    """
+
+    what: str
+    why: str
+    is_guess: bool
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.why})" if self.why else self.what
+
+
+def find_links(bound: Bound, topology: Topology) -> list[Link]:
+    """Return the links that a bound's certificate depends on, one of each parallel pair."""
+    if "inside" in bound.certificate:
+        inside = set(bound.certificate["inside"])
+        pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
+    else:
+        pairs = [
+            (a, b)
+            for a, b, price in bound.certificate.get("prices", ())
+            if parse_fraction(price) > 0
+        ]
+    link_of = {(x.src, x.dst): x for x in topology.links}
+    # A device that computes is priced as one with a GPU: its links have the GPU's id there.
+    alike: dict[str, list[str]] = {}
+    for device, gpu in bound.certificate.get("joined", ()):
+        alike.setdefault(gpu, []).append(device)
+    found: dict[tuple[str, str], Link] = {}
+    for a, b in pairs:
+        for pair in _spell(a, b, alike):
+            # Certificates of symmetric machines price one direction for both.
+            link = link_of.get(pair) or link_of.get(pair[::-1])
+            if link is not None:
+                found.setdefault(pair, link)
+    return list(found.values())
+
+
+def _spell(a: str, b: str, alike: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
+    for src in (a, *alike.get(a, ())):
+        for dst in (b, *alike.get(b, ())):
+            yield src, dst
+
+
+def list_assumptions(bound: Bound, topology: Topology) -> tuple[Assumption, ...]:
+    """Return the rates that a bound on a topology assumes, each once."""
+    return describe_assumed(find_links(bound, topology))
+
+
+def describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:
+    """Return the assumptions behind the rates of links, each once; stated rates are none."""
+    found: dict[Assumption, None] = {}
+    for link in links:
+        if link.is_assumed:
+            words, is_bonded = _WORDS.get(link.kind, (f"{link.kind} links have", False))
+            GBps = link.bandwidth_GBps / (link.count if is_bonded else 1)
+            why = str(link.source).removeprefix("assumed").removeprefix(":").strip()
+            found[Assumption(f"{words} {float(GBps):g} GB/s", why, link.is_guess)] = None
+    return tuple(found)
+
+
+def join_assumptions(assumptions: Iterable[Assumption]) -> str:
+    """Return " if A and B" to follow a rate; empty without assumptions."""
+    listed = list(dict.fromkeys(each.what for each in assumptions))
+    if len(listed) > _MAX_LISTED:
+        listed = [*listed[:_MAX_LISTED], "so on"]
+    return f" if {' and '.join(listed)}" if listed else ""
+
+
+def explain_assumptions(assumptions: Iterable[Assumption]) -> list[str]:
+    """Return a line for each assumption, with the reason why its rate was taken."""
+    return [f"nothing states that {each}" for each in dict.fromkeys(assumptions)]
+
+
+def scale_guesses(topology: Topology, factor: Fraction) -> Topology | None:
+    """Return the topology with all guessed rates multiplied by `factor`; None if it has none."""
+    if not any(link.is_guess for link in topology.links):
+        return None
+    return replace(
+        topology,
+        links=tuple(
+            replace(x, bandwidth_GBps=x.bandwidth_GBps * factor) if x.is_guess else x
+            for x in topology.links
+        ),
+    )
