@@ -26,6 +26,9 @@ _WORDS = {
     "xgmi": ("each xGMI link has", True),
     "c2c": ("each NVLink-C2C port has", True),
 }
+# Kinds of notes on NVLinks that a file leaves out.
+_LEFT_OUT = ("nvlinks-left-out", "no-nvlink-elements")
+_NO_NVLINKS = "its GPUs have no other NVLinks"
 # Most assumptions to list in a sentence.
 _MAX_LISTED = 3
 
@@ -79,11 +82,17 @@ def _spell(a: str, b: str, alike: dict[str, list[str]]) -> Iterator[tuple[str, s
 
 
 def list_assumptions(bound: Bound, topology: Topology) -> tuple[Assumption, ...]:
-    """Return the rates that a bound on a topology assumes, each once."""
-    return describe_assumed(find_links(bound, topology))
+    """Return what a bound on a topology assumes that nothing states, each once.
+
+    That is the rates that it depends on, and that GPUs have no other NVLinks than the topology's,
+    if a note says that its file leaves them out.
+    """
+    left_out = next((note for note in topology.notes if note.kind in _LEFT_OUT), None)
+    missing = () if left_out is None else (Assumption(_NO_NVLINKS, str(left_out), True),)
+    return (*missing, *_describe_assumed(find_links(bound, topology)))
 
 
-def describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:
+def _describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:
     """Return the assumptions behind the rates of links, each once; stated rates are none."""
     found: dict[Assumption, None] = {}
     for link in links:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.graph import Link, Topology
 from ...topo.routes import Router
-from ..bounds.assumptions import describe_assumed, find_links
+from ..bounds.assumptions import Assumption, find_links, list_assumptions
 from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
 from ..bounds.single_path import find_bounds
 from ..export.choice import choose_graphs
@@ -65,11 +65,11 @@ class Limits:
     `one_way_GBps` is the single-path bound, `any_way_GBps` the multipath bound, and
     `in_network_GBps` the bound with all switches adding that could (None if none could).
     `assumption` states in words what the first two assume, `rates` the links that the single-path
-    bound depends on, and `possible` the switches that could add. `guesses` are those of these rates
-    that are neither stated nor a named board's: no verdict rests on them. `kind` is that of the
-    single-path bound's certificate. `is_assumed` is whether no source states the rate of one of
-    these links. Measurements count as reaching the bound from the share `near` on, and as exceeding
-    it from `most`: the rates that NCCL counts are below those of the links.
+    bound depends on, and `possible` the switches that could add. `assumes` has what the single-path
+    bound depends on that nothing states. `kind` is that of the single-path bound's certificate.
+    `is_assumed` is whether no source states the rate of one of its links. Measurements count as
+    reaching the bound from the share `near` on, and as exceeding it from `most`: the rates that
+    NCCL counts are below those of the links.
 
     If the machine has more GPUs than take part, `alone_GBps` is the single-path bound without the
     others' help, None if there is none without it, and `helped_GBps` that with the help of
@@ -84,12 +84,17 @@ class Limits:
     possible: str
     kind: str
     is_assumed: bool = False
-    guesses: tuple[str, ...] = ()
+    assumes: tuple[Assumption, ...] = ()
     near: float = NEAR
     most: float = ROUNDING
     alone_GBps: Fraction | None = None
     helped_GBps: Fraction | None = None
     helpers: tuple[int, ...] = ()
+
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        """What is neither stated nor a named board's rate; no verdict rests on such a bound."""
+        return tuple(each.what for each in self.assumes if each.is_guess)
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def find_limits(collective: Collective, router: Router) -> Limits:
         describe_possible(topology),
         bounds.single_path.kind,
         any(link.is_assumed for link in links),
-        tuple(each.what for each in describe_assumed(links) if each.is_guess),
+        list_assumptions(bounds.single_path, topology),
         _NEAR_DATASHEET if is_datasheet else NEAR,
         max((_find_room(link) for link in links), default=ROUNDING),
     )

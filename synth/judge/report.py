@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...topo.output_head import output_head
+from ..bounds.assumptions import join_assumptions
 from ..describe import help_text
 from .advice import describe_limit, gbps, percent, size_text
 from .options import ROUNDING, Limits, Options
@@ -70,8 +71,8 @@ def _list_finding_lines(head: str, finding: FileFinding) -> list[str]:
 def _describe_limits(collective: str, limits: Limits) -> str:
     helped = f" {help_text(limits.helpers)}" if limits.helped_GBps is not None else ""
     text = (
-        f"  {collective}: at most {gbps(limits.one_way_GBps)} GB/s algbw{helped} "
-        f"({limits.assumption})"
+        f"  {collective}: at most {gbps(limits.one_way_GBps)} GB/s algbw{helped}"
+        f"{join_assumptions(limits.assumes)} ({limits.assumption})"
     )
     if limits.helpers:
         alone = limits.alone_GBps
@@ -280,6 +281,7 @@ def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
         "kind": limits.kind,
         "assumption": limits.assumption,
         "rests_on": limits.rates,
+        "assumes": [str(each) for each in limits.assumes],
         **({} if helped is None and alone is None else part),
     }
 
