@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...synth.groups.joint import JointSynthesis
     from ...synth.groups.joint_bound import JointBound
     from ...synth.groups.joint_plan import GroupPlan
+    from ...topo.graph import Topology
 
 
 def run(args: argparse.Namespace) -> None:
@@ -72,8 +73,8 @@ def _to_json(result: JointSynthesis) -> dict[str, Any]:
         "helpers": list(plan.helpers),
         "predicted": {"time_s": plan.time_s},
         "limit_s": float(plan.limit_s),
-        "bound": _bound_json(plan.bound),
-        "bound_one_way": _bound_json(plan.bound_one_way),
+        "bound": _bound_json(plan.bound, topology),
+        "bound_one_way": _bound_json(plan.bound_one_way, topology),
         "gap": float(plan.gap),
         "separate": {
             "together_s": float(result.separate.together_s),
@@ -87,12 +88,15 @@ def _to_json(result: JointSynthesis) -> dict[str, Any]:
     }
 
 
-def _bound_json(bound: JointBound) -> dict[str, Any]:
+def _bound_json(bound: JointBound, topology: Topology) -> dict[str, Any]:
+    from ...synth.bounds.assumptions import list_assumptions
+
     return {
         "time_s": float(bound.time_s),
         "time_s_exact": str(bound.time_s),
         "kind": bound.kind,
         "certificate": dict(bound.certificate),
+        "assumes": [str(assumption) for assumption in list_assumptions(bound, topology)],
     }
 
 

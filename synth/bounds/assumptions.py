@@ -6,15 +6,16 @@ others: whatever the rest carry, it holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...topo.exact import parse_fraction
 
 if TYPE_CHECKING:
     from ...topo.graph import Link, Topology
+    from ..groups.joint_bound import JointBound
     from .certificate import Bound
 
 # The links of each kind in words, and whether their rate is that of one of several bonded links.
@@ -49,21 +50,18 @@ class Assumption:
         return f"{self.what} ({self.why})" if self.why else self.what
 
 
-def find_links(bound: Bound, topology: Topology) -> list[Link]:
+def find_links(certificate: Mapping[str, Any], topology: Topology) -> list[Link]:
     """Return the links that a bound's certificate depends on, one of each parallel pair."""
-    if "inside" in bound.certificate:
-        inside = set(bound.certificate["inside"])
+    if "inside" in certificate:
+        inside = set(certificate["inside"])
         pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
     else:
-        pairs = [
-            (a, b)
-            for a, b, price in bound.certificate.get("prices", ())
-            if parse_fraction(price) > 0
-        ]
+        prices = certificate.get("prices", ())
+        pairs = [(a, b) for a, b, price in prices if parse_fraction(price) > 0]
     link_of = {(x.src, x.dst): x for x in topology.links}
     # A device that computes is priced as one with a GPU: its links have the GPU's id there.
     alike: dict[str, list[str]] = {}
-    for device, gpu in bound.certificate.get("joined", ()):
+    for device, gpu in certificate.get("joined", ()):
         alike.setdefault(gpu, []).append(device)
     found: dict[tuple[str, str], Link] = {}
     for a, b in pairs:
@@ -81,7 +79,7 @@ def _spell(a: str, b: str, alike: dict[str, list[str]]) -> Iterator[tuple[str, s
             yield src, dst
 
 
-def list_assumptions(bound: Bound, topology: Topology) -> tuple[Assumption, ...]:
+def list_assumptions(bound: Bound | JointBound, topology: Topology) -> tuple[Assumption, ...]:
     """Return what a bound on a topology assumes that nothing states, each once.
 
     That is the rates that it depends on, and that GPUs have no other NVLinks than the topology's,
@@ -89,7 +87,7 @@ def list_assumptions(bound: Bound, topology: Topology) -> tuple[Assumption, ...]
     """
     left_out = next((note for note in topology.notes if note.kind in _LEFT_OUT), None)
     missing = () if left_out is None else (Assumption(_NO_NVLINKS, str(left_out), True),)
-    return (*missing, *_describe_assumed(find_links(bound, topology)))
+    return (*missing, *_describe_assumed(find_links(bound.certificate, topology)))
 
 
 def _describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:

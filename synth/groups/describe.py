@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from ...topo.printable import printable
+from ..bounds.assumptions import join_assumptions, list_assumptions
 from ..describe import WIDTH, count, show_us
 from ..ir.collective import spell_ranks
 from ..sizes import show_size
@@ -96,7 +97,8 @@ def _bounds_text(plan: JointPlan) -> str:
     def text(bound: JointBound) -> str:
         priced = len(bound.certificate["prices"])
         by = f"bound by prices on {count(priced, 'link')}, linear programming dual"
-        return f"at least {_us(bound.time_s)} us until all have ended, {{}} ({by})"
+        assumed = join_assumptions(list_assumptions(bound, plan.topology))
+        return f"at least {_us(bound.time_s)} us until all have ended{assumed}, {{}} ({by})"
 
     if plan.bound.time_s == plan.bound_one_way.time_s:
         return text(plan.bound).format("however links are used")

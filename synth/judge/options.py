@@ -133,7 +133,7 @@ def find_limits(collective: Collective, router: Router) -> Limits:
     topology, effort = router.topology, Effort(_TIME_LIMIT_S)
     bounds = find_bounds(collective, router, effort)
     in_network = bound_in_network(collective, topology, bounds.multipath, effort)
-    links = find_links(bounds.single_path, topology)
+    links = find_links(bounds.single_path.certificate, topology)
     is_datasheet = any(x.kind in _DATASHEET_KINDS and not x.counted_by for x in links)
     return Limits(
         bounds.single_path.algbw_GBps,
