@@ -5,21 +5,23 @@ of a topology read from such a text is assumed, and its source says so.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import PurePath
 
+from ...boards import Board
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
 from ...facts.keys import gpu_subject
 from ...graph import Device, Link, Topology
-from ...hardware import ASSUMED_PLACE
+from ...hardware import ASSUMED_PLACE, PcieLink
 from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
+from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards
 from .cells import Cells, iterate_members, list_some, read_cells
 from .facts import (
@@ -119,7 +121,7 @@ def _read(text: str, where: str, others: GpuNames) -> Topology:
         return _read_hosts(text, matrices, names, where)
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
-    return _read_matrix(table, output, p2p, names, where)
+    return _read_matrix(table, output, p2p, names, find_said_pcie(text), where)
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
@@ -181,9 +183,14 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
 
 
 def _read_matrix(
-    table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], names: GpuNames, where: str
+    table: LabelMatrix,
+    output: SmiOutput,
+    p2p: list[LabelMatrix],
+    names: GpuNames,
+    said: SaidPcie,
+    where: str,
 ) -> Topology:
-    """Read a matrix of `topo -m`, completed from the other parts of the output and from names."""
+    """Read a matrix of `topo -m`, completed from the other parts of the output and the text."""
     notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
     cells = read_cells(table, output.nics, notes)
     _check_pairs(table, cells, where)
@@ -201,9 +208,8 @@ def _read_matrix(
         )
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
-    inferred = InferredTopology(
-        cells, affinities, SOURCE, notes=notes, rates=assume_rates(boards, how)
-    )
+    rates = replace(assume_rates(boards, how), said=_find_said(said, cells, boards, notes))
+    inferred = InferredTopology(cells, affinities, SOURCE, notes=notes, rates=rates)
     switched = match_peers(listings) is None if any(x.remote for x in listings.values()) else None
     infer_pcie_tree(inferred, where)
     join_other_links(inferred, choose_nvlink_rate(listings, inferred.rates), switched)
@@ -229,6 +235,20 @@ def _read_matrix(
         facts,
         [SOURCE, "topo -p2p"] if p2p else [SOURCE],
     )
+
+
+def _find_said(
+    said: SaidPcie, cells: Cells, boards: Mapping[int, Board], notes: list[str]
+) -> dict[int, tuple[PcieLink, str]]:
+    """Return the PCIe links that the text states, by column; note lines that disagree."""
+    if said.conflict:
+        notes.append(said.conflict)
+    links = {}
+    for i in iterate_members(cells.gpus):
+        board = boards.get(i)
+        if link := said.find(int(cells.ids[i][3:]), board.pcie if board is not None else None):
+            links[i] = link
+    return links
 
 
 def _check_pairs(table: LabelMatrix, cells: Cells, where: str) -> None:
