@@ -181,6 +181,30 @@ def test_both_recorded_lists_of_nvlinks_together_give_links_and_rates(
 # -- vintages
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "label", "note"),
+    [
+        ("NVIDIA B300 SXM6 AC", 7, "NV18", "boards of B300 have 8; 1 may be lost"),
+        ("NVIDIA H100 80GB HBM3", 6, "NV18", "boards of H100 have 8; 2 may be lost"),
+        ("NVIDIA A100-SXM4-80GB", 3, "NV12", "boards of A100 have 4; 1 may be lost"),
+        ("NVIDIA B300 SXM6 AC", 8, "NV18", ""),
+        ("NVIDIA B300 SXM6 AC", 4, "NV18", ""),
+        ("NVIDIA RTX A6000", 7, "PHB", ""),
+        ("NVIDIA L40S", 7, "NODE", ""),
+    ],
+)
+def test_fewer_gpus_than_a_board_has_are_noted(
+    name: str, count: int, label: str, note: str
+) -> None:
+    places = ";".join(f"{i // 3} {i // 3}" for i in range(count))
+    text = alike(count, label, places, "CPU Affinity|NUMA Affinity")
+    machine = read(f"GPU 0: {name} (UUID: {UUID.format(0)})\n{text}")
+    assert note in notes(machine)
+    assert ("may be lost" in notes(machine)) == bool(note)
+    found = [finding.message for finding in list_findings(machine)]
+    assert any("may be lost" in message for message in found) == bool(note)
+
+
 def test_a_gpu_near_several_numa_nodes_counts_with_the_first() -> None:
     machine = read(matrix("X PHB/PHB X", "0-9 0-1; 0-9 0-1", "CPU Affinity|NUMA Affinity"))
     assert machine.by_id["gpu1"].numa_node == 0

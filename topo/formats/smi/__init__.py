@@ -11,6 +11,7 @@ from itertools import combinations, pairwise
 from pathlib import PurePath
 
 from ...boards import Board
+from ...derived.board_size import find_short_boards
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
@@ -225,7 +226,10 @@ def _read_matrix(
         *list_matrix_devices(inferred, identities),
         *inferred.devices,
     ]
-    notes += _find_mismatches(Topology("labels", tuple(devices), tuple(inferred.links)), inferred)
+    labelled = Topology("labels", tuple(devices), tuple(inferred.links))
+    notes += _find_mismatches(labelled, inferred)
+    gpus = {cells.ids[i]: boards.get(i) for i in iterate_members(cells.gpus)}
+    notes += [short.describe() for short in find_short_boards(labelled, gpus)]
     return _build(
         where,
         devices,
