@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from .hardware import PcieLink
+from .hardware import NVLINK_DATASHEET_GBps, PcieLink
 
 # Columns: name; pattern of a name, if it is not the name itself; PCI device ids; architecture
 # (compute capability times ten, or AMD's gfx); PCIe generation and width; links to other GPUs and
 # GB/s of each; memory in GB; properties (below); source. In a name the first row that matches
-# counts. Properties: `card`: NVLinks are bridges between cards. `c2c=N`: N GB/s to the CPU of its
+# counts. Properties: `card`: its links are bridges between cards. `c2c=N`: N GB/s to the CPU of its
 # module. `nic=N`: NICs of N Gb/s are on its module. `no-rdma`: they cannot access its memory.
 # `pair=N`: N links join two of them.
 _TABLE = r"""
@@ -113,10 +113,10 @@ MI300A;;74a0;gfx942;5x16;8x64;128;pair=2;MI300A datasheet, CDNA 3 white paper
 MI300X;MI300X?;74a1 74a9 74b5 74bd;gfx942;5x16;7x64;192;;MI300X datasheet
 MI250X;;7408;gfx90a;4x16;8x50;64 a die;;MI250X datasheet
 MI250;;740c;gfx90a;4x16;8x50;64 a die;;MI250 datasheet
-MI210;;740f;gfx90a;4x16;3x50;64;;MI210 datasheet
-MI100;;738c 738e;gfx908;4x16;3x46;32;;MI100 datasheet
-MI60;;66a0;gfx906;4x16;2x50;32;;MI60 datasheet
-MI50;(MI50|RADEON PRO VII);66a1;gfx906;4x16;2x46;16, 32;;MI50 datasheet
+MI210;;740f;gfx90a;4x16;3x50;64;card;MI210 datasheet
+MI100;;738c 738e;gfx908;4x16;3x46;32;card;MI100 datasheet
+MI60;;66a0;gfx906;4x16;2x50;32;card;MI60 datasheet
+MI50;(MI50|RADEON PRO VII);66a1;gfx906;4x16;2x46;16, 32;card;MI50 datasheet
 MI25;;6860;gfx900;3x16;;16;;MI25 datasheet
 Radeon VII;;;gfx906;3x16;;16;;Radeon VII specifications
 R9700;(AI PRO )?R9700;7551;gfx1201;5x16;;32;;Radeon AI PRO R9700 datasheet
@@ -171,8 +171,8 @@ class Board:
 
     `sm` is the compute capability times ten, None for AMD's GPUs, whose architecture is `gcn` (""
     for NVIDIA's). `wires` is the most NVLinks or xGMI links that it has, `wire_GBps` the rate of
-    one, `pair_wires` how many join two of them if a text does not say. `is_card` says that its
-    NVLinks are bridges between cards. `c2c_GBps` is the rate to the CPU of its module, None if it
+    one, `pair_wires` how many join two of them if a text does not say. `is_card` says that these
+    are bridges between cards. `c2c_GBps` is the rate to the CPU of its module, None if it
     has no NVLink-C2C, `own_nic_Gbps` that of the NICs on its module, None if it has none.
     `has_rdma` is False if NICs cannot access its memory.
     """
@@ -197,6 +197,11 @@ class Board:
     def kind(self) -> str:
         """The kind of its links to other GPUs: nvlink or xgmi."""
         return "xgmi" if self.gcn else "nvlink"
+
+    @property
+    def has_soldered_links(self) -> bool:
+        """Whether machines always join several of these by NVLink or xGMI: modules, no cards."""
+        return self.wires > 0 and not self.is_card
 
     @property
     def nic_Gbps(self) -> int | None:
@@ -334,6 +339,29 @@ def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None
         else find_by_architecture(gcn=str(gpu.get("gcn") or ""))
     )
     return find_wire_GBps(b for b in boards if b.kind == kind)
+
+
+def count_nvlinks(GBps: Fraction, gpu: Mapping[str, object]) -> int:
+    """Return the number of NVLinks that a rate is the sum of, if no file counts them.
+
+    It is 1 up to the rate of the fastest single link. Above it, the rate of one is that of the GPU
+    (`gpu` is its device's `extra`), else 25 GB/s, else 50 if 25 takes more links than any GPU has,
+    else that of cards; 1 if the sum is no multiple of it.
+    """
+    if GBps <= FASTEST_NVLINK_GBps:
+        return 1
+    return _divide(GBps, find_datasheet_GBps("nvlink", gpu))
+
+
+@lru_cache(maxsize=1024)  # thousands of links have a few rates
+def _divide(GBps: Fraction, own_GBps: Fraction | None) -> int:
+    boards = [
+        b for b in BOARDS if b.kind == "nvlink" and b.wires and own_GBps in (None, b.wire_GBps)
+    ]
+    # Modules before cards, whose bridges are slower than a module's links.
+    boards.sort(key=lambda b: (b.is_card, b.wire_GBps != NVLINK_DATASHEET_GBps[4], b.wire_GBps))
+    counts = (GBps / b.wire_GBps for b in boards if GBps <= b.wires * b.wire_GBps)
+    return next((int(count) for count in counts if count.denominator == 1), 1)
 
 
 def has_nvlink(sm: int | None) -> bool:

@@ -73,8 +73,9 @@ class ConnectionFinder:
         if cpus == 1:
             roots = {self._topology.by_id[end].extra.get("root") for end in (route[0], route[-1])}
             return "NODE" if len(roots - {None}) == 2 else "PHB"
-        if cpus:
-            return "SYS"
+        if cpus:  # of several hosts, if cables join them
+            has_cable = any(self._counts.get((hop, "network")) for hop in route_links(route))
+            return "NET" if has_cable else "SYS"
         if through and all(d.family == "pcie" for d in through):
             return "PIX" if self.count_switches(route) <= 1 else "PXB"
         for kind, name in (("nvlink", "NV"), ("xgmi", "XGMI")):

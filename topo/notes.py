@@ -16,7 +16,7 @@ assumed rates (of the network, of topo-place, of boxes of clusters).
 | gpu-hidden | CUDA_VISIBLE_DEVICES or the job hides GPUs | their ids | | errors, doctor |
 | no-gpus | the file lists no GPU | | | errors |
 | link-without-peer | links lead to no known GPU | GPUs | nvlink or xgmi | doctor |
-| nvlinks-left-out | the text shows PCIe routes instead of NVLinks | | | doctor, GPUDirect |
+| nvlinks-left-out | the text leaves out NVLinks or xGMI | GPUs | their board | doctor, GPUDirect |
 | no-nvlink-elements | the file has no NVLinks of GPUs whose boards have them | | | doctor |
 | board-assumed | the text names no GPUs; one of several boards is assumed | | | rates |
 | network-rate-assumed | a rate into the network is assumed | ports | the host's own words | rates |

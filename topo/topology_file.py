@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from .boards import FASTEST_NVLINK_GBps, count_nvlinks
 from .devices import (
     Ability,
     DEFAULT_BANDWIDTH_GBps,
@@ -91,8 +92,11 @@ class LinkFields(Struct):
     ] = "link"
     count: Annotated[
         Count | None,
-        Meta(description="number of lanes or bonded links; the bandwidth is their sum"),
-    ] = 1
+        Meta(
+            description="number of lanes or bonded links; the bandwidth is their sum; default 1, "
+            "or as many NVLinks as a bandwidth above that of one takes"
+        ),
+    ] = None
     source: Annotated[Label | None, Meta(description="source of the link's data")] = None
     bidirectional: Annotated[
         bool, Meta(description="whether the link also runs from dst to src")
@@ -220,14 +224,21 @@ def read_parts(
         for fields, row in zip(file.devices, data["devices"], strict=True)
     )
     links: list[Link] = []
+    by_id = {device.id: device for device in devices}
     for joins, row in zip(file.links, data.get("links", ()), strict=True):
+        GBps = DEFAULT_BANDWIDTH_GBps if joins.bandwidth_GBps is None else joins.bandwidth_GBps
+        kind = "link" if joins.kind is None else joins.kind
+        count = joins.count
+        if count is None:
+            ends = [by_id[end] for end in (joins.src, joins.dst) if end in by_id]
+            count = _count_nvlinks(ends, GBps) if kind == "nvlink" else 1
         link = Link(
             joins.src,
             joins.dst,
-            DEFAULT_BANDWIDTH_GBps if joins.bandwidth_GBps is None else joins.bandwidth_GBps,
+            GBps,
             DEFAULT_LATENCY_us if joins.latency_us is None else joins.latency_us,
-            "link" if joins.kind is None else joins.kind,
-            1 if joins.count is None else joins.count,
+            kind,
+            count,
             joins.source,
             _undeclared(row, _LINK_FIELDS),
         )
@@ -236,6 +247,11 @@ def read_parts(
     if "notes" in extra:
         extra["notes"] = restore_notes(extra["notes"], file.note_kinds)
     return devices, tuple(links), extra
+
+
+def _count_nvlinks(ends: Iterable[Device], GBps: Fraction) -> int:
+    gpu = next((end for end in ends if end.kind == "gpu"), None)
+    return count_nvlinks(GBps, {} if gpu is None else gpu.extra)
 
 
 def _undeclared(row: Mapping[str, Any], declared: frozenset[str]) -> dict[str, Any]:
@@ -283,13 +299,18 @@ def links_to_json(links: Iterable[Link]) -> list[dict[str, Any]]:
             "bandwidth_GBps": fraction_to_json(link.bandwidth_GBps),
             "latency_us": fraction_to_json(link.latency_us),
             "kind": link.kind,
-            **({} if link.count == 1 else {"count": link.count}),
+            **({"count": link.count} if _needs_count(link) else {}),
             **({} if link.source is None else {"source": str(link.source)}),
             "bidirectional": bidirectional,
             **to_plain(link.extra),
         }
         for link, bidirectional in paired
     ]
+
+
+def _needs_count(link: Link) -> bool:
+    """Return whether a reader may take another count than the link's if none is written."""
+    return link.count != 1 or (link.kind == "nvlink" and link.bandwidth_GBps > FASTEST_NVLINK_GBps)
 
 
 def to_text(data: dict[str, Any]) -> str:

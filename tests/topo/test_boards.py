@@ -8,14 +8,14 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.topo.boards import BOARDS, find_board, find_by_id
+from topoplan.topo.boards import BOARDS, count_nvlinks, find_board, find_by_id
 from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.derived.stated import state_board, state_rates
 from topoplan.topo.doctor import examine
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.gpudirect import judge_pairs
-from topoplan.topo.graph import Topology
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load
 
 NV18 = """\
@@ -285,3 +285,36 @@ def test_a_pipe_that_the_shell_opened_is_read() -> None:
         assert len(load(f"/dev/fd/{reading}").ranks) == 2
     finally:
         os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("GBps", "gpu", "count"),
+    [
+        (900, {}, 18),  # B200: 36 links of 25 GB/s have no GPU
+        (450, {}, 18),
+        (150, {}, 6),
+        (150, {"name": "NVIDIA B200"}, 3),
+        ("225/4", {"name": "NVIDIA A40"}, 4),
+        ("225/4", {}, 4),
+        (80, {"sm": 60}, 4),
+        (50, {}, 1),  # one link of NVLink 5, or two older ones
+        (77, {}, 1),
+        (900, {"name": "NVIDIA H100"}, 1),
+    ],
+)
+def test_a_rate_above_that_of_one_link_is_the_sum_of_several(
+    GBps: float | str, gpu: dict[str, object], count: int
+) -> None:
+    assert count_nvlinks(Fraction(GBps), gpu) == count
+
+
+def test_a_link_without_a_count_gets_one_when_its_file_is_read() -> None:
+    ends = [{"id": "gpu0"}, {"id": "gpu1", "name": "NVIDIA B200"}]
+    link = {"src": "gpu0", "dst": "gpu1", "bandwidth_GBps": 900, "kind": "nvlink"}
+    found = Topology.from_json({"devices": ends, "links": [link]})
+    assert [x.count for x in found.links] == [18]
+    other = Topology.from_json({"devices": ends, "links": [link | {"kind": "link"}]})
+    assert [x.count for x in other.links] == [1]
+    one = Link("gpu0", "gpu1", Fraction(900), kind="nvlink")  # what a program states stays
+    machine = Topology("x", (Device("gpu0"), Device("gpu1")), both_directions(one))
+    assert Topology.loads(machine.dumps()) == machine

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ..derived.board_size import find_short_boards
 from ..facts import keys
 from ..facts.keys import pci_subject, split_host
 from ..facts.view import WIRES
@@ -262,6 +263,27 @@ def _describe_unknown_node(view: DoctorView, device: Device, numbered: bool) -> 
 
 
 # The checks of this file.
+def check_board_sizes(view: DoctorView) -> Iterator[Finding]:
+    """Report GPUs that are fewer than their board has, as a note: others may be lost.
+
+    Boards with NVSwitches, and those whose GPUs xGMI joins all, have 4, 8 or 16 GPUs. If the job or
+    CUDA_VISIBLE_DEVICES hides GPUs, or the driver has lost some, other checks say so.
+    """
+    if view.list_notes("gpu-hidden", "gpu-lost", "gpu-not-listed"):
+        return
+    boards = {gpu.id: view.find_board(gpu.id) for gpu in view.gpus}
+    for short in find_short_boards(view.topology, boards):
+        yield Finding(
+            "note",
+            "gpus-of-board-missing",
+            short.gpus,
+            short.describe(),
+            (f"{join_names(short.gpus)} (the topology)",),
+            "look for GPUs that fell off the bus (lspci, nvidia-smi -L, dmesg: Xid 79), unless the "
+            "job or container shows only some",
+        )
+
+
 CHECKS = (
     Check(
         "NICs near GPUs",
@@ -276,4 +298,10 @@ CHECKS = (
         "no GPUs or no NICs",
     ),
     Check("NUMA nodes", check_numa_nodes, lambda view: len(view.cpus) > 1, "no second CPU"),
+    Check(
+        "all GPUs of a board",
+        check_board_sizes,
+        lambda view: any(link.kind in WIRES for link in view.topology.links),
+        "no NVLink or xGMI",
+    ),
 )

@@ -1,4 +1,4 @@
-"""Read the tables that AMD's tools print: `rocm-smi --showtopo` and `amd-smi topology`, also JSON.
+"""Read the tables of `rocm-smi --showtopo`, `amd-smi topology` (both also in JSON), `amd-smi xgmi`.
 
 The tables cover all pairs of GPUs: the kind of link (XGMI or PCIE), the number of hops, and more. A
 pair with XGMI and the weight of one hop has links of its own: "hops" is 1 for all GPUs that xGMI
@@ -37,25 +37,24 @@ _TYPES = ("XGMI", "PCIE")
 _SAME_CPU_HOPS = 2
 # Weight of one xGMI hop; more hops have a multiple of it (amdgpu; ROCm/rocm-systems#7372).
 _WEIGHT_OF_A_HOP = 15
+# Of one hop and of two. PCIe weighs 20 each way between a GPU and its CPU, and more between CPUs.
+_WEIGHTS_OF_XGMI = (_WEIGHT_OF_A_HOP, 2 * _WEIGHT_OF_A_HOP)
 SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 
 def read(text: str, where: str) -> Topology:
     """Read the machine that rocm-smi or amd-smi describes; `extra["notes"]` lists oddities.
 
-    Raise InputError if there is no table of link types, if it does not say how two GPUs are joined,
-    and for rows with more or fewer cells than columns.
+    Raise InputError if there is no table of link types or of weights, if it does not say how two
+    GPUs are joined, and for rows with more or fewer cells than columns.
     """
     text = clean(text)
     is_json = amd_json.looks_like(text)
     output = amd_json.parse_json(text, where) if is_json else parse_tables(text, where)
-    if TYPE not in output.tables:
-        raise InputError(
-            f"{where}: no table of link types; give the whole output of rocm-smi --showtopo or "
-            "amd-smi topology"
-        )
-    _check_types(output, where)
     notes: list[str] = []
+    if TYPE not in output.tables:
+        _infer_types(output, notes, where)
+    _check_types(output, where)
     if output.times > 1:
         notes.append(
             f"the same tables {output.times} times: taken for one machine; if they are of several, "
@@ -99,6 +98,27 @@ def read(text: str, where: str) -> Topology:
         tuple(links),
         SOURCE,
         {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))},
+    )
+
+
+def _infer_types(output: AmdOutput, notes: list[str], where: str) -> None:
+    """Take the types of links from the weights, with a note, if the text is cut before their table.
+
+    Raise InputError if a weight is missing, too.
+    """
+    weights = {pair: output.get_number(WEIGHT, *pair) for pair in combinations(output.names, 2)}
+    if not weights or any(weight is None for weight in weights.values()):
+        raise InputError(
+            f"{where}: no table of link types (LINK TYPE TABLE, or Link Type between two GPUs): "
+            "the text is cut before it; give the whole output of amd-smi topology or rocm-smi "
+            "--showtopo"
+        )
+    output.tables[TYPE] = {
+        pair: "XGMI" if weight in _WEIGHTS_OF_XGMI else "PCIE" for pair, weight in weights.items()
+    }
+    notes.append(
+        "no table of link types, so the text is cut; they are assumed by the weights: a hop of "
+        f"xGMI weighs {_WEIGHT_OF_A_HOP}, PCIe 40 or more"
     )
 
 

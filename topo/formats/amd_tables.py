@@ -15,17 +15,20 @@ MAX_GPUS = 256
 # Five tables of 256 rows take some 1,300 lines. The room for other text is chosen.
 MAX_LINES = 100_000
 TYPE, HOPS, WEIGHT, BANDWIDTH, OTHER = "link type", "hops", "weight", "bandwidth", ""
+# The table of amd-smi xgmi: a link's rate, and what each link has carried.
+METRIC = "link metric"
 
 _TITLES = (
     (TYPE, re.compile(r"=+ Link Type between two GPUs =+|LINK TYPE TABLE:")),
     (HOPS, re.compile(r"=+ Hops between two GPUs =+|HOPS TABLE:")),
     (WEIGHT, re.compile(r"=+ Weight between two GPUs =+|WEIGHT TABLE:")),
     (BANDWIDTH, re.compile(r"=+ (?:Numa )?Bandwidth.* =+|NUMA BW TABLE:", re.IGNORECASE)),
-    (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} TABLE:")),
+    (METRIC, re.compile(r"LINK METRIC TABLE:")),
+    (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} (?:TABLE|STATUS):")),
 )
 _SNIFF = re.compile(
     r"^[ \t>#$+|]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
-    r"|(?:LINK TYPE|HOPS|WEIGHT) TABLE:)",
+    r"|(?:LINK TYPE|HOPS|WEIGHT|LINK METRIC) TABLE:)",
     re.MULTILINE,
 )
 # Characters at the start of a text in which its format is detected.
@@ -34,7 +37,25 @@ _NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", r
 _NUMA = re.compile(
     r"GPU ?\[?(\d{1,4})\]?\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
 )
+# amd-smi xgmi: "GPU0   0000:0c:00.0 32 Gb/s  512 Gb/s      XGMI", also without the domain.
+_METRIC_ROW = re.compile(
+    r"GPU\d{1,4}\s{1,40}((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s{1,40}"
+    r"(?:\d{1,6} Gb/s|N/A)\s{0,40}(?:(\d{1,7}) Gb/s|N/A)\s{0,40}(?:XGMI|PCIE|N/A)",
+    re.IGNORECASE,
+)
+_CARRIED = re.compile(r"N/A|\d{1,20}(?:\.\d{1,6})? [KMGTPE]?B\b")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?:[>#+|][ \t]?){0,8}")  # of a quote, a comment or a change
+
+
+@dataclass
+class XgmiMetrics:
+    """The table of amd-smi xgmi: GPUs in its order, MB/s of a link of each, and its cells.
+
+    `carried` maps a GPU to what its links to each GPU have read: "N/A" if there is no link.
+    """
+
+    gpus: dict[str, int | None] = field(default_factory=dict)
+    carried: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,12 +64,14 @@ class AmdOutput:
 
     `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH) and then (row, column) to a cell's text;
     `nodes` maps a GPU's number to its NUMA node. `times` is how often link types are printed.
+    `metrics` are the rows of amd-smi xgmi, which `parse_tables` turns into tables.
     """
 
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
     times: int = 1
+    metrics: XgmiMetrics = field(default_factory=XgmiMetrics)
 
     def get_number_of(self, name: str) -> int:
         """Return a GPU's number: the one in its name, else its place in the tables."""
@@ -103,9 +126,59 @@ def parse_tables(text: str, where: str) -> AmdOutput:
         elif numa := _NUMA.fullmatch(line):
             if numa[2] == "Node" or int(numa[1]) not in output.nodes:
                 output.nodes[int(numa[1])] = int(numa[3])
+        elif title == METRIC:
+            _parse_metric(output.metrics, line)
         elif title and line:
             columns = _parse_line(output, title, columns, line.split(), f"{where}: line {number}")
+    if output.metrics.gpus:
+        _add_metrics(output, where)
     return output
+
+
+def _parse_metric(metrics: XgmiMetrics, line: str) -> None:
+    """Add a row of amd-smi xgmi: a GPU's, or that of what its links have read."""
+    if row := _METRIC_ROW.fullmatch(line):
+        address = row[1].lower()
+        name = address if address.count(":") > 1 else f"0000:{address}"
+        # Gb/s of one link in one direction
+        metrics.gpus[name] = int(row[2]) * 125 if row[2] else None
+    elif line.startswith("Read") and metrics.gpus:
+        metrics.carried.setdefault(list(metrics.gpus)[-1], _CARRIED.findall(line))
+
+
+def _add_metrics(output: AmdOutput, where: str) -> None:
+    """Turn the rows of amd-smi xgmi into tables of link types and rates, unless there are others.
+
+    Raise InputError for other GPUs than those of other tables, and for rows with missing cells.
+    """
+    names = tuple(output.metrics.gpus)
+    if output.names and names != output.names:
+        raise InputError(
+            f"{where}: amd-smi xgmi and the other tables list different GPUs; expected one machine "
+            "in a file"
+        )
+    if len(names) > MAX_GPUS:
+        raise InputError(f"{where}: {len(names)} GPUs, more than {MAX_GPUS}; expected one machine")
+    output.names = names
+    cells: dict[tuple[str, str], str] = {}
+    for name, row in output.metrics.carried.items():
+        if len(row) != len(names):
+            raise InputError(
+                f"{where}: amd-smi xgmi: the row Read of {name} has {len(row)} cells, and "
+                f"{len(names)} GPUs have rows; give the whole output, as the tool printed it"
+            )
+        cells |= {
+            (name, other): "PCIE" if cell == "N/A" else "XGMI"
+            for other, cell in zip(names, row, strict=True)
+            if other != name
+        }
+    if TYPE not in output.tables:
+        output.tables[TYPE] = cells
+    rates = output.tables.setdefault(BANDWIDTH, {})
+    for pair, kind in cells.items():
+        MBps = output.metrics.gpus[pair[0]]
+        if kind == "XGMI" and MBps:
+            rates.setdefault(pair, f"{MBps}-{MBps}")
 
 
 def _parse_line(

@@ -79,6 +79,41 @@ _REFUSED_AT_START = (
         "give that, or a text",
     ),
 )
+_CONVERT = (
+    "give Slurm's topology.conf or topograph's graph in JSON, which topograph makes of it "
+    "(github.com/NVIDIA/topograph), with a box; or a list of hosts and their switches"
+)
+# ... these on any line of it, since no other format has such lines ...
+_REFUSED_NETWORKS = (
+    (
+        r"^# Topology file: generated on|^(?:switchguid|caguid)=0x[0-9a-f]",
+        "the output of ibnetdiscover, which is not read: ports of InfiniBand, but no GPUs",
+        _CONVERT,
+    ),
+    (
+        r"^(?:CA|Switch): (?:0x[0-9a-f]{16} )?\S.{0,200}:[ \t\r]*$\n"
+        r"\s{1,40}(?:0x[0-9a-f]{16}\s{1,9})?\d{1,5}\s{1,9}\d{1,3}\[",
+        "the output of iblinkinfo, which is not read: ports of InfiniBand, but no GPUs",
+        _CONVERT,
+    ),
+    (
+        r"^(?:Ca|Switch)\t: 0x[0-9a-f]{16} ports \d",
+        "the output of ibhosts or ibswitches, which is not read: it does not say what joins hosts",
+        _CONVERT,
+    ),
+    (
+        r"^Matching (?:lldp|topology) records?:"
+        r"|\A\s{0,40}[\[{][^\0]{0,400}?"
+        r"\"(?:peer_hostname|peerHostname|peer_ifname|compound_nodes|cnode)\"",
+        "the output of NetQ, which is not read: switches and their neighbours, but no GPUs",
+        _CONVERT,
+    ),
+    (
+        r"^LLDP neighbors:\s{0,9}$",
+        "the output of lldpctl, which is not read: neighbours of one host, but no GPUs",
+        _CONVERT,
+    ),
+)
 # ... and these on any line of a text that no reader recognizes.
 _REFUSED_ANYWHERE = (
     (
@@ -141,6 +176,8 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
     names = " or ".join(format.name for format in (*FORMATS, *CLUSTER_FORMATS))
     if not text.strip("\ufeff \t\r\n"):
         raise InputError(f"{where}: the file is empty; expected {names}")
+    head = text[:_REFUSED_CHARACTERS]
+    _refuse(_REFUSED_NETWORKS, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     cluster = read_cluster(text, where, box)
     if cluster is not None:
         return cluster
@@ -151,7 +188,6 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
     for format in FORMATS:
         if format.starts(start):
             return format.read(text, where)
-    head = text[:_REFUSED_CHARACTERS]
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(
         f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "

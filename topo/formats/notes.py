@@ -1,5 +1,8 @@
 """Notes of a reader's doubts about a file, written in a few lines."""
 
+from collections.abc import Mapping
+
+from ..boards import Board
 from ..names import join_first
 from ..notes import Note, NoteKind
 
@@ -29,6 +32,24 @@ class Notes:
             self.add(
                 " and ".join(ports),
                 "ports of one adapter: they share one PCI link, though each is given it all",
+            )
+
+    def add_missing_links(self, boards: Mapping[str, Board | None], reason: str) -> None:
+        """Note that a file tells no link of GPUs whose boards have NVLink or xGMI; else nothing.
+
+        `boards` has the board of each GPU that has no such link in the file, by id, None if it is
+        unknown. A single one is not noted: it may be alone in its machine. `reason` says why a file
+        of this format may lack links.
+        """
+        named = {gpu: b for gpu, b in boards.items() if b is not None and b.has_soldered_links}
+        for gpu, board in named.items() if len(named) > 1 else ():
+            word = "NVLink" if board.kind == "nvlink" else "xGMI link"
+            self.add(
+                gpu,
+                f"{board.name} boards have {board.wires} {word}s each, of which the file tells "
+                f"none ({reason}), so all is judged and planned without them",
+                "nvlinks-left-out",
+                board.name,
             )
 
     def format_lines(self) -> list[Note]:

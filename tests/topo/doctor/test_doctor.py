@@ -797,6 +797,49 @@ def test_a_fault_is_the_one_finding_on_the_machine_that_has_it_and_its_twin_has_
     assert seen(twin) == ()
 
 
+def behind_nvswitches(count: int, **extra: object) -> Machine:
+    gpus = tuple(Device(f"gpu{i}", extra=dict(extra)) for i in range(count))
+    links = [x for gpu in gpus for x in cable(gpu.id, "nvswitch0", 450, "nvlink", 18)]
+    return Topology("box", (*gpus, Device("nvswitch0", "switch", "nvswitch")), tuple(links))
+
+
+def all_by_xgmi(count: int) -> Machine:
+    gpus = tuple(Device(f"gpu{i}", extra={"name": "AMD Instinct MI300X"}) for i in range(count))
+    links = [x for a, b in combinations(gpus, 2) for x in cable(a.id, b.id, 64, "xgmi")]
+    return Topology("box", gpus, tuple(links))
+
+
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        (
+            behind_nvswitches(7, name="NVIDIA B300 SXM6 AC"),
+            "7 GPUs behind NVSwitches: boards of B300",
+        ),
+        (
+            behind_nvswitches(6),
+            "6 GPUs behind NVSwitches: boards of such GPUs have 8; 2 may be lost",
+        ),
+        (behind_nvswitches(15, name="Tesla V100-SXM3-32GB"), "boards of V100 have 16; 1 may be"),
+        (all_by_xgmi(7), "7 GPUs all joined by xGMI: boards of MI300X have 8; 1 may be lost"),
+        (behind_nvswitches(8), ""),
+        (behind_nvswitches(4), ""),
+        (behind_nvswitches(72), ""),
+        (all_by_xgmi(8), ""),
+    ],
+)
+def test_boards_with_a_gpu_too_few_get_a_note(machine: Machine, says: str) -> None:
+    found = [f.message for f in list_findings(machine) if f.what == "gpus-of-board-missing"]
+    assert len(found) == bool(says)
+    assert all(says in message for message in found)
+
+
+def test_gpus_that_are_hidden_are_not_missed() -> None:
+    hidden = Note("CUDA_VISIBLE_DEVICES hides gpu7", "gpu-hidden", ["gpu7"])
+    machine = replace(behind_nvswitches(7), extra={"notes": [hidden]})
+    assert "gpus-of-board-missing" not in [f.what for f in list_findings(machine)]
+
+
 def test_every_finding_says_what_is_wrong_on_what_evidence_and_what_to_do() -> None:
     for _, _, _, broken, _ in FAULTS:
         for finding in list_findings(broken):

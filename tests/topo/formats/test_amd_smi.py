@@ -247,6 +247,72 @@ def test_public_texts_of_eight_gpus_are_a_mesh(
     assert list_findings(machine) == ()
 
 
+def weights(weight: Callable[[int, int], int], count: int = 4) -> str:
+    """What is left of amd-smi topology that is cut after its weights."""
+    names = ADDRESSES[:count]
+    text = table("ACCESS TABLE:", names, lambda i, j: "ENABLED")
+    return text + table("WEIGHT TABLE:", names, lambda i, j: str(0 if i == j else weight(i, j)))
+
+
+def test_a_text_cut_after_the_weights_has_the_types_of_links_by_them() -> None:
+    machine = read(weights(lambda i, j: 15 if i ^ 1 == j else 30))
+    pairs = {(x.src, x.dst) for x in machine.links if x.kind == "xgmi"}
+    assert pairs == {(f"gpu{i}", f"gpu{i ^ 1}") for i in range(4)}
+    assert "assumed by the weights: a hop of xGMI weighs 15, PCIe 40" in notes(machine)
+    machine = read(weights(lambda i, j: 40 if i ^ 1 == j else 72))
+    assert {x.kind for x in machine.links} == {"pcie"}
+    half = weights(lambda i, j: 15).rsplit("\n", 3)[0]
+    for text in (
+        half,
+        table("ACCESS TABLE:", ADDRESSES, lambda i, j: "ENABLED") + "WEIGHT TABLE:\n",
+    ):
+        with pytest.raises(InputError, match=r"LINK TYPE TABLE.*the text is cut before it"):
+            read(text)
+
+
+def xgmi(count: int, unlinked: tuple[tuple[int, int], ...] = (), short: bool = False) -> str:
+    """What amd-smi xgmi prints, with addresses without their domain if `short`."""
+    names = [name[5:] if short else name for name in ADDRESSES[:count]]
+    lines = [
+        "LINK METRIC TABLE:",
+        f"       bdf          bit_rate max_bandwidth link_type {' '.join(names)}",
+    ]
+    for i, name in enumerate(names):
+        lines.append(f"GPU{i}   {name} 32 Gb/s  512 Gb/s      XGMI")
+        for word in ("Read", "Write"):
+            cells = (
+                "N/A" if i == j or tuple(sorted((i, j))) in unlinked else f"{j}.123 {'KMP'[j % 3]}B"
+                for j in range(count)
+            )
+            lines.append(f" {word}   {'   '.join(cells)}")
+    status = [f"GPU{i}   {name} SELF U D X" for i, name in enumerate(names)]
+    return "\n".join([*lines, "", "XGMI LINK STATUS:", "   bdf " + " ".join(names), *status, ""])
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_amd_smi_xgmi_gives_links_and_their_rate(short: bool) -> None:
+    machine = read(xgmi(4, short=short))
+    links = [x for x in machine.links if x.kind == "xgmi"]
+    assert {(x.src, x.dst) for x in links} >= set(combinations(machine.ranks, 2))
+    assert {x.bandwidth_GBps for x in links} == {64}  # 512 Gb/s
+    assert [machine.by_id[gpu].bus_id for gpu in machine.ranks] == ADDRESSES
+    machine = read(xgmi(4, unlinked=((0, 2), (1, 3)), short=short))
+    assert not {("gpu0", "gpu2"), ("gpu1", "gpu3")} & {
+        (x.src, x.dst) for x in machine.links if x.kind == "xgmi"
+    }
+
+
+def test_amd_smi_xgmi_beside_the_topology_adds_the_rates() -> None:
+    machine = read(amd_smi() + xgmi(4))
+    assert {x.bandwidth_GBps for x in machine.links if x.kind == "xgmi"} == {64}
+    with pytest.raises(InputError, match="list different GPUs"):
+        read(amd_smi() + xgmi(3))
+    cut = xgmi(4).split("\n")
+    for end in (5, 9):
+        with pytest.raises(InputError, match=r"has [24] cells, and [1-4] GPUs have rows|missing"):
+            read("\n".join(cut[:end]).rpartition("K")[0])
+
+
 # -- texts of other tools
 
 OTHERS = {
@@ -270,6 +336,32 @@ OTHERS = {
     '[{"gpu": 0, "links": []}]': "list in JSON.*amd-smi topology",
     "Machine (503GB total)\n": "lstopo's text for people",
 }
+_CONV = "which is not read: .*topology.conf or topograph's graph.*with a box"
+NETWORKS = {
+    "#\n# Topology file: generated on Wed Aug  6 16:11:23 2025\n#\n": f"ibnetdiscover, {_CONV}",
+    "vendid=0x2c9\nswitchguid=0xe2af7f6de47de25b(e2af7f6de47de25b)\n": f"ibnetdiscover, {_CONV}",
+    "CA: node1 mlx5_0:\n      0x1070fd0300b3a1c4      5    1[  ] ==( 4X 53.125 Gbps Active": (
+        f"iblinkinfo, {_CONV}"
+    ),
+    'Switch\t: 0xe2af7f6de47de25b ports 65 "leaf1" enhanced port 0 lid 73\n': "ibswitches, which",
+    "Matching lldp records:\nHostname  Interface  Peer Hostname\n": f"NetQ, {_CONV}",
+    '[{"hostname": "node1", "ifname": "eth1", "peer_hostname": "leaf1"}]': f"NetQ, {_CONV}",
+    "-----\nLLDP neighbors:\n-----\n": "lldpctl, which is not read",
+}
+
+
+@pytest.mark.parametrize("box", ["", "dgx1"])
+@pytest.mark.parametrize("text", NETWORKS)
+def test_texts_of_networks_name_the_converter_with_a_box_and_without(
+    text: str, box: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "network.txt"
+    path.write_text(text)
+    with pytest.raises(
+        InputError, match=f"network.txt: the output of .*{NETWORKS[text]}"
+    ) as caught:
+        resolve(str(path), box or None)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", OTHERS)

@@ -333,6 +333,14 @@ def test_versions_2_and_3_differ_in_the_codes_of_devices_only(
         ("1200 [1002:74a1]", GEN4, "", True),
         ("0380 [8086:0bd5]", GEN4, osdev("ze0", 5), True),
         ("0300 [8086:3e92]", "0", osdev("card0", 1), False),
+        # hwloc may put a GPU's OpenCL device on the adapter that the hypervisor emulates
+        ("0300 [1d0f:1111]", "0", osdev("opencl0d2", 5, info("GPUModel", "Tesla V100")), False),
+        ("0300 [1234:1111]", "0", osdev("opencl0d0", 5), False),
+        ("0300 [1414:5353]", "0", osdev("ze0", 5), False),
+        ("0302 [10de:1db5]", "0", osdev("opencl0d0", 5), True),
+        ("0380 [8086:0bd5]", GEN4, osdev("ze0", 5, info("LevelZeroDeviceType", "GPU")), True),
+        ("0880 [8086:0000]", "0", osdev("ze0", 5, info("LevelZeroDeviceType", "CPU")), False),
+        ("0300 [8086:3e92]", "0", osdev("opencl0d0", 5, info("OpenCLDeviceType", "CPU")), False),
         (
             "0000 [0000:0000]",
             "0",
@@ -425,18 +433,81 @@ def test_placeholders_of_virtual_machines_are_left_out_of_account(placeholder: s
     assert all("placeholder of virtual machines" in notes(x) for x in (found, below))
 
 
-@pytest.mark.parametrize(
-    ("told", "idle"), [("2.000000", True), ("1.969231", False), ("15.753846", False)]
-)
-def test_a_bridge_at_rest_above_a_gpu_that_can_do_more_is_noted(told: str, idle: bool) -> None:
+@pytest.mark.parametrize(("told", "GBps"), [("2.000000", 12), ("1.969231", 1.5), ("15.753846", 12)])
+def test_a_bridge_at_rest_above_a_gpu_that_can_do_more_does_not_limit_it(
+    told: str, GBps: float
+) -> None:
     gpu = pci("0000:05:00.0", f"0302 {V100}", speed=GEN3)
     found = read(
         topology(package(0, host_bridge(bridge("0000:00:01.0", gpu, speed=told)))), "box.xml"
     )
+    assert links_of(found, "pcie")["gpu0", "cpu0"] == (GBps, 1)
     assert (
-        "0000:00:01.0: its PCIe link was at 2.5 GT/s x8 when hwloc ran, and GPUs below declare 8"
-        in notes(found)
-    ) == idle
+        "0000:00:01.0: its PCIe link was at rest when hwloc ran (2.5 GT/s x8), which is no rate of "
+        "a GPU; taken as the link of a GPU below" in notes(found)
+    ) == (told == "2.000000")
+
+
+@pytest.mark.parametrize(
+    ("ids", "told", "link", "source"),
+    [
+        ("10de:27b8", "2.000000", 24, "assumed: a link at rest, taken as Gen4 x16, by the GPU: L4"),
+        ("10de:28b0", "2.000000", 12, "assumed: a link at rest, taken as Gen4 x8, as RTX 2000 Ada"),
+        (
+            "1002:740c",
+            "4.000000",
+            24,
+            "assumed: a link at rest, taken as Gen4 x16, by the GPU: MI250",
+        ),
+        ("10de:ffff", "4.000000", 12, "assumed: a link at rest, taken as Gen3 x16, as NCCL does"),
+        ("10de:27b8", "8.000000", 6, "hwloc XML, pci_link_speed"),  # 5 GT/s, which may be true
+    ],
+)
+def test_a_gpu_at_rest_has_the_slot_of_its_board(
+    ids: str, told: str, link: float, source: str
+) -> None:
+    gpus = [
+        bridge(f"0000:0{i}:01.0", pci(f"0000:1{i}:00.0", f"0302 [{ids}]", speed=told), speed=told)
+        for i in range(2)
+    ]
+    found = read(topology(package(0, host_bridge(*gpus))), "box.xml")
+    up = next(x for x in found.links if (x.src, x.dst) == ("gpu0", "cpu0"))
+    assert float(up.bandwidth_GBps) == link
+    assert str(up.source).startswith(source)
+
+
+def test_an_uplink_at_rest_is_that_of_the_gpus_below() -> None:
+    gpus = [pci(f"0000:1{i}:00.0", "0302 [10de:2330]", speed="4.0") for i in range(2)]
+    found = read(
+        topology(package(0, host_bridge(bridge("0000:01:00.0", *gpus, speed="4.0")))), "box.xml"
+    )
+    links = links_of(found, "pcie")
+    assert links["pci-0000:01:00.0", "cpu0"] == links["gpu0", "pci-0000:01:00.0"] == (48, 1)
+
+
+def boards(ids: str, count: int, *inside: str) -> Topology:
+    gpus = [pci(f"0000:1{i}:00.0", f"0302 [{ids}]", *inside, speed=GEN4) for i in range(count)]
+    return read(topology(package(0, host_bridge(*gpus))), "box.xml")
+
+
+@pytest.mark.parametrize(
+    ("ids", "count", "note"),
+    [
+        ("10de:2901", 2, "gpu0, gpu1: B200 boards have 18 NVLinks each, of which the file tells"),
+        ("10de:20b0", 8, "gpu0, gpu1, gpu2 and 5 more: A100 boards have 12 NVLinks each"),
+        ("1002:74a1", 2, "gpu0, gpu1: MI300X boards have 7 xGMI links each"),
+        ("10de:2901", 1, ""),  # it may be alone in a virtual machine
+        ("10de:20b5", 4, ""),  # cards, which may have bridges or none
+        ("1002:740f", 4, ""),
+        ("10de:27b8", 4, ""),
+    ],
+)
+def test_links_of_boards_that_the_file_does_not_tell_are_missed(
+    ids: str, count: int, note: str
+) -> None:
+    found = boards(ids, count)
+    assert note in notes(found)
+    assert ("no-nvlink-told" in [finding.what for finding in list_findings(found)]) == bool(note)
 
 
 def test_a_file_without_any_speeds_has_the_gpus_of_amd_all_the_same() -> None:
@@ -462,7 +533,8 @@ class Part:
 RAW = {1: 0.25, 2: 0.5, 3: 128 / 130, 4: 256 / 130, 5: 512 / 130, 6: 7.5625}
 COUNTED = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
 
-some_lanes = st.tuples(st.integers(1, 6), st.sampled_from((4, 8, 16)))
+# 2.5 GT/s of a GPU are no rate, and 5 GT/s on half the lanes look alike.
+some_lanes = st.tuples(st.integers(3, 6), st.sampled_from((4, 8, 16)))
 leaves = st.builds(Part, st.sampled_from(("gpu", "nic")), some_lanes)
 parts_of_a_tree = st.recursive(
     leaves,

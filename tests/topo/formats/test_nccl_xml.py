@@ -436,6 +436,88 @@ def test_what_nccl_would_ask_its_host_for_is_made_up_marked_and_no_fact_when_rea
     )
 
 
+@pytest.mark.parametrize(
+    ("extra", "count", "GBps", "sm"),
+    [
+        ({"name": "NVIDIA A40"}, 4, "225/4", 86),
+        ({"name": "NVIDIA GeForce RTX 3090"}, 4, "225/4", 86),
+        ({"name": "Tesla V100-DGXS-32GB"}, 4, "100", 70),
+        ({"pci": {"device": "0x2235"}}, 4, "225/4", 86),
+        ({}, 4, "225/4", 86),  # no board with faster links has this rate
+        ({}, 4, "80", 60),
+        ({}, 18, "900", 100),
+        ({}, 12, "300", 80),
+        ({}, 2, "7", 60),
+        ({"name": "NVIDIA L40S"}, 0, "", 89),
+    ],
+)
+def test_the_capability_made_up_is_that_of_the_board_that_name_or_links_tell(
+    extra: dict[str, object], count: int, GBps: str, sm: int
+) -> None:
+    gpus = tuple(Device(f"gpu{i}", extra=dict(extra)) for i in range(2))
+    bridge = Link("gpu0", "gpu1", Fraction(GBps or 1), kind="nvlink", count=count or 1)
+    machine = Topology("pair", gpus, both_directions(bridge) if count else ())
+    text = nccl_xml.write(machine)
+    assert text.count(f'sm="{sm}" topoplan_made_up="sm"') == 2
+    assert "sm" not in nccl_xml.read(text, "pair").by_id["gpu0"].extra
+
+
+def test_a_made_up_capability_gives_way_to_the_name_and_a_real_one_does_not() -> None:
+    text = machine(nvlink("0000:01:00.0", 4), nvlink("0000:00:00.0", 4), sm=60)
+    named = text.replace('rank="', 'name="NVIDIA A40" rank="')
+    made_up = named.replace('sm="60"', 'sm="60" topoplan_made_up="sm"')
+    rates = [
+        float(nccl_xml.read(each, "x").capacity_GBps["gpu0", "gpu1"]) for each in (named, made_up)
+    ]
+    assert rates == [72, 48]
+
+
+@pytest.mark.parametrize(
+    ("GBps", "speed", "width"),
+    [(13, "8.0", 16), (12, "8.0", 16), ("24.5", "16.0", 16), ("0.1", "2.5", 1), (200, "64.0", 16)],
+)
+def test_a_stated_pcie_rate_is_written_as_the_nearest_slot_not_above_it(
+    GBps: float | str, speed: str, width: int
+) -> None:
+    up = both_directions(Link("gpu0", "cpu0", Fraction(GBps), kind="pcie"))
+    topology = Topology("stated", (Device("gpu0"), Device("cpu0", "cpu")), up)
+    text = nccl_xml.write(topology)
+    assert f'link_speed="{speed} GT/s PCIe" link_width="{width}"' in text
+    check_round_trip(topology)
+
+
+@pytest.mark.parametrize(("width", "told"), [(8, "x8"), (1, "x1")])
+def test_a_link_at_rest_has_the_rate_of_the_slot_of_its_board(width: int, told: str) -> None:
+    text = (
+        machine("", "")
+        .replace('link_speed="16.0 GT/s PCIe" link_width="16"', f'link_width="{width}" @')
+        .replace("@", 'link_speed="2.5 GT/s PCIe"')
+    )
+    unknown = nccl_xml.read(text, "x")
+    assert "a placeholder of a virtual machine, or read while idle" in notes(unknown)
+    topology = nccl_xml.read(text.replace('rank="', 'name="NVIDIA L4" rank="'), "x")
+    up = next(link for link in topology.links if link.src == "gpu0")
+    assert up.bandwidth_GBps == 24
+    assert up.source == "assumed: a link at rest, taken as Gen4 x16, by the GPU: L4"
+    assert f"gpu0, gpu1: PCIe at 2.5 GT/s {told}: a link at rest" in notes(topology)
+    check_round_trip(topology)
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "note"),
+    [
+        ("0x2901", 2, "gpu0, gpu1: B200 boards have 18 NVLinks each, of which the file tells none"),
+        ("0x20b5", 4, ""),  # A100 PCIe: cards, with bridges or without
+        ("0x26b9", 8, ""),
+        ("0x2901", 1, ""),
+    ],
+)
+def test_nvlinks_of_known_boards_are_missed(device: str, count: int, note: str) -> None:
+    text = machine(*[""] * count, sm=100).replace('class="', f'device="{device}" class="')
+    assert ("NVLinks" in notes(nccl_xml.read(text, "x"))) == bool(note)
+    assert note in notes(nccl_xml.read(text, "x"))
+
+
 def test_dgx1_is_written_with_nccls_own_nvlinks() -> None:
     text = nccl_xml.write(preset("dgx1"))
     assert text.count("<nvlink ") == 32

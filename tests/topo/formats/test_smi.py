@@ -181,6 +181,30 @@ def test_both_recorded_lists_of_nvlinks_together_give_links_and_rates(
 # -- vintages
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "label", "note"),
+    [
+        ("NVIDIA B300 SXM6 AC", 7, "NV18", "boards of B300 have 8; 1 may be lost"),
+        ("NVIDIA H100 80GB HBM3", 6, "NV18", "boards of H100 have 8; 2 may be lost"),
+        ("NVIDIA A100-SXM4-80GB", 3, "NV12", "boards of A100 have 4; 1 may be lost"),
+        ("NVIDIA B300 SXM6 AC", 8, "NV18", ""),
+        ("NVIDIA B300 SXM6 AC", 4, "NV18", ""),
+        ("NVIDIA RTX A6000", 7, "PHB", ""),
+        ("NVIDIA L40S", 7, "NODE", ""),
+    ],
+)
+def test_fewer_gpus_than_a_board_has_are_noted(
+    name: str, count: int, label: str, note: str
+) -> None:
+    places = ";".join(f"{i // 3} {i // 3}" for i in range(count))
+    text = alike(count, label, places, "CPU Affinity|NUMA Affinity")
+    machine = read(f"GPU 0: {name} (UUID: {UUID.format(0)})\n{text}")
+    assert note in notes(machine)
+    assert ("may be lost" in notes(machine)) == bool(note)
+    found = [finding.message for finding in list_findings(machine)]
+    assert any("may be lost" in message for message in found) == bool(note)
+
+
 def test_a_gpu_near_several_numa_nodes_counts_with_the_first() -> None:
     machine = read(matrix("X PHB/PHB X", "0-9 0-1; 0-9 0-1", "CPU Affinity|NUMA Affinity"))
     assert machine.by_id["gpu1"].numa_node == 0
@@ -198,6 +222,112 @@ def test_nics_are_called_as_the_legend_says() -> None:
     ]
     assert [d.id for d in read(text).devices][1] == "NIC0"
     assert "mlx5_7" in read(text.replace("NIC0", "mlx5_7")).by_id
+
+
+@pytest.mark.parametrize(
+    ("legend", "name"),
+    [
+        ("NIC0: rocep80s0   -> ens2005np0  10.0.16.0/24   (rail 0)", "rocep80s0"),
+        ("  NIC0: mlx5_0 (ConnectX-7, 400G)", "mlx5_0"),
+        ("- NIC0: ConnectX-7 mlx5_4", "mlx5_4"),
+        ("NIC0 = mlx5_3, rail 3", "mlx5_3"),
+        ("NIC0 -> enp1s0f0np0 10.0.0.1", "enp1s0f0np0"),
+        ("NIC0: ibp26s0 / ib0", "ibp26s0"),
+        ("NIC0: (down)", "down"),
+    ],
+)
+def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name: str) -> None:
+    text = matrix("X PIX/PIX X", "0-9 0", "CPU Affinity|NUMA Affinity", "GPU0 NIC0")
+    assert [d.id for d in read(f"{text}\n{legend}\n").devices][1] == name
+
+
+@pytest.mark.parametrize(
+    ("said", "GBps", "source"),
+    [
+        ("* PCIe link: PCIe Gen5 x8 per GPU", 24, "Gen5 x8, as line 2 says"),
+        ("| PCIe | Gen5 x8 per GPU |", 24, "Gen5 x8, as line 2 says"),
+        ("PCIe: 5.0 \u00d78 for both cards", 24, "Gen5 x8, as line 2 says"),
+        ("Both GPUs run at x8", 24, "Gen5 x8, as line 2 says"),
+        ("8 PCIe lanes per GPU", 24, "Gen5 x8, as line 2 says"),
+        ("the cards run at PCIe Gen4", 24, "Gen4 x16, as line 2 says"),
+        ("GPU link: 16 GT/s x8", 12, "Gen4 x8, as line 2 says"),
+        ("GPUs: x4 PCIe 4.0 on risers", 6, "Gen4 x4, as line 2 says"),
+        ("PCIe Gen5 x16 slots, GPUs running at x8", 24, "Gen5 x8, as line 2 says"),
+        ("GPUs in PCIe 6.0 x16 slots", 48, "Gen5 x16, as line 2 says"),  # the board has no more
+        ("Storage: NVMe PCIe 4.0 x4", 48, ""),
+        ("Board: 7x PCIe 5.0 x8 slots", 48, ""),
+        ("NICs: PCIe 5.0 x8", 48, ""),
+        ("the GPUs would run at x8", 48, ""),
+        ("2x RTX PRO 6000 Blackwell PCIe", 48, ""),
+    ],
+)
+def test_what_the_text_says_of_the_gpus_pcie_counts(said: str, GBps: int, source: str) -> None:
+    machine = read(f"2x RTX PRO 6000\n{said}\n\n{alike(2, 'PHB', '0-13 0;0-13 0', 'CPU Affinity')}")
+    up = next(link for link in machine.links if link.src == "gpu0")
+    assert up.bandwidth_GBps == GBps
+    assert str(up.source).startswith(source or "assumed: Gen5 x16, by the GPUs")
+
+
+def test_single_gpus_may_have_other_slots_and_lines_that_disagree_are_not_followed() -> None:
+    text = alike(2, "PHB", "0-13 0;0-13 0", "CPU Affinity|NUMA Affinity")
+    machine = read(f"2x RTX 3090\nGPU0: PCIe 4.0 x16\nGPU1: PCIe 4.0 x4\n{text}")
+    ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
+    assert [up.bandwidth_GBps for up in ups] == [24, 6]
+    machine = read(f"2x RTX 3090\nGPUs: PCIe 4.0 x16\nthe cards run at PCIe 4.0 x8\n{text}")
+    assert "the text says Gen4 x16 (line 2) and Gen4 x8 (line 3) of the GPUs' PCIe" in notes(
+        machine
+    )
+    assert next(x for x in machine.links if x.src == "gpu0").bandwidth_GBps == 24
+
+
+CONTAINER = "X NV8 SYS SYS PIX SYS/NV8 X SYS SYS SYS PIX/{}".format(
+    "SYS SYS X SYS SYS SYS/SYS SYS SYS X SYS SYS/PIX SYS SYS SYS X SYS/SYS PIX SYS SYS SYS X"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus", "note"),
+    [
+        (
+            matrix(CONTAINER, "", "CPU Affinity|NUMA Affinity", "GPU0 GPU1 NIC0 NIC1 NIC2 NIC3"),
+            2,
+            "no affinities are given, and SYS is what containers",
+        ),
+        (matrix(CONTAINER, "", "", "GPU0 GPU1 NIC0 NIC1 NIC2 NIC3"), 2, "no affinities are given"),
+        (alike(8, "SYS"), 1, "no affinities are given, and SYS is what containers"),
+        (alike(8, "NV18"), 0, ""),
+        (alike(4, "SYS", "0-7 0;" * 4, "CPU Affinity|NUMA Affinity"), 1, "no affinities tell CPUs"),
+        (
+            alike(4, "SYS", "N/A N/A;" * 4, "CPU Affinity|NUMA Affinity"),
+            1,
+            "no affinities are given",
+        ),
+        (alike(2, "SYS"), 2, ""),  # two sockets are common
+        (
+            alike(4, "SYS", "0 0-1;" * 4, "CPU Affinity|NUMA Affinity"),
+            1,
+            "SYS between devices whose",
+        ),
+        (
+            alike(2, "SYS", "0 0-1;" * 2, "CPU Affinity|NUMA Affinity"),
+            1,
+            "SYS between devices whose",
+        ),
+        (
+            alike(4, "SYS", "0-7 0;0-7 0;8-15 1;8-15 1", "CPU Affinity|NUMA Affinity"),
+            2,
+            "SYS between devices whose",
+        ),
+        (alike(4, "SYS", "0-7 0;8-15 1;16-23 2;24-31 3", "CPU Affinity|NUMA Affinity"), 4, ""),
+    ],
+)
+def test_sys_without_affinities_that_differ_is_no_evidence_of_many_sockets(
+    text: str, cpus: int, note: str
+) -> None:
+    machine = read(text)
+    assert sum(device.kind == "cpu" for device in machine.devices) == cpus
+    assert note in notes(machine)
+    assert ("SYS" in notes(machine)) == bool(note)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +527,12 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
             "line 1 has the heading of 10000 devices",
         ),
         ("\tGPU0\tGPU1\n" * 65, "line 65: more than 64 matrices"),
-        (alike(129, "SYS"), "129 NUMA nodes; more than 128 are refused"),
+        (
+            alike(
+                129, "SYS", ";".join(f"{i} {i}" for i in range(129)), "CPU Affinity|NUMA Affinity"
+            ),
+            "129 NUMA nodes; more than 128 are refused",
+        ),
         (
             alike(3, "PIX").replace("\tGPU2", "", 1).replace("X\tPIX\tPIX", "X\tPIX"),
             "line 3: the row of GPU1 has 3 cells for 2 columns",
@@ -621,7 +756,8 @@ def machines(draw: st.DrawFn) -> Topology:
     """
     builder = Builder(draw)
     numbered = draw(st.sampled_from(("numbered", "unknown", "one")))
-    for number in range(draw(st.integers(1, 3))):
+    # more than two CPUs are read only from affinities that differ
+    for number in range(draw(st.integers(1, 3 if numbered == "numbered" else 2))):
         builder.socket(number, {"numbered": 2 * number, "unknown": None, "one": 0}[numbered])
     if not any(d.kind == "gpu" for d in builder.devices):
         builder.join(builder.add("gpu"), "cpu0", "pcie")

@@ -15,6 +15,7 @@ from ...boards import find_board, find_by_id
 from ...errors import InputError
 from ...facts import facts_to_json
 from ...facts.slots import PciNode
+from ...facts.view import WIRES
 from ...graph import Device, Link, Topology, both_directions
 from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, nvswitch_adding
 from ...names import pick_unused_name
@@ -32,7 +33,16 @@ from .objects import (
     read_machines,
     read_pci_ids,
 )
-from .pci import SOURCE, HwlocGpu, HwlocNic, find_gpus, find_nics, find_nvswitches, find_slots
+from .pci import (
+    SOURCE,
+    HwlocGpu,
+    HwlocNic,
+    find_gpu_board,
+    find_gpus,
+    find_nics,
+    find_nvswitches,
+    find_slots,
+)
 
 _VERSION = re.compile(r"([1-9][0-9]?)(\.[0-9]{1,4})?")
 # Major version of the format that hwloc 3 writes.
@@ -109,7 +119,7 @@ class _Reader:
         nvswitches = self._find_linked_nvswitches(matrices)
         self.pcie_switches: list[Device] = []
         self.links: list[Link] = []
-        slots = find_slots(machine, self.gpus, list(self.nics.values()))
+        slots, self.resting = find_slots(machine, self.gpus, list(self.nics.values()))
         self._add_pci_tree(slots)
         self.links += join_all_cpus(self.cpus.devices, self._find_generation(slots))
         gpu_by_gp = {
@@ -119,6 +129,7 @@ class _Reader:
             if (number := read_gp_index(element)) is not None
         }
         self.links += MatrixLinkReader(machine, self.cpus, gpu_by_gp, nvswitches).read(matrices)
+        self._note_missing_links()
         self.devices = [
             *map(self._build_gpu, self.gpus),
             *self.cpus.devices,
@@ -137,6 +148,14 @@ class _Reader:
         return facts_to_json(
             read_facts(self.machine, self.cpus, self.gpus, list(self.nics.values()), nodes)
         )
+
+    def _note_missing_links(self) -> None:
+        """Note GPUs whose boards have NVLink or xGMI if the file has no such link of any GPU."""
+        if not any(link.kind in WIRES for link in self.links):
+            self.notes.add_missing_links(
+                {gpu.id: find_gpu_board(gpu) for gpu in self.gpus},
+                "hwloc writes them only where it was built with NVML or ROCm SMI",
+            )
 
     # -- positions
 
@@ -192,7 +211,7 @@ class _Reader:
             self.notes.add_shared_ports(ports)
 
     def _build_pcie_link(self, child: str, parent: str, slot: PciNode) -> Link:
-        source = "hwloc XML, pci_link_speed"
+        source: str = self.resting.get(slot.bus_id) or "hwloc XML, pci_link_speed"
         if slot.link.assumed:
             source = assumed("hwloc gives no PCIe speed")
             self.notes.add(

@@ -5,15 +5,17 @@ have nearly the same rate. They count the same, so the widest of the nearest is 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from ...boards import Board, find_board, find_by_id
 from ...facts import Fact, Facts, keys
 from ...facts.keys import pci_subject
 from ...facts.slots import PciNode, list_slots
-from ...hardware import PCIE_GTps, PcieLink
+from ...hardware import PCIE_GTps, PcieLink, pcie_link
+from ...notes import Source, assumed
 from ..safe_xml import Element
 from .objects import (
     AMD,
@@ -35,6 +37,24 @@ _COMPUTE = re.compile(r"(nvml|rsmi|cuda|ze|opencl)([0-9]{1,6}).*")
 _DRIVER = {NVIDIA: "nvml", AMD: "rsmi"}
 _GPU_CLASSES, _NIC_CLASSES, _NVSWITCH_CLASS = ("0x03", "0x12"), ("0x02", "0x0c06"), "0x0680"
 _VGA = "0x0300"
+# Makers of the display adapters that hypervisors emulate and that servers' management controllers
+# have (PCI ID repository). hwloc may put a GPU's OpenCL device on one of them by mistake.
+_EMULATED_OR_BMC: Mapping[str, str] = {
+    "0x1013": "Cirrus Logic, as QEMU emulates",
+    "0x102b": "Matrox",
+    "0x1234": "QEMU",
+    "0x126f": "Silicon Motion",
+    "0x1414": "Microsoft Hyper-V",
+    "0x15ad": "VMware",
+    "0x18ca": "XGI",
+    "0x19e5": "Huawei iBMC",
+    "0x1a03": "ASPEED",
+    "0x1af4": "virtio",
+    "0x1b36": "QEMU",
+    "0x1d0f": "Amazon",
+    "0x5333": "S3",
+    "0x80ee": "VirtualBox",
+}
 # ATI chips on server boards without PCI Express (PCI ID repository: ES1000, RN50, Rage XL, Radeon
 # 7000).
 _OLD_ATI = ("0x515e", "0x5969", "0x4752", "0x5159", "0x4c59")
@@ -126,14 +146,21 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
 
 def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> bool:
     """Return whether a PCI function is a GPU that can be a rank; note adapters that are not."""
-    tools = {m[1] for name in function.osdev_names if (m := _COMPUTE.fullmatch(name))}
+    tools = {
+        m[1]
+        for osdev in function.osdevs
+        if (m := _COMPUTE.fullmatch(osdev.get("name") or "")) and not _is_cpu(osdev)
+    }
     is_display = function.has_class(*_GPU_CLASSES)
-    if tools - {"opencl"} or (tools and is_display):
-        return True
     vendor = function.ids.get("vendor")
-    if not is_display or vendor not in _DRIVER:
+    maker = _EMULATED_OR_BMC.get(vendor or "") if is_display else None
+    if maker is None and (tools - {"opencl"} or (tools and is_display)):
+        return True
+    if not is_display or (vendor not in _DRIVER and not (maker and tools)):
         return False
-    if vendor in listing:
+    if maker is not None:
+        doubt = f"a display adapter of a hypervisor or management controller ({maker})"
+    elif vendor in listing:
         doubt = f"a display adapter or GPU that {_DRIVER[vendor].upper()} does not list"
     elif vendor == AMD and function.has_class(_VGA) and _is_off_pcie(machine, function):
         doubt = "a display adapter of AMD (ATI) without PCI Express"
@@ -141,6 +168,20 @@ def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> 
         return True
     machine.notes.add(str(function.bus_id), f"{doubt}; it is no rank")
     return False
+
+
+def _is_cpu(osdev: Element) -> bool:
+    """Return whether a device of OpenCL or Level Zero is a CPU or another thing but a GPU."""
+    infos = read_infos(osdev)
+    return any(
+        infos.get(f"{backend}DeviceType", "GPU") != "GPU" for backend in ("OpenCL", "LevelZero")
+    )
+
+
+def find_gpu_board(gpu: HwlocGpu) -> Board | None:
+    """Return the board of a GPU, by the name that a tool gives it, else by its PCI device id."""
+    by_id = find_by_id(gpu.function.ids.get("device", ""))
+    return find_board(gpu.infos.get("GPUModel", "")) or by_id
 
 
 def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
@@ -254,30 +295,31 @@ def find_link(raw_GBps: Fraction) -> PcieLink | None:
     return min(near, key=lambda link: near[link], default=None)
 
 
-def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[PciNode]:
+def find_slots(
+    machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
+) -> tuple[list[PciNode], Mapping[str, Source]]:
     """Return the PCI tree's switches, GPUs and NICs, parents before what is below them.
 
-    Each has the narrowest link between it and its parent. Raise InputError if two have one address.
+    Each has the narrowest link between it and its parent. The second value has the source of the
+    link of each, by address, that was at rest when hwloc ran: its rate is then not in the file.
+    Raise InputError if two have one address.
     """
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics
     }
     _refuse_shared_addresses([*(gpu.function for gpu in gpus), *(nic.function for nic in nics)])
+    speeds = _SpeedReader(machine, gpus)
     facts: list[Fact] = []
     first_leaf: dict[str, str] = {}
-    gpu_keys = {gpu.key for gpu in gpus}
-    least_generation = _find_least_generations(gpus)
     for key, function in leaves.items():
         chain = {read_bus_id(bridge): bridge for bridge in function.bridges}
         facts.append(Fact(pci_subject(key), keys.PCI_BRIDGES, tuple(chain), SOURCE))
         if function.bus_id is not None:
-            facts += _read_speed(machine, key, function.element, is_gpu=key in gpu_keys)
+            facts += speeds.read(key, function.element)
         for address, bridge in chain.items():
             if first_leaf.setdefault(address, key) == key:  # each bridge once
-                facts += _read_speed(
-                    machine, address, bridge, below=least_generation.get(address, 0)
-                )
-    return list(list_slots(Facts(tuple(facts)), leaves))
+                facts += speeds.read(address, bridge)
+    return list(list_slots(Facts(tuple(facts)), leaves)), speeds.resting
 
 
 def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
@@ -293,54 +335,91 @@ def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
                 )
 
 
-def _read_speed(
-    machine: HwlocMachine, key: str, element: Element, *, is_gpu: bool = False, below: int = 0
-) -> Iterator[Fact]:
-    """Yield the facts of the link above a PCI function; note placeholders and idle links.
+class _SpeedReader:
+    """Reader of the links above PCI functions, which knows links at rest.
 
-    `below` is the lowest generation of the GPUs below a bridge: GPUs report their best speed,
-    bridges the current one.
+    An idle GPU clocks its link down to 2.5 GT/s, and the bridges above it too. Such a rate says
+    nothing about the link, so the GPU's board says what it can do, else NCCL's default. `resting`
+    has the source that replaces the file's, by the address of the GPU or bridge.
     """
-    raw_GBps = read_link_GBps(element)
-    link = find_link(raw_GBps)
-    if link is None:
-        if raw_GBps:
-            machine.notes.add(
-                key,
-                f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account",
-            )
-        return
-    if is_gpu and link == PcieLink(1, 1):
-        machine.notes.add(
-            key, "declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account"
-        )
-        return
-    if is_gpu and link.generation <= 2:
-        machine.notes.add(
-            key,
-            f"its PCIe link was at {link} when hwloc ran; idle GPUs clock down, so it may be "
-            "faster",
-        )
-    if 1 == link.generation < below and link.width > 1:
-        machine.notes.add(
-            key,
-            f"its PCIe link was at {link} when hwloc ran, and GPUs below declare "
-            f"{float(PCIE_GTps[below]):g} GT/s; idle GPUs clock down, so it may be faster",
-        )
-    yield Fact(
-        pci_subject(key),
-        keys.PCI_MAX_LINK_SPEED,
-        f"{float(PCIE_GTps[link.generation]):g} GT/s",
-        SOURCE,
-    )
-    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, link.width, SOURCE)
 
-
-def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
-    """Return the lowest generation of the GPUs below each bridge, by its address."""
-    least: dict[str, int] = {}
-    for gpu in gpus:
-        if link := find_link(read_link_GBps(gpu.function.element)):
+    def __init__(self, machine: HwlocMachine, gpus: list[HwlocGpu]) -> None:
+        self.machine = machine
+        self.boards = {gpu.key: find_gpu_board(gpu) for gpu in gpus}
+        self.resting: dict[str, Source] = {}
+        # The oldest link that a GPU below a bridge can have, by the bridge's address.
+        self.below: dict[str, PcieLink] = {}
+        for gpu in gpus:
+            link = find_link(read_link_GBps(gpu.function.element))
+            if link is None:
+                continue
+            best = self._find_slot(gpu.key)[0] if _is_at_rest(link) else link
             for address in map(read_bus_id, gpu.function.bridges):
-                least[address] = min(least.get(address, link.generation), link.generation)
-    return least
+                oldest = min(self.below.get(address, best), best, key=lambda x: x.generation)
+                self.below[address] = oldest
+
+    def _find_slot(self, gpu: str) -> tuple[PcieLink, str]:
+        """Return the link that a GPU's board can have, and whose it is, in words."""
+        board = self.boards[gpu]
+        if board is None:
+            return pcie_link(None, None), "Gen3 x16, as NCCL does"
+        return (
+            board.pcie,
+            f"Gen{board.pcie.generation} x{board.pcie.width}, by the GPU: {board.name}",
+        )
+
+    def read(self, key: str, element: Element) -> Iterator[Fact]:
+        """Yield the facts of the link above a PCI function; note placeholders and idle links."""
+        raw_GBps = read_link_GBps(element)
+        link = find_link(raw_GBps)
+        if link is None:
+            if raw_GBps:
+                self.machine.notes.add(
+                    key,
+                    f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of "
+                    "account",
+                )
+            return
+        if key in self.boards and link == PcieLink(1, 1):
+            self.machine.notes.add(
+                key, "declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account"
+            )
+            return
+        if _is_at_rest(link):
+            link = self._replace_resting(key, link)
+        elif key in self.boards and link.generation == 2:
+            self.machine.notes.add(
+                key,
+                f"its PCIe link was at {link} when hwloc ran; idle GPUs clock down, so it may be "
+                "faster",
+            )
+        yield Fact(
+            pci_subject(key),
+            keys.PCI_MAX_LINK_SPEED,
+            f"{float(PCIE_GTps[link.generation]):g} GT/s",
+            SOURCE,
+        )
+        yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, link.width, SOURCE)
+
+    def _replace_resting(self, key: str, link: PcieLink) -> PcieLink:
+        """Return what the link of a GPU, or above GPUs, at rest can do; another link unchanged."""
+        if key in self.boards:
+            best, how = self._find_slot(key)
+        elif key in self.below:
+            best, how = self.below[key], "the link of a GPU below"
+        else:
+            return link
+        if best.generation == 1:
+            return link
+        self.machine.notes.add(
+            key,
+            f"its PCIe link was at rest when hwloc ran ({link}), which is no rate of a GPU; taken "
+            f"as {how}",
+        )
+        self.resting[key] = assumed(f"a link at rest, taken as {how}")
+        return PcieLink(best.generation, max(best.width, link.width))
+
+
+def _is_at_rest(link: PcieLink) -> bool:
+    """Return whether a link runs at 2.5 GT/s, as those of idle GPUs do; x1 is a placeholder."""
+    return link.generation == 1 and link.width > 1

@@ -89,9 +89,7 @@ def _add_nvswitch(
     """
     counts = {link.src: link.count for link in links if link.dst == nvswitch}
     generations = (
-        nvlink_generation(sm)
-        for gpu in gpus
-        if gpu.id in counts and (sm := gpu.element.get_integer("sm", maximum=_MAX_SM))
+        nvlink_generation(sm) for gpu in gpus if gpu.id in counts and (sm := gpu.read_sm(_MAX_SM))
     )
     members = sorted(name for name in targets if not _UNREADABLE.fullmatch(name))
     partial.add(
@@ -152,7 +150,7 @@ def _get_rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, end: st
         rate, is_known = xgmi_counted_GBps(gcn or ""), gcn is not None
         doubt = "no gcn attribute; its xGMI links are counted as the slowest ones"
     else:
-        sm = gpu.element.get_integer("sm", None, maximum=_MAX_SM)
+        sm = gpu.read_sm(_MAX_SM)
         rate, is_known = nvlink_counted_GBps(sm), sm is not None
         doubt = "no sm attribute; its NVLinks are counted as those of sm 80"
     if not is_known and (gpu.id, end) not in partial.exact_pairs:

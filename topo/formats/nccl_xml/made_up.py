@@ -8,17 +8,18 @@ marked, so that reading the file again does not take them for facts.
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
+from ...boards import BOARDS
 from ...devices import Device
 from ...errors import InputError
 from ...facts import Facts, keys, load_facts
 from ...facts.view import MachineView
 from ...graph import Link, Topology
 from ...hardware import inter_cpu_GBps_of
-from .partial_topology import TOPOPLAN_PREFIX
+from .partial_topology import CAPABILITY, TOPOPLAN_PREFIX
 
 MADE_UP = TOPOPLAN_PREFIX + "made_up"
-# Values of the mark: the made-up part of a cpu element, and of a gpu element.
-CPU_MODEL, CAPABILITY = "model", "sm"
+# Value of the mark: the made-up part of a cpu element; that of a gpu element is CAPABILITY.
+CPU_MODEL = "model"
 CPU_ATTRIBUTES = ("arch", "vendor", "familyid", "modelid")
 
 SKYLAKE = {"arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "85"}
@@ -31,11 +32,9 @@ _CPUS: tuple[Mapping[str, str], ...] = (
     {**SKYLAKE, "modelid": "207"},
     {"arch": "x86_64", "vendor": "AuthenticAMD", "familyid": "25", "modelid": "1"},
 )
-# Compute capability, times ten, by a GPU's NVLinks: H100, A100, V100, P100, and cards such as L40S.
+# Compute capability, times ten, by a GPU's NVLinks if no board has their rate: H100, A100, V100,
+# P100, and cards such as L40S.
 _SM_OF_NVLINKS = ((18, 90), (12, 80), (6, 70), (1, 60), (0, 89))
-# Faster links are those of B200, which carry 50 GB/s in one direction (earlier ones 25 GB/s).
-_FAST_NVLINK_GBps = Fraction(40)
-_SM_OF_FAST_NVLINKS = 100  # B200
 
 
 def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> dict[str, str]:
@@ -72,14 +71,32 @@ def view_machine(topology: Topology) -> MachineView:
 def make_up_capability(machine: MachineView, gpu: str, links: Iterable[Link]) -> dict[str, str]:
     """Return the attribute `sm` of a GPU, its compute capability times ten, known or made up.
 
-    It is that of the machine's facts, else one that fits the `links` from the GPU `gpu` (its id),
-    with the mark `MADE_UP`.
+    It is that of the machine's facts. Else it has the mark `MADE_UP`, and is that of the board with
+    the GPU's name or PCI id, else one that fits the `links` from the GPU `gpu` (its id).
     """
     known = machine.facts.get_number(machine.find_subject(gpu), keys.GPU_SM)
     if known is not None:
         return {"sm": str(known)}
+    board = machine.find_board(gpu)
+    if board is not None and board.sm is not None:
+        return {"sm": str(board.sm), MADE_UP: CAPABILITY}
     nvlinks = [link for link in links if link.kind == "nvlink"]
-    sm = next(sm for least, sm in _SM_OF_NVLINKS if sum(x.count for x in nvlinks) >= least)
-    if any(link.bandwidth_GBps / link.count >= _FAST_NVLINK_GBps for link in nvlinks):
-        sm = _SM_OF_FAST_NVLINKS
-    return {"sm": str(sm), MADE_UP: CAPABILITY}
+    count = sum(link.count for link in nvlinks)
+    fastest = max((link.bandwidth_GBps / link.count for link in nvlinks), default=Fraction(0))
+    return {"sm": str(_find_capability(count, fastest)), MADE_UP: CAPABILITY}
+
+
+def _find_capability(count: int, rate_GBps: Fraction) -> int:
+    """Return the compute capability, times ten, of a GPU with `count` NVLinks of a rate each.
+
+    Boards with this rate and enough links decide: modules before cards, those with the fewest links
+    first, then the oldest.
+    """
+    fitting = [
+        (board.is_card, board.wires, board.sm)
+        for board in BOARDS
+        if board.sm is not None and board.wires >= count and board.wire_GBps == rate_GBps
+    ]
+    if count and fitting:
+        return min(fitting)[2]
+    return next(sm for least, sm in _SM_OF_NVLINKS if count >= least)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...boards import Board, find_board, find_by_id
 from ...graph import Device, Link
 from ...names import pick_unused_name
 from ..notes import Notes
@@ -16,6 +17,8 @@ NVSWITCH_CLASS = "0x068000"
 CPU_CLASS = "0x068001"
 # Prefix of the attributes and elements that topoplan adds to the format.
 TOPOPLAN_PREFIX = "topoplan_"
+# Value of the mark `topoplan_made_up` of a gpu element whose `sm` was made up.
+CAPABILITY = "sm"
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
@@ -41,7 +44,7 @@ class GpuElement:
     """A GPU of the file: its device's id, element, PCI address in lower case, and position.
 
     `dev` and `rank` are the file's numbers; `rank` is None if absent. `PartialTopology.sort_gpus`
-    decides the ranks of the topology.
+    decides the ranks of the topology. `board` is None if neither name nor PCI id is in the table.
     """
 
     id: str
@@ -50,6 +53,16 @@ class GpuElement:
     position: TreePosition
     dev: int
     rank: int | None
+    board: Board | None = None
+
+    def read_sm(self, maximum: int) -> int | None:
+        """Return the compute capability times ten, None if the file does not give it.
+
+        One that topoplan made up gives way to that of the board.
+        """
+        if self.board is not None and get_topoplan_attribute(self.element, "made_up") == CAPABILITY:
+            return self.board.sm
+        return self.element.get_integer("sm", None, maximum=maximum)
 
 
 @dataclass
@@ -112,6 +125,11 @@ def read_attributes(element: Element, *without: str) -> dict[str, Any]:
 def get_topoplan_attribute(element: Element, key: str) -> str | None:
     """Return the attribute `topoplan_<key>`, or None if it is absent or empty."""
     return element.get(TOPOPLAN_PREFIX + key)
+
+
+def find_gpu_board(gpu: Element, pci: Element) -> Board | None:
+    """Return the board of a gpu element, by its name or the PCI id of its pci element."""
+    return find_board(gpu.get("name") or "") or find_by_id(pci.get("device") or "")
 
 
 def has_class(element: Element, prefixes: Iterable[str], key: str = "class") -> bool:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import count
 from pathlib import PurePath
 
-from ...boards import has_nvlink
+from ...boards import Board, has_nvlink
 from ...errors import InputError
 from ...exact import fraction_to_json
 from ...graph import Device, Link, Topology, both_directions
@@ -19,14 +19,16 @@ from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, inter_cpu_GBps, pcie
 from ...notes import assumed, counted
 from ..safe_xml import Element, parse_xml
 from .link_elements import apply_topoplan_elements, read_gpu_links, read_pci_links
-from .made_up import CAPABILITY, CPU_ATTRIBUTES, CPU_MODEL
+from .made_up import CPU_ATTRIBUTES, CPU_MODEL
 from .partial_topology import (
+    CAPABILITY,
     GPU_CLASSES,
     NVSWITCH_CLASS,
     TOPOPLAN_PREFIX,
     GpuElement,
     PartialTopology,
     TreePosition,
+    find_gpu_board,
     get_topoplan_attribute,
     has_class,
     read_attributes,
@@ -82,10 +84,11 @@ def make_skeleton_error(root: Element) -> InputError:
     )
 
 
-def read_system(root: Element) -> Topology:
+def read_system(root: Element, *, has_links: bool = True) -> Topology:
     """Build the topology that a <system> element describes, which must have GPUs.
 
-    Raise InputError if none of them is below a CPU, and for bad values.
+    Without `has_links`, links between GPUs are not expected in the file, so none is missed. Raise
+    InputError if none of the GPUs is below a CPU, and for bad values.
     """
     where = root.where
     partial = PartialTopology(
@@ -115,7 +118,8 @@ def read_system(root: Element) -> Topology:
     )
     links = [x for name in partial.devices for x in partial.uplinks.get(name, ())]
     links += [*_join_cpus(partial), *crossing, *read_pci_links(partial)]
-    _note_missing_nvlinks(partial, gpus)
+    if has_links:
+        _note_missing_nvlinks(partial, gpus)
     notes = partial.notes.format_lines()
     # topoplan's own elements come last, since they correct all others
     try:
@@ -278,9 +282,16 @@ def _flatten_bridge(element: Element) -> tuple[list[Element], list[str]]:
 
 
 def _add_uplink(
-    partial: PartialTopology, device: Device, pci: Element | None, position: TreePosition
+    partial: PartialTopology,
+    device: Device,
+    pci: Element | None,
+    position: TreePosition,
+    board: Board | None = None,
 ) -> None:
-    """Add the link from a device to its parent at the rate that NCCL counts; note assumptions."""
+    """Add the link from a device to its parent at the rate that NCCL counts; note assumptions.
+
+    A link of 2.5 GT/s above a GPU whose `board` is known was at rest, so it has the board's rate.
+    """
     if position.parent is None or (
         pci is not None and get_topoplan_attribute(pci, "made_up") == "slot"
     ):
@@ -297,7 +308,15 @@ def _add_uplink(
         rate, doubts = link.bandwidth_GBps, list(link.assumed)
         source = counted(f"PCIe Gen{link.generation} x{link.width}", "NCCL")
         source = assumed(source) if doubts else source
-        if link.generation <= 2:
+        is_exact = (device.id, position.parent) in partial.exact_pairs
+        if link.generation == 1 and board is not None and not board.c2c_GBps and not is_exact:
+            slot = f"Gen{board.pcie.generation} x{board.pcie.width}, by the GPU: {board.name}"
+            doubts.append(
+                f"PCIe at {link}: a link at rest or a placeholder, which NCCL counts as it stands; "
+                f"taken as {slot}"
+            )
+            rate, source = board.pcie.bandwidth_GBps, assumed(f"a link at rest, taken as {slot}")
+        elif link.generation <= 2:
             doubts.append(f"PCIe at {link}: a placeholder of a virtual machine, or read while idle")
     for doubt in doubts:
         partial.notes.add(device.id, doubt)
@@ -328,8 +347,9 @@ def _read_gpu(
     if same != device.id:
         partial.notes.add(device.id, f"shares the PCI address of {same}")
     rank = element.get_integer("rank", None, -1, 10**6)
-    partial.gpus.append(GpuElement(device.id, element, bus, position, dev, rank))
-    _add_uplink(partial, device, pci, position)
+    board = find_gpu_board(element, pci)
+    partial.gpus.append(GpuElement(device.id, element, bus, position, dev, rank, board))
+    _add_uplink(partial, device, pci, position, board)
 
 
 def _read_nic(
@@ -362,12 +382,17 @@ def _read_nic(
 
 
 def _note_missing_nvlinks(partial: PartialTopology, gpus: list[GpuElement]) -> None:
-    """Note GPUs without nvlink elements whose model comes with NVLink."""
+    """Note GPUs without nvlink or xgmi elements whose model comes with such links."""
+    if any(gpu.element.select("nvlink", "xgmi") for gpu in gpus):
+        return
+    if any(gpu.board is not None for gpu in gpus):
+        boards = {gpu.id: gpu.board for gpu in gpus}
+        partial.notes.add_missing_links(boards, "NCCL and RCCL find them by themselves")
+        return
     first = gpus[0].element
     sm = first.get("sm") or ""
     if (
         len(gpus) >= _MIN_BOARD_GPUS
-        and not any(gpu.element.select("nvlink", "xgmi") for gpu in gpus)
         and first.get("gcn") is None
         and has_nvlink(int(sm) if sm.isdecimal() and len(sm) < 5 else None)
     ):

@@ -52,7 +52,7 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
     _put_gpus(root, live, notes)
     _put_nics(root, live, notes)
     _prune(root, notes)
-    return _FilledTree(read_system(root), live, notes).build_topology()
+    return _FilledTree(read_system(root, has_links=False), live, notes).build_topology()
 
 
 # -- putting devices into slots

@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...facts.view import read_pci_details
 from ...graph import Device, Link, Topology
 from ...grouping import group_by_key
-from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, pcie_GBps
+from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, PcieLink
 from ..safe_xml import Element
 from .limits import NCCL, RCCL, check_limits, fits, select_attributes
 from .made_up import MADE_UP, SKYLAKE, make_up_capability, make_up_cpu, view_machine
@@ -24,10 +24,11 @@ NIC_CLASS = "0x020000"
 BRIDGE_CLASS = "0x060400"
 # The address that NCCL writes if it cannot query a target's; it reads this as an NVSwitch.
 _NO_TARGET = "fffffff:ff:ff.0"
-# Generation and width written if no PCIe link has the rate; `_list_differences` corrects the rate.
-_DEFAULT_SLOT = (4, 16)
+# Written if the rate of a PCIe link is unknown.
+_DEFAULT_SLOT = PcieLink(4, 16)
 # Lanes of PCIe links, the widest first: if rates are equal, the widest counts.
 PCIE_WIDTHS = (16, 8, 4, 2, 1)
+_SLOTS = tuple(PcieLink(generation, width) for width in PCIE_WIDTHS for generation in PCIE_GTps)
 # Numbers beyond these are refused when the file is read back.
 _MAX_LINKS = 10_000
 _MAX_C2C_MBps = 10**9
@@ -155,15 +156,12 @@ class _XmlWriter:
         """Build a device's pci element with the PCIe link from its file, else one with its rate."""
         facts = select_attributes("pci", read_pci_details(device))
         rate = self.pcie.get((device.id, parent.id)) if parent is not None else None
-        generation, width = next(
-            ((g, w) for w in PCIE_WIDTHS for g in PCIE_GTps if pcie_GBps(g, w) == rate),
-            _DEFAULT_SLOT,
-        )
+        slot = _DEFAULT_SLOT if rate is None else _find_slot(rate)
         address = self.addresses[device.id]
         pci_class = self._choose_class(device, facts.pop("class", ""))
         attributes = {"busid": address, "class": pci_class, **facts}
-        attributes.setdefault("link_speed", format_speed(generation))
-        attributes.setdefault("link_width", str(width))
+        attributes.setdefault("link_speed", format_speed(slot.generation))
+        attributes.setdefault("link_width", str(slot.width))
         if device.bus_id is None or address != device.bus_id.lower():
             attributes[MADE_UP] = "bus" if parent is not None else "slot"
         return Element("pci", attributes, list(children))
@@ -246,6 +244,18 @@ class _XmlWriter:
                 "xgmi" if link.kind == "xgmi" else "nvlink",
                 {"target": target, "count": str(count), "tclass": tclass},
             )
+
+
+def _find_slot(rate_GBps: Fraction) -> PcieLink:
+    """Return the PCIe link nearest to a rate that is not above it, the slowest if all are.
+
+    A measured or stated rate is mostly none of NCCL's. A faster link would make NCCL's model
+    promise more than there is; `_list_differences` keeps the exact rate for topoplan.
+    """
+    fitting = [slot for slot in _SLOTS if slot.bandwidth_GBps <= rate_GBps]
+    if not fitting:
+        return min(_SLOTS, key=lambda slot: slot.bandwidth_GBps)
+    return max(fitting, key=lambda slot: slot.bandwidth_GBps)  # of equal ones, the widest
 
 
 def _name(ident: str, implied: str) -> dict[str, str]:

@@ -5,22 +5,25 @@ of a topology read from such a text is assumed, and its source says so.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import PurePath
 
 from ...between_cpus import find_cpu
+from ...boards import Board
+from ...derived.board_size import find_short_boards
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
 from ...facts.keys import gpu_subject
 from ...graph import Device, Link, Topology
-from ...hardware import ASSUMED_PLACE
+from ...hardware import ASSUMED_PLACE, PcieLink
 from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
+from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards
 from .cells import Cells, iterate_members, list_some, read_cells
 from .facts import (
@@ -120,7 +123,7 @@ def _read(text: str, where: str, others: GpuNames) -> Topology:
         return _read_hosts(text, matrices, names, where)
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
-    return _read_matrix(table, output, p2p, names, find_cpu(text), where)
+    return _read_matrix(table, output, p2p, names, find_said_pcie(text), find_cpu(text), where)
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
@@ -186,10 +189,11 @@ def _read_matrix(
     output: SmiOutput,
     p2p: list[LabelMatrix],
     names: GpuNames,
+    said: SaidPcie,
     cpu: tuple[str, dict[str, str]] | None,
     where: str,
 ) -> Topology:
-    """Read a matrix of `topo -m`, completed from the other parts of the output and from names.
+    """Read a matrix of `topo -m`, completed from the other parts of the output and the text.
 
     `cpu` is what `find_cpu` finds in the text.
     """
@@ -210,9 +214,8 @@ def _read_matrix(
         )
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
-    inferred = InferredTopology(
-        cells, affinities, SOURCE, notes=notes, rates=assume_rates(boards, how, cpu)
-    )
+    rates = replace(assume_rates(boards, how, cpu), said=_find_said(said, cells, boards, notes))
+    inferred = InferredTopology(cells, affinities, SOURCE, notes=notes, rates=rates)
     switched = match_peers(listings) is None if any(x.remote for x in listings.values()) else None
     infer_pcie_tree(inferred, where)
     join_other_links(inferred, choose_nvlink_rate(listings, inferred.rates), switched)
@@ -228,7 +231,10 @@ def _read_matrix(
         *list_matrix_devices(inferred, identities),
         *inferred.devices,
     ]
-    notes += _find_mismatches(Topology("labels", tuple(devices), tuple(inferred.links)), inferred)
+    labelled = Topology("labels", tuple(devices), tuple(inferred.links))
+    notes += _find_mismatches(labelled, inferred)
+    gpus = {cells.ids[i]: boards.get(i) for i in iterate_members(cells.gpus)}
+    notes += [short.describe() for short in find_short_boards(labelled, gpus)]
     return _build(
         where,
         devices,
@@ -238,6 +244,20 @@ def _read_matrix(
         facts,
         [SOURCE, "topo -p2p"] if p2p else [SOURCE],
     )
+
+
+def _find_said(
+    said: SaidPcie, cells: Cells, boards: Mapping[int, Board], notes: list[str]
+) -> dict[int, tuple[PcieLink, str]]:
+    """Return the PCIe links that the text states, by column; note lines that disagree."""
+    if said.conflict:
+        notes.append(said.conflict)
+    links = {}
+    for i in iterate_members(cells.gpus):
+        board = boards.get(i)
+        if link := said.find(int(cells.ids[i][3:]), board.pcie if board is not None else None):
+            links[i] = link
+    return links
 
 
 def _check_pairs(table: LabelMatrix, cells: Cells, where: str) -> None:

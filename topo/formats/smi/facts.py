@@ -60,8 +60,9 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
     numa = {i: _get_ranges(row, NUMA) for i, row in rows.items()}
     # the first NUMA node of `0`, `0-1` or `0,2`; None for `N/A`
     nodes = {i: int(re.split("[-,]", text)[0]) if text else None for i, text in numa.items()}
-    near_several = [table.names[i] for i, text in numa.items() if text and not text.isdigit()]
-    if near_several:
+    several = {i for i, text in numa.items() if text and not text.isdigit()}
+    if several:
+        near_several = [table.names[i] for i in numa if i in several]
         notes.append(
             f"{', '.join(near_several[:6])}: near several NUMA nodes; counted with the first"
         )
@@ -72,7 +73,7 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
         nodes = {i: numbers[text] if text else None for i, text in cpus.items()}
         if numbers:
             notes.append("no NUMA nodes are listed; distinct CPU affinities are numbered from 0")
-    return {i: Affinity(cpus[i], nodes[i]) for i, row in rows.items() if row}
+    return {i: Affinity(cpus[i], nodes[i], i in several) for i, row in rows.items() if row}
 
 
 def has_own_memory(table: LabelMatrix) -> bool:

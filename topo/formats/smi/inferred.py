@@ -22,7 +22,8 @@ UNKNOWN_PCIE = pcie_link(None, None)
 class AssumedRates:
     """The assumed rates of PCIe, of one NVLink, of a NIC (GB/s, None if unknown), and between CPUs.
 
-    Each has its source. `boards` are those of the GPUs that are known, by column.
+    Each has its source. `boards` are those of the GPUs that are known, by column; `said` has the
+    PCIe links that the text states for GPUs, with their sources.
     """
 
     pcie: PcieLink = UNKNOWN_PCIE
@@ -34,6 +35,7 @@ class AssumedRates:
     nic_source: str = ""
     boards: Mapping[int, Board] = field(default_factory=dict)
     how: str = ""
+    said: Mapping[int, tuple[PcieLink, str]] = field(default_factory=dict)
 
 
 def assume_rates(
@@ -73,10 +75,14 @@ def _describe(link: PcieLink) -> str:
 
 @dataclass(frozen=True)
 class Affinity:
-    """CPUs (`0-19,40-59`) and NUMA node near a GPU; None if its row does not give them."""
+    """CPUs (`0-19,40-59`) and NUMA node near a GPU; None if its row does not give them.
+
+    `is_of_several_nodes` is whether the row lists further NUMA nodes.
+    """
 
     cpus: str | None = None
     numa_node: int | None = None
+    is_of_several_nodes: bool = False
 
     @property
     def key(self) -> int | str | None:
@@ -124,7 +130,8 @@ class InferredTopology:
     def join_pcie(self, below: str, above: str, to_cpu: bool = False) -> None:
         """Join a device to the switch or CPU above it, by NVLink-C2C if it is a GPU that has it."""
         rates = self.rates
-        board = rates.boards.get(self.cells.ids.index(below)) if below in self.cells.ids else None
+        column = self.cells.ids.index(below) if below in self.cells.ids else -1
+        board = rates.boards.get(column)
         if board is not None and board.c2c_GBps and to_cpu:
             by = assumed(f"{float(board.c2c_GBps):g} GB/s of NVLink-C2C, {rates.how}")
             self.join(Link(below, above, board.c2c_GBps, LATENCY_us["c2c"], "c2c", source=by))
@@ -133,6 +140,7 @@ class InferredTopology:
         source = rates.pcie_source
         if pcie != rates.pcie:
             source = assumed(f"{_describe(pcie)}, {rates.how}")
+        pcie, source = rates.said.get(column, (pcie, source))
         rate = pcie.bandwidth_GBps
         self.join(Link(below, above, rate, LATENCY_us["pcie"], "pcie", source=source))
 

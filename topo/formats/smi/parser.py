@@ -60,7 +60,12 @@ _WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
-_NIC_LEGEND = re.compile(r"\s{0,40}(NIC\d{1,6}):\s{0,40}(\S.{0,200})")
+_NIC_LEGEND = re.compile(r"\s{0,40}(?:- )?(NIC\d{1,6})\s{0,9}(?::|=|[-=]>)\s{0,40}(\S.{0,200})")
+# Words of a legend to which people add interfaces, addresses, rails and speeds.
+_WORDS = re.compile(r"[\w.@-]{1,64}(?::\d{1,3})?")
+_RDMA_NAME = re.compile(
+    r"(?:mlx\d|rocep|roce|ibp|rdmap|bnxt_re|irdma|efa|hfi|hns|ionic|erdma)[\w.-]{0,40}"
+)
 _GPU_HEAD = re.compile(
     r"\s{0,40}GPU (\d{1,6}): ([A-Za-z].{0,199}?|)(?: \(UUID: ([\w-]{1,80})\))?\s{0,40}"
 )
@@ -210,7 +215,7 @@ def parse_output(text: str, where: str) -> SmiOutput:
             if matrix.rows.setdefault(name, cells) != cells:
                 matrix.repeated.append(name)
         elif named := _NIC_LEGEND.fullmatch(line):
-            output.nics.setdefault(named.group(1), " ".join(named.group(2).split()))
+            output.nics.setdefault(named.group(1), _find_nic_name(named.group(2)))
         elif gpu := _GPU_HEAD.fullmatch(line):
             listing = output.nvlinks_by_gpu.setdefault(int(gpu.group(1)), NvlinkListing())
             listing.name, listing.uuid = gpu.group(2) or listing.name, gpu.group(3) or listing.uuid
@@ -365,6 +370,15 @@ def _split_affinities(word: str) -> tuple[str, str]:
         if ",".join(_CPU_RANGES.findall(cpus)) == cpus and len(lengths) == 1 and min(lengths) >= 0:
             return cpus, node
     return "N/A", "N/A"
+
+
+def _find_nic_name(legend: str) -> str:
+    """Return the name in a NIC's legend: its RDMA device, else the first word.
+
+    People add to it: "rocep80s0 -> ens2005np0 10.0.16.0/24 (rail 0)".
+    """
+    words = _WORDS.findall(legend)
+    return next(filter(_RDMA_NAME.fullmatch, words), words[0] if words else legend.split()[0])
 
 
 def _parse_link(line: str, listing: NvlinkListing) -> None:

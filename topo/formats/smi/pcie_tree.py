@@ -23,6 +23,8 @@ from .inferred import UNKNOWN, Affinity, InferredTopology
 
 # More NUMA nodes are refused: they would have to be joined pairwise.
 MAX_NODES = 128
+# Without affinities, labels alone are no evidence of more CPUs.
+_MAX_UNTOLD_CPUS = 2
 
 _Value = TypeVar("_Value")
 # Labels that nvidia-smi does not print; topoplan writes them for other topologies.
@@ -37,7 +39,8 @@ def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
     cells = inferred.cells
     on_pcie = _find_pcie_devices(inferred)
     pix, pxb = (cells.find_classes(on_pcie, label) for label in ("PIX", "PXB"))
-    nodes = _place_lonely_nics(inferred, _find_numa_classes(inferred, on_pcie))
+    nodes = _join_unplaced(inferred, _find_numa_classes(inferred, on_pcie))
+    nodes = _place_lonely_nics(inferred, nodes)
     if len(nodes) > MAX_NODES:
         raise InputError(
             f"{where}: by its labels the matrix has {len(nodes)} NUMA nodes; more than "
@@ -98,8 +101,10 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
                 "several"
             )
         # GPUs whose NVLinks hide their PCIe routes have only their affinity in common; NET and DIS
-        # overrule it, and SYS does if all affinities are equal: that column is then meaningless
-        apart_labels = ("NET", "DIS") if several and key is not None else ("SYS", "NET", "DIS")
+        # overrule it, and SYS does if all affinities are of one NUMA node: that column is then
+        # meaningless. One of several NUMA nodes (0-1) explains SYS: the nodes are of one socket.
+        is_followed = (several and key is not None) or _is_of_several_nodes(inferred, group)
+        apart_labels = ("NET", "DIS") if is_followed else ("SYS", "NET", "DIS")
         apart = cells.find_around(group, *apart_labels)
         position = next((p for p in by_key.get(key, ()) if not classes[p] & apart), None)
         if position is None:
@@ -110,6 +115,38 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
             classes[position] |= group
     _note_overruled(inferred, merged)
     return classes
+
+
+def _is_of_several_nodes(inferred: InferredTopology, group: int) -> bool:
+    affinities = _list_affinities(inferred, group)
+    return any(affinity.is_of_several_nodes for affinity in affinities)
+
+
+def _join_unplaced(inferred: InferredTopology, nodes: list[int]) -> list[int]:
+    """Put all GPUs below one CPU if more than two are set apart by SYS alone.
+
+    A virtual machine or container without NUMA shows SYS for all pairs that share no switch. So if
+    no two affinities differ, SYS tells no sockets apart. Two CPUs are common, and stay.
+    """
+    cells = inferred.cells
+    keys = {affinity.key for affinity in inferred.affinities.values()} - {None}
+    if len(nodes) <= _MAX_UNTOLD_CPUS or len(keys) > 1:
+        return nodes
+    with_gpus = [node for node in nodes if node & cells.gpus]
+    if any(cells.find_around(node, "NET", "DIS") for node in with_gpus):
+        return nodes
+    if keys and len(with_gpus) <= _MAX_UNTOLD_CPUS:
+        return nodes  # all further ones are of NICs
+    what = "no affinities tell CPUs apart" if keys else "no affinities are given"
+    inferred.notes.append(
+        f"{what}, and SYS is what containers and virtual machines without NUMA show for any two "
+        "devices, so how many CPUs there are is not known"
+    )
+    if len(with_gpus) <= _MAX_UNTOLD_CPUS:
+        return nodes
+    joined = unite(with_gpus)
+    inferred.overruled |= _pair_up(joined, joined)
+    return [joined, *(node for node in nodes if not node & cells.gpus)]
 
 
 def _list_affinities(inferred: InferredTopology, group: int) -> list[Affinity]:
@@ -138,10 +175,13 @@ def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int
 
     If there are several such CPUs, each group of NICs goes below the one with the fewest NICs. If
     there is one, all of these NICs share one further CPU. This applies only if the affinities of
-    all CPUs with GPUs are known, since labels alone may show further NUMA nodes.
+    all CPUs with GPUs are known, since labels alone may show a further NUMA node, or if there would
+    be more than two without any.
     """
     cells = inferred.cells
     homes = [node for node in nodes if set(_list_affinities(inferred, node)) - {UNKNOWN}]
+    if not homes and len(nodes) > _MAX_UNTOLD_CPUS:
+        homes = [node for node in nodes if node & cells.gpus]
     lonely = [node for node in nodes if not node & cells.gpus]
     if not homes or not lonely or any(node & cells.gpus for node in nodes if node not in homes):
         return nodes
@@ -161,7 +201,7 @@ def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int
     for home, group in placed.items():
         if group:
             inferred.overruled |= _pair_up(group, home | group)
-            gpu = next(cells.ids[i] for i in iterate_members(home) if i in inferred.affinities)
+            gpu = cells.ids[next(iterate_members(home & cells.gpus))]
             places.append(f"{list_some(inferred.get_names(group))} on the CPU of {gpu}")
     inferred.notes.append(
         f"{list_some(inferred.get_names(nics))}: SYS from every GPU, so their CPU is not known; "
