@@ -452,7 +452,12 @@ def test_a_bridge_at_rest_above_a_gpu_that_can_do_more_does_not_limit_it(
     ("ids", "told", "link", "source"),
     [
         ("10de:27b8", "2.000000", 24, "assumed: a link at rest, taken as Gen4 x16, by the GPU: L4"),
-        ("10de:28b0", "2.000000", 12, "assumed: a link at rest, taken as Gen4 x8, as RTX 2000 Ada"),
+        (
+            "10de:28b0",
+            "2.000000",
+            12,
+            "assumed: a link at rest, taken as Gen4 x8, by the GPU: RTX 2000 Ada",
+        ),
         (
             "1002:740c",
             "4.000000",
