@@ -104,8 +104,11 @@ def _list_skips(session: pytest.Session) -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is read from, or left in, the cache of whoever runs the tests."""
+    """Nothing is read from, or left in, the cache of whoever runs the tests, and the clock stops
+    no search for a plan on a busy machine.
+    """
     os.environ["TOPOPLAN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ.setdefault("TOPOPLAN_TIME_LIMIT", str(patience.PLANNING_S))
 
 
 @pytest.fixture

@@ -23,6 +23,9 @@ VARIABLE = "TOPOPLAN_TEST_PATIENCE"
 # What tests wait for takes seconds; a test may take 300 s (pytest-timeout), and pytest's own end
 # would show no stacks of other processes.
 LIMIT_S = 120.0
+# For searches of tests: their work, which is counted, ends them after a second of an idle core. A
+# longer limit would let them do more.
+PLANNING_S = 60.0
 _BUSY_PER_CORE = 2
 _POLL_S = 0.02  # between looks at what no pipe or signal announces
 _REST_S = 10.0  # to read the pipes of a process that has ended

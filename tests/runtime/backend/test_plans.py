@@ -15,6 +15,7 @@ from pathlib import Path
 import patience
 import pytest
 from launch import run_ranks
+from patience import PLANNING_S
 from ranks import backend_plans
 from torch._C._distributed_c10d import HashStore
 
@@ -38,24 +39,26 @@ ALLREDUCE = Collective("allreduce", 4)
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return synthesize(ALLREDUCE, preset("ring:4"), time_limit_s=20).plan
+    return synthesize(ALLREDUCE, preset("ring:4"), time_limit_s=PLANNING_S).plan
 
 
 def test_a_plan_is_cached_used_again_and_replaced_when_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "not" / "there" / "yet"
-    plan = load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, 20)
+    plan = load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, PLANNING_S)
     (file,) = folder.iterdir()
     text = file.read_text(encoding="utf-8")
     with monkeypatch.context() as changed:
         changed.setattr(planner, "synthesize", None)
-        assert load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, 20).hash == plan.hash
+        assert (
+            load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, PLANNING_S).hash == plan.hash
+        )
     for damaged in (text[: len(text) // 2], "", text.replace('"ranks": 4', '"ranks": 5', 1), "[]"):
         file.write_text(damaged, encoding="utf-8")
         with caplog.at_level(logging.WARNING):
             assert (
-                load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, 20).collective
+                load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, PLANNING_S).collective
                 == ALLREDUCE
             )
         assert str(file) in caplog.messages[-1]
@@ -74,14 +77,14 @@ def test_plans_of_like_machines_are_not_mixed_up(
     gpus = {d.id: d for d in ring.devices}
     crossed = replace(ring, devices=tuple(gpus[ring.ranks[i]] for i in (0, 2, 1, 3)))
     assert crossed.fingerprint == ring.fingerprint
-    first = load_or_synthesize(ALLREDUCE, ring, tmp_path, 20)
+    first = load_or_synthesize(ALLREDUCE, ring, tmp_path, PLANNING_S)
     (first_file,) = tmp_path.iterdir()
-    second = load_or_synthesize(ALLREDUCE, crossed, tmp_path, 20)
+    second = load_or_synthesize(ALLREDUCE, crossed, tmp_path, PLANNING_S)
     assert first.topology.ranks == ring.ranks and second.topology.ranks == crossed.ranks
     (second_file,) = set(tmp_path.iterdir()) - {first_file}
     second_file.write_text(first_file.read_text(encoding="utf-8"), encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        assert load_or_synthesize(ALLREDUCE, crossed, tmp_path, 20).hash == second.hash
+        assert load_or_synthesize(ALLREDUCE, crossed, tmp_path, PLANNING_S).hash == second.hash
     assert "another machine" in caplog.text
 
 
@@ -91,7 +94,9 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     (tmp_path / "file").write_text("", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
         assert (
-            load_or_synthesize(ALLREDUCE, preset("switch:4"), tmp_path / "file", 20).collective
+            load_or_synthesize(
+                ALLREDUCE, preset("switch:4"), tmp_path / "file", PLANNING_S
+            ).collective
             == ALLREDUCE
         )
     (message,) = caplog.messages
@@ -104,7 +109,7 @@ def test_plans_that_are_never_cached_miss_no_folder(
     monkeypatch.setattr(cache, "_warned", set())  # it warns once per process
     with caplog.at_level(logging.WARNING):
         for wanted in (ALLREDUCE, Demands.of([Demand(8, (0,), (3,))], 4)):
-            load_or_synthesize(wanted, preset("ring:4"), None, 20)
+            load_or_synthesize(wanted, preset("ring:4"), None, PLANNING_S)
     (message,) = caplog.messages  # of the allreduce
     assert message.startswith("no cache folder: ")
 
@@ -132,7 +137,9 @@ def test_a_long_wait_for_a_plan_is_one_line_and_ends_by_the_clock(
 def test_plans_are_picked_by_collective_ranks_and_root(tmp_path: Path, plan: Plan) -> None:
     plan.save(tmp_path / "four.json")
     for root in (0, 3):
-        broadcast = synthesize(Collective("broadcast", 4, root), preset("ring:4"), time_limit_s=20)
+        broadcast = synthesize(
+            Collective("broadcast", 4, root), preset("ring:4"), time_limit_s=PLANNING_S
+        )
         broadcast.plan.save(tmp_path / f"broadcast{root}.json")
     (tmp_path / "ring.json").write_text(preset("ring:4").dumps(), encoding="utf-8")
     files = PlanFiles([tmp_path])

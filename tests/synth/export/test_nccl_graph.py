@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_module
+from patience import PLANNING_S
 from random_graphs import graphs, on
 from thorough import count_examples
 
@@ -78,7 +79,7 @@ def write(name: str, topology: Topology, version: str = str(NEWEST)) -> tuple[Ex
         NCCL_GRAPH,
         on(name, topology),
         Router(topology),
-        Effort(20),
+        Effort(PLANNING_S),
         version=parse_nccl_version(version),
         guard=False,
     )

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import PLANNING_S
 from reports import Reports
 
 from topoplan.synth.planner import apart
@@ -22,7 +23,7 @@ RING = preset("ring:3")
 
 
 def plan(
-    topology: Topology = RING, stop: threading.Event | None = None, limit_s: float = 10.0
+    topology: Topology = RING, stop: threading.Event | None = None, limit_s: float = PLANNING_S
 ) -> FoundPlan | None:
     return synthesize_apart(
         collective_on("allreduce", topology),
