@@ -619,7 +619,13 @@ def test_random_pci_trees_read_back_with_their_devices_switches_and_rates(
 
 @pytest.mark.parametrize(
     ("model", "MBps", "count"),
-    [("Tesla P100-SXM2", 40_000, 2), ("Tesla P100", 100_000, 5), ("H100", 450_000, 18)],
+    [
+        ("Tesla P100-SXM2", 40_000, 2),
+        ("Tesla P100", 100_000, 5),
+        ("H100", 450_000, 18),
+        ("NVIDIA B200", 900_000, 18),
+        ("NVIDIA A40", 56_248, 4),  # 14,062 MB/s each
+    ],
 )
 def test_links_are_counted_by_what_one_carries_in_that_gpu(
     model: str, MBps: int, count: int
