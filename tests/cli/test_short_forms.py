@@ -44,7 +44,7 @@ def test_a_collective_and_a_topology_need_no_options(
         ("allgather ring:4 --topology ring:5", "ring:4 and --topology ring:5: expected one"),
         ("allgather ring:4 --collective reduce", "allgather and --collective reduce: expected one"),
         ("alreduce ring:4", "unknown collective 'alreduce' (did you mean 'allreduce'?)"),
-        ("allgather dgx-1", "(did you mean 'dgx1'?)"),
+        ("allgather dgxx1", "(did you mean 'dgx1'?)"),
         ("allgather ring:4 ring:5", "unrecognized arguments: ring:5"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
@@ -119,7 +122,14 @@ def test_dgx2_has_two_groups_and_a_trunk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "inside", "outside"), [("dgx-a100", 300, 25), ("dgx-h100", 450, 50)]
+    ("name", "inside", "outside"),
+    [
+        ("dgx-a100", 300, 25),
+        ("dgx-h100", 450, 50),
+        ("dgx-h200", 450, 50),
+        ("dgx-b200", 900, 50),
+        ("dgx-b300", 900, 100),
+    ],
 )
 def test_dgx_boxes(name: str, inside: int, outside: int) -> None:
     one, two = preset(name), preset(f"{name}:2")
@@ -132,6 +142,102 @@ def test_dgx_boxes(name: str, inside: int, outside: int) -> None:
         assert two.capacity_GBps[gpu, f"nvswitch{i // 8}"] == inside
         assert two.capacity_GBps[gpu, "network0"] == outside
         assert two.by_id[gpu].extra["box"] == i // 8
+
+
+@pytest.mark.parametrize(("boxes", "leaves"), [(2, 8), (32, 8), (33, 16)])
+def test_rails_join_the_gpus_of_one_place_in_all_boxes(boxes: int, leaves: int) -> None:
+    topology = preset(f"dgx-h100-rails:{boxes}")
+    networks = [d.id for d in topology.devices if d.family == "network"]
+    assert len(networks) == leaves + 1 and networks[-1] == "spine0"
+    prefix = "unit0-" if leaves > 8 else ""
+    for i, gpu in enumerate(topology.ranks[: min(boxes, 32) * 8]):
+        assert topology.capacity_GBps[gpu, f"{prefix}rail{i % 8}"] == 50
+    up = topology.capacity_GBps[f"{prefix}rail0", "spine0"]
+    assert up == 50 * min(boxes, 32), "as much leaves a leaf as enters it"
+    assert into_GBps(topology, "spine0") == 50 * 8 * boxes
+    one = preset("dgx-h100-rails")
+    assert one.fingerprint == preset("dgx-h100").fingerprint
+
+
+def test_gh200_in_fours_are_joined_pairwise_by_six_links_each() -> None:
+    topology = preset("gh200x4:2")
+    pairs = [(a, b) for first in (0, 4) for a, b in combinations(range(first, first + 4), 2)]
+    assert pair_counts(topology) == dict.fromkeys(pairs, 6)
+    assert topology.capacity_GBps["gpu0", "gpu3"] == 150
+    assert all(topology.capacity_GBps[gpu, "network0"] == 25 for gpu in topology.ranks)
+
+
+def test_rtx_pro_6000_hang_on_two_sockets_whose_rate_is_assumed() -> None:
+    topology = preset("rtx-pro-6000")
+    assert [topology.out_neighbours[f"gpu{i}"] for i in (0, 3, 4, 7)] == [
+        ("cpu0",),
+        ("cpu0",),
+        ("cpu1",),
+        ("cpu1",),
+    ]
+    assert topology.capacity_GBps["gpu0", "cpu0"] == 48
+    assert [x.kind for x in topology.links if x.is_assumed] == ["smp", "smp"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("DGX-H100:2", "dgx-h100:2"),
+        ("dgx_b200", "dgx-b200"),
+        ("b200", "dgx-b200"),
+        ("HGX B300:4", "dgx-b300:4"),
+        ("gh200:2", "gh200x4:2"),
+        ("h200@", "'@' is not a number"),
+        ("dgx-spark", "spark-cable"),
+        ("rtx-pro-6000x8", "rtx-pro-6000"),
+        ("Ring:8@2", "ring:8@2"),
+        ("./b200", "unknown topology"),
+    ],
+)
+def test_presets_have_the_names_that_people_type(typed: str, name: str) -> None:
+    if " " in name:
+        with pytest.raises(InputError, match=name):
+            preset(typed)
+    else:
+        assert preset(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("argument", "switches", "GBps"),
+    [
+        ("dgx-h100:2@25", [("gpu0", "network0")], 25),
+        ("dgx-h100-rails:4@25", [("gpu0", "rail0")], 25),
+        ("gb200-nvl72:2@100", [("gpu0", "network0")], 100),
+        ("mi250:2@50", [("nic0", "network0")], 50),
+        ("spark-ring:3@12.5", [("spark0/out", "spark1/in")], 12.5),
+        ("mac-mesh:2@5", [("gpu0", "gpu1")], 5),
+    ],
+)
+def test_the_ports_of_a_machine_may_have_a_rate(
+    argument: str, switches: list[tuple[str, str]], GBps: float
+) -> None:
+    topology, plain = preset(argument), preset(argument.partition("@")[0])
+    assert topology.name == argument
+    assert all(float(topology.capacity_GBps[pair]) == GBps for pair in switches)
+    inside = {x.bandwidth_GBps for x in topology.links if x.kind != "network"}
+    assert inside == {x.bandwidth_GBps for x in plain.links if x.kind != "network"}
+    if "rails" in argument:
+        assert topology.capacity_GBps["rail0", "spine0"] == 100
+    (stated,) = state_rates([plain], {"network": Fraction(str(GBps))})
+    assert stated.capacity_GBps == topology.capacity_GBps
+    (stated,) = state_rates([plain], {"nic": Fraction(str(GBps))})
+    if "mi250" not in argument:
+        assert stated.capacity_GBps == topology.capacity_GBps
+
+
+def test_rates_of_other_links_of_presets_and_of_changed_ones_are_known() -> None:
+    for kind, topology in (
+        ("network", preset("dgx1")),
+        ("nvlink", preset("dgx-h100:2")),
+        ("network", replace(preset("dgx-h100:2"), name="mine")),
+    ):
+        with pytest.raises(InputError, match=r"known|only assumed"):
+            state_rates([topology], {kind: Fraction(1)})
 
 
 def test_nvl72_racks_are_trays_of_four_on_one_fabric() -> None:
@@ -226,6 +332,12 @@ def test_sparks_in_a_ring_are_cabled_as_nvidia_says_and_share_two_pcie_links() -
     assert bound.algbw_GBps == 28 * Fraction(3, 2)
 
 
+def test_one_cable_between_sparks_carries_what_a_port_does() -> None:
+    topology = preset("spark-cable")
+    assert list_cables(topology) == [("spark0", "enp1s0f0np0", "spark1", "enp1s0f0np0")]
+    assert topology.capacity_GBps["spark0/out", "spark1/in"] == 25
+
+
 def test_two_cables_between_sparks_end_at_equal_ports() -> None:
     topology = preset("spark-pair")
     ports = ("enp1s0f0np0", "enp1s0f1np1")
@@ -271,6 +383,8 @@ def test_strix_boxes_in_a_ring_and_macs_in_a_mesh_use_each_port_once() -> None:
         ("dgx-a100:0", "at least 1"),
         ("dgx1:2", "takes no size"),
         ("dgx1@10", "datasheet"),
+        ("dgx-h100@10", "write for example 'dgx-h100:2@10'"),
+        ("dgx-h100:2@x", "is not a number of GB/s above 0"),
         ("mesh:4x4@0", "above 0"),
         ("mesh:4x4@-1", "above 0"),
         ("mesh:4x4@nan", "above 0"),

@@ -14,6 +14,8 @@ from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
 from ..names import join_first
 from ..notes import assumed
+from ..presets import preset
+from .port_rate import set_port_rate
 
 NIC, NETWORK = "nic", "network"
 # Kinds of links whose rate may be given, and NICs.
@@ -66,7 +68,8 @@ def state_rates(
 ) -> list[Topology]:
     """Return the machines with their assumed rates replaced by `rates`, which are from `source`.
 
-    Rates are in GB/s in one direction, keyed by the kinds in RATES or `network`. For NVLink, xGMI
+    Rates are in GB/s in one direction, keyed by the kinds in RATES or `network`. The ports of a
+    preset of several boxes or hosts take the rate of `network`, or of `nic`, too. For NVLink, xGMI
     and NVLink-C2C, a rate is that of one link and is multiplied by the number of bonded links.
     Raise InputError for a rate that no machine can use, because none of them has an assumed rate of
     that kind.
@@ -184,6 +187,12 @@ def _state(
     topology: Topology, rates: Mapping[str, Fraction], source: str, used: set[str]
 ) -> Topology:
     """Return one machine with the rates, and add the kinds that replaced a rate to `used`."""
+    if _is_preset(topology):
+        # The network between a preset's boxes is an example, so every rate replaces its own.
+        kind = NIC if NIC in rates and not _has_nics(topology) else NETWORK
+        if kind in rates and (ported := set_port_rate(topology, rates[kind], source)) is not None:
+            used.add(kind)
+            topology = ported
     links = tuple(_state_link(link, rates, source, used) for link in topology.links)
     devices = tuple(_state_nic(device, rates, used) for device in topology.devices)
     if links == topology.links and devices == topology.devices:
@@ -192,6 +201,18 @@ def _state(
     if NETWORK in rates and "notes" in extra:
         extra["notes"] = [n for n in topology.notes if n.kind != "network-rate-assumed"]
     return replace(topology, links=links, devices=devices, extra=extra)
+
+
+def _is_preset(topology: Topology) -> bool:
+    """Return whether a topology is a preset as it is built by its name."""
+    try:
+        return preset(topology.name) == topology
+    except InputError:
+        return False
+
+
+def _has_nics(topology: Topology) -> bool:
+    return any(device.kind == "nic" for device in topology.devices)
 
 
 def _state_link(link: Link, rates: Mapping[str, Fraction], source: str, used: set[str]) -> Link:

@@ -370,7 +370,10 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
             "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo "
             "-m)",
         )
+    reported = {ident for note in view.list_notes("link-without-peer") for ident in note.about}
     for note in view.list_notes("nvlinks-left-out", "no-nvlink-elements"):
+        if note.about and reported.issuperset(note.about):
+            continue
         severity, problem, advice = _WITHOUT_NVLINKS[note.kind]
         yield Finding(
             severity,

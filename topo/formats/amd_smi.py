@@ -15,6 +15,7 @@ from itertools import combinations
 from pathlib import PurePath
 
 from ..between_cpus import assume_between_cpus, find_cpu, join_cpus
+from ..derived.board_size import find_short_boards
 from ..devices import Device, Link, both_directions
 from ..errors import InputError
 from ..facts import Fact, Facts, facts_to_json, keys
@@ -92,9 +93,13 @@ def read(text: str, where: str) -> Topology:
         for name in output.names
         for number in (output.get_number_of(name),)
     ]
+    devices = (*gpus, *cpus)
+    boards = dict.fromkeys(ids.values(), model.board if model.is_named else None)
+    short = find_short_boards(Topology("tables", devices, tuple(links)), boards)
+    notes += [board.describe() for board in short]
     return Topology(
         PurePath(where).stem or where,
-        (*gpus, *cpus),
+        devices,
         tuple(links),
         SOURCE,
         {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))},

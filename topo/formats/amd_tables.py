@@ -28,7 +28,7 @@ _TITLES = (
 )
 _SNIFF = re.compile(
     r"^[ \t>#$+|]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
-    r"|(?:LINK TYPE|HOPS|WEIGHT|LINK METRIC) TABLE:)",
+    r"|(?:LINK TYPE|HOPS|WEIGHT|LINK METRIC|ACCESS) TABLE:)",
     re.MULTILINE,
 )
 # Characters at the start of a text in which its format is detected.

@@ -11,8 +11,11 @@ from ..boards import Board, find_board, find_by_id, find_mentioned, get_board
 _MAX_LINES = 5_000
 # Longer lines are no sentences.
 _MAX_CHARACTERS = 400
-# The row of a matrix, which has labels only.
-_ROW = re.compile(r"[\s>|#]{0,40}(?:GPU|NIC|mlx5_)\d{1,6}\s")
+# The row or heading of a matrix, which has labels or other devices only.
+_ROW = re.compile(
+    r"[\s>|#]{0,40}(?:(?:NIC|mlx5_)\d{1,6}\s|GPU\d{1,6}\s[\s|]{0,40}"
+    r"(?:X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|XGMI|PCIE|\d|GPU\d))"
+)
 # A name that a table shortens behind a digit, which may be followed by more.
 _CUT_OFF = re.compile(r"\w{1,40}(?<=\d)\.\.\.")
 _INDEXED = (

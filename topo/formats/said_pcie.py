@@ -20,7 +20,7 @@ _GENERATION = (
     rf"(?:{_PCIE}[\s:]{{0,2}}(?:Gen(?:eration)?[.:\s]{{0,2}})?|Gen(?:eration)?[.:\s]{{0,2}})"
     r"([1-6])(?:\.0)?"
 )
-_WIDTH = r"[x\u00d7]\s?(16|8|4|2|1)(?![\w.])"
+_WIDTH = r"[x\u00d7]\s?(16|8|4|2|1)(?!\w|\.\d)"
 _BOTH = re.compile(rf"{_GENERATION}[\s,@/:(-]{{0,3}}(?:width:?\s)?{_WIDTH}", re.IGNORECASE)
 _TURNED = re.compile(
     rf"(?<![\w.]){_WIDTH}(?:\s?lanes)?[\s,@/:(-]{{0,3}}(?:of\s)?{_GENERATION}", re.IGNORECASE
@@ -36,6 +36,7 @@ _WIDTH_AT_WORK = re.compile(
     rf"(?:{_AT_WORK}(?:{_PCIE}\s?)?|{_PCIE}\s){_WIDTH}"
     rf"|(?<![\w.]){_WIDTH}(?:\s?lanes)?\s(?:per|each|to each)\b"
     rf"|\b(16|8|4|2|1)\s(?:{_PCIE}\s)?lanes\s(?:per|each|to each)\b"
+    r"|\bwidth[:\s]{1,3}(16|8|4|2|1)x\b"
     rf"|\b(?:gets?|has|have)\s(?:only\s)?(16|8|4|2|1)\s(?:{_PCIE}\s)?lanes\b",
     re.IGNORECASE,
 )
@@ -52,6 +53,7 @@ _OTHER_DEVICES = re.compile(
     r"|\bif\b|\bwould\b|\bcould\b|\bshould\b|\bsupports?\b|\bcapable\b|\binstead of\b|\bnot\b",
     re.IGNORECASE,
 )
+_NEXT_GPU = re.compile(r"[,;/|]\s{0,9}(?=GPU\s?#?\d{1,3}\b)", re.IGNORECASE)
 _INDEX = re.compile(r"[\s>#*|+\u2022-]{0,40}\**GPU\s?#?(\d{1,3})\b(?!\s?x\b)", re.IGNORECASE)
 
 # Generation and width, None if the line does not say.
@@ -90,14 +92,12 @@ def find_said_pcie(text: str) -> SaidPcie:
     """Return what a text says about the PCIe links of its GPUs."""
     said: dict[int | None, dict[_Said, int]] = {}
     for number, line in enumerate(text.split("\n", _MAX_LINES)[:_MAX_LINES], 1):
-        if len(line) > _MAX_CHARACTERS or _OTHER_DEVICES.search(line):
+        if len(line) > _MAX_CHARACTERS or _OTHER_DEVICES.search(line) or not _is_about_gpus(line):
             continue
-        statements = _read_line(line)
-        if not statements or not _is_about_gpus(line):
-            continue
-        index = _INDEX.match(line)
-        for statement in statements:
-            said.setdefault(int(index[1]) if index else None, {}).setdefault(statement, number)
+        for part in _NEXT_GPU.split(line):
+            index = _INDEX.match(part)
+            for statement in _read_line(part):
+                said.setdefault(int(index[1]) if index else None, {}).setdefault(statement, number)
     unclear = [lines for lines in said.values() if len(lines) > 1]
     if unclear:
         return SaidPcie(conflict=_describe_conflict(unclear[0]))
@@ -116,7 +116,8 @@ def _read_line(line: str) -> list[_Said]:
     generations = {float(GTps): generation for generation, GTps in PCIE_GTps.items()}
     statements: list[_Said] = [
         *((int(match[1]), int(match[2])) for match in _BOTH.finditer(line)),
-        *((int(match[2]), int(match[1])) for match in _TURNED.finditer(line)),
+        # not the x2 of "2 cards: RTX 3090 x2, PCIe 4.0 x8"
+        *((int(match[2]), int(match[1])) for match in _TURNED.finditer(_BOTH.sub(";", line))),
         *((generations[float(match[1])], int(match[2])) for match in _SPEED.finditer(line)),
     ]
     running = _RUNNING.search(line)

@@ -1,30 +1,50 @@
 """Build machines and graphs by name: `preset("dgx1")`, `preset("mesh:4x4@25")`.
 
 An argument is `name[:size][@GBps]`. Links of graphs (ring, mesh, ...) have 1 GB/s, or 25 with
-`@25`. Machines have datasheet rates in one direction; their size is the number of boxes. Ranks are
+`@25`. Machines have datasheet rates in one direction; their size is the number of boxes, and `@25`
+gives each port into the network between them 25 GB/s. Ranks are
 numbered box by box, and in row-major order on meshes (the last coordinate changes fastest).
 """
 
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import combinations
 from math import prod
 
+from ..derived.port_rate import set_port_rate
 from ..errors import InputError
 from ..exact import fraction_to_json
 from ..graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_directions
-from .cabled import mac_mesh, spark_pair, spark_ring, strix_ring
-from .machines import dgx1, dgx2, dgx_a100, dgx_h100, gb200_nvl72, mi250, mi300x, pcie_2socket, z52
+from .cabled import mac_mesh, spark_cable, spark_pair, spark_ring, strix_ring
+from .machines import (
+    dgx1,
+    dgx2,
+    dgx_a100,
+    dgx_b200,
+    dgx_b300,
+    dgx_h100,
+    dgx_h100_rails,
+    dgx_h200,
+    gb200_nvl72,
+    gh200x4,
+    mi250,
+    mi300x,
+    pcie_2socket,
+    rtx_pro_6000,
+    z52,
+)
 
 # The most GPUs of a preset: no strategy plans for more.
 MAX_GPUS = 4096
 # Dimensions of a mesh or torus: twelve of size 2 already have MAX_GPUS.
 _MAX_DIMENSIONS = 12
 
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _-]{0,60}")
+_SEPARATORS = re.compile(r"[ _-]")
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _RATE = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
@@ -60,7 +80,7 @@ def preset(argument: str) -> Topology:
     """
     head, at, rate = argument.partition("@")
     name, colon, spec = head.partition(":")
-    entry = PRESETS.get(name)
+    entry = find_entry(name)
     if entry is None:
         raise InputError(_describe_unknown(name))
     sizes = _parse_sizes(entry, spec if colon else None, argument)
@@ -72,12 +92,32 @@ def preset(argument: str) -> Topology:
     if entry.machine is None:
         GBps = _parse_rate(rate, argument) if at else DEFAULT_BANDWIDTH_GBps
         return _build_graph(entry, sizes, GBps)
-    if at:
+    machine = entry.machine(sizes[0])
+    return _set_port_rate(machine, entry, rate, argument) if at else machine
+
+
+def find_entry(name: str) -> Preset | None:
+    """Return the preset with a name or one of its other names, None if there is none.
+
+    Case, spaces, hyphens and underscores do not matter: `DGX_H100` is dgx-h100.
+    """
+    if name in PRESETS or not _PLAIN.fullmatch(name):
+        return PRESETS.get(name)
+    return _BY_SPELLING.get(_SEPARATORS.sub("", name.lower()))
+
+
+def _set_port_rate(machine: Topology, entry: Preset, rate: str, argument: str) -> Topology:
+    """Return a machine whose ports into the network have the rate that stands after the '@'."""
+    GBps = _parse_rate(rate, argument)
+    stated = set_port_rate(machine, GBps, f"{float(GBps):g} GB/s a port, as given by the user")
+    if stated is None:
+        several = f"; write for example '{entry.name}:2@{rate}'" if entry.size == "boxes" else ""
         raise InputError(
-            f"{argument!r}: {name} has the bandwidths of its datasheet, so '@{rate}' cannot be "
-            "applied; leave it out, or write the machine as JSON with the bandwidths you want"
+            f"{argument!r}: {entry.name} has the bandwidths of its datasheet, and no network whose "
+            f"ports could have '@{rate}'{several or '; leave it out'}, or write the machine as "
+            "JSON with the bandwidths you want"
         )
-    return entry.machine(sizes[0])
+    return replace(stated, name=f"{machine.name}@{fraction_to_json(GBps)}")
 
 
 def _describe_unknown(name: str) -> str:
@@ -216,6 +256,18 @@ _MACHINES = (
     ("dgx-a100", "dgx-a100:2", "boxes of 8 A100 on NVSwitches", "boxes", 8, dgx_a100),
     ("dgx-h100", "dgx-h100:2", "boxes of 8 H100 on NVSwitches", "boxes", 8, dgx_h100),
     (
+        "dgx-h100-rails",
+        "dgx-h100-rails:4",
+        "DGX H100 boxes on a fat tree with a rail for each GPU of a box",
+        "boxes",
+        8,
+        dgx_h100_rails,
+    ),
+    ("dgx-h200", "dgx-h200:2", "boxes of 8 H200 on NVSwitches", "boxes", 8, dgx_h200),
+    ("dgx-b200", "dgx-b200:2", "boxes of 8 B200 on NVSwitches", "boxes", 8, dgx_b200),
+    ("dgx-b300", "dgx-b300:2", "boxes of 8 B300 on NVSwitches", "boxes", 8, dgx_b300),
+    ("gh200x4", "gh200x4:2", "nodes of 4 GH200, NVLink between each two", "boxes", 4, gh200x4),
+    (
         "gb200-nvl72",
         "gb200-nvl72",
         "72 GB200 in 18 trays on NVSwitches; with :2, two such racks",
@@ -235,6 +287,14 @@ _MACHINES = (
         pcie_2socket,
     ),
     (
+        "rtx-pro-6000",
+        "rtx-pro-6000",
+        "8 RTX PRO 6000 on PCIe Gen5, 4 below each of 2 sockets",
+        "",
+        8,
+        rtx_pro_6000,
+    ),
+    (
         "spark-ring",
         "spark-ring:3",
         "NVIDIA DGX Sparks cabled in a ring, without a switch",
@@ -243,6 +303,7 @@ _MACHINES = (
         spark_ring,
     ),
     ("spark-pair", "spark-pair", "2 DGX Sparks joined by two cables", "", 2, spark_pair),
+    ("spark-cable", "spark-cable", "2 DGX Sparks joined by one cable", "", 2, spark_cable),
     (
         "strix-ring",
         "strix-ring:4",
@@ -273,4 +334,26 @@ PRESETS: Mapping[str, Preset] = {
         name: Preset(name, example, text, size, _multiply_boxes(gpus), machine=build)
         for name, example, text, size, gpus, build in _MACHINES
     },
+}
+# Other names that people look for, each as its preset is called.
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "dgx1": ("dgx-1", "dgx-1v"),
+    "dgx2": ("dgx-2",),
+    "dgx-a100": ("a100", "a100x8", "8xa100", "hgx-a100"),
+    "dgx-h100": ("h100", "h100x8", "8xh100", "hgx-h100"),
+    "dgx-h200": ("h200", "h200x8", "8xh200", "hgx-h200"),
+    "dgx-b200": ("b200", "b200x8", "8xb200", "hgx-b200"),
+    "dgx-b300": ("b300", "b300x8", "8xb300", "hgx-b300"),
+    "dgx-h100-rails": ("h100-rails", "hgx-h100-rails"),
+    "gh200x4": ("gh200", "4xgh200", "quad-gh200", "alps"),
+    "gb200-nvl72": ("gb200", "nvl72"),
+    "mi300x": ("mi300x8", "8xmi300x"),
+    "rtx-pro-6000": ("rtx-pro-6000x8", "8x-rtx-pro-6000", "pro-6000", "rtx-6000-pro"),
+    "spark-pair": ("dgx-spark-pair", "spark-pair-2"),
+    "spark-cable": ("dgx-spark-cable", "spark-pair-1", "spark-pair-one-cable", "dgx-spark"),
+}
+_BY_SPELLING = {
+    _SEPARATORS.sub("", spelling): PRESETS[name]
+    for name in PRESETS
+    for spelling in (name, *_OTHER_NAMES.get(name, ()))
 }

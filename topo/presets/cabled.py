@@ -83,6 +83,11 @@ def spark_pair(hosts: int = 1) -> Topology:
     return _join_hosts("spark-pair", _SPARK, 2, [((0, port), (1, port)) for port in range(2)])
 
 
+def spark_cable(hosts: int = 1) -> Topology:
+    """Return two NVIDIA DGX Sparks with one cable, between equal ports. `hosts` is ignored."""
+    return _join_hosts("spark-cable", _SPARK, 2, [((0, 0), (1, 0))])
+
+
 def strix_ring(hosts: int) -> Topology:
     """Return boxes with a Ryzen AI Max (Strix Halo) in a ring over their two USB4 ports."""
     return _make_ring("strix-ring", _STRIX, hosts, "two have no ring")

@@ -17,10 +17,18 @@ from ..hardware import (
     nvswitch_adding,
     pcie_GBps,
 )
+from ..notes import assumed
 
 _NETWORK = "network0"
 _HDR_GBps = Fraction(25)  # one 200 Gb/s InfiniBand HDR port
 _NDR_GBps = Fraction(50)  # one 400 Gb/s InfiniBand NDR port
+_XDR_GBps = Fraction(100)  # one 800 Gb/s port of a ConnectX-8
+_SLINGSHOT_GBps = Fraction(25)  # one 200 Gb/s port of HPE Slingshot 11
+# Boxes whose ports of one rail end at one leaf: a QM9700 has 64 ports of 400 Gb/s, of which half
+# lead up (DGX SuperPOD H100 reference architecture).
+_BOXES_OF_A_LEAF = 32
+# Between the sockets of servers with PCIe Gen5: 32 to 43 GB/s were measured on dual EPYC 9005.
+_GEN5_SOCKETS_GBps = Fraction(40)
 
 # Pairs of a DGX-1 with two NVLinks, in the numbering of SCCL (arXiv 2008.08708, figure 1).
 DGX1_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
@@ -105,9 +113,19 @@ def dgx2(boxes: int = 1) -> Topology:
 
 
 def _put_on_nvswitches(
-    name: str, gpus: list[Device], boxes: int, board: Board, net_GBps: Fraction, source: str
+    name: str,
+    gpus: list[Device],
+    boxes: int,
+    board: Board,
+    net_GBps: Fraction,
+    source: str,
+    *,
+    rails: bool = False,
 ) -> Topology:
-    """Connect each box's GPUs by one layer of NVSwitches, and several boxes by a port per GPU."""
+    """Connect each box's GPUs by one layer of NVSwitches, and several boxes by a port per GPU.
+
+    The ports end at one network, or at the leaves of `rails`.
+    """
     rate, links_each = board.wire_GBps, board.wires
     per_box = len(gpus) // boxes
     adding = nvswitch_adding(nvlink_generation(board.sm or 0))
@@ -125,9 +143,39 @@ def _put_on_nvswitches(
     ]
     if boxes == 1:
         return Topology(name, (*gpus, *switches), tuple(links), source)
-    links += [x for d in gpus for x in _join(d.id, _NETWORK, net_GBps, "network", source)]
-    devices = (*gpus, *switches, Device(_NETWORK, "switch", "network", in_network=QUANTUM_ADDING))
-    return Topology(f"{name}:{boxes}", devices, tuple(links), source)
+    if rails:
+        fabric, cables = _build_rails(gpus, per_box, net_GBps)
+    else:
+        fabric = [Device(_NETWORK, "switch", "network", in_network=QUANTUM_ADDING)]
+        ported = f"{source}: one port a GPU, into a network without oversubscription"
+        cables = [x for d in gpus for x in _join(d.id, _NETWORK, net_GBps, "network", ported)]
+    devices = (*gpus, *switches, *fabric)
+    return Topology(f"{name}:{boxes}", devices, (*links, *cables), source)
+
+
+def _build_rails(
+    gpus: list[Device], per_box: int, net_GBps: Fraction
+) -> tuple[list[Device], list[Link]]:
+    """Return the switches and cables of a network with a rail for each GPU of a box.
+
+    The ports of the i-th GPUs of 32 boxes end at one leaf, rail i. The spines above the leaves are
+    one switch; each leaf has as many cables up as it has boxes, so the network is not
+    oversubscribed.
+    """
+    source = "DGX SuperPOD H100 reference architecture: rail-optimized full fat tree"
+    units = -(-len(gpus) // (per_box * _BOXES_OF_A_LEAF))
+    below: dict[str, int] = {}
+    cables: list[Link] = []
+    for i, gpu in enumerate(gpus):
+        unit = i // per_box // _BOXES_OF_A_LEAF
+        leaf = f"unit{unit}-rail{i % per_box}" if units > 1 else f"rail{i % per_box}"
+        below[leaf] = below.get(leaf, 0) + 1
+        cables += _join(gpu.id, leaf, net_GBps, "network", source)
+    spine = Device("spine0", "switch", "network", in_network=QUANTUM_ADDING)
+    leaves = [Device(leaf, "switch", "network", in_network=QUANTUM_ADDING) for leaf in below]
+    for leaf, boxes in below.items():
+        cables += _join(leaf, spine.id, net_GBps, "network", source, boxes)
+    return [*leaves, spine], cables
 
 
 def dgx_a100(boxes: int = 1) -> Topology:
@@ -148,6 +196,66 @@ def dgx_h100(boxes: int = 1) -> Topology:
     gpus = _make_gpus(8, (0, 1), boxes)
     board = get_board("H100")
     return _put_on_nvswitches("dgx-h100", gpus, boxes, board, _NDR_GBps, "DGX H100 datasheet")
+
+
+def dgx_h100_rails(boxes: int = 1) -> Topology:
+    """Return `boxes` NVIDIA DGX H100 servers whose i-th GPUs share a leaf switch, rail i.
+
+    Rates are those of `dgx_h100`; several leaves are joined by spines without oversubscription.
+    """
+    gpus, board = _make_gpus(8, (0, 1), boxes), get_board("H100")
+    source = "DGX H100 datasheet"
+    return _put_on_nvswitches("dgx-h100-rails", gpus, boxes, board, _NDR_GBps, source, rails=True)
+
+
+def dgx_h200(boxes: int = 1) -> Topology:
+    """Return `boxes` NVIDIA DGX H200 servers with 8 GPUs each, on one network if several.
+
+    Rates are 450 GB/s per GPU inside a box and 50 GB/s per GPU between boxes (NDR InfiniBand).
+    """
+    gpus, board = _make_gpus(8, (0, 1), boxes), get_board("H200")
+    return _put_on_nvswitches("dgx-h200", gpus, boxes, board, _NDR_GBps, "DGX H200 datasheet")
+
+
+def dgx_b200(boxes: int = 1) -> Topology:
+    """Return `boxes` NVIDIA DGX B200 servers with 8 GPUs each, on one network if several.
+
+    Rates are 900 GB/s per GPU inside a box and 50 GB/s per GPU between boxes (ConnectX-7 of 400
+    Gb/s).
+    """
+    gpus, board = _make_gpus(8, (0, 1), boxes), get_board("B200")
+    return _put_on_nvswitches("dgx-b200", gpus, boxes, board, _NDR_GBps, "DGX B200 datasheet")
+
+
+def dgx_b300(boxes: int = 1) -> Topology:
+    """Return `boxes` NVIDIA DGX B300 servers with 8 GPUs each, on one network if several.
+
+    Rates are 900 GB/s per GPU inside a box and 100 GB/s per GPU between boxes (ConnectX-8 of 800
+    Gb/s).
+    """
+    gpus, board = _make_gpus(8, (0, 1), boxes), get_board("B300")
+    return _put_on_nvswitches("dgx-b300", gpus, boxes, board, _XDR_GBps, "DGX B300 datasheet")
+
+
+def gh200x4(boxes: int = 1) -> Topology:
+    """Return `boxes` nodes of four NVIDIA GH200, each with six NVLinks to each other one.
+
+    Such are the nodes of Alps: 150 GB/s between two GPUs, and a port of 25 GB/s per GPU (Slingshot)
+    between nodes. Grace CPUs and NVLink-C2C are left out, like the hosts of the DGX presets.
+    """
+    source = "Alps user documentation (docs.cscs.ch), GH200 nodes; GH200 datasheet"
+    gpus, rate = _make_gpus(4, (0, 1, 2, 3), boxes), get_board("GH200").wire_GBps
+    links = [
+        x
+        for first in range(0, 4 * boxes, 4)
+        for a, b in combinations(range(first, first + 4), 2)
+        for x in _join(f"gpu{a}", f"gpu{b}", rate, "nvlink", source, 6)
+    ]
+    if boxes == 1:
+        return Topology("gh200x4", tuple(gpus), tuple(links), source)
+    links += [x for d in gpus for x in _join(d.id, _NETWORK, _SLINGSHOT_GBps, "network", source)]
+    devices = (*gpus, Device(_NETWORK, "switch", "network"))
+    return Topology(f"gh200x4:{boxes}", devices, tuple(links), source)
 
 
 def gb200_nvl72(racks: int = 1) -> Topology:
@@ -246,3 +354,18 @@ def pcie_2socket(boxes: int = 1) -> Topology:
     return Topology(
         "pcie-2socket", (*_make_gpus(8, (0, 1)), *switches, *cpus), tuple(links), source
     )
+
+
+def rtx_pro_6000(boxes: int = 1) -> Topology:
+    """Return 8 RTX PRO 6000 Blackwell on PCIe Gen5 x16, four below each of two sockets.
+
+    `boxes` is ignored: the preset is a single server. The rate between the sockets is assumed.
+    """
+    board = get_board("RTX PRO 6000")
+    source = f"{board.name} datasheet: PCIe Gen5 x16, as NCCL counts it"
+    cpus = [Device(f"cpu{i}", "cpu", numa_node=i) for i in range(2)]
+    rate = board.pcie.bandwidth_GBps
+    links = [x for i in range(8) for x in _join(f"gpu{i}", f"cpu{i // 4}", rate, "pcie", source)]
+    sockets = assumed("between sockets of servers with PCIe Gen5; 32 to 43 GB/s were measured")
+    links += _join("cpu0", "cpu1", _GEN5_SOCKETS_GBps, "smp", sockets)
+    return Topology("rtx-pro-6000", (*_make_gpus(8, (0, 1)), *cpus), tuple(links), source)

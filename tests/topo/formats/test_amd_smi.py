@@ -261,6 +261,8 @@ def test_a_text_cut_after_the_weights_has_the_types_of_links_by_them() -> None:
     assert "assumed by the weights: a hop of xGMI weighs 15, PCIe 40" in notes(machine)
     machine = read(weights(lambda i, j: 40 if i ^ 1 == j else 72))
     assert {x.kind for x in machine.links} == {"pcie"}
+    with pytest.raises(InputError, match="the text is cut before it"):
+        read(table("ACCESS TABLE:", ADDRESSES, lambda i, j: "ENABLED"))
     half = weights(lambda i, j: 15).rsplit("\n", 3)[0]
     for text in (
         half,
@@ -287,6 +289,15 @@ def xgmi(count: int, unlinked: tuple[tuple[int, int], ...] = (), short: bool = F
             lines.append(f" {word}   {'   '.join(cells)}")
     status = [f"GPU{i}   {name} SELF U D X" for i, name in enumerate(names)]
     return "\n".join([*lines, "", "XGMI LINK STATUS:", "   bdf " + " ".join(names), *status, ""])
+
+
+def test_seven_gpus_of_a_board_of_eight_are_noted() -> None:
+    names = [f"GPU{i}" for i in range(7)]
+    text = table("== Weight between two GPUs ==", names, lambda i, j: "0" if i == j else "15")
+    text += table("== Link Type between two GPUs ==", names, lambda i, j: "0" if i == j else "XGMI")
+    named = "GPU[0]\t\t: Card Series: \t\tAMD Instinct MI300X\n"
+    assert "7 GPUs all joined by xGMI: boards of MI300X have 8" in notes(read(named + text))
+    assert "may be lost" not in notes(read(text)), "MI250 are not all joined"
 
 
 @pytest.mark.parametrize("short", [False, True])

@@ -377,6 +377,26 @@ def test_a_vga_chip_on_the_board_is_no_rank_where_the_file_has_no_speeds_at_all(
     )
 
 
+@pytest.mark.parametrize(
+    ("address", "ids", "tool"),
+    [
+        ("0000:00:02.0", "8086:a780", "ze0"),
+        ("0000:00:02.0", "8086:a780", "opencl0d0"),
+        ("0000:7a:00.0", "1002:13c0", "opencl1d0"),
+    ],
+)
+def test_the_gpu_of_the_processor_is_no_rank_beside_others(
+    address: str, ids: str, tool: str
+) -> None:
+    own = pci(address, f"0300 [{ids}]", osdev(tool, 5))
+    cards = [pci(f"0000:0{i}:00.0", "0300 [10de:2b85]") for i in (1, 2)]
+    found = read(topology(package(0, host_bridge(own, *cards))), "box.xml")
+    assert [found.by_id[g].bus_id for g in found.ranks] == ["0000:01:00.0", "0000:02:00.0"]
+    assert f"{address}: the processor's own GPU; it is no rank" in notes(found)
+    alone = read(topology(package(0, host_bridge(own))), "box.xml")
+    assert len(alone.ranks) == 1
+
+
 def test_gpus_of_different_makers_get_a_warning() -> None:
     both = (
         pci("0000:05:00.0", f"0302 {V100}", osdev("nvml0", 5)),
@@ -629,7 +649,13 @@ def test_random_pci_trees_read_back_with_their_devices_switches_and_rates(
 
 @pytest.mark.parametrize(
     ("model", "MBps", "count"),
-    [("Tesla P100-SXM2", 40_000, 2), ("Tesla P100", 100_000, 5), ("H100", 450_000, 18)],
+    [
+        ("Tesla P100-SXM2", 40_000, 2),
+        ("Tesla P100", 100_000, 5),
+        ("H100", 450_000, 18),
+        ("NVIDIA B200", 900_000, 18),
+        ("NVIDIA A40", 56_248, 4),  # 14,062 MB/s each
+    ],
 )
 def test_links_are_counted_by_what_one_carries_in_that_gpu(
     model: str, MBps: int, count: int

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from topoplan.topo import hardware
+from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.detect import read_topology_text
@@ -501,6 +502,19 @@ def test_a_link_at_rest_has_the_rate_of_the_slot_of_its_board(width: int, told: 
     assert up.source == "assumed: a link at rest, taken as Gen4 x16, by the GPU: L4"
     assert f"gpu0, gpu1: PCIe at 2.5 GT/s {told}: a link at rest" in notes(topology)
     check_round_trip(topology)
+
+
+def test_nvlinks_to_the_gpu_itself_are_left_out_and_told_once() -> None:
+    """As in Azure's file for ncv4."""
+    links = [nvlink(f"0000:0{i}:00.0", 12) for i in range(2)]
+    topology = nccl_xml.read(machine(*links), "x")
+    kinds = [note.kind for note in topology.notes]
+    assert kinds == ["link-without-peer", "nvlinks-left-out"]
+    assert "all peers of its NVLink or xGMI links are unknown" in notes(topology)
+    told = [f.what for f in list_findings(topology) if "nvlink" in f.what or "peer" in f.what]
+    assert told == ["link-without-peer"]
+    half = nccl_xml.read(machine(links[0] + nvlink("0000:01:00.0", 4), links[1]), "x")
+    assert "nvlinks-left-out" not in [note.kind for note in half.notes]
 
 
 @pytest.mark.parametrize(

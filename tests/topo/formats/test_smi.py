@@ -234,6 +234,7 @@ def test_nics_are_called_as_the_legend_says() -> None:
         ("NIC0 -> enp1s0f0np0 10.0.0.1", "enp1s0f0np0"),
         ("NIC0: ibp26s0 / ib0", "ibp26s0"),
         ("NIC0: (down)", "down"),
+        ("| NIC0 | mlx5_0 | 0 |", "mlx5_0"),
     ],
 )
 def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name: str) -> None:
@@ -251,6 +252,10 @@ def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name:
         ("8 PCIe lanes per GPU", 24, "Gen5 x8, as line 2 says"),
         ("the cards run at PCIe Gen4", 24, "Gen4 x16, as line 2 says"),
         ("GPU link: 16 GT/s x8", 12, "Gen4 x8, as line 2 says"),
+        ("GPUs: x2 @ PCIe 5.0 x8", 24, "Gen5 x8, as line 2 says"),
+        ("Each GPU is connected with PCIe Gen5 x8.", 24, "Gen5 x8, as line 2 says"),
+        ("link width: 8x per GPU", 24, "Gen5 x8, as line 2 says"),
+        ("GPU0: PCIe 5.0 x8, GPU1: PCIe 5.0 x4", 24, "Gen5 x8, as line 2 says"),
         ("GPUs: x4 PCIe 4.0 on risers", 6, "Gen4 x4, as line 2 says"),
         ("PCIe Gen5 x16 slots, GPUs running at x8", 24, "Gen5 x8, as line 2 says"),
         ("GPUs in PCIe 6.0 x16 slots", 48, "Gen5 x16, as line 2 says"),  # the board has no more
@@ -271,6 +276,9 @@ def test_what_the_text_says_of_the_gpus_pcie_counts(said: str, GBps: int, source
 def test_single_gpus_may_have_other_slots_and_lines_that_disagree_are_not_followed() -> None:
     text = alike(2, "PHB", "0-13 0;0-13 0", "CPU Affinity|NUMA Affinity")
     machine = read(f"2x RTX 3090\nGPU0: PCIe 4.0 x16\nGPU1: PCIe 4.0 x4\n{text}")
+    ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
+    assert [up.bandwidth_GBps for up in ups] == [24, 6]
+    machine = read(f"GPU0 RTX 3090 PCIe 4.0 x16, GPU1 RTX 3090 PCIe 4.0 x4\n{text}")
     ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
     assert [up.bandwidth_GBps for up in ups] == [24, 6]
     machine = read(f"2x RTX 3090\nGPUs: PCIe 4.0 x16\nthe cards run at PCIe 4.0 x8\n{text}")

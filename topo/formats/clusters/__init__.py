@@ -20,7 +20,7 @@ from ...graph import Topology
 from ...hardware import LATENCY_us
 from ...names import pick_unused_name
 from ...notes import Note, assumed
-from ...presets import PRESETS, preset
+from ...presets import find_entry, preset
 from ...topology_file import MAX_DEVICES, MAX_LINKS
 from . import layers, slurm_conf
 from .cluster import Cluster
@@ -124,16 +124,18 @@ def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
     of known speed; if there are none, the rate is assumed as in `join_hosts`. Raise InputError if
     the argument names anything but one host with GPUs.
     """
-    entry = PRESETS.get(argument)
+    name, at, rate = argument.partition("@")
+    entry = find_entry(name)
     if entry is not None and entry.size == "boxes":
-        boxes = preset(f"{argument}:2")
+        boxes = preset(f"{name}:2{at}{rate}")
         first = {d.id: d for d in boxes.devices if d.extra.get("box") == 0}
         links = [link for link in boxes.links if link.src in first]
+        networks = {d.id for d in boxes.devices if d.family == "network"}
         return Box(
             argument,
             tuple(first.values()),
             tuple(link for link in links if link.dst in first),
-            tuple(link for link in links if link.dst == NETWORK),
+            tuple(link for link in links if link.dst in networks),
         )
     machine = resolve(argument)
     if not machine.ranks:

@@ -18,7 +18,7 @@ from ...notes import assumed
 from ..safe_xml import Element
 from .cpus import Cpus
 from .objects import HwlocMachine
-from .pci import HwlocGpu
+from .pci import HwlocGpu, find_gpu_board
 
 # Objects of a matrix, which has the square of this number of values.
 MAX_OBJECTS = 512
@@ -27,7 +27,6 @@ _KINDS: Mapping[str, str] = {"NVLinkBandwidth": "nvlink", "XGMIBandwidth": "xgmi
 _HOPS = "XGMIHops"
 _NOT_LINKS = ("", "NUMALatency", "NUMABandwidth")
 _INDEX = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*:)?([0-9]{1,19})")
-_MBps_BY_MODEL = ((re.compile(r"\bP100\b"), 20_000), (re.compile(r"\bG?B[0-9]00\b"), 50_000))
 _CONSTANT_XGMI_MBps = 100_000  # hwloc's own constant for any xGMI link, not a measured rate
 # Pairs that a note names before "and 5 more".
 _MAX_NAMED = 2
@@ -224,15 +223,15 @@ class MatrixLinkReader:
             )
 
     def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
-        """Return the number of NVLinks that a rate represents, by the GPU's model.
+        """Return the number of NVLinks that a rate represents, by the GPU's board.
 
-        For an unknown model a link is taken to carry 25 GB/s, or 20 GB/s if only that divides the
-        rate.
+        For an unknown one a link is taken to carry 25 GB/s, or 20 GB/s if only that divides the
+        rate. hwloc rounds the rate of each link down to whole MB/s.
         """
         gpu = self._gpu_by_id.get(src) or self._gpu_by_id.get(dst)
-        model = gpu.infos.get("GPUModel", "") if gpu is not None else ""
-        by_model = [each for pattern, each in _MBps_BY_MODEL if pattern.search(model)]
-        return next((value // x for x in (*by_model, 25_000, 20_000) if value % x == 0), 1)
+        board = find_gpu_board(gpu) if gpu is not None else None
+        by_board = [int(board.wire_GBps * 1000)] if board is not None and board.wires else []
+        return next((value // x for x in (*by_board, 25_000, 20_000) if value % x == 0), 1)
 
 
 # -- links that GPUs do not report

@@ -58,6 +58,16 @@ _EMULATED_OR_BMC: Mapping[str, str] = {
 # ATI chips on server boards without PCI Express (PCI ID repository: ES1000, RN50, Rage XL, Radeon
 # 7000).
 _OLD_ATI = ("0x515e", "0x5969", "0x4752", "0x5159", "0x4c59")
+# GPUs in AMD's processors (PCI ID repository: Raven, Picasso, Renoir, Lucienne, Cezanne, Barcelo,
+# Rembrandt, Raphael, Mendocino, Phoenix, Hawk Point, Granite Ridge, Strix, Strix Halo, Krackan).
+_AMD_INTEGRATED = frozenset(
+    f"0x{number}"
+    for number in (
+        *("15dd", "15d8", "1636", "164c", "1638", "15e7", "1681", "164e", "1506", "15bf", "15c8"),
+        *("1900", "1901", "13c0", "150e", "1586", "1114"),
+    )
+)
+_INTEL = "0x8086"
 # Sorts a GPU without a number in any tool after those with one.
 _UNLISTED = 10**7
 # GPUs that a note names.
@@ -111,6 +121,7 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
         if any(re.match(tool + "[0-9]", name) for name in listed_names)
     }
     functions = [f for f in machine.functions if _is_gpu(machine, f, listing_vendors)]
+    functions = _leave_out_integrated(machine, functions)
     # version 1 may list GPUs outside the PCI tree as well; those that are also in it count once
     names_on_pci = {name for f in functions for name in f.osdev_names}
     tools = ("nvml", "rsmi") if listing_vendors else ("cuda",)
@@ -168,6 +179,24 @@ def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> 
         return True
     machine.notes.add(str(function.bus_id), f"{doubt}; it is no rank")
     return False
+
+
+def _leave_out_integrated(machine: HwlocMachine, functions: list[PciFunction]) -> list[PciFunction]:
+    """Return the GPUs without those in the processor if there are others; note what is left out."""
+    integrated = [f for f in functions if _is_integrated(f)]
+    if len(integrated) == len(functions):
+        return functions
+    for function in integrated:
+        machine.notes.add(str(function.bus_id), "the processor's own GPU; it is no rank")
+    return [f for f in functions if f not in integrated]
+
+
+def _is_integrated(function: PciFunction) -> bool:
+    """Return whether a GPU is in a processor: Intel's are on the root bus, AMD's have own ids."""
+    vendor, device = function.ids.get("vendor"), function.ids.get("device")
+    return (vendor == AMD and device in _AMD_INTEGRATED) or (
+        vendor == _INTEL and not function.bridges and (function.bus_id or "").endswith(":00:02.0")
+    )
 
 
 def _is_cpu(osdev: Element) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from ...boards import nvlink_generation
+from ...boards import has_nvlink, nvlink_generation
 from ...exact import parse_fraction
 from ...graph import Device, Link, both_directions
 from ...hardware import (
@@ -39,6 +39,8 @@ _MAX_LINKS = 10_000
 _MAX_C2C_MBps = 10**9
 _MAX_SM = 10_000
 _MAX_NUMBER = 10**18
+# The smallest boards with NVLink, such as HGX A100 4-GPU; fewer GPUs may be cards without a bridge.
+_MIN_BOARD_GPUS = 4
 
 
 def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: str) -> list[Link]:
@@ -222,6 +224,37 @@ def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
                 f"its pcilink leads to {address or 'nowhere'}, no other bridge in the file; left "
                 "out",
             )
+
+
+def note_missing_links(partial: PartialTopology, gpus: list[GpuElement]) -> None:
+    """Note GPUs without such links whose elements have no known peer, or whose model has them."""
+    lost = [gpu.id for gpu in gpus if gpu.element.select("nvlink", "xgmi")]
+    for name in lost:
+        partial.notes.add(
+            name,
+            "all peers of its NVLink or xGMI links are unknown, so all is judged and planned "
+            "without them",
+            kind="nvlinks-left-out",
+        )
+    if lost:
+        return
+    if any(gpu.board is not None for gpu in gpus):
+        boards = {gpu.id: gpu.board for gpu in gpus}
+        partial.notes.add_missing_links(boards, "NCCL and RCCL find them by themselves")
+        return
+    first = gpus[0].element
+    sm = first.get("sm") or ""
+    if (
+        len(gpus) >= _MIN_BOARD_GPUS
+        and first.get("gcn") is None
+        and has_nvlink(int(sm) if sm.isdecimal() and len(sm) < 5 else None)
+    ):
+        partial.notes.add(
+            f"{len(gpus)} GPUs of sm {first.get('sm')}",
+            "the file has no nvlink elements; if the machine has NVLink (NCCL finds it by "
+            "itself), it is missing here",
+            kind="no-nvlink-elements",
+        )
 
 
 # -- topoplan's own elements ---------------------------------------------------

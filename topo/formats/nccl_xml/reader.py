@@ -11,14 +11,20 @@ from fractions import Fraction
 from itertools import count
 from pathlib import PurePath
 
-from ...boards import Board, has_nvlink
+from ...boards import Board
 from ...errors import InputError
 from ...exact import fraction_to_json
+from ...facts.view import WIRES
 from ...graph import Device, Link, Topology, both_directions
 from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, inter_cpu_GBps, pcie_link
 from ...notes import assumed, counted
 from ..safe_xml import Element, parse_xml
-from .link_elements import apply_topoplan_elements, read_gpu_links, read_pci_links
+from .link_elements import (
+    apply_topoplan_elements,
+    note_missing_links,
+    read_gpu_links,
+    read_pci_links,
+)
 from .made_up import CPU_ATTRIBUTES, CPU_MODEL
 from .partial_topology import (
     CAPABILITY,
@@ -40,8 +46,6 @@ _MAX_WIDTH_lanes = 64
 _MAX_Mbps = 10**9
 # NCCL's rate for a NIC of unknown speed (ncclTopoAddNet).
 _UNSPECIFIED_NET_Mbps = 10_000
-# The smallest boards with NVLink, such as HGX A100 4-GPU; fewer GPUs may be cards without a bridge.
-_MIN_BOARD_GPUS = 4
 
 
 def read(text: str, where: str) -> Topology:
@@ -118,8 +122,8 @@ def read_system(root: Element, *, has_links: bool = True) -> Topology:
     )
     links = [x for name in partial.devices for x in partial.uplinks.get(name, ())]
     links += [*_join_cpus(partial), *crossing, *read_pci_links(partial)]
-    if has_links:
-        _note_missing_nvlinks(partial, gpus)
+    if has_links and not any(link.kind in WIRES for link in crossing):
+        note_missing_links(partial, gpus)
     notes = partial.notes.format_lines()
     # topoplan's own elements come last, since they correct all others
     try:
@@ -379,26 +383,3 @@ def _read_nic(
         _add_uplink(partial, device, pci, position)
     if pci is not None:
         partial.notes.add_shared_ports(names)
-
-
-def _note_missing_nvlinks(partial: PartialTopology, gpus: list[GpuElement]) -> None:
-    """Note GPUs without nvlink or xgmi elements whose model comes with such links."""
-    if any(gpu.element.select("nvlink", "xgmi") for gpu in gpus):
-        return
-    if any(gpu.board is not None for gpu in gpus):
-        boards = {gpu.id: gpu.board for gpu in gpus}
-        partial.notes.add_missing_links(boards, "NCCL and RCCL find them by themselves")
-        return
-    first = gpus[0].element
-    sm = first.get("sm") or ""
-    if (
-        len(gpus) >= _MIN_BOARD_GPUS
-        and first.get("gcn") is None
-        and has_nvlink(int(sm) if sm.isdecimal() and len(sm) < 5 else None)
-    ):
-        partial.notes.add(
-            f"{len(gpus)} GPUs of sm {first.get('sm')}",
-            "the file has no nvlink elements; if the machine has NVLink (NCCL finds it by "
-            "itself), it is missing here",
-            kind="no-nvlink-elements",
-        )
