@@ -13,7 +13,7 @@ _CAUSES = (
 )
 _LOSSES = ("fall-", "below-channels-", "offer-", "order-", "tuner-", "below-bound-")
 _HEALTHY = ("above-bound-", "near-bound-", "nvls-")
-_REMARKS = ("rate-withdrawn", "warning-")
+_REMARKS = ("undecided-", "rate-withdrawn", "warning-")
 
 
 def is_healthy(finding: FileFinding) -> bool:

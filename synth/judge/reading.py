@@ -7,6 +7,9 @@ from ...topo.graph import Topology
 
 # A ring: every rank once.
 Order = tuple[int, ...]
+# Names of what a table may be if its columns do not tell: nothing is compared with a bound then.
+ALLGATHER_OR_ALLTOALL = "allgather or alltoall"
+GATHER_OR_SCATTER = "gather or scatter"
 # A tree: the parent of each rank; -1 for the root.
 Parents = tuple[int, ...]
 
@@ -31,6 +34,8 @@ class Location:
 class Measurement:
     """One measured call: its collective, the bytes of the buffer, and the rates in GB/s.
 
+    The collective may be "A or B" (GATHER_OR_SCATTER). `run` counts the runs of the file that
+    measured the same, from 1; it is 0 if there is only one.
     `ranks` is 0 if the file does not state it. `how` is the variant that was measured
     ("out-of-place", "in-place", "plan", "stock"), empty if there is only one. `wrong` is True if
     the result had wrong elements.
@@ -44,6 +49,7 @@ class Measurement:
     time_us: float
     how: str = ""
     wrong: bool = False
+    run: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import re
 import sys
 from html import unescape
+from pathlib import Path
 
 from ....topo import files
 from ....topo.errors import InputError
@@ -143,7 +144,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         log.take(line, count)
         if not is_message:
             table.take(line, count)
-    measurements = table.finish(collective)
+    measurements = table.finish(collective, Path(where).name)
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, count, log, table)}")
     reading = log.reading(where)
