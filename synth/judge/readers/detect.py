@@ -200,11 +200,25 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
     if table.others:
         test, line = next(iter(table.others.items()))
         return f", line {line}: a table of {test}, which has no bound here; give a collective's"
+    if log.failure is not None:
+        line, said = log.failure
+        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
     if table.header_line:
         return (
             f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
             "the test had not begun; give the whole output"
         )
+    if log.lines or nccl_log.looks_like(text):
+        return _explain_log(text, log)
+    for pattern, what in _OTHERS.items():
+        if re.search(pattern, text[:_SNIFF_CHARACTERS], re.MULTILINE | re.IGNORECASE):
+            return f": {what}"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f": not a format that is known (it starts with {first[:40]!r}); {_EXPECTED}"
+
+
+def _explain_log(text: str, log: LogReader) -> str:
+    """Return the rest of the error for a log of NCCL with nothing to judge."""
     if log.lines and any(draft.started or draft.ranks for _, draft in log.drafts):
         return (
             f", line {log.last_line}: the log is cut: it ends before rings and trees are listed; "
@@ -215,13 +229,8 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
             ": NCCL's graph alone, which says what the machine is; name it as the topology, and "
             "give here a table or the whole log"
         )
-    if log.lines:
-        return (
-            ": an NCCL log without the lines of INIT and GRAPH (no rings or trees); run with "
-            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
-        )
-    for pattern, what in _OTHERS.items():
-        if re.search(pattern, text[:_SNIFF_CHARACTERS], re.MULTILINE | re.IGNORECASE):
-            return f": {what}"
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return f": not a format that is known (it starts with {first[:40]!r}); {_EXPECTED}"
+    fabrics = f" ({said})" if (said := log.describe_fabrics()) else ""
+    return (
+        f": an NCCL log without the lines of INIT and GRAPH (no rings or trees){fabrics}; run "
+        "with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
+    )
