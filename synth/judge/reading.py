@@ -1,5 +1,6 @@
 """The contents of a file about a machine's collectives, before any of it is judged."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -7,6 +8,8 @@ from ...topo.graph import Topology
 
 # A ring: every rank once.
 Order = tuple[int, ...]
+# Words of logs and tables, beside which XML is no more than the machine.
+HAS_RESULTS = re.compile(r"\bNCCL (?:INFO|WARN)\b|\balgbw\b|\bbusbw\b")
 # Names of what a table may be if its columns do not tell: nothing is compared with a bound then.
 ALLGATHER_OR_ALLTOALL = "allgather or alltoall"
 GATHER_OR_SCATTER = "gather or scatter"
@@ -118,7 +121,8 @@ class Reading:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
-    topology that the text names, `machine` the topology that the text itself has. `group` are the
+    topology that the text names, `machine` the topology that the text itself has, in the form that
+    `machine_source` says. `group` are the
     GPUs that took part, numbered as on the machine, if the file says so, and `helpers` the others
     that helped them.
     """
@@ -135,6 +139,7 @@ class Reading:
     topology_files: tuple[str, ...] = ()
     is_graph_file: bool = False
     machine: Topology | None = None
+    machine_source: str = ""
     group: tuple[int, ...] = ()
     helpers: tuple[int, ...] = ()
 

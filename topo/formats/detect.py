@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 from ..graph import Topology
 from . import amd_json, amd_smi, hwloc_xml, nccl_log, nccl_xml, smi
+from .pasted_xml import find_xml
 
 if TYPE_CHECKING:
     from .clusters import Box
@@ -58,6 +59,9 @@ FORMATS = (
     Format("a log of NCCL with its graph (=== System)", nccl_log.looks_like, nccl_log.read),
 )
 
+# Outermost elements of the formats in XML, which people paste with text around them.
+_XML_ROOTS = ("system", "topology")
+_BARE = re.compile(r"[{[]|<(?:!|(?:system|topology|graphs|nvidia_smi_log)\b)")
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
 # Refused texts: a pattern, a description of the text, and what to give instead. These patterns are
 # matched at the start of a text, before any reader is tried ...
@@ -145,18 +149,32 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
     if cluster is not None:
         return cluster
     text = text.removeprefix("\ufeff")
-    skipped = _PROLOGUE.match(text[:_PROLOGUE_CHARACTERS])
-    start = text[skipped.end() if skipped else 0 :]
+    pasted = None if _is_bare(text) else find_xml(text, *_XML_ROOTS)
+    if pasted is not None and pasted.is_whole:
+        text = pasted.text
+    start = _skip_prologue(text)
     _refuse(_REFUSED_AT_START, lambda pattern: re.match(pattern, start), where)
     for format in FORMATS:
         if format.starts(start):
             return format.read(text, where)
+    if pasted is not None:  # cut off, which the reader says with its line
+        return read_topology_text(pasted.text, where)
     head = text[:_REFUSED_CHARACTERS]
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(
         f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "
         f"{names}"
     )
+
+
+def _is_bare(text: str) -> bool:
+    """Return whether a text is JSON, or XML without other text around it."""
+    return _BARE.match(_skip_prologue(text)) is not None and text.rstrip().endswith(("}", "]", ">"))
+
+
+def _skip_prologue(text: str) -> str:
+    skipped = _PROLOGUE.match(text[:_PROLOGUE_CHARACTERS])
+    return text[skipped.end() if skipped else 0 :]
 
 
 def _refuse(

@@ -2,14 +2,17 @@
 
 import re
 import sys
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 from ....topo import files
 from ....topo.errors import InputError
 from ....topo.formats import nccl_log
+from ....topo.formats.detect import read_topology_text
+from ....topo.formats.pasted_xml import find_xml
 from ....topo.graph import Topology
-from ..reading import FileFinding, Reading
+from ..reading import HAS_RESULTS, FileFinding, Reading
 from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
@@ -105,17 +108,15 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
         piped = "standard input is empty: the command before | printed nothing"
         empty = piped if where == STANDARD_INPUT else f"{where}: the file is empty"
         raise InputError(f"{empty}; {_EXPECTED}")
-    if start.startswith("<graphs"):
+    if start.startswith("<graphs") and text.rstrip().endswith(">"):
         from .graph_dump import read_graph_dump
 
         return read_graph_dump(text, where)
-    if start.startswith(("<system", "<topology", "<!DOCTYPE topology")):
-        raise InputError(
-            f"{where}: a topology, which says what the machine is; name it as the topology, and "
-            "give here a graph dump",
-            parameter="topology",
-        )
-    if start.startswith("<"):
+    if HAS_RESULTS.search(text) is None:
+        reading = _read_pasted_xml(text, where)
+        if reading is not None:
+            return reading
+    if start.startswith("<") and HAS_RESULTS.search(text) is None:
         raise InputError(
             f"{where}: XML that is no graph dump (it starts with {start[:30]!r}); {_EXPECTED}"
         )
@@ -127,6 +128,28 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
             return read_json(text, where)
         text = inside
     return _read_lines(text, where, collective)
+
+
+def _read_pasted_xml(text: str, where: str) -> Reading | None:
+    """Return the graph dump in a text, with the topology beside it; None without XML.
+
+    Raise InputError for a topology alone.
+    """
+    is_json = text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+    dump = None if is_json else find_xml(text, "graphs")
+    if dump is not None:
+        from .graph_dump import read_graph_dump
+
+        machine, source = _read_machine(text, where)
+        reading = read_graph_dump(dump.text, where)
+        return replace(reading, machine=machine, machine_source=source)
+    if not is_json and find_xml(text, "system", "topology") is not None:
+        raise InputError(
+            f"{where}: a topology, which says what the machine is; name it as the topology, and "
+            "give here a graph dump",
+            parameter="topology",
+        )
+    return None
 
 
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
@@ -162,6 +185,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
                 "mend that before speed: a link or a driver is at fault",
             ),
         )
+    machine, source = _read_machine(text, where)
     return Reading(
         where,
         " with a ".join(kinds),
@@ -180,16 +204,25 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
             ),
         ),
         reading.topology_files,
-        machine=_read_machine(text, where),
+        machine=machine,
+        machine_source=source,
     )
 
 
-def _read_machine(text: str, where: str) -> Topology | None:
-    """Return the machine that a log prints; None if it prints none, or is cut before its GPUs."""
+def _read_machine(text: str, where: str) -> tuple[Topology | None, str]:
+    """Return the machine that a text has, and in which form; None if it has none.
+
+    One that a log prints may be cut before its GPUs, and then is none, as is XML without its end.
+    """
     try:
-        return nccl_log.read(text, where) if nccl_log.looks_like(text) else None
+        if nccl_log.looks_like(text):
+            return nccl_log.read(text, where), "NCCL's graph, in the log"
+        pasted = find_xml(text, "system", "topology")
+        if pasted is not None and pasted.is_whole:
+            return read_topology_text(pasted.text, where), "the topology in the file"
     except InputError:
-        return None
+        pass
+    return None, ""
 
 
 def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:

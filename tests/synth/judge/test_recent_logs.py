@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from nccl_samples import sign
+from pathlib import Path
 
+import pytest
+from nccl_samples import GRAPH, HEADER, row, sign
+
+from topoplan.synth.judge.machine import Machines, is_topology_file
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
 from topoplan.topo.errors import InputError
@@ -115,3 +118,36 @@ def test_a_fabric_that_is_not_well_is_a_finding(
 ) -> None:
     (finding,) = read(fabric(state, mask)).findings
     assert finding.name == name and says in finding.message and finding.advice
+
+
+SYSTEM = """\
+<system version="1">
+  <cpu numaid="0" affinity="ffff" arch="x86_64" vendor="AuthenticAMD" familyid="191" modelid="2">
+    <pci busid="0000:01:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+      <gpu dev="0" sm="86" rank="0" gdr="1"/>
+    </pci>
+    <pci busid="0000:02:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+      <gpu dev="1" sm="86" rank="1" gdr="1"/>
+    </pci>
+  </cpu>
+</system>
+"""
+FENCED = f"The topology:\n```xml\n{SYSTEM}```\n"
+
+
+def test_a_dump_in_a_fence_is_read_with_the_topology_beside_it(tmp_path: Path) -> None:
+    dump = GRAPH.format('<gpu dev="0"/><gpu dev="1"/>')
+    reading = read(f"{FENCED}and the graph:\n```\n{dump}\n```\n")
+    assert reading.communicators[0].rings and reading.machine is not None
+    assert Machines(None, []).find(reading).source == "the topology in the file"
+    with pytest.raises(InputError, match="a topology, which says what the machine is"):
+        read(FENCED)
+    for text, expected in ((FENCED, True), (SYSTEM, True), (FENCED + HEADER, False)):
+        (tmp_path / "file.md").write_text(text)
+        assert is_topology_file(str(tmp_path / "file.md")) is expected
+
+
+def test_a_table_beside_a_topology_is_judged_on_it() -> None:
+    reading = read(FENCED + HEADER + row(1 << 30, 10, 10))
+    assert reading.machine is not None and len(reading.machine.ranks) == 2
+    assert {m.algbw_GBps for m in reading.measurements} == {10}
