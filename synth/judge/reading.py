@@ -9,7 +9,7 @@ from ...topo.graph import Topology
 # A ring: every rank once.
 Order = tuple[int, ...]
 # Words of logs and tables, beside which XML is no more than the machine.
-HAS_RESULTS = re.compile(r"\bNCCL (?:INFO|WARN)\b|\balgbw\b|\bbusbw\b")
+HAS_RESULTS = re.compile(r"\bNCCL (?:INFO|WARN)\b|\balgbw\b|\bbusbw\b|\bOSU [MN]")
 # Names of what a table may be if its columns do not tell: nothing is compared with a bound then.
 ALLGATHER_OR_ALLTOALL = "allgather or alltoall"
 GATHER_OR_SCATTER = "gather or scatter"
@@ -53,6 +53,15 @@ class Measurement:
     how: str = ""
     wrong: bool = False
     run: int = 0
+
+
+@dataclass(frozen=True)
+class BenchmarkResults:
+    """What a benchmark printed: measurements, places of ranks, and notes of what is left out."""
+
+    measurements: tuple[Measurement, ...]
+    locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

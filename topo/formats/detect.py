@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..graph import Topology
-from . import amd_json, amd_smi, hwloc_xml, nccl_log, nccl_xml, smi
+from . import amd_json, amd_smi, hwloc_xml, nccl_log, nccl_xml, pair_rates, smi
 from .pasted_xml import find_xml
 
 if TYPE_CHECKING:
@@ -119,6 +119,12 @@ _REFUSED_ANYWHERE = (
         "give the machine; topo-judge reads this",
     ),
     (
+        r"^\W*OSU (?:MPI|NCCL|RCCL)\S* [A-Z][\w /-]+ Test\b"
+        r"|bandwidth of all_reduce (?:over|with a) \d",
+        "a table of OSU's micro-benchmarks or of all_reduce_bench.py",
+        "give the machine; topo-judge reads this",
+    ),
+    (
         r"^ROCk module|^HSA Agents",
         "the output of rocminfo",
         "give rocm-smi --showtopo or amd-smi topology",
@@ -154,11 +160,14 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
         text = pasted.text
     start = _skip_prologue(text)
     _refuse(_REFUSED_AT_START, lambda pattern: re.match(pattern, start), where)
+    if start.startswith("{") and '"nvbandwidth"' in text:
+        _refuse_pair_rates(start, where)
     for format in FORMATS:
         if format.starts(start):
             return format.read(text, where)
     if pasted is not None:  # cut off, which the reader says with its line
         return read_topology_text(pasted.text, where)
+    _refuse_pair_rates(text, where)
     head = text[:_REFUSED_CHARACTERS]
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(
@@ -175,6 +184,11 @@ def _is_bare(text: str) -> bool:
 def _skip_prologue(text: str) -> str:
     skipped = _PROLOGUE.match(text[:_PROLOGUE_CHARACTERS])
     return text[skipped.end() if skipped else 0 :]
+
+
+def _refuse_pair_rates(text: str, where: str) -> None:
+    if (rates := pair_rates.describe(text)) is not None:
+        raise InputError(f"{where}: {rates}; {_TOPO}")
 
 
 def _refuse(

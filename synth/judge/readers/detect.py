@@ -8,11 +8,12 @@ from pathlib import Path
 
 from ....topo import files
 from ....topo.errors import InputError
-from ....topo.formats import nccl_log
+from ....topo.formats import nccl_log, pair_rates
 from ....topo.formats.detect import read_topology_text
 from ....topo.formats.pasted_xml import find_xml
 from ....topo.graph import Topology
 from ..reading import HAS_RESULTS, FileFinding, Reading
+from .benchmarks import find_benchmark
 from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
@@ -32,7 +33,8 @@ _LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS},}}")
 # The end of errors about unknown texts.
 _EXPECTED = (
     "expected NCCL's graph dump (NCCL_GRAPH_DUMP_FILE), a log with NCCL_DEBUG=INFO, a table or "
-    "JSON of nccl-tests or rccl-tests, topo-run's JSON, or lines of NCCL Inspector"
+    "JSON of nccl-tests or rccl-tests, a table of OSU's benchmarks or all_reduce_bench.py, "
+    "topo-run's JSON, or lines of NCCL Inspector"
 )
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 # Findings on the network, which a run on one host does not use.
@@ -49,8 +51,6 @@ _OTHERS = {
     "test printed, or its -J file",
     r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations": "perftest's output, of one link; give a "
     "collective's",
-    r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE": "bandwidths between pairs of GPUs, "
-    "which topo-probe takes as measurements; give here a collective's",
 }
 
 
@@ -123,6 +123,8 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
     if re.match(r"\{|\[\s*\{", start):
         from .json_results import read_json, unwrap_log
 
+        if '"nvbandwidth"' in text and (rates := pair_rates.describe(text)) is not None:
+            raise InputError(f"{where}: {rates}; give here a collective's")
         inside = unwrap_log(text)
         if inside is None:
             return read_json(text, where)
@@ -168,13 +170,21 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, Path(where).name)
+    benchmark, locations, notes = find_benchmark(text), table.locations, table.notes[:3]
+    if benchmark is not None:
+        lines = _ANSI.sub("", text).replace("\xa0", " ").splitlines()
+        results = benchmark.read([line[:_MAX_LINE] for line in lines], where)
+        measurements += results.measurements
+        locations = locations or dict(results.locations)
+        notes += results.notes
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, count, log, table)}")
     reading = log.reading(where)
-    kinds = [f"table of {table.kind or 'nccl-tests'}"] if measurements else []
+    test = benchmark.name if benchmark is not None and not table.rows else table.kind
+    kinds = [f"table of {test or 'nccl-tests'}"] if measurements else []
     kinds += [reading.kind] if log.says_something else []
     findings = (*reading.findings, *table.findings)
-    hosts = {location.host for location in table.locations.values()} - {None}
+    hosts = {location.host for location in locations.values()} - {None}
     if log.is_on_one_host and len(hosts) < 2:
         findings = tuple(f for f in findings if f.name not in _BETWEEN_HOSTS)
     if any(m.wrong for m in measurements):
@@ -193,11 +203,11 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         measurements,
         reading.communicators,
         reading.picks,
-        table.locations,
+        locations,
         findings,
         (
             *reading.notes,
-            *table.notes[:3],
+            *notes,
             *(
                 f"line {number}: rows of {test}, which has no bound here, are left out"
                 for test, number in table.others.items()
@@ -243,6 +253,8 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
         )
     if log.lines or nccl_log.looks_like(text):
         return _explain_log(text, log)
+    if (rates := pair_rates.describe(text)) is not None:
+        return f": {rates}; give here a collective's"
     for pattern, what in _OTHERS.items():
         if re.search(pattern, text[:_SNIFF_CHARACTERS], re.MULTILINE | re.IGNORECASE):
             return f": {what}"

@@ -8,12 +8,12 @@ appended.
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import takewhile
 
 from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
 from .log_lines import Signatures, name_collective
+from .runs import Runs
 from .table_collective import find_in_name, infer_collective
 from .table_ranks import (
     TOLERANCE,
@@ -60,36 +60,6 @@ _MAX_ROWS = 100_000
 _MAX_HINT = 200
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
-
-
-class _Runs:
-    """The runs of a text: a table that measures again what an earlier one did is another run."""
-
-    def __init__(self) -> None:
-        self._runs: dict[tuple[str, int], list[list[Measurement]]] = {}
-        self._tables: dict[tuple[str, int], int] = {}
-
-    def add(self, first: Row, measured: Sequence[Measurement]) -> None:
-        """Add the measurements of one table, whose first row is given."""
-        for m in measured:
-            key = m.collective, m.ranks
-            runs, table = self._runs.setdefault(key, [[]]), self._tables.get(key)
-            # Ranks that were jobs of their own each print a table, for one run.
-            is_other = table not in (None, first.table) and m.ranks != 1 and first.started.jobs < 2
-            repeats = {(other.size_bytes, other.how) for other in runs[-1]}
-            if is_other and any((x.size_bytes, x.how) in repeats for x in measured):
-                runs.append([])
-            self._tables[key] = first.table
-            runs[-1].append(m)
-
-    def number(self) -> tuple[Measurement, ...]:
-        """Return all measurements; those of several runs have the number of theirs."""
-        return tuple(
-            replace(m, run=number if len(runs) > 1 else 0)
-            for runs in self._runs.values()
-            for number, run in enumerate(runs, 1)
-            for m in run
-        )
 
 
 class TableReader:
@@ -271,13 +241,15 @@ class TableReader:
         """
         self._end_row()
         file = find_in_name(where)
-        runs = _Runs()
+        runs = Runs()
         tables = group_by_key(
             ((row.table, row.command, row.operation not in (None, "none"), row.root), row)
             for row in self.rows
         )
         for rows in tables.values():
-            runs.add(rows[0], self._measure(rows, asked, file))
+            first = rows[0]
+            joins = first.started.jobs > 1
+            runs.add(first.table, self._measure(rows, asked, file), joins)
         return runs.number()
 
     def _measure(self, rows: list[Row], asked: str | None, file: str | None) -> list[Measurement]:
