@@ -51,18 +51,18 @@ def test_a_row_whose_columns_contradict_each_other_is_left_out() -> None:
     assert reading.notes == ("line 4: out of place the size over the time is not algbw; left out",)
 
 
-UNCHECKED = {"redop": "none", "errors": ("N/A", "N/A")}
+UNCHECKED = row(1 << 30, 8, 7, "none", errors=("N/A", "N/A"))
 
 
 @pytest.mark.parametrize(
     ("line", "where", "asked", "expected"),
     [
-        (row(1 << 30, 8, 7, **UNCHECKED), "file", None, "allgather or alltoall"),
-        (row(1 << 30, 8, 7, **UNCHECKED), "logs/14-nccl_alltoall.log", None, "alltoall"),
-        (row(1 << 30, 8, 7, **UNCHECKED), "all_to_all.txt", None, "alltoall"),
-        (row(1 << 30, 8, 7, **UNCHECKED), "all-gather.out", None, "allgather"),
-        (row(1 << 30, 8, 7, **UNCHECKED), "gather.out", None, "allgather or alltoall"),
-        (row(1 << 30, 8, 7, **UNCHECKED), "file", "alltoall", "alltoall"),
+        (UNCHECKED, "file", None, "allgather or alltoall"),
+        (UNCHECKED, "logs/14-nccl_alltoall.log", None, "alltoall"),
+        (UNCHECKED, "all_to_all.txt", None, "alltoall"),
+        (UNCHECKED, "all-gather.out", None, "allgather"),
+        (UNCHECKED, "gather.out", None, "allgather or alltoall"),
+        (UNCHECKED, "file", "alltoall", "alltoall"),
         (row(1 << 30, 8, 7, "none"), "file", None, "allgather"),
         (row(1 << 30, 8, 7, "none", errors=("0", "N/A")), "file", None, "alltoall"),
         (row(1 << 30, 8, 7, "none", "0"), "file", None, "gather or scatter"),
@@ -80,13 +80,13 @@ def test_like_collectives_are_told_apart_or_both_named(
 
 
 def test_nothing_is_compared_where_the_collective_is_not_known() -> None:
-    reading = read(HEADER + row(1 << 30, 8, 7, **UNCHECKED))
+    reading = read(HEADER + UNCHECKED)
     verdict = Judge(Machines("dgx1", [])).judge(reading)
     assert verdict.verdict.name == "undecided-allgather-alltoall" and verdict.verdict.advice
     assert not verdict.shares
     assert "allgather or alltoall on 8 ranks" in write_text([verdict], None)
     with pytest.raises(InputError, match="a table of allgather or alltoall, and allreduce"):
-        read(HEADER + row(1 << 30, 8, 7, **UNCHECKED), collective="allreduce")
+        read(HEADER + UNCHECKED, collective="allreduce")
 
 
 def test_out_of_place_and_in_place_are_told_apart() -> None:
