@@ -12,10 +12,7 @@ from dataclasses import dataclass
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20
 _MAX_ROWS = 1024
-_NUMBERS = re.compile(
-    r"\s*(?P<label>\S+)[\s|]+(?P<cells>(?:(?:\d+(?:\.\d+)?|N/A)(?:;\(\S+\))?[\s|]*)+)$"
-)
-_CELL = re.compile(r"\d+(?:\.\d+)?|N/A")
+_CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A)(?:;\(\S{1,80}\))?")
 
 _Rows = list[list[float | None]]
 
@@ -136,16 +133,22 @@ def _read_rows(lines: Sequence[str]) -> _Rows:
     """Return the rows below a heading and the line of column names."""
     rows: _Rows = []
     for number, line in enumerate(lines):
-        match = _NUMBERS.fullmatch(line.rstrip())
-        cells = _CELL.findall(re.sub(r";\(\S+\)", "", match["cells"])) if match else []
-        # The names of columns are numbers as well; rows are as long as they are many.
-        is_heading = not rows and number < 2 and all(cell.isdecimal() for cell in cells)
-        if not cells or is_heading:
+        cells = _read_cells(line)
+        # The names of columns are whole numbers.
+        if not cells or (not rows and number < 2 and all(cell.isdecimal() for cell in cells)):
             if rows or number > 1:
                 break
             continue
         rows.append([None if cell == "N/A" else float(cell) for cell in cells])
     return rows
+
+
+def _read_cells(line: str) -> list[str]:
+    """Return the cells of a row after its name; none if other text is among them."""
+    _, *words = line.replace("|", " ").split() or [""]
+    matches = [_CELL.fullmatch(word) for word in words]
+    cells = [match["rate"] for match in matches if match is not None]
+    return cells if len(cells) == len(words) else []
 
 
 def _read_json(text: str) -> Iterator[PairRates]:

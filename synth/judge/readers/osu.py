@@ -20,7 +20,10 @@ _HEADING = re.compile(
     r"#\s*OSU (?:MPI|NCCL|RCCL|[A-Z]CCL)(?P<memory>-\S+)? (?P<test>[A-Z][\w /-]{2,60}?) "
     r"(?:Latency )?Test\b"
 )
-_ROW = re.compile(r"(?:^|[:>\]]|\s)\s*(\d{1,15})\s+(\d{1,12}(?:\.\d{1,6})?)((?:\s+\S+)*)\s*$")
+_SIZE = re.compile(r"\d{1,15}")
+_TIME = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
+# What a launcher puts before a line: "[1,0]<stdout>:", "node-7:".
+_LAUNCHER = re.compile(r"^\s*(?:\[[\w,.:\- ]{1,80}\](?:<\w{1,20}>)?:?|[\w.\-]{1,80}:)\s*")
 _PROCESSES = re.compile(r"\s(?:-np|-n|--np|--ntasks)[ =]?(\d{1,6})\b")
 _PER_NODE = re.compile(r"\s(?:--ntasks-per-node|-ppn|--npernode|-npernode|-N)[ =](\d{1,6})\b")
 _NODES = re.compile(r"\s(?:-N|--nodes)[ =](\d{1,6})\b")
@@ -71,8 +74,10 @@ class _Reader:
         elif (command := _COMMAND.search(line)) is not None:
             self._launched = _count_ranks(" " + line[: command.start()])
             self._collective = None
-        elif self._collective is not None and (row := _ROW.search(line)) is not None:
-            self._add(int(row[1]), float(row[2]), "fail" in row[3].lower())
+        elif self._collective is not None:
+            words = _LAUNCHER.sub("", line).split()
+            if len(words) > 1 and _SIZE.fullmatch(words[0]) and _TIME.fullmatch(words[1]):
+                self._add(int(words[0]), float(words[1]), "Fail" in words)
 
     def _begin(self, match: re.Match[str], number: int) -> None:
         test = _WORDS.sub("", match["test"]).strip()
