@@ -31,6 +31,8 @@ _LINK_KINDS = {"PCI": "pcie", "NVL": "nvlink", "XGMI": "xgmi", "C2C": "c2c", "SY
 _DEVICE_KINDS = {"CPU": "cpu", "NIC": "nic"}
 # GB/s into NVSwitches above those of GPUs before Hopper (an A100: 12 links, counted as 20 each).
 _BEFORE_HOPPER_GBps = 240
+# Links of GPUs' and NICs' own devices, whose lines are below those.
+_NEVER_BELOW_CPU = ("LOC", "NET")
 # What NCCL counts between a DEV and its GPUs, which are one chip.
 _INSIDE_GBps = Fraction(5000)
 # Numbers of CPUs and NVSwitches are no PCI addresses.
@@ -42,10 +44,13 @@ class _HostGraph:
     """What one rank prints of its host; devices and the ends of links by NCCL's names of them.
 
     `stack` has the devices above the next line, with their columns. `gpus_in` has the GPUs of each
-    DEV, `rank_of` the ranks that the log tells by PCI address.
+    DEV, `rank_of` the ranks that the log tells by PCI address. `before` matches what stands in
+    front of bare lines. `is_flat` is True if the lines have lost their indentation.
     """
 
     host: str
+    before: re.Pattern[str] | None = None
+    is_flat: bool = False
     rank_of: dict[int, int] = field(default_factory=dict)
     gpus_in: dict[str, list[str]] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
@@ -80,6 +85,11 @@ def read(text: str, where: str) -> Topology:
         )
     notes = Notes()
     for graph in graphs:
+        if graph.is_flat:
+            raise InputError(
+                f"{where}: the lines of NCCL's graph (=== System) have lost their indentation, "
+                "which says what is below what; give them as they were printed"
+            )
         _join_devs(graph)
         _number(graph, notes, where)
     graphs.sort(key=lambda graph: min(graph.ranks.values()))
@@ -106,18 +116,34 @@ def _read_graphs(text: str) -> list[_HostGraph]:
         before, level, said = line.partition("NCCL INFO ")
         writer = _WRITER.search(before) if level else None
         said, key = said if level else line, writer[0] if writer else ""
-        if _START.search(said):
-            current[key] = _HostGraph(writer[1] if writer else "")
+        if (start := _START.search(said)) is not None:
+            shape = _match_like(said[: start.start()]) if not level else None
+            current[key] = _HostGraph(writer[1] if writer else "", before=shape)
             graphs.append(current[key])
-        elif key in current and _END in said:
+            continue
+        before_all = current[key].before if key in current else None
+        if before_all is not None and (matched := before_all.match(said)) is not None:
+            said = said[matched.end() :]
+        if key not in current:
+            continue
+        if _END in said:
             del current[key]
-        elif key in current and (match := _LINE.match(said)) is not None:
+        elif (match := _LINE.match(said)) is not None:
             _take(current[key], match)
     for graph in graphs:
         # The largest communicator of a host is that of all; others number a part anew.
         jobs = told.get(graph.host) or (told if len(told) == 1 else {}).get("") or {}
         graph.rank_of = jobs[max(jobs)] if jobs else {}
     return graphs
+
+
+def _match_like(prefix: str) -> re.Pattern[str] | None:
+    """Return a pattern for what stands before a line and, with other numbers, before others."""
+    if not prefix.strip():
+        return None
+    spaces = len(prefix) - len(prefix.rstrip())
+    shape = re.sub(r"\d+", r"\\d+", re.escape(prefix.strip()))
+    return re.compile(rf"\s*{shape} {{0,{spaces}}}")
 
 
 def _take(graph: _HostGraph, match: re.Match[str]) -> None:
@@ -140,6 +166,7 @@ def _take(graph: _HostGraph, match: re.Match[str]) -> None:
         nic = graph.devices[above]
         total = float(rate) + float(nic.extra.get("net_speed_GBps", 0))
         graph.devices[above] = replace(nic, extra={**nic.extra, "net_speed_GBps": total})
+    graph.is_flat |= link in _NEVER_BELOW_CPU and above.startswith("CPU")
     if link == "LOC" and kind == "GPU":
         graph.gpus_in.setdefault(above, []).append(name)
         graph.devices.setdefault(name, _make_device(match, name))
@@ -205,6 +232,12 @@ def _number(graph: _HostGraph, notes: Notes, where: str) -> None:
             graph.host or where,
             "the log does not say the ranks of these GPUs, which are numbered in the order of "
             "their PCI addresses",
+        )
+    if len(graph.rank_of) > len(gpus):
+        notes.add(
+            graph.host or where,
+            f"NCCL's graph lists {len(gpus)} of the {len(graph.rank_of)} GPUs of this host whose "
+            "start the log tells: it may be cut",
         )
     for name, rank in graph.ranks.items():
         graph.devices[name] = replace(graph.devices[name], id=f"gpu{rank}")

@@ -93,6 +93,8 @@ class TableReader:
             own = _LAUNCHER.sub("", own)
         if not own.strip():
             return
+        if own.count("|") > 2:  # a table in Markdown
+            own = own.replace("|", " ")
         # The quick tests before each pattern keep large logs fast.
         if "ank" in own and (match := _RANK.search(own)) is not None:
             self._take_rank(match)
@@ -275,7 +277,7 @@ class TableReader:
 def _read_columns(line: str) -> list[str]:
     """Return the names of a header's columns, from size on."""
     words = line.replace("#wrong", "error").replace("#", " ").split()
-    first = next(i for i, word in enumerate(words) if word in ("size", "bytes"))
+    first = next((i for i, word in enumerate(words) if word in ("size", "bytes")), 0)
     current = {"bytes": "size", "N": "count", "op": "redop"}
     return [current.get(word, word) for word in words[first:]]
 

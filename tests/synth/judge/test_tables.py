@@ -51,6 +51,14 @@ def test_a_row_whose_columns_contradict_each_other_is_left_out() -> None:
     assert reading.notes == ("line 4: out of place the size over the time is not algbw; left out",)
 
 
+def test_tables_in_markdown_are_read() -> None:
+    head = HEADER.splitlines()[1].lstrip("# ").split()
+    cells = LAST.split()
+    lines = [f"|{'|'.join(words)}|\n" for words in (head, ["---"] * len(head), cells)]
+    for text in ("".join(lines), "".join(lines).replace("|", " | "), lines[0] * 2 + lines[2]):
+        assert [algbw for *_, algbw in rates(read(text))] == [22.2, 23.23]
+
+
 UNCHECKED = row(1 << 30, 8, 7, "none", errors=("N/A", "N/A"))
 
 

@@ -124,3 +124,23 @@ def test_without_ranks_gpus_are_in_the_order_of_their_addresses_with_a_note() ->
     # A line of another host says nothing of this one's.
     other = sign(0, STARTED.format(0, "1b000"), "b") + write(DEVS, "a")
     assert len(read(other).notes) == 1
+
+
+def test_a_graph_with_fewer_gpus_than_started_is_noted() -> None:
+    starts = "".join(
+        sign(rank, STARTED.format(rank, bus), "n") for rank, bus in enumerate(("b000", "1b000"))
+    )
+    machine = read(starts + "".join(sign(0, line, "n") for line in DEVS.splitlines()[:6]))
+    assert len(machine.ranks) == 1 and "1 of the 2 GPUs" in str(machine.notes[0])
+
+
+@pytest.mark.parametrize("before", ["{}: ", "> ", "[1,{}]<stdout>: ", "node7: "])
+def test_what_stands_before_bare_lines_is_removed(before: str) -> None:
+    lines = [before.format(8 + i) + line for i, line in enumerate(DEVS.splitlines(True))]
+    assert read("".join(lines)).links == read(DEVS).links
+
+
+def test_lines_without_their_indentation_are_refused() -> None:
+    flat = "".join(line.lstrip() for line in DEVS.splitlines(True))
+    with pytest.raises(InputError, match="lost their indentation"):
+        read(flat)
