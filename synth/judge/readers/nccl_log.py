@@ -73,9 +73,13 @@ class Failure:
         elif not self._is_traced:
             self._is_last = False
 
-    def find(self) -> tuple[int, str] | None:
-        """Return the line and the text of the warning; None if nothing failed after it."""
-        return self._warned if self._is_traced or self._is_last else None
+    def find(self, has_begun: bool) -> tuple[int, str] | None:
+        """Return the line and the text of the warning; None if nothing failed after it.
+
+        `has_begun` is whether the log shows a start, without which a warning at its end says
+        little.
+        """
+        return self._warned if self._is_traced or (self._is_last and has_begun) else None
 
 
 class LogReader:
@@ -238,7 +242,8 @@ class LogReader:
     @property
     def failure(self) -> tuple[int, str] | None:
         """The line and the text of the warning with which the start failed; None if it did not."""
-        return None if self._completed else self._failure.find()
+        has_begun = any(draft.started for _, draft in self.drafts)
+        return None if self._completed else self._failure.find(has_begun)
 
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))

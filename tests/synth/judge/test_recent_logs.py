@@ -84,6 +84,8 @@ def test_a_warning_after_which_the_log_goes_on_is_no_failure() -> None:
     text = start(0, "53000", 8) + WARNED + sign(0, "Using network IB")
     with pytest.raises(InputError, match="the log is cut"):
         read(text)
+    with pytest.raises(InputError, match="without the lines of INIT and GRAPH"):
+        read(WARNED)  # alone it may be from any part of a log
 
 
 def test_a_start_that_fails_after_its_rings_is_a_finding() -> None:
