@@ -152,6 +152,9 @@ class _Adviser:
         """Compare a measurement with its bound, and with what stock carries on paper."""
         peak, name, limits = measured.peak, measured.collective, measured.limits
         findings = _find_fall(measured)
+        if " or " in name:
+            return [*findings, self._ask_which(name)]
+        what = f"{measured.title} as measured{measured.name_variant(peak.measured)}"
         if limits is None or (peak.share is None and not measured.is_above):
             return findings
         if measured.is_above or peak.share is None:
@@ -162,14 +165,14 @@ class _Adviser:
         if peak.share >= limits.near:
             if findings:  # what falls at large sizes is not to be left alone
                 return findings
-            return [_leave_alone(name, f"{name} as measured", peak.share, limits)]
+            return [_leave_alone(name, what, peak.share, limits)]
         own = [
             c
             for c in self.verdict.communicators
             if c.communicator.ranks == measured.ranks and c.judged(name) is not None
         ]
         if measured.options is None or any(c.taken.startswith("NVLS") for c in own):
-            return findings or [_report_no_option(name, f"{name} as measured", peak.share)]
+            return findings or [_report_no_option(name, what, peak.share)]
         fastest = max(
             (rate for c in own if (rate := c.judged(name))),
             key=lambda rate: rate.algbw_GBps,
@@ -180,7 +183,17 @@ class _Adviser:
             findings += _advise_on_tuner(c, name)
         now = Fraction(peak.measured.algbw_GBps)
         findings += self._offer(name, fastest, measured.options, now, measured.rank_map)
-        return findings or [_report_no_option(name, f"{name} as measured", peak.share)]
+        return findings or [_report_no_option(name, what, peak.share)]
+
+    def _ask_which(self, names: str) -> FileFinding:
+        """Report that the columns of a table do not tell two collectives apart."""
+        first, second = names.split(" or ")
+        file = self.verdict.reading.where
+        return FileFinding(
+            f"undecided-{first}-{second}",
+            f"the columns do not tell {first} from {second}, so nothing is compared with a bound",
+            f"say which it is: {self.spell('topo-judge', file, collective=second)}, or {first}",
+        )
 
     def _offer(
         self,
@@ -297,7 +310,7 @@ def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> lis
     return [
         FileFinding(
             f"below-channels-{measured.collective}",
-            f"{measured.collective} was measured at {gbps(algbw)} GB/s, "
+            f"{measured.peak_title} was measured at {gbps(algbw)} GB/s, "
             f"{percent(algbw / float(stock[0]))} of the {gbps(stock[0])} GB/s that {stock[1]} "
             "carry on paper",
             "look for slow links (topo-probe can measure them), P2P through host memory, other "
@@ -326,9 +339,9 @@ def _find_fall(measured: MeasuredVerdict) -> list[FileFinding]:
     return [
         FileFinding(
             f"fall-{measured.collective}",
-            f"{measured.collective} falls from {gbps(before.algbw_GBps)} GB/s at "
-            f"{size_text(before.size_bytes)} to {gbps(m.algbw_GBps)} GB/s at "
-            f"{size_text(m.size_bytes)}",
+            f"{measured.title}{measured.name_variant(m)} falls from "
+            f"{gbps(before.algbw_GBps)} GB/s at {size_text(before.size_bytes)} to "
+            f"{gbps(m.algbw_GBps)} GB/s at {size_text(m.size_bytes)}",
             "a rate should not fall as sizes grow: look for what changes there, such as the "
             "tuner's algorithm or protocol (NCCL_DEBUG_SUBSYS=TUNING), registration or paging of "
             "memory, a shared network, or heat, and repeat those sizes",
@@ -397,7 +410,7 @@ def _explain_above(measured: MeasuredVerdict) -> FileFinding:
             why += f" (even with switches that add the bound is {gbps(in_network)} GB/s)"
     return FileFinding(
         f"above-bound-{measured.collective}",
-        f"{measured.collective} was measured at {gbps(algbw)} GB/s, more than the bound of "
+        f"{measured.peak_title} was measured at {gbps(algbw)} GB/s, more than the bound of "
         f"{gbps(limits.one_way_GBps)} GB/s, which is withdrawn: an assumption of it is wrong",
         why,
     )

@@ -78,12 +78,12 @@ class Judge:
             notes=list(reading.notes),
         )
         groups = group_by_key(
-            ((m.collective, m.ranks), m)
+            ((m.collective, m.ranks, m.run), m)
             for m in reading.measurements
             if self.collective in (None, m.collective)
         )
         self._raise_assumed(verdict, groups)
-        for (name, ranks), measurements in groups.items():
+        for (name, ranks, _), measurements in groups.items():
             verdict.measured.append(self._compare(verdict, name, ranks, measurements))
             self._share(verdict.measured[-1])
         for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
@@ -97,7 +97,7 @@ class Judge:
         return verdict
 
     def _raise_assumed(
-        self, verdict: FileVerdict, groups: Mapping[tuple[str, int], list[Measurement]]
+        self, verdict: FileVerdict, groups: Mapping[tuple[str, int, int], list[Measurement]]
     ) -> None:
         """Replace the assumed PCIe rate of a file's machine if a measurement rules it out.
 
@@ -105,7 +105,7 @@ class Judge:
         is not at fault, and the machine is unchanged.
         """
         given = raised = verdict.machine
-        for (name, ranks), measurements in groups.items():
+        for (name, ranks, _), measurements in groups.items():
             while self._compare(verdict, name, ranks, measurements).is_ruled_out:
                 faster = raised.raise_pcie()
                 if faster is None:
@@ -134,7 +134,13 @@ class Judge:
             name,
             ranks or self._count_ranks(verdict, name, measurements),
             [MeasuredRow(m, None) for m in measurements],
+            run=measurements[0].run,
         )
+        if " or " in name:
+            measured.why_not = (
+                f"the columns do not tell {name.replace(' or ', ' from ')}; name the one it is"
+            )
+            return measured
         try:
             reading = verdict.reading
             measured.rank_map = self._map_ranks(verdict, measured.ranks, reading.locations)
@@ -199,7 +205,9 @@ class Judge:
         if topology is None or len(topology.ranks) < 2:
             return 0
         peak = max(measurements, key=lambda m: m.algbw_GBps)
-        factor = Collective.with_default_root(name, len(topology.ranks)).bus_factor()
+        # Collectives that the columns do not tell apart have the same factor.
+        like = name.split(" or ")[0]
+        factor = Collective.with_default_root(like, len(topology.ranks)).bus_factor()
         if abs(peak.busbw_GBps - peak.algbw_GBps * float(factor)) > TOLERANCE * peak.algbw_GBps:
             return 0
         note = (

@@ -12,11 +12,12 @@ from ...topo.derived.hosts import group_by_host
 from ...topo.derived.stated import state_rates
 from ...topo.errors import InputError, TopoplanError
 from ...topo.files import read_start
+from ...topo.formats.pasted_xml import find_xml
 from ...topo.graph import Device, Link, Topology
 from ...topo.hardware import PcieLink
 from ...topo.loader.resolve import LOCAL, load, load_for_planning
 from ...topo.notes import assumed
-from .reading import Location, Reading
+from .reading import HAS_RESULTS, Location, Reading
 
 # Usual file name endings of a graph dump or a log.
 _FILE_ENDINGS = (
@@ -138,7 +139,7 @@ class Machines:
             return self._load(beside, "beside the file")
         if reading.machine is not None:
             topology = self._plan_for(reading.machine)
-            return JudgedMachine(topology, "NCCL's graph, in the log", reading.where)
+            return JudgedMachine(topology, reading.machine_source, reading.where)
         try:
             machine = self._load(LOCAL, "this machine, as no other was named")
             why_not = "this machine has no GPU"
@@ -163,12 +164,19 @@ def _is_open(link: Link) -> bool:
 
 
 def is_topology_file(name: str) -> bool:
-    """Return whether a file is a dump of a topology (NCCL_TOPO_DUMP_FILE).
+    """Return whether a file is a dump of a topology (NCCL_TOPO_DUMP_FILE), maybe with text around.
 
     A file that cannot be read is none.
     """
     start = read_start(name, _SNIFF_BYTES)
-    return re.match(rb"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<system\b", start, re.DOTALL) is not None
+    if re.match(rb"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<system\b", start, re.DOTALL) is not None:
+        return True
+    text = start.decode(errors="replace")
+    return (
+        find_xml(text, "system") is not None
+        and find_xml(text, "graphs") is None
+        and HAS_RESULTS.search(text) is None
+    )
 
 
 def _find_beside(reading: Reading) -> str | None:

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from .reading import FileFinding
 
 # Beginnings of the names of findings, by what they are. Results that mean nothing come first.
-_VOID = ("wrong-results", "single-rank", "separate-jobs")
+_VOID = ("start-failed", "wrong-results", "single-rank", "separate-jobs")
 # Causes of loss, the most certain first.
 _CAUSES = (
-    *("simple-order", "p2p-refused", "shared-memory", "network-socket", "no-gdr"),
+    *("fabric-", "simple-order", "p2p-refused", "shared-memory", "network-socket", "no-gdr"),
     "variable-",
 )
 _LOSSES = ("fall-", "below-channels-", "offer-", "order-", "tuner-", "below-bound-")
 _OPEN = ("conditional-",)
 _HEALTHY = ("above-bound-", "near-bound-", "nvls-")
-_REMARKS = ("rate-withdrawn", "warning-")
+_REMARKS = ("undecided-", "rate-withdrawn", "warning-")
 
 
 def is_healthy(finding: FileFinding) -> bool:

@@ -1,5 +1,6 @@
 """The contents of a file about a machine's collectives, before any of it is judged."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -7,6 +8,11 @@ from ...topo.graph import Topology
 
 # A ring: every rank once.
 Order = tuple[int, ...]
+# Words of logs and tables, beside which XML is no more than the machine.
+HAS_RESULTS = re.compile(r"\bNCCL (?:INFO|WARN)\b|\balgbw\b|\bbusbw\b|\bOSU [MN]")
+# Names of what a table may be if its columns do not tell: nothing is compared with a bound then.
+ALLGATHER_OR_ALLTOALL = "allgather or alltoall"
+GATHER_OR_SCATTER = "gather or scatter"
 # A tree: the parent of each rank; -1 for the root.
 Parents = tuple[int, ...]
 
@@ -31,6 +37,8 @@ class Location:
 class Measurement:
     """One measured call: its collective, the bytes of the buffer, and the rates in GB/s.
 
+    The collective may be "A or B" (GATHER_OR_SCATTER). `run` counts the runs of the file that
+    measured the same, from 1; it is 0 if there is only one.
     `ranks` is 0 if the file does not state it. `how` is the variant that was measured
     ("out-of-place", "in-place", "plan", "stock"), empty if there is only one. `wrong` is True if
     the result had wrong elements.
@@ -44,6 +52,16 @@ class Measurement:
     time_us: float
     how: str = ""
     wrong: bool = False
+    run: int = 0
+
+
+@dataclass(frozen=True)
+class BenchmarkResults:
+    """What a benchmark printed: measurements, places of ranks, and notes of what is left out."""
+
+    measurements: tuple[Measurement, ...]
+    locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,8 @@ class Reading:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
-    topology that the text names, `machine` the topology that the text itself has. `group` are the
+    topology that the text names, `machine` the topology that the text itself has, in the form that
+    `machine_source` says. `group` are the
     GPUs that took part, numbered as on the machine, if the file says so, and `helpers` the others
     that helped them.
     """
@@ -129,6 +148,7 @@ class Reading:
     topology_files: tuple[str, ...] = ()
     is_graph_file: bool = False
     machine: Topology | None = None
+    machine_source: str = ""
     group: tuple[int, ...] = ()
     helpers: tuple[int, ...] = ()
 

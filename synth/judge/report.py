@@ -18,6 +18,8 @@ from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 _MAX_ROWS = 12
 # Values of `Measurement.how` for results of topo-run, which get separate rows.
 _RACED = ("plan", "stock")
+# Share of a variant's rate below which another variant of the size gets a separate row.
+_SLOWER = 0.97
 # The metrics for Prometheus, and their help.
 _METRICS = {
     "topo_judge_algbw_gbps": "Measured algorithm bandwidth in GB/s (1e9 bytes a second).",
@@ -124,9 +126,10 @@ def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
 def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
     """Return the table of a collective's measurements: the fastest variant of each size.
 
-    If there are many sizes, only the largest and the one with the peak are listed.
+    A variant that is slower has its own row. If there are many sizes, only the largest and
+    the one with the peak are listed.
     """
-    head = f"  {measured.collective} on {measured.ranks or 'an unknown number of'} ranks, measured"
+    head = f"  {measured.title} on {measured.ranks or 'an unknown number of'} ranks, measured"
     if measured.limits is None or measured.why_not:
         lines = [f"{head}; not compared with a bound: {measured.why_not}"]
     else:
@@ -139,7 +142,9 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
     # The first of equally fast rows is shown; a sort keeps their order.
     for row in sorted(measured.rows, key=lambda row: -row.measured.algbw_GBps):
         m = row.measured
-        fastest.setdefault((m.size_bytes, m.how if m.how in _RACED else ""), row)
+        best = fastest.setdefault((m.size_bytes, m.how if m.how in _RACED else ""), row).measured
+        if m.how != best.how and m.algbw_GBps < _SLOWER * best.algbw_GBps:
+            fastest.setdefault((m.size_bytes, m.how), row)
     rows = sorted(fastest.values(), key=lambda row: (row.measured.size_bytes, row.measured.how))
     shown, peak = rows[-_MAX_ROWS:], measured.peak
     if peak in rows and peak not in shown:
@@ -148,11 +153,12 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
         lines.append(f"    ({len(rows) - len(shown)} smaller sizes are in the JSON)")
     for row in shown:
         m = row.measured
+        is_named = m.how in _RACED or measured.has_variants
         share = "" if row.share is None else "above" if row.share > ROUNDING else percent(row.share)
         plan = "" if row.plan_GBps is None else gbps(row.plan_GBps)
         lines.append(
             f"    {size_text(m.size_bytes):>10} {gbps(m.algbw_GBps):>9} {gbps(m.busbw_GBps):>9} "
-            f"{share:>9} {plan:>9}{f' {m.how}' if m.how in _RACED else ''}"
+            f"{share:>9} {plan:>9}{f' {m.how}' if is_named else ''}"
             f"{'  <- peak' if row is peak else ''}{'  wrong results' if m.wrong else ''}"
         )
     return lines + (_list_option_lines(measured.options) if measured.options else [])
@@ -349,12 +355,17 @@ def _measured_json(measured: MeasuredVerdict) -> dict[str, Any]:
     return {
         "collective": measured.collective,
         "ranks": measured.ranks,
+        **({"run": measured.run} if measured.run else {}),
         "bound": _limits_json(measured.limits),
         "not_judged": measured.why_not or None,
         "placed": measured.rank_map and measured.rank_map.how,
         "share": peak.share,
         "above_bound": measured.is_above,
-        "peak": {"size_bytes": peak.measured.size_bytes, "algbw_GBps": peak.measured.algbw_GBps},
+        "peak": {
+            "size_bytes": peak.measured.size_bytes,
+            "algbw_GBps": peak.measured.algbw_GBps,
+            **({"how": peak.measured.how} if measured.has_variants else {}),
+        },
         "rows": [
             {
                 "size_bytes": row.measured.size_bytes,
@@ -402,6 +413,7 @@ def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], f
     file = {"file": verdict.reading.where}
     for m in verdict.measured:
         labels = {**file, "collective": m.collective, "ranks": str(m.ranks)}
+        labels |= {"run": str(m.run)} if m.run else {}
         for row in m.rows:
             at = {**labels, "size_bytes": str(row.measured.size_bytes), "how": row.measured.how}
             yield "algbw_gbps", at, row.measured.algbw_GBps

@@ -27,7 +27,8 @@ class MeasuredVerdict:
     """The measurements of one collective; `why_not` is the reason if they could not be judged.
 
     Then no row has a share, though `limits` may exist: a measurement that exceeds a bound on
-    assumed rates withdraws it.
+    assumed rates withdraws it. `run` counts from 1 if the file has several runs of it, else it is
+    0.
     """
 
     collective: str
@@ -37,6 +38,26 @@ class MeasuredVerdict:
     rank_map: RankMap | None = None
     options: Options | None = None
     why_not: str = ""
+    run: int = 0
+
+    @property
+    def title(self) -> str:
+        """The collective, with the number of the run if the file has several."""
+        return f"{self.collective}, run {self.run}," if self.run else self.collective
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether the file has results both out of place and in place."""
+        return {"out-of-place", "in-place"} <= {row.measured.how for row in self.rows}
+
+    def name_variant(self, measured: Measurement) -> str:
+        """Return " out of place" or " in place" if the file has both, else nothing."""
+        return f" {measured.how.replace('-', ' ')}" if self.has_variants else ""
+
+    @property
+    def peak_title(self) -> str:
+        """The title with the variant of the peak."""
+        return self.title + self.name_variant(self.peak.measured)
 
     @property
     def peak(self) -> MeasuredRow:
@@ -121,7 +142,7 @@ class FileVerdict:
         on guessed rates are none.
         """
         by_measurement = [
-            (f"{m.collective} on {m.ranks} ranks, measured", m.peak.share)
+            (f"{m.title} on {m.ranks} ranks, measured", m.peak.share)
             for m in self.measured
             if m.peak.share is not None and not m.guesses
         ]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..graph import Topology
-from . import amd_json, amd_smi, hwloc_xml, nccl_log, nccl_xml, smi
+from . import amd_json, amd_smi, hwloc_xml, nccl_log, nccl_xml, pair_rates, smi
+from .pasted_xml import find_xml
 
 if TYPE_CHECKING:
     from .clusters import Box
@@ -58,6 +59,9 @@ FORMATS = (
     Format("a log of NCCL with its graph (=== System)", nccl_log.looks_like, nccl_log.read),
 )
 
+# Outermost elements of the formats in XML, which people paste with text around them.
+_XML_ROOTS = ("system", "topology")
+_BARE = re.compile(r"[{[]|<(?:!|(?:system|topology|graphs|nvidia_smi_log)\b)")
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
 # Refused texts: a pattern, a description of the text, and what to give instead. These patterns are
 # matched at the start of a text, before any reader is tried ...
@@ -150,6 +154,12 @@ _REFUSED_ANYWHERE = (
         "give the machine; topo-judge reads this",
     ),
     (
+        r"^\W*OSU (?:MPI|NCCL|RCCL)\S* [A-Z][\w /-]+ Test\b"
+        r"|bandwidth of all_reduce (?:over|with a) \d",
+        "a table of OSU's micro-benchmarks or of all_reduce_bench.py",
+        "give the machine; topo-judge reads this",
+    ),
+    (
         r"^ROCk module|^HSA Agents",
         "the output of rocminfo",
         "give rocm-smi --showtopo or amd-smi topology",
@@ -182,17 +192,39 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
     if cluster is not None:
         return cluster
     text = text.removeprefix("\ufeff")
-    skipped = _PROLOGUE.match(text[:_PROLOGUE_CHARACTERS])
-    start = text[skipped.end() if skipped else 0 :]
+    pasted = None if _is_bare(text) else find_xml(text, *_XML_ROOTS)
+    if pasted is not None and pasted.is_whole:
+        text = pasted.text
+    start = _skip_prologue(text)
     _refuse(_REFUSED_AT_START, lambda pattern: re.match(pattern, start), where)
+    if start.startswith("{") and '"nvbandwidth"' in text:
+        _refuse_pair_rates(start, where)
     for format in FORMATS:
         if format.starts(start):
             return format.read(text, where)
+    if pasted is not None:  # cut off, which the reader says with its line
+        return read_topology_text(pasted.text, where)
+    _refuse_pair_rates(text, where)
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(
         f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "
         f"{names}"
     )
+
+
+def _is_bare(text: str) -> bool:
+    """Return whether a text is JSON, or XML without other text around it."""
+    return _BARE.match(_skip_prologue(text)) is not None and text.rstrip().endswith(("}", "]", ">"))
+
+
+def _skip_prologue(text: str) -> str:
+    skipped = _PROLOGUE.match(text[:_PROLOGUE_CHARACTERS])
+    return text[skipped.end() if skipped else 0 :]
+
+
+def _refuse_pair_rates(text: str, where: str) -> None:
+    if (rates := pair_rates.describe(text)) is not None:
+        raise InputError(f"{where}: {rates}; {_TOPO}")
 
 
 def _refuse(

@@ -2,7 +2,8 @@
 
 With NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=GRAPH each rank prints the graph of its host: the PCI
 tree below each CPU, indented, and the links that leave it (NVL, XGMI, C2C, SYS, NET), each with the
-rate in GB/s that the library counts. GPUs have their rank in parentheses.
+rate in GB/s that the library counts. GPUs have their rank in parentheses. Since 2.30 they have none
+and hang below a device (DEV), which has the links; ranks are then those of the lines "Init START".
 """
 
 import re
@@ -15,9 +16,11 @@ from ..errors import InputError
 from ..graph import Device, Link, Topology
 from ..hardware import LATENCY_us, nvswitch_adding
 from ..notes import counted
+from .notes import Notes
 
 _START = re.compile(r"=== System : max(?:Bw|Width|Speed)\b")
 _END = "=" * 20
+_INIT = re.compile(r" rank (\d{1,7}) nranks (\d{1,7})\b.{0,200}? busId ([0-9a-fA-F]{1,16})\b")
 _WRITER = re.compile(r"([\w.\-]+):\d+:\d+ \[-?\d+\]")
 _LINE = re.compile(
     r"(?P<indent> *)(?:\+ (?P<link>[A-Z0-9]+)\[ *(?P<rate>\d{1,9}(?:\.\d{1,9})?)\] - )?"
@@ -28,6 +31,10 @@ _LINK_KINDS = {"PCI": "pcie", "NVL": "nvlink", "XGMI": "xgmi", "C2C": "c2c", "SY
 _DEVICE_KINDS = {"CPU": "cpu", "NIC": "nic"}
 # GB/s into NVSwitches above those of GPUs before Hopper (an A100: 12 links, counted as 20 each).
 _BEFORE_HOPPER_GBps = 240
+# Links of GPUs' and NICs' own devices, whose lines are below those.
+_NEVER_BELOW_CPU = ("LOC", "NET")
+# What NCCL counts between a DEV and its GPUs, which are one chip.
+_INSIDE_GBps = Fraction(5000)
 # Numbers of CPUs and NVSwitches are no PCI addresses.
 _WITHOUT_ADDRESS = ("CPU", "NVS")
 
@@ -36,14 +43,24 @@ _WITHOUT_ADDRESS = ("CPU", "NVS")
 class _HostGraph:
     """What one rank prints of its host; devices and the ends of links by NCCL's names of them.
 
-    `stack` has the devices above the next line, with their columns.
+    `stack` has the devices above the next line, with their columns. `gpus_in` has the GPUs of each
+    DEV, `rank_of` the ranks that the log tells by PCI address. `before` matches what stands in
+    front of bare lines. `is_flat` is True if the lines have lost their indentation.
     """
 
     host: str
+    before: re.Pattern[str] | None = None
+    is_flat: bool = False
+    rank_of: dict[int, int] = field(default_factory=dict)
+    gpus_in: dict[str, list[str]] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     links: dict[tuple[str, str], tuple[str, Fraction]] = field(default_factory=dict)
     stack: list[tuple[int, str]] = field(default_factory=list)
+
+    def count_gpus(self) -> int:
+        """Return the number of GPUs that the graph has so far."""
+        return sum(device.kind == "gpu" for device in self.devices.values())
 
 
 def looks_like(text: str) -> bool:
@@ -58,37 +75,75 @@ def read(text: str, where: str) -> Topology:
     """
     best: dict[str, _HostGraph] = {}
     for graph in _read_graphs(text):
-        if graph.host not in best or len(graph.ranks) > len(best[graph.host].ranks):
+        if graph.host not in best or graph.count_gpus() > best[graph.host].count_gpus():
             best[graph.host] = graph
-    graphs = [graph for graph in best.values() if graph.ranks]
+    graphs = [graph for graph in best.values() if graph.count_gpus()]
     if not graphs:
         raise InputError(
             f"{where}: NCCL's graph (=== System) lists no GPU; give the whole log of the start "
             "(NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH)"
         )
+    notes = Notes()
+    for graph in graphs:
+        if graph.is_flat:
+            raise InputError(
+                f"{where}: the lines of NCCL's graph (=== System) have lost their indentation, "
+                "which says what is below what; give them as they were printed"
+            )
+        _join_devs(graph)
+        _number(graph, notes, where)
     graphs.sort(key=lambda graph: min(graph.ranks.values()))
     hosts = [_build(graph, where) for graph in graphs]
-    return hosts[0] if len(hosts) == 1 else join_hosts(hosts)
+    joined = hosts[0] if len(hosts) == 1 else join_hosts(hosts)
+    lines = notes.format_lines()
+    if not lines:
+        return joined
+    return replace(joined, extra={**joined.extra, "notes": [*joined.notes, *lines]})
 
 
 def _read_graphs(text: str) -> list[_HostGraph]:
     """Return the graphs of all ranks, whose lines may be mixed; people also paste bare lines."""
     graphs: list[_HostGraph] = []
     current: dict[str, _HostGraph] = {}
+    told: dict[str, dict[int, dict[int, int]]] = {}
     for line in text.splitlines():
+        if "busId" in line and (init := _INIT.search(line)) is not None:
+            writer = _WRITER.search(line)
+            jobs = told.setdefault(writer[1] if writer else "", {})
+            jobs.setdefault(int(init[2]), {}).setdefault(int(init[3], 16), int(init[1]))
         if not current and "=== System" not in line:
             continue
         before, level, said = line.partition("NCCL INFO ")
         writer = _WRITER.search(before) if level else None
         said, key = said if level else line, writer[0] if writer else ""
-        if _START.search(said):
-            current[key] = _HostGraph(writer[1] if writer else "")
+        if (start := _START.search(said)) is not None:
+            shape = _match_like(said[: start.start()]) if not level else None
+            current[key] = _HostGraph(writer[1] if writer else "", before=shape)
             graphs.append(current[key])
-        elif key in current and _END in said:
+            continue
+        before_all = current[key].before if key in current else None
+        if before_all is not None and (matched := before_all.match(said)) is not None:
+            said = said[matched.end() :]
+        if key not in current:
+            continue
+        if _END in said:
             del current[key]
-        elif key in current and (match := _LINE.match(said)) is not None:
+        elif (match := _LINE.match(said)) is not None:
             _take(current[key], match)
+    for graph in graphs:
+        # The largest communicator of a host is that of all; others number a part anew.
+        jobs = told.get(graph.host) or (told if len(told) == 1 else {}).get("") or {}
+        graph.rank_of = jobs[max(jobs)] if jobs else {}
     return graphs
+
+
+def _match_like(prefix: str) -> re.Pattern[str] | None:
+    """Return a pattern for what stands before a line and, with other numbers, before others."""
+    if not prefix.strip():
+        return None
+    spaces = len(prefix) - len(prefix.rstrip())
+    shape = re.sub(r"\d+", r"\\d+", re.escape(prefix.strip()))
+    return re.compile(rf"\s*{shape} {{0,{spaces}}}")
 
 
 def _take(graph: _HostGraph, match: re.Match[str]) -> None:
@@ -111,14 +166,18 @@ def _take(graph: _HostGraph, match: re.Match[str]) -> None:
         nic = graph.devices[above]
         total = float(rate) + float(nic.extra.get("net_speed_GBps", 0))
         graph.devices[above] = replace(nic, extra={**nic.extra, "net_speed_GBps": total})
+    graph.is_flat |= link in _NEVER_BELOW_CPU and above.startswith("CPU")
+    if link == "LOC" and kind == "GPU":
+        graph.gpus_in.setdefault(above, []).append(name)
+        graph.devices.setdefault(name, _make_device(match, name))
     if link not in _LINK_KINDS or not rate:
         return
     graph.links.setdefault((above, name), (_LINK_KINDS[link], rate))
     if link == "PCI":
         graph.devices.setdefault(name, _make_device(match, name))
         graph.stack.append((column, name))
-        if kind == "GPU" and match["rank"] is not None:
-            graph.ranks[name] = int(match["rank"])
+    if kind == "GPU" and match["rank"] is not None:
+        graph.ranks[name] = int(match["rank"])
     elif kind == "NVS":
         adding = nvswitch_adding(4) if rate > _BEFORE_HOPPER_GBps else None
         graph.devices[name] = Device(f"nvswitch-{system}", "switch", "nvswitch", in_network=adding)
@@ -133,10 +192,55 @@ def _make_device(match: re.Match[str], name: str) -> Device:
     if kind == "GPU":
         # Hosts in one NVLink domain are systems of one graph.
         host = {"host": f"system{match['system']}"} if match["system"] not in (None, "0") else {}
-        return Device(f"gpu{match['rank'] or match['number']}", bus_id=bus, extra=host)
+        return Device(name, bus_id=bus, extra=host)
     if kind in _DEVICE_KINDS:
         return Device(name.lower().replace("/", "-"), _DEVICE_KINDS[kind], bus_id=bus)
     return Device(name.lower().replace("/", "-"), "switch", "pcie", bus_id=bus)
+
+
+def _join_devs(graph: _HostGraph) -> None:
+    """Give the links of each DEV to its GPU; one of several GPUs stays, as a switch."""
+    only = {dev: gpus[0] for dev, gpus in graph.gpus_in.items() if len(gpus) == 1}
+    graph.links = {
+        (only.get(src, src), only.get(dst, dst)): link for (src, dst), link in graph.links.items()
+    }
+    for dev in only:
+        del graph.devices[dev]
+    for dev, gpus in graph.gpus_in.items():
+        if dev not in only:
+            graph.links |= {(dev, gpu): ("pcie", _INSIDE_GBps) for gpu in gpus}
+
+
+def _number(graph: _HostGraph, notes: Notes, where: str) -> None:
+    """Complete the ranks of a graph's GPUs, which are called after them.
+
+    They are those of the graph, else those of the log's lines, else in the order of PCI addresses,
+    which is noted.
+    """
+    gpus = [name for name, device in graph.devices.items() if device.kind == "gpu"]
+    address = {name: tuple(int(part, 16) for part in name[4:].split("-")) for name in gpus}
+    gpus.sort(key=address.__getitem__)
+    buses = {name: address[name][1] for name in gpus}
+    told = {name: graph.rank_of[bus] for name, bus in buses.items() if bus in graph.rank_of}
+    for ranks in (graph.ranks, told):
+        if len(ranks) == len(gpus) == len(set(ranks.values())):
+            graph.ranks = ranks
+            break
+    else:
+        graph.ranks = {name: rank for rank, name in enumerate(gpus)}
+        notes.add(
+            graph.host or where,
+            "the log does not say the ranks of these GPUs, which are numbered in the order of "
+            "their PCI addresses",
+        )
+    if len(graph.rank_of) > len(gpus):
+        notes.add(
+            graph.host or where,
+            f"NCCL's graph lists {len(gpus)} of the {len(graph.rank_of)} GPUs of this host whose "
+            "start the log tells: it may be cut",
+        )
+    for name, rank in graph.ranks.items():
+        graph.devices[name] = replace(graph.devices[name], id=f"gpu{rank}")
 
 
 def _build(graph: _HostGraph, where: str) -> Topology:

@@ -36,13 +36,17 @@ _OTHER_GPU = re.compile(r"(?:^|[ \t])GPU\d+$")
 
 def clean(text: str) -> str:
     """Return a text without the traces of terminals, web pages and logs."""
-    if "[" in text:
-        text = _CODES.sub("", text)
+    text = remove_codes(text)
     if "&" in text:
         text = html.unescape(text)
     if "<" in text:
         text = _TAG.sub("", text)
     return _remove_prefix(text if text.isascii() and "\0" not in text else text.translate(_SPACES))
+
+
+def remove_codes(text: str) -> str:
+    """Return a text without the colours and styles of terminals."""
+    return _CODES.sub("", text) if "[" in text else text
 
 
 def _remove_prefix(text: str) -> str:

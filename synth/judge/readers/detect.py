@@ -2,13 +2,18 @@
 
 import re
 import sys
+from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 from ....topo import files
 from ....topo.errors import InputError
-from ....topo.formats import nccl_log
+from ....topo.formats import nccl_log, pair_rates
+from ....topo.formats.detect import read_topology_text
+from ....topo.formats.pasted_xml import find_xml
 from ....topo.graph import Topology
-from ..reading import FileFinding, Reading
+from ..reading import HAS_RESULTS, FileFinding, Reading
+from .benchmarks import find_benchmark
 from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
@@ -28,7 +33,8 @@ _LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS},}}")
 # The end of errors about unknown texts.
 _EXPECTED = (
     "expected NCCL's graph dump (NCCL_GRAPH_DUMP_FILE), a log with NCCL_DEBUG=INFO, a table or "
-    "JSON of nccl-tests or rccl-tests, topo-run's JSON, or lines of NCCL Inspector"
+    "JSON of nccl-tests or rccl-tests, a table of OSU's benchmarks or all_reduce_bench.py, "
+    "topo-run's JSON, or lines of NCCL Inspector"
 )
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 # Findings on the network, which a run on one host does not use.
@@ -45,8 +51,6 @@ _OTHERS = {
     "test printed, or its -J file",
     r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations": "perftest's output, of one link; give a "
     "collective's",
-    r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE": "bandwidths between pairs of GPUs, "
-    "which topo-probe takes as measurements; give here a collective's",
 }
 
 
@@ -104,28 +108,50 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
         piped = "standard input is empty: the command before | printed nothing"
         empty = piped if where == STANDARD_INPUT else f"{where}: the file is empty"
         raise InputError(f"{empty}; {_EXPECTED}")
-    if start.startswith("<graphs"):
+    if start.startswith("<graphs") and text.rstrip().endswith(">"):
         from .graph_dump import read_graph_dump
 
         return read_graph_dump(text, where)
-    if start.startswith(("<system", "<topology", "<!DOCTYPE topology")):
-        raise InputError(
-            f"{where}: a topology, which says what the machine is; name it as the topology, and "
-            "give here a graph dump",
-            parameter="topology",
-        )
-    if start.startswith("<"):
+    if HAS_RESULTS.search(text) is None:
+        reading = _read_pasted_xml(text, where)
+        if reading is not None:
+            return reading
+    if start.startswith("<") and HAS_RESULTS.search(text) is None:
         raise InputError(
             f"{where}: XML that is no graph dump (it starts with {start[:30]!r}); {_EXPECTED}"
         )
     if re.match(r"\{|\[\s*\{", start):
         from .json_results import read_json, unwrap_log
 
+        if '"nvbandwidth"' in text and (rates := pair_rates.describe(text)) is not None:
+            raise InputError(f"{where}: {rates}; give here a collective's")
         inside = unwrap_log(text)
         if inside is None:
             return read_json(text, where)
         text = inside
     return _read_lines(text, where, collective)
+
+
+def _read_pasted_xml(text: str, where: str) -> Reading | None:
+    """Return the graph dump in a text, with the topology beside it; None without XML.
+
+    Raise InputError for a topology alone.
+    """
+    is_json = text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+    dump = None if is_json else find_xml(text, "graphs")
+    if dump is not None:
+        from .graph_dump import read_graph_dump
+
+        machine, source = _read_machine(text, where)
+        reading = read_graph_dump(dump.text, where)
+        return replace(reading, machine=machine, machine_source=source)
+    if not is_json and find_xml(text, "system", "topology") is not None:
+        raise InputError(
+            f"{where}: a topology, which says what the machine is; name it as the topology, and "
+            "give here a graph dump",
+            parameter="topology",
+        )
+    return None
 
 
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
@@ -143,14 +169,22 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         log.take(line, count)
         if not is_message:
             table.take(line, count)
-    measurements = table.finish(collective)
+    measurements = table.finish(collective, Path(where).name)
+    benchmark, locations, notes = find_benchmark(text), table.locations, table.notes[:3]
+    if benchmark is not None:
+        lines = _ANSI.sub("", text).replace("\xa0", " ").splitlines()
+        results = benchmark.read([line[:_MAX_LINE] for line in lines], where)
+        measurements += results.measurements
+        locations = locations or dict(results.locations)
+        notes += results.notes
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, count, log, table)}")
     reading = log.reading(where)
-    kinds = [f"table of {table.kind or 'nccl-tests'}"] if measurements else []
+    test = benchmark.name if benchmark is not None and not table.rows else table.kind
+    kinds = [f"table of {test or 'nccl-tests'}"] if measurements else []
     kinds += [reading.kind] if log.says_something else []
     findings = (*reading.findings, *table.findings)
-    hosts = {location.host for location in table.locations.values()} - {None}
+    hosts = {location.host for location in locations.values()} - {None}
     if log.is_on_one_host and len(hosts) < 2:
         findings = tuple(f for f in findings if f.name not in _BETWEEN_HOSTS)
     if any(m.wrong for m in measurements):
@@ -161,6 +195,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
                 "mend that before speed: a link or a driver is at fault",
             ),
         )
+    machine, source = _read_machine(text, where)
     return Reading(
         where,
         " with a ".join(kinds),
@@ -168,27 +203,36 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         measurements,
         reading.communicators,
         reading.picks,
-        table.locations,
+        locations,
         findings,
         (
             *reading.notes,
-            *table.notes[:3],
+            *notes,
             *(
                 f"line {number}: rows of {test}, which has no bound here, are left out"
                 for test, number in table.others.items()
             ),
         ),
         reading.topology_files,
-        machine=_read_machine(text, where),
+        machine=machine,
+        machine_source=source,
     )
 
 
-def _read_machine(text: str, where: str) -> Topology | None:
-    """Return the machine that a log prints; None if it prints none, or is cut before its GPUs."""
+def _read_machine(text: str, where: str) -> tuple[Topology | None, str]:
+    """Return the machine that a text has, and in which form; None if it has none.
+
+    One that a log prints may be cut before its GPUs, and then is none, as is XML without its end.
+    """
     try:
-        return nccl_log.read(text, where) if nccl_log.looks_like(text) else None
+        if nccl_log.looks_like(text):
+            return nccl_log.read(text, where), "NCCL's graph, in the log"
+        pasted = find_xml(text, "system", "topology")
+        if pasted is not None and pasted.is_whole:
+            return read_topology_text(pasted.text, where), "the topology in the file"
     except InputError:
-        return None
+        pass
+    return None, ""
 
 
 def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
@@ -199,11 +243,27 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
     if table.others:
         test, line = next(iter(table.others.items()))
         return f", line {line}: a table of {test}, which has no bound here; give a collective's"
+    if log.failure is not None:
+        line, said = log.failure
+        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
     if table.header_line:
         return (
             f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
             "the test had not begun; give the whole output"
         )
+    if log.lines or nccl_log.looks_like(text):
+        return _explain_log(text, log)
+    if (rates := pair_rates.describe(text)) is not None:
+        return f": {rates}; give here a collective's"
+    for pattern, what in _OTHERS.items():
+        if re.search(pattern, text[:_SNIFF_CHARACTERS], re.MULTILINE | re.IGNORECASE):
+            return f": {what}"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f": not a format that is known (it starts with {first[:40]!r}); {_EXPECTED}"
+
+
+def _explain_log(text: str, log: LogReader) -> str:
+    """Return the rest of the error for a log of NCCL with nothing to judge."""
     if log.lines and any(draft.started or draft.ranks for _, draft in log.drafts):
         return (
             f", line {log.last_line}: the log is cut: it ends before rings and trees are listed; "
@@ -214,13 +274,8 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
             ": NCCL's graph alone, which says what the machine is; name it as the topology, and "
             "give here a table or the whole log"
         )
-    if log.lines:
-        return (
-            ": an NCCL log without the lines of INIT and GRAPH (no rings or trees); run with "
-            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
-        )
-    for pattern, what in _OTHERS.items():
-        if re.search(pattern, text[:_SNIFF_CHARACTERS], re.MULTILINE | re.IGNORECASE):
-            return f": {what}"
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return f": not a format that is known (it starts with {first[:40]!r}); {_EXPECTED}"
+    fabrics = f" ({said})" if (said := log.describe_fabrics()) else ""
+    return (
+        f": an NCCL log without the lines of INIT and GRAPH (no rings or trees){fabrics}; run "
+        "with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
+    )

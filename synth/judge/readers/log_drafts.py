@@ -6,7 +6,10 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
 from ..reading import Location, ObservedCommunicator, Order, Parents, SearchResult
+from .log_lines import read_bus_id
 
+# NCCL's number of the pattern that is a ring.
+RING_PATTERN = 4
 # The next rank, or the parent, of each rank in each channel.
 _RankOf = dict[int, dict[int, int]]
 
@@ -17,8 +20,10 @@ class Draft:
 
     For each channel, `hops` and `connections` map ranks to the next rank of a ring, from lines of
     rings and of connections, and `parents` ranks to their parent in a tree (-1 for the root).
-    `rings` is by channel, `locations` by rank, and `patterns` by NCCL's number. `promised` is the
-    announced number of channels; `cut_lines` is True if NCCL itself cut its lines of rings.
+    `found_rings` are those of NCCL's search by channel, with GPUs as it names them ("0-b000", or
+    the rank), and `pattern` is the number of its last pattern. `rings` is by channel, `locations`
+    by rank, and `patterns` by NCCL's number. `promised` is the announced number of channels;
+    `cut_lines` is True if NCCL itself cut its lines of rings.
     """
 
     ranks: int | None = None
@@ -26,6 +31,8 @@ class Draft:
     id: str | None = None
     locations: dict[int, Location] = field(default_factory=dict)
     rings: dict[int, Order] = field(default_factory=dict)
+    found_rings: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    pattern: int | None = None
     promised: int | None = None
     hops: _RankOf = field(default_factory=dict)
     parents: _RankOf = field(default_factory=dict)
@@ -49,6 +56,7 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
         # The first rank to list a ring or a pattern counts: all list the same.
         joined.rings = draft.rings | joined.rings
         joined.patterns = draft.patterns | joined.patterns
+        joined.found_rings = draft.found_rings | joined.found_rings
         for name in ("hops", "connections", "parents"):
             for channel, rank_of in getattr(draft, name).items():
                 getattr(joined, name).setdefault(channel, {}).update(rank_of)
@@ -66,6 +74,10 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
             ring = _follow(after, ranks)
             if channel not in rings and ring is not None:
                 rings[channel] = ring
+    if not rings and not joined.rings and joined.found_rings:
+        ranks = ranks or len(next(iter(joined.found_rings.values())))
+        _locate_by_address(joined, ranks, notes)
+        rings = _number_found_rings(joined, ranks)
     trees = {c: tree for c, of in joined.parents.items() if (tree := _make_tree(of, ranks))}
     promised = max((d.promised or 0 for d in drafts), default=0)
     if any(d.cut_lines for d in drafts) and not rings:
@@ -99,6 +111,42 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
         transports=dict(joined.transports),
         uses_nvls=any(d.nvls for d in drafts),
     )
+
+
+def _locate_by_address(draft: Draft, ranks: int, notes: list[str]) -> None:
+    """Number the GPUs of the rings that were found by PCI address if the log tells no rank."""
+    names = {name for ring in draft.found_rings.values() for name in ring}
+    buses = {name: read_bus_id(name.partition("-")[2]) for name in names}
+    if draft.locations or len(names) != ranks or None in buses.values():
+        return
+    ordered = sorted(names, key=lambda name: [int(part, 16) for part in name.split("-")])
+    draft.locations = {rank: Location(bus=buses[name]) for rank, name in enumerate(ordered)}
+    notes.append(
+        "the log does not say which rank each GPU has; they are numbered in the order of their PCI "
+        "addresses"
+    )
+
+
+def _number_found_rings(draft: Draft, ranks: int) -> dict[int, Order]:
+    """Return the rings of NCCL's search by ranks; none if GPUs of several hosts look the same."""
+    rank_of = {location.bus: rank for rank, location in draft.locations.items()}
+    if len(rank_of) < len(draft.locations):
+        return {}
+    rings = {}
+    for channel, names in draft.found_rings.items():
+        # Until 2.19 the log had ranks in place of addresses.
+        ends = [
+            rank_of.get(read_bus_id(name.partition("-")[2]))
+            if "-" in name
+            else int(name)
+            if name.isdecimal()
+            else None
+            for name in names
+        ]
+        order = tuple(-1 if rank is None else rank for rank in ends)
+        if _is_order(order, ranks):
+            rings[channel] = order
+    return rings
 
 
 def _join_locations(first: Location | None, second: Location) -> Location:

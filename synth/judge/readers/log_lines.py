@@ -45,6 +45,10 @@ PATTERN = re.compile(
     r"\bPattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), "
     r"type (\w+)/(\w+)"
 )
+# A channel below a Pattern line: GPUs by PCI address since 2.20, by rank before.
+PATTERN_CHANNEL = re.compile(
+    r"^\s*(?P<channel>\d{1,3}) :(?P<gpus>(?: GPU/(?:[0-9a-fA-F]{1,16}-)?[0-9a-fA-F]{1,16})+)\s*$"
+)
 PICK = re.compile(r"(?:\b(\w+): )?\b(\d+) Bytes -> Algo (\w+) proto (\w+)")
 VERSION = re.compile(r"\b(NCCL|RCCL) version ?:? ?(\d[\w.+\-:]*)")
 SIMPLE_ORDER = re.compile(r"Could not find a path for pattern (\d+), falling back to simple order")
@@ -55,6 +59,15 @@ NO_P2P = re.compile(
 )
 ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set (?:by environment )?to (\S+)")
 NETWORK = re.compile(r"Using network (\S+)")
+# What the library says of a GPU's NVLink fabric, with NVML's numbers.
+FABRIC = re.compile(
+    r"\bMNNVL (?:\S+ )?busId (0x[0-9a-fA-F]{1,16}) .*?\bstate (\d{1,3}) "
+    r"healthMask (0x[0-9a-fA-F]{1,8})"
+)
+# A failing call, as each of its callers reports it.
+FAILED_CALL = re.compile(r"[\w/]+\.(?:cc|cu|h|cpp):\d+ -> [1-9]\d*\b")
+# A warning with the place in the library's source, which newer versions print.
+WARNING = re.compile(r"(?:[\w/]+\.(?:cc|cu|h|cpp):\d+ )?NCCL WARN\b.*")
 GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
 # In the order of NCCL's numbers, which some versions print in place of names.

@@ -8,6 +8,7 @@ and later), else by how many communicators of that many ranks the thread had mad
 import re
 from collections import Counter, defaultdict
 
+from ....topo.derived.fabric_health import FABRIC_STATES, HEALTHY, describe_health
 from ....topo.errors import InputError
 from ..reading import (
     FileFinding,
@@ -18,12 +19,13 @@ from ..reading import (
     SearchResult,
 )
 from . import log_lines as lines
-from .log_drafts import Draft, count_alike, finish
+from .log_drafts import RING_PATTERN, Draft, count_alike, finish
 
 # Lines worth parsing. Most lines of a log are not; with this search, 50 MB take seconds.
 _WORTH = re.compile(
-    r"Channel|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order|P2P"
-    r"|version|set (?:by env|to)|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
+    r"Channel| : GPU/|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order"
+    r"|P2P|version|set (?:by env|to)|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
+    r"|MNNVL"
 )
 # Most ranks: larger numbers are damage.
 _MAX_RANKS = 1 << 16
@@ -51,6 +53,35 @@ _LIMITING = {
 _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
 
+class Failure:
+    """The warning that ended a start: the last before the first failing call, or at the end."""
+
+    def __init__(self) -> None:
+        self._warned: tuple[int, str] | None = None
+        self._is_traced = self._is_last = False
+
+    def take(self, line: str, number: int) -> None:
+        """Parse a line of the library."""
+        # The quick tests before each pattern keep large logs fast.
+        is_traced = any(name in line for name in (".cc:", ".cu:", ".h:", ".cpp:"))
+        if is_traced and lines.FAILED_CALL.search(line) is not None:
+            self._is_traced |= self._warned is not None and self._is_last
+        elif "WARN" in line and (match := lines.WARNING.search(line)) is not None:
+            if not self._is_traced:
+                self._warned = number, " ".join(match[0].split())[:200]
+            self._is_last = True
+        elif not self._is_traced:
+            self._is_last = False
+
+    def find(self, has_begun: bool) -> tuple[int, str] | None:
+        """Return the line and the text of the warning; None if nothing failed after it.
+
+        `has_begun` is whether the log shows a start, without which a warning at its end says
+        little.
+        """
+        return self._warned if self._is_traced or (self._is_last and has_begun) else None
+
+
 class LogReader:
     """Collector of the facts of a log: `take` each line, then call `reading`."""
 
@@ -66,6 +97,8 @@ class LogReader:
         self._completed = self.is_rccl = False
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
+        self._fabrics: dict[str, str] = {}
+        self._failure = Failure()
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the log; `number` counts lines from 1."""
@@ -73,6 +106,7 @@ class LogReader:
             self.lines += 1
             # RCCL ends its lines of rings and trees with comm, nRanks and busId.
             self.is_rccl |= "RCCL" in line or (" busId " in line and " nRanks " in line)
+            self._failure.take(line, number)
         if line and not line.isspace():
             self.last_line = number
         if _WORTH.search(line) is not None:
@@ -109,7 +143,11 @@ class LogReader:
         elif (match := lines.PATTERN.search(text)) is not None:
             ident, channels, intra, inter, *types = match.groups()
             pattern = SearchResult(int(ident), int(channels), float(intra), float(inter), *types)
-            self._draft(thread).patterns.setdefault(pattern.number, pattern)
+            draft = self._draft(thread)
+            draft.patterns.setdefault(pattern.number, pattern)
+            draft.pattern = pattern.number
+        elif (match := lines.PATTERN_CHANNEL.search(text)) is not None:
+            self._take_pattern_channel(match, self._draft(thread))
         elif (match := lines.PICK.search(text)) is not None:
             if len(self.picks) < _MAX_PICKS:
                 self.picks[lines.read_pick(match)] += 1
@@ -149,6 +187,8 @@ class LogReader:
             self._report("network-socket", "the network is TCP (Socket)", "", number)
         if "NVLS comm" in text or "Connected NVLS" in text:
             self._draft(thread).nvls = True
+        if (match := lines.FABRIC.search(text)) is not None:
+            self._take_fabric(match, number)
         if lines.GDR_OFF.search(text) is not None:
             self._report(
                 "no-gdr",
@@ -163,6 +203,47 @@ class LogReader:
             self._report(
                 f"warning-{len(self._warnings)}", f"the library warned: {warning}", "", number
             )
+
+    def _take_fabric(self, match: re.Match[str], number: int) -> None:
+        """Record the fabric of a GPU, which a GPU without NVSwitches does not have."""
+        bus, state, mask = match[1], int(match[2]), int(match[3], 16)
+        if not 0 < state < len(FABRIC_STATES):
+            return
+        said = f"healthMask {match[3]}: {describe_health(mask)}" if mask else "no health"
+        if FABRIC_STATES[state] != "completed":
+            self._report(
+                "fabric-not-completed",
+                f"the NVLink fabric of GPU {bus} is {FABRIC_STATES[state]} (state {state}), so "
+                "NVLink through the switches does not work",
+                "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch "
+                "trays; then reset the GPUs",
+                number,
+            )
+            said = FABRIC_STATES[state]
+        elif mask and describe_health(mask) != HEALTHY:
+            self._report(
+                "fabric-unhealthy",
+                f"the NVLink fabric of GPU {bus} is not well: {describe_health(mask)} (healthMask "
+                f"{match[3]})",
+                "check nvidia-smi -q (Fabric, Health), the fabric manager's log and the switches "
+                "for SXid errors",
+                number,
+            )
+        self._fabrics.setdefault(bus, said)
+
+    def describe_fabrics(self) -> str:
+        """Return what the log says of the GPUs' NVLink fabrics; empty if it says nothing."""
+        said = Counter(self._fabrics.values())
+        return "; ".join(
+            f"the fabric of {count} GPU{'s' if count > 1 else ''} is registered, {text}"
+            for text, count in said.items()
+        )
+
+    @property
+    def failure(self) -> tuple[int, str] | None:
+        """The line and the text of the warning with which the start failed; None if it did not."""
+        has_begun = any(draft.started for _, draft in self.drafts)
+        return None if self._completed else self._failure.find(has_begun)
 
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
@@ -207,6 +288,12 @@ class LogReader:
         else:
             draft.rings[channel] = tuple(map(int, match[3].split()))
         draft.promised = int(match[2] or 0) or draft.promised
+
+    def _take_pattern_channel(self, match: re.Match[str], draft: Draft) -> None:
+        """Record a ring of NCCL's search, whose GPUs all are on this host."""
+        if draft.pattern == RING_PATTERN:
+            gpus = tuple(name.removeprefix("GPU/") for name in match["gpus"].split())
+            draft.found_rings.setdefault(int(match["channel"]), gpus)
 
     def _take_trees(self, match: re.Match[str], thread: object) -> None:
         """Record the trees of one rank; a rank with other parents begins a new communicator."""
@@ -266,6 +353,11 @@ class LogReader:
 
         Raise InputError if it breaks off among the channels.
         """
+        if self.failure is not None:
+            line, text = self.failure
+            self._report(
+                "start-failed", f"the start failed: {text}", "mend that first, then measure", line
+            )
         notes: list[str] = []
         groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
         self._refuse_cut(where, groups)

@@ -25,13 +25,16 @@ class Started:
 
     `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
     that of the launcher's command line, 0 if unknown; `jobs` counts how often rank 0 is listed.
+    `is_open` is True if the list ends in dots, so its last rank is not the last there was.
     """
 
     locations: dict[int, Location] = field(default_factory=dict)
     gpus: int = 0
     processes: int = 0
     jobs: int = 0
+    has_header: bool = False
     has_rows: bool = False
+    is_open: bool = False
 
     @property
     def listed(self) -> int:
@@ -49,7 +52,8 @@ def choose_ranks(name: str | None, halves: Sequence[Half], started: Started) -> 
     if ran_alone(halves):
         return 1
     low, high = _bound_ranks(name, halves)
-    stated = (started.listed, started.processes * max(started.gpus, 1), started.gpus)
+    listed = 0 if started.is_open else started.listed
+    stated = (listed, started.processes * max(started.gpus, 1), started.gpus)
     for ranks in stated:
         if ranks > 1 and low <= ranks <= high:
             return ranks

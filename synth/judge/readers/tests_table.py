@@ -8,20 +8,21 @@ appended.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
 from .log_lines import Signatures, name_collective
+from .runs import Runs
+from .table_collective import find_in_name, infer_collective
 from .table_ranks import (
     TOLERANCE,
     Half,
     Started,
     choose_ranks,
     describe_separate_jobs,
-    ran_alone,
 )
+from .table_rows import Row, find_odd_factors, read_half, read_halves
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -40,6 +41,8 @@ _RANK = re.compile(
 )
 # The number of processes that a launcher's command line states.
 _PROCESSES = re.compile(r"(?:^|\s)(?:-np|-n|--np|--ntasks)[ =](\d{1,6})\b")
+# What people put in the place of lines that they leave out.
+_DOTS = re.compile(r"[ #>]*[\[(<]?(?:\.{3,}|(?: ?\.){3,}|\u2026)[\])>]?\s*")
 # What mpirun puts before each line, at the end of a row that a message broke.
 _LAUNCHER = re.compile(r"\s*\[[\w,.:\- ]*\](?:<\w+>)?:?\s*$")
 _STARTING = re.compile(r"Collective test starting: *(\S+)")
@@ -51,33 +54,12 @@ _WORDS = re.compile(
     r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
 )
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
-# Collectives that reduce, so their rows name an operation.
-_ADDING = ("allreduce", "reduce-scatter", "reduce")
 # Most rows, to bound memory; a test prints some thirty.
 _MAX_ROWS = 100_000
 # Longest line, in characters, to search for the name of a collective: longer ones are prose.
 _MAX_HINT = 200
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A row: its table, the test if named, its size in bytes, and the values after the root.
-
-    `halves` are the values out of place and, if present, in place. `started` is what the text says
-    of the start of the test. `hint` is a collective that was named before the table.
-    """
-
-    table: int
-    command: str | None
-    size: int
-    operation: str | None
-    root: int | None
-    halves: list[list[str]]
-    line: int
-    started: Started
-    hint: str | None
 
 
 class TableReader:
@@ -89,7 +71,7 @@ class TableReader:
 
     def __init__(self, signatures: Signatures) -> None:
         self.signatures = signatures
-        self.rows: list[_Row] = []
+        self.rows: list[Row] = []
         self.started = [Started()]
         self.findings: list[FileFinding] = []
         self.header_line = 0
@@ -111,6 +93,8 @@ class TableReader:
             own = _LAUNCHER.sub("", own)
         if not own.strip():
             return
+        if own.count("|") > 2:  # a table in Markdown
+            own = own.replace("|", " ")
         # The quick tests before each pattern keep large logs fast.
         if "ank" in own and (match := _RANK.search(own)) is not None:
             self._take_rank(match)
@@ -119,12 +103,18 @@ class TableReader:
             self._end_row()
             self._columns = _read_columns(own)
             self._table += 1
+            self._find_start().has_header = True
         elif (match := _ROW.search(own)) is not None:
             self._begin_row(match, number, is_cut=len(own) < len(line))
         elif self._pending is None or not self._continue_row(self._pending, own):
             self._take_words(own, number)
 
     def _take_words(self, line: str, number: int) -> None:
+        if _DOTS.fullmatch(line):
+            # Dots below the header stand for rows, else for ranks.
+            started = self.started[-1]
+            started.has_rows |= started.has_header
+            started.is_open |= not started.has_header
         if "erf" in line or "_test" in line:
             match = _STARTING.search(line) or _COMMAND.search(line)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
@@ -155,6 +145,7 @@ class TableReader:
         if len(rank) < 7 and len(device) < 7:
             started = self._find_start()
             started.jobs += int(rank) == 0
+            started.is_open = False
             location = Location(host, int(device), read_bus(bus), model=model)
             started.locations.setdefault(int(rank), location)
 
@@ -207,53 +198,68 @@ class TableReader:
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
         # A time stamp or a remark may follow the row.
         rest = list(takewhile(_NUMBER.fullmatch, rest))
-        columns = self._columns
-        after_root = len(columns) - columns.index("time") if "time" in columns else _VALUES
-        has_root = (
-            len(rest) in (5, 9)
-            or ("root" in columns and len(rest) > after_root)
-            or rest[:1] == ["-1"]
-        )
-        is_rooted = has_root and re.fullmatch(r"-?\d{1,6}", rest[0]) is not None
-        root = int(rest.pop(0)) if is_rooted else None
-        if len(rest) < min(after_root, 4):
-            self.notes.append(f"line {self._pending_line}: a row that is cut, left out")
-            return
+        row = read_halves(int(size), rest, self._columns)
+        believed = {how: v for how, v in row.values.items() if how not in row.doubtful}
+        for how in row.doubtful:
+            self._note_doubtful(self._pending_line, how, row.values[how])
         self.started[-1].has_rows = True
+        if not believed:
+            return
         self.rows.append(
-            _Row(
+            Row(
                 self._table,
                 self._command,
                 int(size),
                 operation,
-                root,
-                _split_halves(rest, columns),
+                row.root,
+                believed,
                 self._pending_line,
                 self.started[-1],
                 self._hint,
             )
         )
 
-    def finish(self, asked: str | None) -> tuple[Measurement, ...]:
+    def _leave_out_odd(self, rows: Sequence[Row]) -> None:
+        """Leave out the halves that end within the digits of busbw."""
+        places = [(row, how) for row in rows for how in row.halves]
+        for at in sorted(find_odd_factors([row.halves[how] for row, how in places])):
+            row, how = places[at]
+            del row.halves[how]
+            which = how.replace("-", " ")
+            self.notes.append(f"line {row.line}: the row is cut {which}, which is left out")
+
+    def _note_doubtful(self, line: int, how: str, values: Sequence[str]) -> None:
+        which = how.replace("-", " ")
+        self.notes.append(
+            f"line {line}: the row is cut {which}, which is left out"
+            if len(values) < 3
+            else f"line {line}: {which} the size over the time is not algbw; left out"
+        )
+
+    def finish(self, asked: str | None, where: str = "") -> tuple[Measurement, ...]:
         """Return the measurements, after the last line.
 
-        `asked` is the collective that the user named, if any.
+        `asked` is the collective that the user named, if any, and `where` the name of the file.
         """
         self._end_row()
-        out: list[Measurement] = []
+        file = find_in_name(where)
+        runs = Runs()
         tables = group_by_key(
             ((row.table, row.command, row.operation not in (None, "none"), row.root), row)
             for row in self.rows
         )
         for rows in tables.values():
-            out += self._measure(rows, asked)
-        return tuple(out)
+            first = rows[0]
+            joins = first.started.jobs > 1
+            runs.add(first.table, self._measure(rows, asked, file), joins)
+        return runs.number()
 
-    def _measure(self, rows: list[_Row], asked: str | None) -> list[Measurement]:
+    def _measure(self, rows: list[Row], asked: str | None, file: str | None) -> list[Measurement]:
         """Return the measurements of one table; none if it is of no collective."""
+        self._leave_out_odd(rows)
         by_how = _read_halves(rows)
         halves = [half for _, _, half in by_how]
-        name = _infer_collective(rows, halves, asked)
+        name = infer_collective(rows, halves, asked, file)
         if name is None:
             self.others.setdefault(rows[0].command or "unknown", rows[0].line)
             return []
@@ -271,35 +277,12 @@ class TableReader:
 def _read_columns(line: str) -> list[str]:
     """Return the names of a header's columns, from size on."""
     words = line.replace("#wrong", "error").replace("#", " ").split()
-    first = next(i for i, word in enumerate(words) if word in ("size", "bytes"))
+    first = next((i for i, word in enumerate(words) if word in ("size", "bytes")), 0)
     current = {"bytes": "size", "N": "count", "op": "redop"}
     return [current.get(word, word) for word in words[first:]]
 
 
-def _split_halves(values: list[str], columns: list[str]) -> list[list[str]]:
-    """Return the values out of place and, unless the header has one time column, in place."""
-    times = [at for at, name in enumerate(columns) if name == "time"]
-    width = times[1] - times[0] if len(times) == 2 else 4
-    is_single = len(times) == 1 or len(values) < 2 * width
-    return [values] if is_single else [values[:width], values[width:]]
-
-
-def _read_half(values: Sequence[str]) -> Half | None:
-    """Return the values of one half of a row; None if they are not usable numbers."""
-    if len(values) < 3:
-        return None
-    try:
-        time_us, algbw, busbw = (float(value.rstrip("*")) for value in values[:3])
-    except ValueError:
-        return None
-    if not (0 <= time_us < 1e15 and 0 <= algbw < 1e9 and 0 <= busbw < 1e9):
-        return None
-    # Older versions print the greatest difference (1e-07) instead of the number of wrong elements.
-    error = values[3].rstrip("*") if len(values) > 3 else "0"
-    return time_us, algbw, busbw, error.isdigit() and int(error) > 0
-
-
-def _read_halves(rows: Sequence[_Row]) -> list[tuple[int, str, Half]]:
+def _read_halves(rows: Sequence[Row]) -> list[tuple[int, str, Half]]:
     """Return the size, the variant and the values of each half of each row.
 
     Times of the oldest tables are in milliseconds. Until June 2020 allgather and reduce-scatter
@@ -308,8 +291,8 @@ def _read_halves(rows: Sequence[_Row]) -> list[tuple[int, str, Half]]:
     read = [
         (row.size, how, half)
         for row in rows
-        for how, values in zip(("out-of-place", "in-place"), row.halves, strict=False)
-        if (half := _read_half(values)) is not None
+        for how, values in row.halves.items()
+        if (half := read_half(values)) is not None
     ]
     size, _, (time, algbw, busbw, _) = max(
         read, key=lambda entry: entry[2][1], default=(0, "", (0.0, 0.0, 0.0, False))
@@ -326,48 +309,6 @@ def _read_halves(rows: Sequence[_Row]) -> list[tuple[int, str, Half]]:
         for size, how, (time, algbw, busbw, wrong) in read
         if time > 0
     ]
-
-
-def _infer_collective(
-    rows: Sequence[_Row], halves: Sequence[Half], asked: str | None
-) -> str | None:
-    """Return the collective of a table; None for other tests.
-
-    The name of the test decides, else the rows. The ratio busbw / algbw is 2(n-1)/n for allreduce
-    and (n-1)/n for the others without a root; alltoall is not checked in place, and prints N/A
-    there.
-    """
-    first = rows[0]
-    fastest = max(halves, key=lambda half: half[1], default=None)
-    is_exact = fastest is not None and fastest[1] > 1 and not ran_alone(halves)
-    factor = fastest[2] / fastest[1] if fastest is not None and is_exact else None
-    adds = first.operation not in (None, "none")
-    name = name_collective(first.command or "")
-    # The name of a test may stem from an earlier table, so it is ignored if the rows have an
-    # operation that this test cannot have, or lack one.
-    is_plausible = first.operation is None or name is None or adds == (name in _ADDING)
-    if first.command is None or not is_plausible:
-        if first.root is not None and first.root >= 0:
-            name = "reduce" if adds else "broadcast"
-        elif not adds and (factor is None or factor < 1 + TOLERANCE):
-            is_alltoall = all(map(_is_unchecked, rows)) or "alltoall" in (asked, first.hint)
-            name = "alltoall" if is_alltoall else "allgather"
-        elif factor is None:
-            name = "reduce-scatter" if asked == "reduce-scatter" else "allreduce"
-        else:
-            # With two ranks the factor of allreduce is 1, that of reduce-scatter a half.
-            scatters = factor < (1 - TOLERANCE if first.started.listed != 2 else 0.75)
-            name = "reduce-scatter" if scatters else "allreduce"
-    return name
-
-
-def _is_unchecked(row: _Row) -> bool:
-    """Return whether results were checked out of place but not in place."""
-    errors = [half[3] if len(half) > 3 else "" for half in row.halves]
-    if len(errors) != 2 or errors[0] == errors[1]:
-        return False
-    # Older versions print 1e+00 if nothing was checked.
-    return errors[1] == "N/A" or (errors[0] == "0e+00" and "e+" in errors[1])
 
 
 def read_bus(text: str) -> str | None:

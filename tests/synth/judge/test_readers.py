@@ -416,6 +416,18 @@ SAMPLES = [
     json.dumps(TESTED),
     json.dumps(RUN),
     GRAPH.format('<gpu dev="0"/><gpu dev="0x1"/>'),
+    "The graph:\n```xml\n" + GRAPH.format('<gpu dev="0"/><gpu dev="0x1"/>') + "\n```\n",
+    "mpirun -np 4 osu_allreduce\n# OSU MPI-CUDA Allreduce Latency Test v7.0\n# Size  Avg\n"
+    "1024 9.1\n",
+    "The average bandwidth of all_reduce over 4 ranks (5 warmups / 20 trials):\n"
+    "| payload |    busbw   |    algbw   |\n|   32KiB |   1.18GBps |   0.79GBps |\n",
+    "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
+    " 0       N/A    276.36\n 1    274.89       N/A\n",
+    "=== System : maxBw 24.0 totalBw 24.0 ===\nCPU/0-0 (1/1/2)\n+ PCI[24.0] - DEV/0-1000\n"
+    "              + LOC[5000.0] - GPU/0-1000\n              + XGMI[24.0] - DEV/0-2000\n"
+    "+ PCI[24.0] - DEV/0-2000\n              + LOC[5000.0] - GPU/0-2000\n"
+    "NCCL INFO Pattern 4, crossNic 0, nChannels 1, bw 24.0/24.0, type XGMI/PIX, sameChannels 0\n"
+    "NCCL INFO  0 : GPU/0-1000 GPU/0-2000\n",
     "=== System : maxBw 24.0 totalBw 24.0 ===\nCPU/0-0 (1/1/2)\n+ PCI[24.0] - GPU/0-1000 (0)\n"
     "+ PCI[24.0] - NIC/0-2000\n              + NET[25.0] - NET/0-0 (0/0/25.0)\n"
     + HEADER

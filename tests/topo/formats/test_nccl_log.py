@@ -82,3 +82,65 @@ def test_hosts_are_joined_in_the_order_of_their_ranks() -> None:
 def test_a_graph_that_is_cut_before_its_gpus_is_refused(cut: int) -> None:
     with pytest.raises(InputError, match="lists no GPU"):
         read("".join(NEW.format(0, 1).splitlines(True)[:cut]))
+
+
+# NCCL and RCCL 2.30: GPUs hang below devices, which have the links, and have no ranks.
+DEVS = """\
+=== System : maxBw 24.0 totalBw 48.0 ===
+CPU/0-0 (1/1/2)
++ PCI[12.0] - PCI/0-7000 (10b58747)
+              + PCI[12.0] - DEV/0-b000 (100266a3)
+                            + LOC[5000.0] - GPU/0-b000
+                            + XGMI[24.0] - DEV/0-1b000
+              + PCI[12.0] - NIC/0-c000
++ PCI[12.0] - DEV/0-1b000 (100266a3)
+              + LOC[5000.0] - GPU/0-1b000
+              + XGMI[24.0] - DEV/0-b000
+              + NVL[164.8] - NVS/0-0
+"""
+STARTED = (
+    "[Rank 0] ncclCommInitAll_impl comm 0x5{0} rank {0} nranks 2 cudaDev {0} nvmlDev {0} "
+    "busId {1} commId 0x1b - Init START"
+)
+
+
+def test_gpus_below_devices_have_their_links_and_the_ranks_of_the_log() -> None:
+    starts = sign(0, STARTED.format(0, "1b000"), "n") + sign(1, STARTED.format(1, "b000"), "n")
+    machine = read(starts + write(DEVS, "n", ranks=2))
+    buses = [machine.by_id[gpu].bus_id for gpu in machine.ranks]
+    assert machine.ranks == ("gpu0", "gpu1") and buses == ["0000:1b:00.0", "0000:0b:00.0"]
+    assert rate(machine, "gpu0", "gpu1") == rate(machine, "gpu1", "gpu0") == 24
+    assert rate(machine, "gpu1", "pci-0-7000") == 12 and rate(machine, "gpu0", "cpu-0-0") == 12
+    assert rate(machine, "gpu0", "nvswitch-0") == 164.8
+    assert {device.kind for device in machine.devices} == {"gpu", "cpu", "nic", "switch"}
+    assert not machine.notes
+
+
+def test_without_ranks_gpus_are_in_the_order_of_their_addresses_with_a_note() -> None:
+    machine = read(DEVS)  # bare lines
+    assert [machine.by_id[gpu].bus_id for gpu in machine.ranks] == ["0000:0b:00.0", "0000:1b:00.0"]
+    (note,) = machine.notes
+    assert "order of their PCI addresses" in str(note)
+    # A line of another host says nothing of this one's.
+    other = sign(0, STARTED.format(0, "1b000"), "b") + write(DEVS, "a")
+    assert len(read(other).notes) == 1
+
+
+def test_a_graph_with_fewer_gpus_than_started_is_noted() -> None:
+    starts = "".join(
+        sign(rank, STARTED.format(rank, bus), "n") for rank, bus in enumerate(("b000", "1b000"))
+    )
+    machine = read(starts + "".join(sign(0, line, "n") for line in DEVS.splitlines()[:6]))
+    assert len(machine.ranks) == 1 and "1 of the 2 GPUs" in str(machine.notes[0])
+
+
+@pytest.mark.parametrize("before", ["{}: ", "> ", "[1,{}]<stdout>: ", "node7: "])
+def test_what_stands_before_bare_lines_is_removed(before: str) -> None:
+    lines = [before.format(8 + i) + line for i, line in enumerate(DEVS.splitlines(True))]
+    assert read("".join(lines)).links == read(DEVS).links
+
+
+def test_lines_without_their_indentation_are_refused() -> None:
+    flat = "".join(line.lstrip() for line in DEVS.splitlines(True))
+    with pytest.raises(InputError, match="lost their indentation"):
+        read(flat)

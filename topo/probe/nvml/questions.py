@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
+from ...derived.fabric_health import FABRIC_STATES, describe_health
 from ...facts import Fact, Facts, Value, keys
 from ...facts.keys import NVML, Key, gpu_subject
 from .library import (
@@ -41,16 +42,6 @@ _WORDS = 128
 
 # NVML_AFFINITY_SCOPE_NODE: the nodes nearest to a GPU, not those of its socket.
 _NODE_SCOPE = 0
-_FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
-# Shift and mask of NVML's health fields, each 0 (not supported), 1 (true) or 2 (false).
-_HEALTH_OF_BITS = (
-    (0, 0x3, "degraded bandwidth"),
-    (2, 0x3, "routes in recovery"),
-    (4, 0x3, "unhealthy routes"),
-    (6, 0x3, "access timeout in recovery"),
-)
-# Bits of the fabric's health mask in nvml.h.
-_CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_FINE = 8, 0xF, (0, 1)
 _FABRIC = (
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
@@ -252,14 +243,7 @@ def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
     )
     yield Fact(gpu.subject, keys.GPU_FABRIC_CLIQUE, int(info.cliqueId), answer.source)
     if mask := int(getattr(info, "healthMask", 0)):
-        yield Fact(gpu.subject, keys.GPU_FABRIC_HEALTH, _describe_health(mask), answer.source)
-
-
-def _describe_health(mask: int) -> str:
-    faults = [words for shift, bits, words in _HEALTH_OF_BITS if mask >> shift & bits == 1]
-    if mask >> _CONFIGURATION_SHIFT & _CONFIGURATION_MASK not in _CONFIGURATION_FINE:
-        faults.append("incorrect configuration")
-    return ", ".join(faults) or "healthy"
+        yield Fact(gpu.subject, keys.GPU_FABRIC_HEALTH, describe_health(mask), answer.source)
 
 
 def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
@@ -301,9 +285,9 @@ def _read_fabric_state(nvml: Nvml, info: Any, _: Any) -> str:
 
     Raise ValueError for a failed registration or an unknown state.
     """
-    if info.state >= len(_FABRIC_STATES):
+    if info.state >= len(FABRIC_STATES):
         raise ValueError(f"fabric state is {info.state}, which is not known here")
-    state = _FABRIC_STATES[info.state]
+    state = FABRIC_STATES[info.state]
     if state == "completed" and info.status:
         raise ValueError(
             f"{keys.FABRIC_FAILED}: {describe_error(nvml.module.NVMLError(info.status))}"

@@ -1,0 +1,39 @@
+"""The runs of a text: a table that measures again what an earlier one did is another run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..reading import Measurement
+
+
+class Runs:
+    """Collector of the tables of a text: `add` each, then call `number`."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, int], list[list[Measurement]]] = {}
+        self._tables: dict[tuple[str, int], int] = {}
+
+    def add(self, table: int, measured: Sequence[Measurement], joins: bool = False) -> None:
+        """Add the measurements of one table, by its number.
+
+        If it `joins`, it is no run of its own whatever it measures: ranks that were jobs of their
+        own each print a table.
+        """
+        for m in measured:
+            key = m.collective, m.ranks
+            runs, last = self._runs.setdefault(key, [[]]), self._tables.get(key)
+            done = {(other.size_bytes, other.how) for other in runs[-1]}
+            is_other = last not in (None, table) and not joins and m.ranks != 1
+            if is_other and any((x.size_bytes, x.how) in done for x in measured):
+                runs.append([])
+            self._tables[key] = table
+            runs[-1].append(m)
+
+    def number(self) -> tuple[Measurement, ...]:
+        """Return all measurements; those of several runs have the number of theirs."""
+        return tuple(
+            replace(m, run=number if len(runs) > 1 else 0)
+            for runs in self._runs.values()
+            for number, run in enumerate(runs, 1)
+            for m in run
+        )

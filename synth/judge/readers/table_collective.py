@@ -1,0 +1,80 @@
+"""The collective of a table: by the name of its test, else by its columns."""
+
+import re
+from collections.abc import Sequence
+
+from ..reading import ALLGATHER_OR_ALLTOALL, GATHER_OR_SCATTER
+from .log_lines import name_collective
+from .table_ranks import TOLERANCE, Half, ran_alone
+from .table_rows import HOWS, Row
+
+# Collectives that reduce, so their rows name an operation.
+_ADDING = ("allreduce", "reduce-scatter", "reduce")
+# Collectives in a file's name.
+_FILE_WORDS = re.compile(
+    r"(?<![a-z])(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter|gather"
+    r"|scatter|broadcast|reduce)(?![a-z])"
+)
+
+
+def find_in_name(where: str) -> str | None:
+    """Return the collective that the name of a file has; None if it has none, or several."""
+    named = {name_collective(word) for word in _FILE_WORDS.findall(where.lower())} - {None}
+    return named.pop() if len(named) == 1 else None
+
+
+def infer_collective(
+    rows: Sequence[Row], halves: Sequence[Half], asked: str | None, file: str | None
+) -> str | None:
+    """Return the collective of a table, "A or B" if nothing decides; None for other tests.
+
+    The name of the test decides, else the rows. The ratio busbw / algbw is 2(n-1)/n for allreduce,
+    1 for broadcast and reduce, and (n-1)/n for the others. `file` is what the name of the file
+    says, which tells like ones apart.
+    """
+    first = rows[0]
+    fastest = max(halves, key=lambda half: half[1], default=None)
+    is_exact = fastest is not None and fastest[1] > 1 and not ran_alone(halves)
+    factor = fastest[2] / fastest[1] if fastest is not None and is_exact else None
+    adds = first.operation not in (None, "none")
+    name = name_collective(first.command or "")
+    # The name of a test may stem from an earlier table, so it is ignored if the rows have an
+    # operation that this test cannot have, or lack one.
+    is_plausible = first.operation is None or name is None or adds == (name in _ADDING)
+    if first.command is not None and is_plausible:
+        return name
+    if first.root is not None and first.root >= 0:
+        # Rates have two decimals, and (n-1)/n is close to 1 for many ranks.
+        doubt = 0.012 / fastest[1] if fastest is not None and is_exact else 0
+        is_part = factor is not None and factor < 1 - max(0.002, doubt)
+        if adds:
+            return "reduce"
+        return _choose(GATHER_OR_SCATTER, asked, first.hint, file) if is_part else "broadcast"
+    if not adds and (factor is None or factor < 1 + TOLERANCE):
+        checked = {_is_checked_in_place(row) for row in rows} - {None}
+        if len(checked) == 1:
+            return "allgather" if checked.pop() else "alltoall"
+        return _choose(ALLGATHER_OR_ALLTOALL, asked, first.hint, file)
+    if factor is None:
+        return "reduce-scatter" if asked == "reduce-scatter" else "allreduce"
+    # With two ranks the factor of allreduce is 1, that of reduce-scatter a half.
+    scatters = factor < (1 - TOLERANCE if first.started.listed != 2 else 0.75)
+    return "reduce-scatter" if scatters else "allreduce"
+
+
+def _choose(like: str, *named: str | None) -> str:
+    """Return the first of the names that is one of `like` ("A or B"), else `like`."""
+    return next((name for name in named if name in like.split(" or ")), like)
+
+
+def _is_checked_in_place(row: Row) -> bool | None:
+    """Return whether results in place were checked; None if none were, or the row is cut.
+
+    Tests of alltoall check out of place only, all others both or none.
+    """
+    out_of_place, in_place = ((*row.halves.get(how, ()), "", "", "", "")[3] for how in HOWS)
+    if "" in (out_of_place, in_place) or out_of_place == "N/A":
+        return None
+    # Older versions print 1e+00 if nothing was checked.
+    is_unchecked = in_place == "N/A" or (out_of_place == "0e+00" and in_place == "1e+00")
+    return not is_unchecked

@@ -1,0 +1,195 @@
+"""Tables of OSU's benchmarks and all_reduce_bench.py, and rates of pairs, which are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from topoplan.synth.judge.readers.detect import read_text
+from topoplan.synth.judge.reading import Reading
+from topoplan.topo.errors import InputError
+from topoplan.topo.formats.detect import read_topology_text
+from topoplan.topo.formats.pair_rates import find_pair_rates
+
+
+def read(text: str) -> Reading:
+    return read_text(text, "file")
+
+
+def rates(reading: Reading) -> list[tuple[str, int, int, float]]:
+    return [
+        (m.collective, m.ranks, m.size_bytes, round(m.algbw_GBps, 3)) for m in reading.measurements
+    ]
+
+
+OSU = """\
+# OSU MPI-CUDA {} Latency Test v7.0
+# Datatype: MPI_CHAR.
+# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+{}             8630.58           8619.50           8642.46         10
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "test", "expected"),
+    [
+        ("$ mpirun -np 4 osu_allreduce -d cuda", "Allreduce", ("allreduce", 4, 1 << 24, 1.944)),
+        ("srun -n 4 ./osu_bcast -d cuda", "Broadcast", ("broadcast", 4, 1 << 24, 1.944)),
+        (
+            "srun -N 2 --ntasks-per-node=4 osu_allgather",
+            "Allgather",
+            ("allgather", 8, 1 << 27, 15.551),
+        ),
+        (
+            "mpiexec -np 4 osu_alltoall -d rocm",
+            "All-to-All Personalized Exchange",
+            ("alltoall", 4, 1 << 26, 7.776),
+        ),
+        ("mpirun -n 4 x", "Reduce_scatter", None),
+    ],
+)
+def test_a_size_of_osu_is_that_of_all_ranks(
+    launcher: str, test: str, expected: tuple[str, int, int, float] | None
+) -> None:
+    text = f"{launcher}\n\n{OSU.format(test, 1 << 24)}"
+    if expected is None:
+        with pytest.raises(InputError, match="line 3: OSU does not print the number of ranks"):
+            read(text)
+    else:
+        reading = read(text)
+        assert rates(reading) == [expected] and reading.kind == "table of OSU micro-benchmarks"
+
+
+def test_ranks_of_osu_over_nccl_say_themselves() -> None:
+    text = "#Using NCCL\n" * 8 + "\n# OSU NCCL-CUDA Allreduce Latency Test v7.5\n# Size   Avg\n"
+    reading = read(text + "[1,0]<stdout>: 1073741824           8955.18\n")
+    assert rates(reading) == [("allreduce", 8, 1 << 30, 119.902)]
+    assert reading.measurements[0].busbw_GBps == pytest.approx(119.902 * 1.75, rel=1e-4)
+
+
+def test_tests_of_osu_that_are_no_collective_of_gpus_are_named() -> None:
+    with pytest.raises(InputError, match="line 1: OSU's Bandwidth test, for which"):
+        read("# OSU MPI-CUDA Bandwidth Test v5.9\n# Size      Bandwidth (MB/s)\n1 2.1\n")
+    with pytest.raises(InputError, match="buffers in host memory"):
+        read("$ mpirun -np 2 osu_reduce\n" + OSU.format("Reduce", 4).replace("-CUDA", ""))
+    both = OSU.format("Bandwidth", 4) + "mpirun -np 2 osu_reduce\n" + OSU.format("Reduce", 4)
+    reading = read(both)
+    assert [m.collective for m in reading.measurements] == ["reduce"]
+    assert any("line 1: OSU's Bandwidth test" in note for note in reading.notes)
+
+
+TABLE = """\
+- hardware: _CudaDeviceProperties(name='NVIDIA H100 80GB HBM3', major=9, minor=0)
+
+The average bandwidth of all_reduce over 4 ranks (5 warmups / 20 trials):
+
+| payload |    busbw   |    algbw   |
+| ------: | ---------: | ---------: |
+|   32KB  |   1.18GBps |   0.79GBps |
+|   16GiB | 367.24GBps | 244.83GBps |
+"""
+SINGLE = """\
+The average bandwidth of all_reduce with a 4.0GB payload (5 trials, 16 ranks):
+ algbw: 176.590 GBps (1412.7 Gbps)
+ busbw: 331.106 GBps (2648.8 Gbps)
+"""
+
+
+def test_all_reduce_bench_of_all_versions_is_read() -> None:
+    reading = read(TABLE)
+    assert rates(reading) == [
+        ("allreduce", 4, 1 << 15, 0.79),
+        ("allreduce", 4, 1 << 34, 244.83),
+    ]
+    assert {place.model for place in reading.locations.values()} == {"NVIDIA H100 80GB HBM3"}
+    assert reading.measurements[1].busbw_GBps == 367.24
+    prefixed = "".join(f"[node-7:0]:{line}" for line in SINGLE.splitlines(True))
+    for text in (SINGLE, prefixed):
+        assert rates(read(text)) == [("allreduce", 16, 4_000_000_000, 176.59)]
+    trials = (
+        "The 4.0GiB payload bandwidth of all_reduce over 8 ranks (5 warmups / 3 trials):\n\n"
+        "|    busbw   |    algbw   |\n| ---------: | ---------: |\n"
+        "| 100.00GBps |  57.14GBps |\n|  98.00GBps |  56.00GBps |\n| 120.00GBps |  68.57GBps |\n"
+    )
+    (median,) = read(trials).measurements
+    assert (median.size_bytes, median.algbw_GBps, median.how) == (1 << 32, 57.14, "median of 3")
+
+
+def test_runs_of_all_reduce_bench_are_told_apart() -> None:
+    assert [m.run for m in read(TABLE + TABLE).measurements] == [1, 1, 2, 2]
+
+
+NVBANDWIDTH = """\
+Running host_to_device_memcpy_ce.
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0     55.63     55.64
+
+Running device_to_device_bidirectional_memcpy_read_ce.
+memcpy CE GPU(row) <-> GPU(column) Total bandwidth (GB/s)
+           0         1
+ 0       N/A    530.00
+ 1    530.00       N/A
+
+Running device_to_device_memcpy_read_ce.
+memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0       N/A    276.36
+ 1    274.89       N/A
+
+SUM device_to_device_memcpy_read_ce 551.25
+"""
+OF_SAMPLES = """\
+P2P Connectivity Matrix
+     D\\D     0     1
+     0\t     1     1
+     1\t     1     1
+Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)
+   D\\D     0      1
+     0 909.92  22.47
+     1  22.67 918.56
+Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)
+   D\\D     0      1
+     0 913.03  27.07
+     1  11.46 916.42
+P2P=Disabled Latency Matrix (us)
+   GPU     0      1
+     0   1.37  11.64
+     1  11.66   1.39
+"""
+NVLOOM = (
+    "Running device_to_device_unidir_write_sm\n\t0\t1\t2\t| \t\n0\tN/A\t782.12\t781.11\t|\t\n"
+    "1\t780.00\tN/A\t779.10\t|\t\n2\t781.00\t782.50\tN/A\t|\t\n"
+)
+NVBANDWIDTH_JSON = """\
+{"nvbandwidth": {"testcases": [{"name": "host_to_device_memcpy_ce",
+  "bandwidth_matrix": [["55.6", "55.7"]]}, {"name": "device_to_device_memcpy_read_ce",
+  "bandwidth_matrix": [["N/A", "276.1"], ["274.9", "N/A"]]}]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (NVBANDWIDTH, "pairs of 2 GPUs, measured by nvbandwidth (CE copies GPU -> GPU: 274.89 to"),
+        (NVBANDWIDTH[:130], "of each of 2 GPUs, measured by nvbandwidth (CE copies CPU -> GPU"),
+        (OF_SAMPLES, "p2pBandwidthLatencyTest (P2P enabled: 11.46 to 27.07 GB/s one way)"),
+        (NVLOOM, "pairs of 3 GPUs, measured by nvloom (device_to_device_unidir_write_sm: 779.1 to"),
+        (
+            "Running bisect_device_to_device_write_sm\n\t0\t1\t\n0\t700.10\t701.20\t\n",
+            "of each of 2 GPUs, measured by nvloom",
+        ),
+        (NVBANDWIDTH_JSON, "nvbandwidth (device_to_device_memcpy_read_ce: 274.9 to 276.1 GB/s"),
+    ],
+)
+def test_rates_of_pairs_are_said_by_judge_and_probe(text: str, says: str) -> None:
+    for reader in (read, lambda given: read_topology_text(given, "file")):
+        with pytest.raises(InputError) as caught:
+            reader(text)
+        assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_matrices_have_their_cells_in_place() -> None:
+    one_way = [rates for rates in find_pair_rates(OF_SAMPLES) if "enabled" in rates.test]
+    assert one_way[0].rows == [[913.03, 27.07], [11.46, 916.42]]
+    assert [rates.is_one_way for rates in find_pair_rates(NVBANDWIDTH)] == [True, False, True]
+    assert find_pair_rates('{"nvbandwidth": [1]}') == [] and find_pair_rates("{") == []

@@ -1,0 +1,139 @@
+"""Tables of nccl-tests as people paste them: cut columns, roots, like collectives, and two runs."""
+
+from __future__ import annotations
+
+import pytest
+from nccl_samples import DEVICES, HEADER, row
+
+from topoplan.synth.judge.judging import Judge
+from topoplan.synth.judge.machine import Machines
+from topoplan.synth.judge.readers.detect import read_text
+from topoplan.synth.judge.reading import Reading
+from topoplan.synth.judge.report import write_text
+from topoplan.topo.errors import InputError
+
+ROOTED = row(8053063680, 22.0, 11.0, "none", "0")
+LAST = "8589934592 1073741824 float none 0 386991 22.20 11.10 0 369719 23.23 11.62 0"
+
+
+def read(text: str, where: str = "file", collective: str | None = None) -> Reading:
+    return read_text(text, where, collective)
+
+
+def rates(reading: Reading) -> list[tuple[int, str, float]]:
+    return [(m.size_bytes, m.how, m.algbw_GBps) for m in reading.measurements]
+
+
+@pytest.mark.parametrize("header", ["", HEADER])
+@pytest.mark.parametrize("left", range(5, 14))
+def test_what_is_left_of_a_row_is_read_with_its_root(header: str, left: int) -> None:
+    reading = read(header + ROOTED + " ".join(LAST.split()[:left]) + "\n")
+    last = [(how, algbw) for size, how, algbw in rates(reading) if size == 1 << 33]
+    expected = [("out-of-place", 22.2)] * (left > 7) + [("in-place", 23.23)] * (left > 11)
+    assert last == expected
+    assert {m.collective for m in reading.measurements} == {"gather or scatter"}
+    assert bool(reading.notes) == (left < 8 or left in (10, 11))
+
+
+@pytest.mark.parametrize("left", range(1, 6))
+def test_a_number_that_is_cut_is_not_believed(left: int) -> None:
+    whole = LAST.removesuffix(" 0")
+    reading = read(HEADER + ROOTED + whole[: -5 - left] + "\n")
+    assert all(algbw < 23 for *_, algbw in rates(reading)) and reading.notes
+    cut = read(HEADER + ROOTED + whole[:-3] + "\n")
+    assert (1 << 33, "in-place", 23.23) not in rates(cut)
+
+
+def test_a_row_whose_columns_contradict_each_other_is_left_out() -> None:
+    odd = "8589934592 2147483648 float sum -1 38699 22.20 38.85 0 386991 22.20 38.85 0\n"
+    reading = read(HEADER + odd)
+    assert rates(reading) == [(1 << 33, "in-place", 22.2)]
+    assert reading.notes == ("line 4: out of place the size over the time is not algbw; left out",)
+
+
+def test_tables_in_markdown_are_read() -> None:
+    head = HEADER.splitlines()[1].lstrip("# ").split()
+    cells = LAST.split()
+    lines = [f"|{'|'.join(words)}|\n" for words in (head, ["---"] * len(head), cells)]
+    for text in ("".join(lines), "".join(lines).replace("|", " | "), lines[0] * 2 + lines[2]):
+        assert [algbw for *_, algbw in rates(read(text))] == [22.2, 23.23]
+
+
+UNCHECKED = row(1 << 30, 8, 7, "none", errors=("N/A", "N/A"))
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "asked", "expected"),
+    [
+        (UNCHECKED, "file", None, "allgather or alltoall"),
+        (UNCHECKED, "logs/14-nccl_alltoall.log", None, "alltoall"),
+        (UNCHECKED, "all_to_all.txt", None, "alltoall"),
+        (UNCHECKED, "all-gather.out", None, "allgather"),
+        (UNCHECKED, "gather.out", None, "allgather or alltoall"),
+        (UNCHECKED, "file", "alltoall", "alltoall"),
+        (row(1 << 30, 8, 7, "none"), "file", None, "allgather"),
+        (row(1 << 30, 8, 7, "none", errors=("0", "N/A")), "file", None, "alltoall"),
+        (row(1 << 30, 8, 7, "none", "0"), "file", None, "gather or scatter"),
+        (row(1 << 30, 8, 7, "none", "0"), "file", "scatter", "scatter"),
+        (row(1 << 30, 8, 7, "none", "3"), "scatter_perf.txt", None, "scatter"),
+        (row(1 << 30, 80, 78.75, "none", "0"), "file", None, "gather or scatter"),
+        (row(1 << 30, 8, 8, "none", "0"), "gather.txt", None, "broadcast"),
+    ],
+)
+def test_like_collectives_are_told_apart_or_both_named(
+    line: str, where: str, asked: str | None, expected: str
+) -> None:
+    reading = read(HEADER + line, where, asked)
+    assert {m.collective for m in reading.measurements} == {expected}
+
+
+def test_nothing_is_compared_where_the_collective_is_not_known() -> None:
+    reading = read(HEADER + UNCHECKED)
+    verdict = Judge(Machines("dgx1", [])).judge(reading)
+    assert verdict.verdict.name == "undecided-allgather-alltoall" and verdict.verdict.advice
+    assert not verdict.shares
+    assert "allgather or alltoall on 8 ranks" in write_text([verdict], None)
+    with pytest.raises(InputError, match="a table of allgather or alltoall, and allreduce"):
+        read(HEADER + UNCHECKED, collective="allreduce")
+
+
+def test_out_of_place_and_in_place_are_told_apart() -> None:
+    text = HEADER + row(1 << 31, 34.19, 34.19)
+    text += "4294967296 1073741824 float sum -1 120810 35.55 35.55 0 249100 17.24 17.24 0\n"
+    shown = write_text([Judge(Machines("switch:2@60", [])).judge(read(text))], None)
+    assert "allreduce in place falls from 34.19 GB/s at 2 GiB to 17.24 GB/s at 4 GiB" in shown
+    table = [line.split() for line in shown.splitlines() if " GiB " in line and "place" in line]
+    listed = [(row[0], row[2], row[-1]) for row in table if row[1] == "GiB"]
+    assert ("4", "17.24", "in-place") in listed and "out-of-place  <- peak" in shown
+
+
+def start(*ranks: int | None) -> str:
+    return "# nThread 1 nGpus 1 minBytes 8 maxBytes 8\n" + "".join(
+        "#  ...\n" if rank is None else DEVICES.format(rank, 16 + rank) for rank in ranks
+    )
+
+
+def test_two_runs_in_one_file_are_two_runs() -> None:
+    first, second = row(1 << 30, 200, 375), row(1 << 30, 100, 187.5)
+    text = start(0, 1, None, 15) + HEADER + first + start(0, None, 15) + HEADER + second
+    reading = read(text)
+    assert [(m.ranks, m.run, m.algbw_GBps) for m in reading.measurements[::2]] == [
+        (16, 1, 200),
+        (16, 2, 100),
+    ]
+    assert not reading.findings
+    verdict = Judge(Machines("dgx-a100:2", [])).judge(reading)
+    assert [m.title for m in verdict.measured] == ["allreduce, run 1,", "allreduce, run 2,"]
+    # Sizes that go on are one run; other numbers of ranks are other tables anyway.
+    (one,) = {m.run for m in read(HEADER + first + HEADER + row(1 << 31, 99, 185.6)).measurements}
+    assert one == 0
+
+
+def test_dots_stand_for_what_was_left_out() -> None:
+    # Dots below a header are rows, so what follows is another run, not a job beside it.
+    text = start(0, 1, None, 7) + HEADER + "...\n" + start(0, None, 7) + HEADER
+    reading = read(text + row(1 << 30, 20, 35))
+    assert not reading.findings and {m.ranks for m in reading.measurements} == {8}
+    # A list that ends in dots does not tell how many there were.
+    reading = read(start(0, 1, None) + HEADER + row(1 << 30, 20, 20, "sum", "0"))
+    assert {m.ranks for m in reading.measurements} == {0}

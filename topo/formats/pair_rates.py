@@ -1,0 +1,167 @@
+"""Recognize measured rates between pairs of GPUs, which are neither a machine nor a collective.
+
+nvbandwidth (its text and its JSON), p2pBandwidthLatencyTest of the CUDA samples, and nvloom print
+them as matrices, of which the range is reported.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+# Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
+_MAX_CHARACTERS = 2 * 2**20
+_MAX_ROWS = 1024
+_CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A)(?:;\(\S{1,80}\))?")
+
+_Rows = list[list[float | None]]
+
+
+@dataclass(frozen=True)
+class PairRates:
+    """A matrix of rates in GB/s, from the GPU of the row to that of the column or the reverse.
+
+    Cells are None if they were not measured. `is_one_way` is False for the sum of two directions,
+    `is_of_pairs` for rates of each GPU to something else: its CPU, or all other GPUs.
+    """
+
+    tool: str
+    test: str
+    rows: _Rows
+    is_one_way: bool
+    is_of_pairs: bool = True
+
+    @property
+    def between(self) -> list[float]:
+        """The rates between different GPUs."""
+        return [
+            rate
+            for i, row in enumerate(self.rows)
+            for j, rate in enumerate(row)
+            if rate and not (self.is_of_pairs and i == j)
+        ]
+
+    @property
+    def count(self) -> int:
+        """The number of GPUs."""
+        return max(len(self.rows), *map(len, self.rows))
+
+
+@dataclass(frozen=True)
+class _Tool:
+    """A tool: a pattern of its headings, its name, and what a heading says.
+
+    `describe` returns the test, whether its rates are one direction's, and whether they are
+    between pairs of GPUs.
+    """
+
+    heading: re.Pattern[str]
+    name: str
+    describe: Callable[[re.Match[str]], tuple[str, bool, bool]]
+
+
+# The tools, in the order in which their headings are searched.
+_TOOLS = (
+    _Tool(
+        re.compile(
+            r"\bmemcpy (CE|SM) ([CG]PU)\(row\) (->|<-|<->) GPU\(column\)(?: \w+)? "
+            r"bandwidth \(GB/s\)"
+        ),
+        "nvbandwidth",
+        lambda match: (
+            f"{match[1]} copies {match[2]} {match[3]} GPU",
+            match[3] != "<->",
+            match[2] == "GPU",
+        ),
+    ),
+    _Tool(
+        re.compile(
+            r"\b(Uni|Bi)directional P2P=(Enabled|Disabled) Bandwidth (?:\(P2P Writes\) )?"
+            r"Matrix \(GB/s\)"
+        ),
+        "p2pBandwidthLatencyTest",
+        lambda match: (f"P2P {match[2].lower()}", match[1] == "Uni", True),
+    ),
+    _Tool(
+        # nvbandwidth's line ends in a full stop.
+        re.compile(
+            r"^.{0,80}\bRunning ((device_to_device|bisect|gpu_to_rack|rack_to_rack|multicast"
+            r"|all_(?:to|from)_one)_\w+)[ \t]*$",
+            re.MULTILINE,
+        ),
+        "nvloom",
+        lambda match: (match[1], "_bidir" not in match[1], match[2] == "device_to_device"),
+    ),
+)
+
+
+def find_pair_rates(text: str) -> list[PairRates]:
+    """Return the matrices of a text, without those of a single GPU."""
+    text = text[:_MAX_CHARACTERS]
+    found = list(_read_json(text)) if text.lstrip()[:1] == "{" else []
+    for tool in _TOOLS:
+        for match in tool.heading.finditer(text):
+            says = tool.describe(match)
+            rows = _read_rows(text[match.end() :].split("\n", _MAX_ROWS)[1:])
+            found.append(PairRates(tool.name, says[0], rows, *says[1:]))
+    return [rates for rates in found if rates.between]
+
+
+def describe(text: str) -> str | None:
+    """Say in a line what the measured rates of a text are, and their use; None if it has none."""
+    found = find_pair_rates(text)
+    if not found:
+        return None
+    best = max(found, key=_rank)
+    low, high = min(best.between), max(best.between)
+    span = f"{low:g} GB/s" if low == high else f"{low:g} to {high:g} GB/s"
+    kind = "between pairs of" if best.is_of_pairs else "of each of"
+    ways = "one way" if best.is_one_way else "both ways together"
+    return (
+        f"rates {kind} {best.count} GPUs, measured by {best.tool} ({best.test}: "
+        f"{span} {ways}), which do not say what joins the GPUs; state them as the rate of links "
+        "(pcie, nvlink) that a topology leaves open"
+    )
+
+
+def _rank(rates: PairRates) -> tuple[bool, bool, bool]:
+    """Order matrices: plans send between pairs, one way and directly."""
+    return rates.is_of_pairs, rates.is_one_way, "disabled" not in rates.test
+
+
+def _read_rows(lines: Sequence[str]) -> _Rows:
+    """Return the rows below a heading and the line of column names."""
+    rows: _Rows = []
+    for number, line in enumerate(lines):
+        cells = _read_cells(line)
+        # The names of columns are whole numbers.
+        if not cells or (not rows and number < 2 and all(cell.isdecimal() for cell in cells)):
+            if rows or number > 1:
+                break
+            continue
+        rows.append([None if cell == "N/A" else float(cell) for cell in cells])
+    return rows
+
+
+def _read_cells(line: str) -> list[str]:
+    """Return the cells of a row after its name; none if other text is among them."""
+    _, *words = line.replace("|", " ").split() or [""]
+    matches = [_CELL.fullmatch(word) for word in words]
+    cells = [match["rate"] for match in matches if match is not None]
+    return cells if len(cells) == len(words) else []
+
+
+def _read_json(text: str) -> Iterator[PairRates]:
+    """Yield the matrices between GPUs of nvbandwidth's JSON."""
+    try:
+        data = json.loads(text)
+        cases = data["nvbandwidth"]["testcases"]
+        for case in cases:
+            name, matrix = str(case["name"]), case.get("bandwidth_matrix", [])
+            if name.startswith("device_to_device") and "latency" not in name:
+                rows: _Rows = [
+                    [None if cell == "N/A" else float(cell) for cell in row] for row in matrix
+                ]
+                yield PairRates("nvbandwidth", name, rows, "bidirectional" not in name)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
