@@ -290,12 +290,16 @@ def measure_cpu_s() -> float:
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
-    """Return a bound as JSON data: algbw in GB/s as float and exact text, kind and certificate."""
+    """Return a bound as JSON data: algbw in GB/s as float and exact text, kind and certificate.
+
+    `cut_short` is there, and true, if the time limit stopped the search for it.
+    """
     return {
         "algbw_GBps": float(limit.algbw_GBps),
         "algbw_GBps_exact": str(limit.algbw_GBps),
         "kind": limit.kind,
         "certificate": dict(limit.certificate),
+        **({"cut_short": True} if limit.is_cut_short else {}),
     }
 
 

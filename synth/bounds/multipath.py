@@ -7,6 +7,7 @@ exactly, however imprecise the floats were.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -91,11 +92,11 @@ def bound(
 
     There must be at least two ranks. `effort` defaults to the usual limit of a plan; `progress` is
     called with lines of text. `by_link=False` is a quick form for allreduce: links that play the
-    same role in the machine then have one price. Raise InfeasibleError if the topology is not
-    connected.
+    same role in the machine then have one price. The bound says whether the clock stopped a search
+    for it. Raise InfeasibleError if the topology is not connected.
     """
     check_connected(collective, topology)
-    effort = effort if effort is not None else Effort()
+    effort = (effort if effort is not None else Effort()).watch()
     bounds = [cut_bound(collective, topology)]
     bounds += _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology, collective):
@@ -112,7 +113,7 @@ def bound(
         bounds += _alltoall_prices(collective, topology, effort, progress, bounds[0].s_per_GB)
     elif not _balanced(topology):
         bounds += _tree_prices(collective, topology, effort, progress)
-    return max(bounds, key=lambda b: b.s_per_GB)
+    return replace(max(bounds, key=lambda b: b.s_per_GB), is_cut_short=bool(effort.cut_short))
 
 
 def _mended_bounds(

@@ -9,6 +9,7 @@ scatter) of more than SINGLE_PATH_ROOTS. Every multipath bound holds for single 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 from ...topo.graph import Topology
@@ -73,6 +74,7 @@ def find_single_path_bound(
     prove more, or a cut that counts only the links that routes cross.
     """
     topology, best = router.topology, multipath
+    effort = (effort if effort is not None else Effort()).watch()
     for priced in _prove_by_prices(collective, router, effort, progress):
         # A later kind must prove more.
         best = priced if priced.s_per_GB > best.s_per_GB * _TIGHTER else best
@@ -82,20 +84,19 @@ def find_single_path_bound(
             inside = cut_bound(collective, narrowed).certificate
             cut = bound_of("route-cut", inside, collective, topology, router)
             best = cut if cut.s_per_GB > best.s_per_GB * _TIGHTER else best
-    return best
+    return replace(best, is_cut_short=True) if effort.cut_short else best
 
 
 def _prove_by_prices(
     collective: Collective,
     router: Router,
-    effort: Effort | None,
+    effort: Effort,
     progress: Callable[[str], None] | None,
 ) -> list[Bound]:
     """Return the best bound of each kind that prices over the hardware's routes prove."""
     topology, n, out = router.topology, collective.ranks, list[Bound]()
     if not has_single_paths(topology, collective):
         return out
-    effort = effort if effort is not None else Effort()
     routes = OwnRoutes(router)
     for shape, kind in _list_shapes(collective, routes):
         packing = SinglePathPacking(routes, collective, shape)

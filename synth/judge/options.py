@@ -69,7 +69,8 @@ class Limits:
     bound depends on, and `possible` the switches that could add. `kind` is that of the single-path
     bound's certificate. `is_assumed` is whether no source states the rate of one of these links.
     Measurements count as reaching the bound from the share `near` on, and as exceeding it from
-    `most`: the rates that NCCL counts are below those of the links.
+    `most`: the rates that NCCL counts are below those of the links. If a search for a bound was
+    cut short (`is_cut_short`), the true limit may be lower, and shares of it higher.
 
     If the machine has more GPUs than take part, `alone_GBps` is the single-path bound without the
     others' help, None if there is none without it, and `helped_GBps` that with the help of
@@ -89,6 +90,7 @@ class Limits:
     alone_GBps: Fraction | None = None
     helped_GBps: Fraction | None = None
     helpers: tuple[int, ...] = ()
+    is_cut_short: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ def find_limits(collective: Collective, router: Router) -> Limits:
         any(link.is_assumed for link in links),
         _NEAR_DATASHEET if is_datasheet else NEAR,
         max((_find_room(link) for link in links), default=ROUNDING),
+        is_cut_short=bool(effort.cut_short),
     )
 
 
@@ -160,8 +163,8 @@ def find_part_limits(
         if len(everyone) > _MAX_HELPED_RANKS:
             return limits
         whole = SubMachine.of(group, router, everyone)
-        helped = whole.find_bounds(Effort(_TIME_LIMIT_S)).single_path.algbw_GBps
-        return replace(limits, helped_GBps=helped)
+        helped = whole.find_bounds(Effort(_TIME_LIMIT_S)).single_path
+        return limits if helped.is_cut_short else replace(limits, helped_GBps=helped.algbw_GBps)
     usable = SubMachine.of(group, router, (*members, *helpers))
     limits = find_limits(usable.collective, usable.router)
     try:

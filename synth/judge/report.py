@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...topo.output_head import output_head
-from ..describe import help_text
+from ..describe import CUT_SHORT, help_text
 from .advice import describe_limit, gbps, percent, size_text
 from .options import ROUNDING, Limits, Options
 from .paper import write_model
@@ -71,7 +71,7 @@ def _describe_limits(collective: str, limits: Limits) -> str:
     helped = f" {help_text(limits.helpers)}" if limits.helped_GBps is not None else ""
     text = (
         f"  {collective}: at most {gbps(limits.one_way_GBps)} GB/s algbw{helped} "
-        f"({limits.assumption})"
+        f"({f'{CUT_SHORT}; ' if limits.is_cut_short else ''}{limits.assumption})"
     )
     if limits.helpers:
         alone = limits.alone_GBps
@@ -280,6 +280,7 @@ def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
         "kind": limits.kind,
         "assumption": limits.assumption,
         "rests_on": limits.rates,
+        **({"cut_short": True} if limits.is_cut_short else {}),
         **({} if helped is None and alone is None else part),
     }
 

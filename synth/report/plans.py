@@ -86,7 +86,8 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
     if section.explanation is None:
         return parts
     bottleneck = make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")
-    return [*parts, bottleneck, _list_levers(section.explanation)]
+    levers = [_list_levers(section.explanation)] if section.explanation.levers else []
+    return [*parts, bottleneck, *levers]
 
 
 def _list_levers(explanation: Explanation) -> str:
