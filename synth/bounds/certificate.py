@@ -64,6 +64,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import product
 from math import lcm
 from operator import add
 from typing import Annotated, Any, Literal, get_args
@@ -72,6 +73,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
+from ...topo.clock import pace
 from ...topo.errors import VerificationError
 from ...topo.exact import fraction_to_json, parse_fraction
 from ...topo.graph import Topology
@@ -294,7 +296,8 @@ def proved_s_per_GB(
 def keep_crossed(router: Router) -> Topology:
     """Return the router's topology without the links that no route between two GPUs crosses."""
     topology, ranks = router.topology, range(len(router.topology.ranks))
-    routes = (router.route(a, b) for a in ranks for b in ranks)
+    pairs = pace(product(ranks, ranks), "tracing routes")
+    routes = (router.route(a, b) for a, b in pairs)
     crossed = {link for route in routes if route for link in route_links(route)}
     links = (link for link in topology.links if (link.src, link.dst) in crossed)
     return replace(topology, links=tuple(links))

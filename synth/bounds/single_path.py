@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
@@ -79,12 +80,23 @@ def find_single_path_bound(
         # A later kind must prove more.
         best = priced if priced.s_per_GB > best.s_per_GB * _TIGHTER else best
     if has_single_paths(topology, collective, _CROSSED_RANKS):
-        narrowed = keep_crossed(router)
-        if len(narrowed.links) < len(topology.links):
-            inside = cut_bound(collective, narrowed).certificate
-            cut = bound_of("route-cut", inside, collective, topology, router)
-            best = cut if cut.s_per_GB > best.s_per_GB * _TIGHTER else best
+        cut = _prove_by_cut(collective, router, effort)
+        best = cut if cut is not None and cut.s_per_GB > best.s_per_GB * _TIGHTER else best
     return replace(best, is_cut_short=True) if effort.cut_short else best
+
+
+def _prove_by_cut(collective: Collective, router: Router, effort: Effort) -> Bound | None:
+    """Return the bound of a cut that counts only links on routes, None if routes cross all."""
+    topology = router.topology
+    try:
+        narrowed = keep_crossed(router)
+        if len(narrowed.links) == len(topology.links):
+            return None
+        inside = cut_bound(collective, narrowed).certificate
+        return bound_of("route-cut", inside, collective, topology, router)
+    except TimeLimitError:
+        effort.record_cut("cuts of routes")
+        return None
 
 
 def _prove_by_prices(

@@ -25,11 +25,15 @@ class Effort:
     """
 
     def __init__(
-        self, time_limit_s: float = USUAL_LIMIT_S, usual_limit_s: float = USUAL_LIMIT_S
+        self,
+        time_limit_s: float = USUAL_LIMIT_S,
+        usual_limit_s: float = USUAL_LIMIT_S,
+        began: float | None = None,
     ) -> None:
+        """Begin the time limit now, or at `began` (time.monotonic)."""
         # A shorter limit does not lower the work, or plans would depend on the machine's speed.
         self.scale = max(1.0, time_limit_s / usual_limit_s)
-        self.ends_at = time.monotonic() + time_limit_s
+        self.ends_at = (time.monotonic() if began is None else began) + time_limit_s
         # The lists that a stopped search is recorded in; the first is this allowance's own.
         self._records: tuple[list[str], ...] = ([],)
         self._left_s = usual_limit_s * self.scale

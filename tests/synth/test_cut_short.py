@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launch import run_module
 
-from topoplan.synth.bounds.certificate import Bounds
+from topoplan.synth.bounds.certificate import Bounds, check_bound
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cables.next_cable import find_next_cables
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
@@ -20,10 +21,14 @@ from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import synthesize
 from topoplan.synth.report.gather import gather_report, report_plan
 from topoplan.synth.report.page import write_page
+from topoplan.topo.clock import limit_time
+from topoplan.topo.errors import TimeLimitError
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
 TWO_BOXES = "dgx-h100:2"
+# Building full:1500 whole takes 15 s of an idle core, and its bound two minutes.
+WHOLE_MACHINE_S = 60.0
 
 
 class LastMinute(Effort):
@@ -124,3 +129,25 @@ def test_the_command_marks_a_bound_in_text_and_json() -> None:
     out = json.loads(run_module("topoplan.cli.synth", *asked, "--json").stdout)
     assert out["bound_one_way"]["cut_short"] is True
     assert out["search_complete"] is False
+
+
+def test_a_bound_of_a_huge_machine_keeps_its_time_limit() -> None:
+    began = time.monotonic()
+    ended = run_module(
+        "topoplan.cli.synth", "allreduce", "full:1500", "--bound-only", "--time-limit", "2", "-v"
+    )
+    assert time.monotonic() - began < WHOLE_MACHINE_S
+    assert ended.returncode == TimeLimitError.exit_code
+    assert "time limit of 2 s" in ended.stderr and "building links" in ended.stderr
+
+
+def test_a_large_machine_without_time_for_searches_has_the_bound_of_a_cut() -> None:
+    topology = preset("full:230")  # 52,670 links
+    collective = Collective("allgather", 230)
+    router = Router(topology)
+    stopped = find_bounds(collective, router, Effort(0.0)).single_path
+    assert stopped.kind == "cut" and stopped.is_cut_short
+    with limit_time(time.monotonic(), 0.0, lambda _: None):
+        hasty = find_bounds(collective, router, Effort(0.0)).single_path
+    check_bound(hasty, collective, topology)
+    assert hasty.is_cut_short and len(hasty.certificate["inside"]) == 229
