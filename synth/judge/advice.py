@@ -8,7 +8,7 @@ from ...topo.graph import Topology
 from ..place.job import WHOLE
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
-from .paper import find_model, find_stock
+from .paper import Stock, find_model, find_stock
 from .ranking import is_healthy
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement
@@ -191,16 +191,15 @@ class _Adviser:
         stock = find_stock(collective, rank_map.topology, channels)
         if stock is None:
             return []
-        least = max(stock[0], measured) * _MIN_GAIN
+        least = max(stock.algbw_GBps, measured) * _MIN_GAIN
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
         file, plan, order = (o if o and o.algbw_GBps > least else None for o in named)
 
         def write(finding: str, option: str, algbw: Fraction, advice: str) -> FileFinding:
             return FileFinding(
                 f"{finding}-{collective}",
-                f"on paper {option} reaches {gbps(algbw)} GB/s, {float(algbw / stock[0]):.2f} "
-                f"times the {gbps(stock[0])} GB/s of {stock[1]}, if every link carries the rate "
-                "that the topology gives it and GPUs reach each other directly (P2P)",
+                f"{_compare_on_paper(option, algbw, stock, measured)}, if every link carries the "
+                "rate that the topology gives it and GPUs reach each other directly (P2P)",
                 advice,
             )
 
@@ -220,7 +219,8 @@ class _Adviser:
             part = _name_group(rank_map)
             command = self.spell("topo-synth", **synth, **part, output="plan.json")
             advice = f"{prepare}{command}; then topo-run plan.json, or the hook"
-            findings.append(write("offer", "a plan", plan.algbw_GBps, advice))
+            name = "a hierarchical plan" if stock.is_limit else "a plan"
+            findings.append(write("offer", name, plan.algbw_GBps, advice))
         return findings
 
     def _name_machine(self) -> tuple[str, str]:
@@ -245,6 +245,21 @@ class _Adviser:
         }
         given = {name: value for name, value in options.items() if value}
         return self.spell("topo-place", self.verdict.machine.argument, **given)
+
+
+def _compare_on_paper(option: str, algbw: Fraction, stock: Stock, measured: Fraction) -> str:
+    """Say how much faster an option is on paper than stock, and than what was measured."""
+    times = f"{float(algbw / stock.algbw_GBps):.2f} times"
+    if not stock.is_limit:
+        return (
+            f"on paper {option} reaches {gbps(algbw)} GB/s, {times} the "
+            f"{gbps(stock.algbw_GBps)} GB/s of {stock.name}"
+        )
+    than_measured = f" and {float(algbw / measured):.2f} times what was measured" * bool(measured)
+    return (
+        f"on paper {stock.name} reaches at most {gbps(stock.algbw_GBps)} GB/s by what the hosts' "
+        f"links carry, {option} {gbps(algbw)} GB/s: {times} that{than_measured}"
+    )
 
 
 def _name_group(rank_map: RankMap) -> dict[str, str]:
@@ -280,14 +295,19 @@ def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> lis
     if limits is None or measured.rank_map is None:
         return []
     stock = find_stock(measured.collective, measured.rank_map.topology, channels)
-    if stock is None or algbw >= limits.near * float(stock[0]):
+    if stock is None or algbw >= limits.near * float(stock.algbw_GBps):
         return []
+    # A limit between hosts says nothing of slow links inside them, which a plan would meet as well.
+    plan = measured.options.best(PLAN) if measured.options is not None else None
+    if stock.is_limit and (plan is None or plan.algbw_GBps < stock.algbw_GBps):
+        return []
+    carry = "reaches at most" if stock.is_limit else "carry"
     return [
         FileFinding(
             f"below-channels-{measured.collective}",
             f"{measured.collective} was measured at {gbps(algbw)} GB/s, "
-            f"{percent(algbw / float(stock[0]))} of the {gbps(stock[0])} GB/s that {stock[1]} "
-            "carry on paper",
+            f"{percent(algbw / float(stock.algbw_GBps))} of the {gbps(stock.algbw_GBps)} GB/s that "
+            f"{stock.name} {carry} on paper",
             "look for slow links (topo-probe can measure them), P2P through host memory, other "
             "jobs, and whether the largest size was large enough",
         )

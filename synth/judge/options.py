@@ -17,7 +17,6 @@ from ..bounds.in_network import bound_in_network, describe_assumption, describe_
 from ..bounds.single_path import find_bounds
 from ..export.choice import choose_graphs
 from ..export.graph_file import NEWEST
-from ..export.guard import USUAL_SIZE_bytes
 from ..groups.bounds import SubMachine
 from ..groups.synthesize import synthesize_group
 from ..ir.collective import Collective
@@ -26,6 +25,7 @@ from ..place.job import WHOLE
 from ..place.placing import place
 from ..plan import Plan
 from ..planner.synthesize import synthesize
+from ..stock.on_paper import USUAL_SIZE_bytes
 from .machine import count_hosts
 from .rates import rate_rings
 

@@ -111,6 +111,53 @@ def test_an_offer_compares_both_sides_on_paper_and_says_what_it_assumes(desk: De
     assert "leave it alone" not in json.dumps(file["findings"])
 
 
+@pytest.mark.parametrize(("hosts", "busbw"), [(4, 381), (3, 391)])
+def test_several_hosts_are_compared_with_what_a_flat_ring_carries(
+    desk: Desk, hosts: int, busbw: float
+) -> None:
+    """For the rates that such hosts measure, not of NVLS, which their XML shows no switch for."""
+    machine = desk.folder / "hosts.json"
+    machine.write_text(json.dumps(describe_hosts(hosts)), encoding="utf-8")
+    ranks = 8 * hosts
+    file = desk.judge(write_table(busbw, ranks), "--topology", str(machine))
+    offer = file["verdict"]
+    assert offer["name"] == "offer-allreduce"
+    ring, plan = 400 * ranks / (2 * (ranks - 1)), 400 * hosts / (2 * (hosts - 1))
+    assert f"a flat ring reaches at most {ring:.4g} GB/s" in offer["message"]
+    assert f"a hierarchical plan {plan:.4g} GB/s: {plan / ring:.2f} times" in offer["message"]
+    assert "times what was measured" in offer["message"]
+
+
+def test_two_hosts_with_the_rate_of_a_tree_are_left_alone(desk: Desk) -> None:
+    machine = desk.folder / "hosts.json"
+    machine.write_text(json.dumps(describe_hosts(2)), encoding="utf-8")
+    file = desk.judge(write_table(690, 16), "--topology", str(machine))
+    assert names(file) == ["near-bound-allreduce"]
+
+
+def describe_hosts(count: int) -> dict[str, Any]:
+    """Return hosts of eight GPUs on a switch, each GPU with a NIC of 50 GB/s, as a topology."""
+    devices: list[dict[str, Any]] = [{"id": "net", "kind": "switch", "family": "network"}]
+    links: list[dict[str, Any]] = []
+
+    def join(src: str, dst: str, rate: int, kind: str) -> None:
+        both = {"src": src, "dst": dst, "bandwidth_GBps": rate, "kind": kind}
+        links.append({**both, "bidirectional": True})
+
+    for host in range(count):
+        devices.append({"id": f"h{host}s", "kind": "switch", "family": "nvswitch"})
+        for gpu in range(8):
+            name, nic = f"h{host}g{gpu}", f"h{host}n{gpu}"
+            devices += [{"id": name, "kind": "gpu", "host": f"h{host}"}, {"id": nic, "kind": "nic"}]
+            join(name, f"h{host}s", 900, "nvlink")
+            join(name, nic, 50, "pcie")
+            join(nic, "net", 50, "network")
+    return {
+        "format": "topoplan-topology", "version": 1, "name": "hosts", "devices": devices,
+        "links": links,
+    }  # fmt: skip
+
+
 def test_the_model_of_stock_has_rates_of_its_own(desk: Desk) -> None:
     """With NCCL's constants, beside shares at the machine's own rates."""
     _, out, _ = desk.run(write_table(234, 8), "--topology", "dgx-a100", "--json")
