@@ -12,7 +12,7 @@ from .paper import Stock, find_model, find_stock
 from .ranking import is_healthy
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement
-from .verdict import ChannelVerdict, FileVerdict, MeasuredVerdict
+from .verdict import OFF, ON, UNKNOWN, ChannelVerdict, FileVerdict, MeasuredVerdict
 
 # Smallest speedup worth reporting: below it, differences between runs are as large.
 _MIN_GAIN = Fraction("1.05")
@@ -150,15 +150,19 @@ class _Adviser:
             return findings
         if measured.is_above or peak.share is None:
             return [*findings, _explain_above(measured)]
-        if peak.share >= limits.near:
+        if peak.share >= measured.near:
             if findings:  # what falls at large sizes is not to be left alone
                 return findings
+            if measured.is_held_against_nvls:
+                return [_leave_nvls_alone(measured)]
             return [_leave_alone(name, f"{name} as measured", peak.share, limits)]
         own = [
             c
             for c in self.verdict.communicators
             if c.communicator.ranks == measured.ranks and c.judged(name) is not None
         ]
+        if measured.is_held_against_nvls:
+            findings.append(_report_below_nvls(measured))
         if measured.options is None or any(c.taken.startswith("NVLS") for c in own):
             return findings or [_report_no_option(name, f"{name} as measured", peak.share)]
         fastest = max(
@@ -360,6 +364,43 @@ def _leave_alone(collective: str, what: str, share: float, limits: Limits) -> Fi
     return FileFinding(f"near-bound-{collective}", text, "nothing: leave it alone")
 
 
+def _describe_nvls(measured: MeasuredVerdict) -> str:
+    limits, peak = measured.limits, measured.peak
+    assert limits is not None
+    without = peak.measured.algbw_GBps / float(limits.one_way_GBps)
+    known = (
+        "whether NVLS was on is not known"
+        if measured.nvls == UNKNOWN
+        else f"NVLS was {measured.nvls}"
+    )
+    if without > limits.most:
+        known = f"NVLS was on, as {gbps(limits.one_way_GBps)} GB/s are the most without it"
+    else:
+        known += f"; without it the bound is {gbps(limits.one_way_GBps)} GB/s, of which this is "
+        known += percent(without)
+    return (
+        f"{measured.collective} as measured is {percent(peak.share or 0.0)} of the "
+        f"{gbps(measured.held_GBps)} GB/s that are the bound if NVSwitches add (NVLS): {known}"
+    )
+
+
+def _leave_nvls_alone(measured: MeasuredVerdict) -> FileFinding:
+    text = f"{_describe_nvls(measured)}; healthy machines measure from {percent(measured.near)} on"
+    return FileFinding(f"near-bound-{measured.collective}", text, "nothing: leave it alone")
+
+
+def _report_below_nvls(measured: MeasuredVerdict) -> FileFinding:
+    text = f"{_describe_nvls(measured)}; healthy machines measure from {percent(measured.near)} on"
+    advice = {
+        ON: "look for slow NVLinks or NICs (topo-probe can measure them), other jobs, and whether "
+        "the largest size was large enough",
+        OFF: "let NCCL use NVLS: unset NCCL_NVLS_ENABLE and NCCL_ALGO",
+        UNKNOWN: "see whether NCCL uses NVLS (NCCL_DEBUG=INFO names it in the log); "
+        "NCCL_NVLS_ENABLE=0, NCCL_ALGO, or a fabric manager that does not run keep it from that",
+    }[measured.nvls or UNKNOWN]
+    return FileFinding(f"below-nvls-{measured.collective}", text, advice)
+
+
 def _report_no_option(collective: str, what: str, share: float) -> FileFinding:
     return FileFinding(
         f"below-bound-{collective}",
@@ -373,9 +414,9 @@ def _explain_above(measured: MeasuredVerdict) -> FileFinding:
     limits, peak = measured.limits, measured.peak
     assert limits is not None
     algbw, in_network = peak.measured.algbw_GBps, limits.in_network_GBps
-    if in_network and limits.any_way_GBps < in_network and algbw <= float(in_network) * ROUNDING:
+    if in_network and measured.held_GBps < in_network and algbw <= float(in_network) * ROUNDING:
         why = (
-            "probably that no switch adds: NVLS lets NVSwitches add, and then the bound is "
+            "probably that no switch adds: NVLS and SHARP let switches add, and then the bound is "
             f"{gbps(in_network)} GB/s ({percent(algbw / float(in_network))} of it); "
             f"{limits.possible}"
         )
@@ -396,6 +437,6 @@ def _explain_above(measured: MeasuredVerdict) -> FileFinding:
     return FileFinding(
         f"above-bound-{measured.collective}",
         f"{measured.collective} was measured at {gbps(algbw)} GB/s, more than the bound of "
-        f"{gbps(limits.one_way_GBps)} GB/s, which is withdrawn: an assumption of it is wrong",
+        f"{gbps(measured.held_GBps)} GB/s, which is withdrawn: an assumption of it is wrong",
         why,
     )

@@ -11,7 +11,7 @@ from .options import ROUNDING, Limits, Options
 from .paper import write_model
 from .rates import Rate
 from .reading import FileFinding
-from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
+from .verdict import UNKNOWN, ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
 # Most rows of a table of measurements: the largest sizes, at which bandwidth decides.
 _MAX_ROWS = 12
@@ -82,6 +82,8 @@ def _describe_limits(collective: str, limits: Limits) -> str:
         text += f"; {gbps(limits.any_way_GBps)} with multipath"
     if limits.in_network_GBps is not None and limits.in_network_GBps > limits.any_way_GBps:
         text += f"; {gbps(limits.in_network_GBps)} if switches add (NVLS, SHARP)"
+    if limits.counts_nvls and limits.nvls_GBps not in (None, limits.in_network_GBps):
+        text += f"; {gbps(limits.nvls_GBps or 0)} if NVSwitches alone add (NVLS)"
     return text + (f"; it depends on {limits.rates}" if limits.rates else "")
 
 
@@ -133,6 +135,11 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
             f"{head}; GPUs {measured.rank_map.how if measured.rank_map else ''}",
             _describe_limits(measured.collective, measured.limits),
         ]
+        if measured.is_held_against_nvls:
+            lines.append(
+                f"    shares are of the {gbps(measured.held_GBps)} GB/s with NVLS, which was "
+                f"{'on or off: unknown' if measured.nvls == UNKNOWN else measured.nvls}"
+            )
     lines.append(f"    {'size':>10} {'algbw':>9} {'busbw':>9} {'of bound':>9} {'plan':>9}")
     fastest: dict[tuple[int, str], MeasuredRow] = {}
     # The first of equally fast rows is shown; a sort keeps their order.
@@ -277,6 +284,7 @@ def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
         "one_way_GBps": float(limits.one_way_GBps),
         "any_way_GBps": float(limits.any_way_GBps),
         "in_network_GBps": None if in_network is None else float(in_network),
+        "nvls_GBps": None if limits.nvls_GBps is None else float(limits.nvls_GBps),
         "kind": limits.kind,
         "assumption": limits.assumption,
         "rests_on": limits.rates,
@@ -352,6 +360,8 @@ def _measured_json(measured: MeasuredVerdict) -> dict[str, Any]:
         "not_judged": measured.why_not or None,
         "placed": measured.rank_map and measured.rank_map.how,
         "share": peak.share,
+        "held_against": "nvls" if measured.is_held_against_nvls else "one-way",
+        "nvls": measured.nvls,
         "above_bound": measured.is_above,
         "peak": {"size_bytes": peak.measured.size_bytes, "algbw_GBps": peak.measured.algbw_GBps},
         "rows": [
