@@ -49,6 +49,9 @@ class StockRing:
     Raise InfeasibleError for other collectives, and if no order of ranks has routes.
     """
 
+    _limit: StockRate | None = None
+    assumes: tuple[str, ...] = ()
+
     def __init__(self, collective: Collective, router: Router) -> None:
         self._topology, self._collective, self._router = router.topology, collective, router
         self._host, self._order = host_of(router.topology), find_order(router)
@@ -60,8 +63,6 @@ class StockRing:
         self._schedule: Schedule | None = None
         self._modelled: dict[str, list[Cost]] = {}
         self.name = "stock"
-        self.assumes: tuple[str, ...] = ()
-        self._limit: StockRate | None = None
         self._model, self.reason = self._find_model()
         if self._limit is not None:
             self.what, self.assumes = self._limit.basis, self._limit.assumes

@@ -171,7 +171,7 @@ def _find_border(topology: Topology, hosts: list[list[str]]) -> Fraction:
             whole.add_edges_from(("from", gpu) for gpu in host)
             whole.add_edges_from((gpu, "to") for gpu in everyone.difference(host))
             least.append(nx.maximum_flow_value(whole, "from", "to"))
-    return Fraction(min(least), scale)
+    return Fraction(int(min(least)), scale)
 
 
 def _find_slowest_gpu(topology: Topology) -> Fraction:
