@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ...topo.errors import InfeasibleError, InputError
+from ...topo.formats.nccl_xml import is_amd
 from ...topo.routes import Router
 from ..channels.channels import CHAIN, RING, Channels, schedule_channels
 from ..cost.affine import Cost, costs_between_gpus, tighten
@@ -110,9 +111,9 @@ class StockRing:
             self._modelled = self._cost_rccl(rccl)
             reason = f"RCCL: {rccl.reason or 'its search is not modelled here'}"
         else:
-            reason = model.reason
-            rate = rate_stock(self._collective.name, self._topology)
+            reason, rate = model.reason, rate_stock(self._collective.name, self._topology)
             if isinstance(rate, StockRate):
+                library = "stock RCCL" if is_amd(self._topology) else library
                 self._limit, self._modelled = rate, {"rings": self._cost_limit(rate)}
             elif self._collective.name in _RINGS:
                 reason = rate.reason

@@ -122,7 +122,7 @@ def _limit_between_hosts(collective: str, topology: Topology) -> StockRate | Not
         return NotModelled("the topology has ranks without a GPU")
     if not any(device.kind == "switch" for device in topology.devices):
         return NotModelled("no switch joins the hosts: NCCL needs settings there")
-    n, count = len(topology.ranks), len(hosts)
+    n, count, adds = len(topology.ranks), len(hosts), False
     try:
         narrowest = cut_bound(Collective("allreduce", n), topology).algbw_GBps
     except TopoplanError as error:
@@ -136,7 +136,9 @@ def _limit_between_hosts(collective: str, topology: Topology) -> StockRate | Not
         inside = gpu if adds else gpu / 2
         limits[TREES] = min(narrowest, border if count == 2 else border / 2, inside)
     shape = max(limits, key=lambda each: limits[each])
+    by_nvls = ("NVSwitches add (NVLS)",) if shape == TREES and adds else ()
     assumes = (
+        *by_nvls,
         f"the narrowest cut between GPUs, of {float(narrowest):g} GB/s, is used fully, in both "
         "directions",
         "links inside the hosts limit nothing else",
