@@ -31,6 +31,8 @@ _LARGE = 1 << 30
 _MAX_NAMED = 16
 # Transfers of a schedule that are listed: a longer list would hide its figures.
 _MAX_ROWS = 64
+# What is said of a bound that the time limit kept from being as low as it could be.
+CUT_SHORT = "search cut short, so the true limit may be lower"
 # The columns of a plan's table.
 _TITLES = (
     *("sizes from", "to", "strategy", "chunks", "steps", "rounds", "trees", "segments"),
@@ -134,9 +136,12 @@ def reproducible_text(bracketing: str) -> str:
 def limit_text(limit: Bound) -> str:
     """Return a bound's algbw in GB/s as text without a unit: "42.67 (exactly 128/3)".
 
-    The fraction is only added if it is short.
+    The fraction is only added if it is short. A bound whose search was cut short says so instead:
+    "115 (search cut short, so the true limit may be lower)".
     """
     exact = limit.algbw_GBps
+    if limit.is_cut_short:
+        return f"{float(exact):.4g} ({CUT_SHORT})"
     is_short = 1 < exact.denominator < 10**6
     return f"{float(exact):.4g}" + (f" (exactly {exact})" if is_short else "")
 
@@ -210,6 +215,8 @@ def help_lines(
         return ["without help: no schedule, as they reach each other only through other GPUs"]
     ratio = float(with_helpers.algbw_GBps / alone.algbw_GBps)
     worth = f"{ratio:.3g} times as much with help" if ratio > 1 else "help adds nothing"
+    if with_helpers.is_cut_short or alone.is_cut_short:
+        worth = "what help adds is not known"
     if helpers:
         return [f"without help: at most {limit_text(alone)} GB/s algbw; {why_text(alone)}; {worth}"]
     return [

@@ -60,10 +60,10 @@ class Lever:
 
     `gain_GBps` is the most that the bound can rise per GB/s added to the link in both directions
     (the link's price in the dual, valid until other links become the bottleneck). `wider_GBps` is
-    the bound in GB/s with this link a tenth wider, None if it was not computed. `alike` is the
-    number of links with the same price and bandwidth. If the link alone does not raise the bound
-    (`helps_alone` is False), `together_GBps` is the bound with all `peers` links of its role in the
-    machine a tenth wider.
+    the bound in GB/s with this link a tenth wider, None if it was not computed to the end. `alike`
+    is the number of links with the same price and bandwidth. If the link alone does not raise the
+    bound (`helps_alone` is False), `together_GBps` is the bound with all `peers` links of its role
+    in the machine a tenth wider.
     """
 
     a: str
@@ -85,7 +85,8 @@ class Explanation:
     remain without the priced links. `across_GBps` is the bandwidth of the links between the parts
     in one direction. If prices differ by direction (`directed`), it is the bandwidth of all priced
     links between the parts, each in the directions that have a price. `reached[strategy]` are algbw
-    in GB/s at SIZES.
+    in GB/s at SIZES. If the search for the bound was cut short (`is_cut_short`), other links may be
+    the true bottleneck, and there are no levers.
     """
 
     kind: str
@@ -94,10 +95,13 @@ class Explanation:
     levers: tuple[Lever, ...]
     reached: dict[str, tuple[float, ...]]
     directed: bool = False
+    is_cut_short: bool = False
 
     @property
     def bottleneck(self) -> str:
         """The bottleneck and its bandwidth in words."""
+        if self.is_cut_short:
+            return "not known: the time limit stopped the search for the bound; a longer one helps"
         parts = self.parts
         if self.kind.endswith("cut"):
             what = f"the cut from {parts[0]} to {parts[1]}"
@@ -114,6 +118,7 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""
         return {
+            **({"cut_short": True} if self.is_cut_short else {}),
             "bottleneck": {
                 "kind": self.kind,
                 "parts": [{"gpus": list(p.gpus), "others": list(p.others)} for p in self.parts],
@@ -153,7 +158,7 @@ def explain(
     """Explain what limits the bound `limit`, from its certificate, and compare `candidates`.
 
     `candidates` are schedules with their costs, of any strategies. The remaining `effort` is spent
-    on the bounds with wider links.
+    on the bounds with wider links. Nothing is advised by a bound whose search was cut short.
     """
     topology = router.topology
     parts: tuple[BottleneckPart, ...]
@@ -185,9 +190,10 @@ def explain(
         limit.kind,
         parts,
         across,
-        _find_levers(prices, collective, router, limit, effort),
+        () if limit.is_cut_short else _find_levers(prices, collective, router, limit, effort),
         _best_algbw(candidates),
         directed,
+        limit.is_cut_short,
     )
 
 
@@ -283,7 +289,7 @@ def _find_levers(
         if number < _TRIED_LINKS and not effort.is_over("wider links"):
             share = 1 / (_TRIED_LINKS - number)
             wider = _bound_with_wider(peers, collective, router, effort, share)
-            alone = wider > limit.algbw_GBps * (1 + _NOTHING)
+            alone = wider is None or wider > limit.algbw_GBps * (1 + _NOTHING)
             # If other links are as narrow, only all of them together raise the bound.
             if not alone and not effort.is_over("wider links"):
                 peers = _find_peers(links[0], router.topology)
@@ -299,17 +305,21 @@ def _bound_with_wider(
     router: Router,
     effort: Effort,
     share_of_clock: float,
-) -> Fraction:
-    """Return the bound in GB/s with all links between some pairs of devices a tenth wider."""
+) -> Fraction | None:
+    """Return the bound in GB/s with all links between some pairs of devices a tenth wider.
+
+    It is None if the clock stopped the search: what was found until then may be far too high.
+    """
     links = tuple(
         replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER) if {x.src, x.dst} in pairs else x
         for x in router.topology.links
     )
-    return find_bounds(
+    wider = find_bounds(
         collective,
         router.on(replace(router.topology, links=links)),
         effort.grant(_WIDER_WORK_S, share_of_clock),
-    ).single_path.algbw_GBps
+    ).single_path
+    return None if wider.is_cut_short else wider.algbw_GBps
 
 
 def _find_peers(pair: _Link, topology: Topology) -> set[frozenset[str]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from .clock import pace
 from .devices import (
     DEVICE_KINDS,
     SWITCH_FAMILIES,
@@ -121,7 +122,7 @@ class Topology:
         It is the sum over all parallel links. Pairs without a direct link are missing.
         """
         total: dict[tuple[str, str], Fraction] = {}
-        for link in self.links:
+        for link in pace(self.links, "adding up links"):
             key, rate = (link.src, link.dst), link.bandwidth_GBps
             total[key] = total[key] + rate if key in total else rate
         return total

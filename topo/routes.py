@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import lcm
 
+from .clock import pace
 from .exact import fraction_gcd
 from .graph import Topology
 
@@ -57,7 +58,7 @@ class Router:
         width = {c: -i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
         hops = {
             link: (link[1], int(topology.latency_us[link] * scale), width[capacity])
-            for link, capacity in topology.capacity_GBps.items()
+            for link, capacity in pace(topology.capacity_GBps.items(), "reading links for routes")
         }
         self._between = {
             device: [hops[device, near] for near in neighbours if near not in self._gpus]

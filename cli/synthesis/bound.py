@@ -11,6 +11,7 @@ from ...synth.describe import assumption_lines, bounds_text, help_lines
 from ...synth.groups.bounds import GroupBounds, find_group_bounds
 from ...synth.groups.ranks import group_on
 from ...synth.numeric.effort import Effort
+from ...topo.clock import limit_time
 from ...topo.derived.degrade import Change, degrade
 from ...topo.errors import InfeasibleError
 from ...topo.files import write_whole
@@ -41,8 +42,8 @@ _EMPTY = (
 
 def run_bound(job: SynthRun) -> None:
     """Compute the bounds and print them as text, or as JSON with --json."""
-    with job.search() as say:
-        effort = Effort(job.args.time_limit)
+    with job.search() as say, limit_time(job.started, job.args.time_limit, say):
+        effort = Effort(job.args.time_limit, began=job.started)
         group: GroupBounds | None = None
         if job.collective.has_all_gpus:
             bounds = find_bounds(job.collective, job.router, effort, say)

@@ -129,9 +129,11 @@ def _list_worth(worth: HelpersWorth, *, has_helpers: bool) -> list[str]:
     who = "helpers" if has_helpers else "all other GPUs as helpers, which this plan may not use,"
     if alone is None:
         lines = [f"{who} are what connects the members: at most {helped:.4g} GB/s algbw with them"]
+    elif worth.ratio is None:
+        lines = ["what helpers are worth is not known: the search for a bound was cut short"]
     else:
         lines = [
-            f"{who} are worth {helped / float(alone):.3g} times the bound: at most "
+            f"{who} are worth {float(worth.ratio):.3g} times the bound: at most "
             f"{float(alone):.4g} GB/s algbw without help, {helped:.4g} with it"
         ]
     if worth.from_bytes is not None and worth.time_alone_s is not None:
@@ -155,6 +157,8 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
     from rich.markup import escape
 
     levers = explanation.levers[:_MAX_LISTED]
+    if not levers:
+        return
     # The last column appears only if some links help together.
     titles = (
         "link",

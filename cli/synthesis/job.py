@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
 from ...synth.ir.collective import spell_ranks
 from ...synth.sizes import parse_size
+from ...topo.clock import limit_time
 from ...topo.derived.stripes import describe_merged
 from ...topo.output_head import output_head
 from ...topo.pictures.cables import describe_rates
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 # Columns of a table in a file or a pipe, unless COLUMNS sets them.
 WIDTH = 200
+# Seconds that reading a machine may take whatever the time limit, which is meant for searches.
+_LEAST_READING_S = 2.0
 # A gap below this is rounding, and shown as 0.
 NO_GAP = 1e-6
 Section = Callable[["Console"], None]
@@ -216,14 +219,14 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     from ...synth.groups.ranks import group_on, parse_ranks
     from ...synth.ir.collective import collective_on
     from ...topo.derived.degrade import Change, degrade, move_root
-    from ...topo.loader.resolve import load, load_for_planning
+    from ...topo.loader.resolve import load_for_planning
 
     started, cpu_started_s = time.monotonic(), measure_cpu_s()
     size = 0 if args.size is None else parse_size(args.size)
     helpers: tuple[int, ...] | None = None
-    drawn = load(args.topology)
+    progress = ProgressReporter(PROG, args)
+    drawn, machine, given_router = _read_machine(args, started, progress)
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
-    machine, given_router = load_for_planning(drawn)
     # Changes come first: they name devices as drawn, and a switch with a slow link has no equal.
     topology, router = (
         load_for_planning(degrade(drawn, change)) if change else (machine, given_router)
@@ -257,9 +260,30 @@ def make_job(args: argparse.Namespace) -> SynthRun:
         started,
         cpu_started_s,
         size,
-        ProgressReporter(PROG, args),
+        progress,
         helpers=_choose_helpers(args, collective, topology) if helpers is None else helpers,
     )
+
+
+def _read_machine(
+    args: argparse.Namespace, started: float, progress: ProgressReporter
+) -> tuple[Topology, Topology, Router]:
+    """Return the machine as drawn, and the one to plan for with its router.
+
+    A bound alone keeps the time limit, of which building a large machine is a part. Raise
+    TimeLimitError if that takes longer.
+    """
+    from ...topo.loader.resolve import load, load_for_planning
+
+    if not args.bound_only:
+        drawn = load(args.topology)
+        return drawn, *load_for_planning(drawn)
+    with (
+        progress.follow("reading the machine ...", args.time_limit) as work,
+        limit_time(started, args.time_limit, work.say, least_s=_LEAST_READING_S),
+    ):
+        drawn = load(args.topology)
+        return drawn, *load_for_planning(drawn)
 
 
 def _read_demands(
@@ -296,7 +320,8 @@ def measure_cpu_s() -> float:
 def bound_json(limit: Bound, topology: Topology) -> dict[str, Any]:
     """Return a bound as JSON data: algbw in GB/s as float and exact text, kind and certificate.
 
-    `assumes` lists the rates that it depends on and that nothing states.
+    `assumes` lists the rates that it depends on and that nothing states. `cut_short` is
+    there, and true, if the time limit stopped the search for it.
     """
     from ...synth.bounds.assumptions import list_assumptions
 
@@ -306,6 +331,7 @@ def bound_json(limit: Bound, topology: Topology) -> dict[str, Any]:
         "kind": limit.kind,
         "certificate": dict(limit.certificate),
         "assumes": [str(assumption) for assumption in list_assumptions(limit, topology)],
+        **({"cut_short": True} if limit.is_cut_short else {}),
     }
 
 

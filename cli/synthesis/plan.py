@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...synth.bounds.in_network import bound_in_network
-from ...synth.describe import show_us
+from ...synth.describe import limit_text, show_us
 from ...synth.groups.synthesize import synthesize_any
 from ...synth.plan import Plan
 from ...synth.planner.synthesize import Synthesis
@@ -143,28 +143,34 @@ def report(
 
 
 def _healthy_json(job: SynthRun, plan: Plan, healthy: Plan) -> dict[str, Any]:
-    """Return the figures of the original machine, and the ratios of the present figures to them."""
+    """Return the figures of the original machine, and the ratios of the present figures to them.
+
+    `bound_ratio` is None if the search for one of the two bounds was cut short.
+    """
     entry = healthy.entry_for(job.size)
     time_s = healthy.time_s(entry, job.size)
     now_s = plan.time_s(plan.entry_for(job.size), job.size)
-    before = healthy.bound_one_way.algbw_GBps
+    now, before = plan.bound_one_way, healthy.bound_one_way
+    is_known = not (now.is_cut_short or before.is_cut_short)
     return {
         "topology": healthy.topology.name,
-        "bound_GBps": float(before),
+        "bound_GBps": float(before.algbw_GBps),
         "strategy": entry.schedule.strategy,
         "predicted_time_s": time_s,
-        "bound_ratio": float(plan.bound_one_way.algbw_GBps / before),
+        "bound_ratio": float(now.algbw_GBps / before.algbw_GBps) if is_known else None,
         "time_ratio": now_s / time_s if time_s else None,
     }
 
 
 def _print_healthy(console: Console, job: SynthRun, plan: Plan, healthy: Plan) -> None:
     figures = _healthy_json(job, plan, healthy)
+    ratio = figures["bound_ratio"]
+    share = "of unknown share" if ratio is None else f"{ratio:.1%} of that"
     print_lines(
         console,
-        f"before the change, {figures['topology']}: at most {figures['bound_GBps']:.4g} "
+        f"before the change, {figures['topology']}: at most {limit_text(healthy.bound_one_way)} "
         f"GB/s, {figures['strategy']} predicted {show_us(figures['predicted_time_s'])} us "
-        f"at {show_size(job.size)}; now the bound is {figures['bound_ratio']:.1%} of that, "
+        f"at {show_size(job.size)}; now the bound is {share}, "
         f"the time {figures['time_ratio']:.3g} times as long",
     )
 

@@ -64,6 +64,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import product
 from math import lcm
 from operator import add
 from typing import Annotated, Any, Literal, get_args
@@ -72,6 +73,7 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
+from ...topo.clock import pace
 from ...topo.errors import VerificationError
 from ...topo.exact import fraction_to_json, parse_fraction
 from ...topo.graph import Topology
@@ -112,12 +114,19 @@ class CertificateFields(Struct, forbid_unknown_fields=True):
     ] = UNSET
 
 
+CutShort = Annotated[
+    Literal[True] | UnsetType,
+    Meta(description="the time limit stopped the search: a longer one may prove a lower rate"),
+]
+
+
 class BoundFields(Struct, forbid_unknown_fields=True):
     """The JSON of a bound: no schedule takes less than `s_per_GB` seconds per GB of buffer."""
 
     s_per_GB: Fraction
     kind: Literal["cut", "prices", "tree-prices"]
     certificate: CertificateFields
+    cut_short: CutShort = UNSET
 
 
 class SinglePathBoundFields(Struct, forbid_unknown_fields=True):
@@ -126,6 +135,7 @@ class SinglePathBoundFields(Struct, forbid_unknown_fields=True):
     s_per_GB: Fraction
     kind: Literal["cut", "prices", "tree-prices", "route-cut", "route-prices", "route-tree-prices"]
     certificate: CertificateFields
+    cut_short: CutShort = UNSET
 
 
 @dataclass(frozen=True)
@@ -133,12 +143,15 @@ class Bound:
     """A proof that no schedule takes less than `s_per_GB` seconds per GB of buffer.
 
     `certificate` is the proof. `kind` is "cut", "prices" or "tree-prices", or for single paths
-    "route-cut", "route-prices" or "route-tree-prices"; see the module's docstring.
+    "route-cut", "route-prices" or "route-tree-prices"; see the module's docstring. The bound holds
+    in any case; if `is_cut_short`, the time limit stopped the search for it, so that the true limit
+    may be lower, and nothing may be advised by it.
     """
 
     s_per_GB: Fraction
     kind: str
     certificate: Mapping[str, Any] = field(hash=False)
+    is_cut_short: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
         return f"<Bound at most {float(self.algbw_GBps):.4g} GB/s by {self.kind}>"
@@ -154,12 +167,14 @@ class Bound:
             "s_per_GB": fraction_to_json(self.s_per_GB),
             "kind": self.kind,
             "certificate": dict(self.certificate),
+            **({"cut_short": True} if self.is_cut_short else {}),
         }
 
     @classmethod
     def from_fields(cls, fields: BoundFields | SinglePathBoundFields) -> Bound:
         """Return the bound that a file declares."""
-        return cls(fields.s_per_GB, fields.kind, certificate_from_fields(fields.certificate))
+        certificate = certificate_from_fields(fields.certificate)
+        return cls(fields.s_per_GB, fields.kind, certificate, fields.cut_short is True)
 
 
 @dataclass(frozen=True)
@@ -281,7 +296,8 @@ def proved_s_per_GB(
 def keep_crossed(router: Router) -> Topology:
     """Return the router's topology without the links that no route between two GPUs crosses."""
     topology, ranks = router.topology, range(len(router.topology.ranks))
-    routes = (router.route(a, b) for a in ranks for b in ranks)
+    pairs = pace(product(ranks, ranks), "tracing routes")
+    routes = (router.route(a, b) for a, b in pairs)
     crossed = {link for route in routes if route for link in route_links(route)}
     links = (link for link in topology.links if (link.src, link.dst) in crossed)
     return replace(topology, links=tuple(links))

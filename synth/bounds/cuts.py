@@ -11,6 +11,7 @@ from math import lcm
 import numpy as np
 from ortools.graph.python import max_flow
 
+from ...topo.clock import pace
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ..forest.large.groups import find_narrow_groups
@@ -48,7 +49,7 @@ class _Flow:
 
     def __init__(self, topology: Topology) -> None:
         self._number = {d.id: i for i, d in enumerate(topology.devices)}
-        ends = [(self._number[a], self._number[b]) for a, b in topology.capacity_GBps]
+        ends = [(self._number[a], self._number[b]) for a, b in pace(topology.capacity_GBps, "cuts")]
         self._src, self._dst = np.array(ends, dtype=np.int64).T
         self._base = lcm(*(c.denominator for c in topology.capacity_GBps.values()))
         self._whole = [int(c * self._base) for c in topology.capacity_GBps.values()]

@@ -7,12 +7,14 @@ exactly, however imprecise the floats were.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import networkx as nx
 
-from ...topo.errors import InfeasibleError
+from ...topo.clock import pace
+from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
 from ...topo.routes import Router
@@ -41,6 +43,9 @@ _ROOTED_RANKS = 48
 # With more GPUs, the machine without its slow links is not used for a bound; the work allowed for
 # that bound, in seconds of an idle core, and its share of the time.
 _MENDED_RANKS, _MENDED_WORK_S, _MENDED_CLOCK = 256, 6.0, 0.4
+# With more links than the first, prices are not sought unless there is time to find and prove them:
+# .02 to .09 ms a link on full:500.
+_MANY_LINKS, _LINK_S = 50_000, 5e-5
 # If paths take at most this many times the cut's time, prices can hardly improve on the cut.
 _NEAR_CUT = 1.002
 # Most devices that a message lists.
@@ -54,7 +59,7 @@ def check_connected(collective: Collective, topology: Topology) -> None:
     """
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(topology.by_id)
-    graph.add_edges_from(topology.capacity_GBps)
+    graph.add_edges_from(pace(topology.capacity_GBps, "checking that links join all GPUs"))
     gpus = {topology.ranks[member] for member in collective.members}
     hub = topology.ranks[collective.members[0] if collective.root is None else collective.root]
     reach, reaching = nx.descendants(graph, hub) | {hub}, nx.ancestors(graph, hub) | {hub}
@@ -91,13 +96,51 @@ def bound(
 
     There must be at least two ranks. `effort` defaults to the usual limit of a plan; `progress` is
     called with lines of text. `by_link=False` is a quick form for allreduce: links that play the
-    same role in the machine then have one price. Raise InfeasibleError if the topology is not
-    connected.
+    same role in the machine then have one price. The bound says whether the clock stopped a search
+    for it. Raise InfeasibleError if the topology is not connected.
     """
-    check_connected(collective, topology)
-    effort = effort if effort is not None else Effort()
-    bounds = [cut_bound(collective, topology)]
-    bounds += _mended_bounds(collective, topology, effort, progress)
+    effort = (effort if effort is not None else Effort()).watch()
+    bounds: list[Bound] = []
+    try:
+        check_connected(collective, topology)
+        bounds.append(cut_bound(collective, topology))
+        if _has_time_for_prices(topology, effort):
+            bounds += _price_bounds(collective, topology, effort, progress, bounds[0], by_link)
+    except TimeLimitError:  # of a step that no search's allowance stops
+        effort.record_cut("prices of links" if bounds else "cuts")
+        bounds = bounds or [_bound_of_hub(collective, topology)]
+    return replace(max(bounds, key=lambda b: b.s_per_GB), is_cut_short=bool(effort.cut_short))
+
+
+def _has_time_for_prices(topology: Topology, effort: Effort) -> bool:
+    """Return whether prices can be found and proved in the time left; record it if not."""
+    links = len(topology.links)
+    if links <= _MANY_LINKS or effort.clock_s > links * _LINK_S:
+        return True
+    effort.record_cut("prices of links")
+    return False
+
+
+def _bound_of_hub(collective: Collective, topology: Topology) -> Bound:
+    """Return the bound of the cut around the root's GPU, or around the first member's.
+
+    It is quick for any number of links.
+    """
+    hub = topology.ranks[collective.members[0] if collective.root is None else collective.root]
+    receives = collective.name in ("reduce", "gather", "allgather")
+    return bound_of_cut(topology.by_id.keys() - {hub} if receives else {hub}, collective, topology)
+
+
+def _price_bounds(
+    collective: Collective,
+    topology: Topology,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+    cut: Bound,
+    by_link: bool,
+) -> list[Bound]:
+    """Return the bounds that prices prove, of the kinds that the collective has on the machine."""
+    bounds = _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology, collective):
         bounds += _joined_prices(collective, topology, effort, progress, by_link=by_link)
     elif collective.ranks > MAX_TERMINALS and not collective.has_all_gpus:
@@ -109,10 +152,10 @@ def bound(
     elif collective.name == "allreduce":
         bounds += _allreduce_prices(collective, topology, effort, progress, by_link=by_link)
     elif collective.name == "alltoall":
-        bounds += _alltoall_prices(collective, topology, effort, progress, bounds[0].s_per_GB)
+        bounds += _alltoall_prices(collective, topology, effort, progress, cut.s_per_GB)
     elif not _balanced(topology):
         bounds += _tree_prices(collective, topology, effort, progress)
-    return max(bounds, key=lambda b: b.s_per_GB)
+    return bounds
 
 
 def _mended_bounds(

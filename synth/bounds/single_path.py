@@ -9,8 +9,10 @@ scatter) of more than SINGLE_PATH_ROOTS. Every multipath bound holds for single 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
+from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
@@ -73,29 +75,40 @@ def find_single_path_bound(
     prove more, or a cut that counts only the links that routes cross.
     """
     topology, best = router.topology, multipath
+    effort = (effort if effort is not None else Effort()).watch()
     for priced in _prove_by_prices(collective, router, effort, progress):
         # A later kind must prove more.
         best = priced if priced.s_per_GB > best.s_per_GB * _TIGHTER else best
     if has_single_paths(topology, collective, _CROSSED_RANKS):
+        cut = _prove_by_cut(collective, router, effort)
+        best = cut if cut is not None and cut.s_per_GB > best.s_per_GB * _TIGHTER else best
+    return replace(best, is_cut_short=True) if effort.cut_short else best
+
+
+def _prove_by_cut(collective: Collective, router: Router, effort: Effort) -> Bound | None:
+    """Return the bound of a cut that counts only links on routes, None if routes cross all."""
+    topology = router.topology
+    try:
         narrowed = keep_crossed(router)
-        if len(narrowed.links) < len(topology.links):
-            inside = cut_bound(collective, narrowed).certificate
-            cut = bound_of("route-cut", inside, collective, topology, router)
-            best = cut if cut.s_per_GB > best.s_per_GB * _TIGHTER else best
-    return best
+        if len(narrowed.links) == len(topology.links):
+            return None
+        inside = cut_bound(collective, narrowed).certificate
+        return bound_of("route-cut", inside, collective, topology, router)
+    except TimeLimitError:
+        effort.record_cut("cuts of routes")
+        return None
 
 
 def _prove_by_prices(
     collective: Collective,
     router: Router,
-    effort: Effort | None,
+    effort: Effort,
     progress: Callable[[str], None] | None,
 ) -> list[Bound]:
     """Return the best bound of each kind that prices over the hardware's routes prove."""
     topology, n, out = router.topology, collective.ranks, list[Bound]()
     if not has_single_paths(topology, collective):
         return out
-    effort = effort if effort is not None else Effort()
     routes = OwnRoutes(router)
     for shape, kind in _list_shapes(collective, routes):
         packing = SinglePathPacking(routes, collective, shape)

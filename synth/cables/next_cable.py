@@ -51,18 +51,29 @@ class NextCable:
 class NextCables:
     """The cables that could be added, the most useful first, beside the present bound.
 
-    `nccl_GBps` is what stock NCCL's rings reach now, None if stock NCCL does not start.
+    `nccl_GBps` is what stock NCCL's rings reach now, None if stock NCCL does not start. If the
+    search for the bound was cut short (`is_cut_short`), no cables are compared; those whose own
+    search was (`left_out` pairs of hosts) are left out.
     """
 
     bound_GBps: Fraction
     nccl_GBps: Fraction | None
     cables: tuple[NextCable, ...]
+    is_cut_short: bool = False
+    left_out: int = 0
 
     def list_lines(self) -> list[str]:
         """Return a line on the cable that helps most, and one on what needs no further port."""
+        if self.is_cut_short:
+            return ["next cable: not known, as the time limit stopped the search for the bound"]
+        pairs = f"{self.left_out} pair{'s' * (self.left_out > 1)} of hosts"
+        left_out = [f"next cable: {pairs} not compared: the search met its limit"] * (
+            self.left_out > 0
+        )
         best = next((x for x in self.cables if self._helps(x)), None)
         if best is None:
-            return ["next cable: no single one raises the bound, or helps stock NCCL"]
+            none = "next cable: no single one raises the bound, or helps stock NCCL"
+            return [*([none] if self.cables or not left_out else []), *left_out]
         lines = [f"next cable: {self._describe(best)}"]
         possible = next((x for x in self.cables if self._helps(x) and not x.needs), None)
         if best.needs:
@@ -70,7 +81,7 @@ class NextCables:
                 "next cable without another port: "
                 + ("none helps" if possible is None else self._describe(possible))
             )
-        return lines
+        return lines + left_out
 
     def _helps(self, cable: NextCable) -> bool:
         return cable.bound_GBps > self.bound_GBps * (1 + _NOTHING) or (
@@ -96,6 +107,7 @@ class NextCables:
         return {
             "bound_one_way": float(self.bound_GBps),
             "nccl_GBps": _to_json(self.nccl_GBps),
+            **({"cut_short": True} if self.is_cut_short or self.left_out else {}),
             "next": [
                 {
                     "hosts": list(x.hosts),
@@ -115,17 +127,23 @@ def find_next_cables(
     """Return what each cable that could be added to some hosts does to the bound and to NCCL.
 
     A cable is like those that its hosts have. Pairs of hosts between which it does the same, in
-    machines of the same shape, are tried once. `bound` is the present single-path bound. Raise
-    InfeasibleError if cables do not join hosts.
+    machines of the same shape, are tried once. `bound` is the present single-path bound. Bounds
+    whose search was cut short are compared with nothing. Raise InfeasibleError if cables do not
+    join hosts.
     """
     hosts = read_hosts(topology)
+    nccl_GBps = _rate_nccl(hosts, collective.name)
+    if bound.is_cut_short:
+        return NextCables(bound.algbw_GBps, nccl_GBps, (), is_cut_short=True)
+    left_out = 0
     tried: dict[tuple[str, tuple[bool, bool]], NextCable] = {}
-    values: dict[str, tuple[Fraction, Fraction | None]] = {}
+    values: dict[str, tuple[Fraction | None, Fraction | None]] = {}
     shapes: dict[tuple[int, Fraction], str] = {}
     orbits = _find_orbits(hosts)
     for a, b in combinations(range(hosts.count), 2):
         if effort.is_over("next cable"):
-            break
+            left_out += 1
+            continue
         # As wide as the slower host's cables.
         rate_GBps = min(x.bandwidth_GBps for host in (a, b) for x in _find_widest(hosts, host))
         alike = orbits[a, b], rate_GBps
@@ -145,11 +163,16 @@ def find_next_cables(
                 _find_bound_GBps(wider, collective, bound, grant),
                 _rate_nccl(read_hosts(wider), collective.name),
             )
-        tried[key] = NextCable((hosts.names[a], hosts.names[b]), free, *values[shape])
+        raised_GBps, nccl_then_GBps = values[shape]
+        if raised_GBps is None:
+            left_out += 1
+            continue
+        names = hosts.names[a], hosts.names[b]
+        tried[key] = NextCable(names, free, raised_GBps, nccl_then_GBps)
     ordered = sorted(
         tried.values(), key=lambda x: (-x.bound_GBps, -(x.nccl_GBps or 0), len(x.needs))
     )
-    return NextCables(bound.algbw_GBps, _rate_nccl(hosts, collective.name), tuple(ordered))
+    return NextCables(bound.algbw_GBps, nccl_GBps, tuple(ordered), left_out=left_out)
 
 
 def _find_orbits(hosts: CabledHosts) -> dict[tuple[int, int], int]:
@@ -173,8 +196,8 @@ def _find_orbits(hosts: CabledHosts) -> dict[tuple[int, int], int]:
 
 def _find_bound_GBps(
     wider: Topology, collective: Collective, bound: Bound, effort: Effort
-) -> Fraction:
-    """Return the single-path bound with one more cable.
+) -> Fraction | None:
+    """Return the single-path bound with one more cable, None if its search was cut short.
 
     A cable lowers no bound, so that there is nothing to search if the proof of the present one
     still holds.
@@ -183,7 +206,8 @@ def _find_bound_GBps(
     proved = proved_s_per_GB(bound.kind, bound.certificate, collective, wider, router)
     if proved >= bound.s_per_GB:
         return bound.algbw_GBps
-    return find_bounds(collective, router, effort).single_path.algbw_GBps
+    raised = find_bounds(collective, router, effort).single_path
+    return None if raised.is_cut_short else raised.algbw_GBps
 
 
 def _rate_nccl(hosts: CabledHosts, collective: str) -> Fraction | None:

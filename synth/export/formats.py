@@ -15,11 +15,11 @@ from ..cables.mlx import write_mlx
 from ..cables.nccl_env import advise_nccl
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
+from ..stock.on_paper import USUAL_SIZE_bytes
 from .binary_trees import find_depth
 from .choice import ChosenGraphs, choose_graphs
 from .gpu_numbers import number_gpus
 from .graph_file import NEWEST, NcclVersion
-from .guard import USUAL_SIZE_bytes
 from .hosts.choice import ChosenHostGraphs, choose_host_graphs
 from .hosts.graph import write_host_graphs
 from .hosts.verdict import describe_host_choice, explain_host_refusal, list_host_figures
@@ -253,7 +253,7 @@ def _export_host_graphs(
     rates = ", ".join(f"{name} {float(x):.4g}" for name, x in chosen.algbw_GBps.items())
     lines = (
         f"on {network.hosts} hosts, by NCCL's own count: {rates} GB/s algbw; {chosen.fraction:.1%} "
-        "of the bound for such channels",
+        f"of the {chosen.bound_GBps:.4g} that such channels reach at most by that count",
         f"{chosen.graphs.rings.channels} channels over {len(network.nets)} NICs of each host; GPUs "
         f"by {numbers.source}",
         *remarks,

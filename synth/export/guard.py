@@ -19,8 +19,6 @@ from ..stock.system import GPU, LOCAL_kBps, PathType, build_system
 from ..stock.tuner import pick
 from .robust import LinkRates, collect
 
-# The size that files are made for unless one is given: large enough for the links to decide.
-USUAL_SIZE_bytes = 1 << 30
 # Multiples of NCCL's constant for links between CPUs at which a file must hold.
 BETWEEN_CPUS = (1, 2, 4)
 # The levels of P2P (NCCL_P2P_LEVEL) at which it must: NCCL's default, and the farthest.

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..stock.model import NotModelled
+from ..stock.on_paper import StockRate, rate_stock
 from .choice import ChosenGraphs
 from .graph_check import list_hops
 from .guard import BETWEEN_CPUS, PICKS, WORTH_WRITING
@@ -24,7 +25,7 @@ def list_choice_json(chosen: ChosenGraphs, size_bytes: int) -> dict[str, Any]:
     return {
         "routes": "nccl",
         "environment": find_environment(chosen),
-        "stock_model": stock.to_json(size_bytes),
+        "stock_model": {**stock.to_json(size_bytes), **_rate_json(chosen)},
         "picked": compared.picked,
         "speeds": "nccl" if chosen.graphs.counted_GBps else "topology",
         "over_stock": {str(f): float(compared.ratios[None, f]) for f in BETWEEN_CPUS},
@@ -35,6 +36,17 @@ def list_choice_json(chosen: ChosenGraphs, size_bytes: int) -> dict[str, Any]:
             "algbw_GBps_without": float(compared.algbw_GBps),
         },
     }
+
+
+def _rate_json(chosen: ChosenGraphs) -> dict[str, Any]:
+    rate = find_stock_rate(chosen)
+    return {} if rate is None else rate.to_json()
+
+
+def find_stock_rate(chosen: ChosenGraphs) -> StockRate | None:
+    """Return what stock reaches for the file's collective at the topology's rates, if known."""
+    rate = rate_stock(chosen.graphs.collective.name, chosen.graphs.router.topology)
+    return rate if isinstance(rate, StockRate) else None
 
 
 def find_environment(chosen: ChosenGraphs) -> dict[str, str]:
@@ -81,6 +93,11 @@ def describe_choice(chosen: ChosenGraphs, size_bytes: int) -> list[str]:
         f"file's {compared.picked} {float(compared.algbw_GBps):.4g}: {times} times stock with "
         f"links between CPUs at 1, 2, 4 times its constants"
     ]
+    if (rate := find_stock_rate(chosen)) is not None:
+        lines.append(
+            f"at the rates of the topology stock reaches {float(rate.algbw_GBps):.4g} GB/s algbw: "
+            f"{rate.basis}"
+        )
     if not chosen.nvb:
         lines.append(
             f"needs {NVB_VARIABLE}=1: its routes pass through no other GPU; without that setting "

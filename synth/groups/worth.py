@@ -27,7 +27,9 @@ class HelpersWorth:
 
     `alone_GBps` and `helped_GBps` are the single-path bounds on algbw; the former is None if the
     members reach each other only through others. `without` has the bound without one helper, by its
-    rank: None if the others then do not connect the members. `from_bytes` is the least size at
+    rank: None if the others then do not connect the members; ranks are left out whose bound could
+    not be searched to the end. `is_cut_short` is whether that holds for one of the other two, which
+    then have no ratio. `from_bytes` is the least size at
     which the plan uses helpers, None if it never does; `time_s` and `time_alone_s` are the
     predicted times at the reported size `size_bytes` with the plan, and with its fastest schedule
     without help (None if it has none).
@@ -40,6 +42,14 @@ class HelpersWorth:
     size_bytes: int
     time_s: float
     time_alone_s: float | None
+    is_cut_short: bool = False
+
+    @property
+    def ratio(self) -> Fraction | None:
+        """How many times the bound without help the one with it is; None if that is not known."""
+        if self.alone_GBps is None or self.is_cut_short:
+            return None
+        return self.helped_GBps / self.alone_GBps
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
@@ -47,7 +57,7 @@ class HelpersWorth:
         return {
             "bound_alone_GBps": None if alone is None else float(alone),
             "bound_with_helpers_GBps": float(helped),
-            "bound_ratio": None if alone is None else float(helped / alone),
+            "bound_ratio": None if self.ratio is None else float(self.ratio),
             "without": [
                 {"rank": rank, "bound_GBps": None if bound is None else float(bound)}
                 for rank, bound in self.without.items()
@@ -82,7 +92,8 @@ def find_worth(
         granted = effort.grant(_BOUND_WORK_S, 1 / (len(helpers) - number))
         try:
             limit = find_bounds(machine.collective, machine.router, granted, progress)
-            without[helper] = limit.single_path.algbw_GBps
+            if not limit.single_path.is_cut_short:
+                without[helper] = limit.single_path.algbw_GBps
         except InfeasibleError:
             without[helper] = None
     with_help = (e.min_bytes for e in plan.entries if e.schedule.helpers)
@@ -95,4 +106,5 @@ def find_worth(
         size_bytes,
         plan.time_s(plan.entry_for(size_bytes), size_bytes),
         min(alone_s, default=None),
+        helped.is_cut_short or (plan.bound_alone is not None and plan.bound_alone.is_cut_short),
     )

@@ -8,11 +8,11 @@ from ...topo.graph import Topology
 from ..place.job import WHOLE
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
-from .paper import find_model, find_stock, find_stock_range
+from .paper import Stock, find_model, find_stock, find_stock_range
 from .ranking import is_healthy
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement
-from .verdict import ChannelVerdict, FileVerdict, MeasuredVerdict
+from .verdict import OFF, ON, UNKNOWN, ChannelVerdict, FileVerdict, MeasuredVerdict
 
 # Smallest speedup worth reporting: below it, differences between runs are as large.
 _MIN_GAIN = Fraction("1.05")
@@ -160,19 +160,33 @@ class _Adviser:
         if measured.is_above or peak.share is None:
             return [*findings, _explain_above(measured)]
         if limits.guesses:
-            conditional = _report_conditional(name, f"{name} as measured", peak.share, limits)
-            return [*findings, conditional]
-        if peak.share >= limits.near:
-            if findings:  # what falls at large sizes is not to be left alone
-                return findings
-            return [_leave_alone(name, what, peak.share, limits)]
+            return [*findings, _report_conditional(name, what, peak.share, limits)]
+        if peak.share >= measured.near:
+            if measured.is_held_against_nvls:
+                well = _leave_nvls_alone(measured)
+            else:
+                well = _leave_alone(name, what, peak.share, limits)
+            return findings or [well]  # what falls at large sizes is not to be left alone
+        return self._explain_below(measured, what, findings)
+
+    def _explain_below(
+        self, measured: MeasuredVerdict, what: str, findings: list[FileFinding]
+    ) -> list[FileFinding]:
+        """Return `findings`, and others that may explain a measurement below the bound.
+
+        `what` names the measurement.
+        """
+        peak, name = measured.peak, measured.collective
+        share = peak.share or 0.0
         own = [
             c
             for c in self.verdict.communicators
             if c.communicator.ranks == measured.ranks and c.judged(name) is not None
         ]
+        if measured.is_held_against_nvls:
+            findings.append(_report_below_nvls(measured))
         if measured.options is None or any(c.taken.startswith("NVLS") for c in own):
-            return findings or [_report_no_option(name, what, peak.share)]
+            return findings or [_report_no_option(name, what, share)]
         fastest = max(
             (rate for c in own if (rate := c.judged(name))),
             key=lambda rate: rate.algbw_GBps,
@@ -183,7 +197,7 @@ class _Adviser:
             findings += _advise_on_tuner(c, name)
         now = Fraction(peak.measured.algbw_GBps)
         findings += self._offer(name, fastest, measured.options, now, measured.rank_map)
-        return findings or [_report_no_option(name, what, peak.share)]
+        return findings or [_report_no_option(name, what, share)]
 
     def _ask_which(self, names: str) -> FileFinding:
         """Report that the columns of a table do not tell two collectives apart."""
@@ -215,16 +229,15 @@ class _Adviser:
             return []
         # An offer holds whatever the guessed rates are in truth.
         span = find_stock_range(collective, rank_map.topology, channels)
-        least = max(stock[0], span[1] if span else stock[0], measured) * _MIN_GAIN
+        least = max(stock.algbw_GBps, span[1] if span else stock.algbw_GBps, measured) * _MIN_GAIN
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
         file, plan, order = (o if o and o.algbw_GBps > least else None for o in named)
 
         def write(finding: str, option: str, algbw: Fraction, advice: str) -> FileFinding:
             return FileFinding(
                 f"{finding}-{collective}",
-                f"on paper {option} reaches {gbps(algbw)} GB/s, {float(algbw / stock[0]):.2f} "
-                f"times the {gbps(stock[0])} GB/s of {stock[1]}, if every link carries the rate "
-                "that the topology gives it and GPUs reach each other directly (P2P)",
+                f"{_compare_on_paper(option, algbw, stock, measured)}, if every link carries the "
+                "rate that the topology gives it and GPUs reach each other directly (P2P)",
                 advice,
             )
 
@@ -244,7 +257,8 @@ class _Adviser:
             part = _name_group(rank_map)
             command = self.spell("topo-synth", **synth, **part, output="plan.json")
             advice = f"{prepare}{command}; then topo-run plan.json, or the hook"
-            findings.append(write("offer", "a plan", plan.algbw_GBps, advice))
+            name = "a hierarchical plan" if stock.is_limit else "a plan"
+            findings.append(write("offer", name, plan.algbw_GBps, advice))
         return findings
 
     def _name_machine(self) -> tuple[str, str]:
@@ -269,6 +283,21 @@ class _Adviser:
         }
         given = {name: value for name, value in options.items() if value}
         return self.spell("topo-place", self.verdict.machine.argument, **given)
+
+
+def _compare_on_paper(option: str, algbw: Fraction, stock: Stock, measured: Fraction) -> str:
+    """Say how much faster an option is on paper than stock, and than what was measured."""
+    times = f"{float(algbw / stock.algbw_GBps):.2f} times"
+    if not stock.is_limit:
+        return (
+            f"on paper {option} reaches {gbps(algbw)} GB/s, {times} the "
+            f"{gbps(stock.algbw_GBps)} GB/s of {stock.name}"
+        )
+    than_measured = f" and {float(algbw / measured):.2f} times what was measured" * bool(measured)
+    return (
+        f"on paper {stock.name} reaches at most {gbps(stock.algbw_GBps)} GB/s by what the hosts' "
+        f"links carry, {option} {gbps(algbw)} GB/s: {times} that{than_measured}"
+    )
 
 
 def _name_group(rank_map: RankMap) -> dict[str, str]:
@@ -307,12 +336,17 @@ def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> lis
     span = find_stock_range(measured.collective, measured.rank_map.topology, channels)
     if stock is None or span is None or algbw >= limits.near * float(span[0]):
         return []
+    # A limit between hosts says nothing of slow links inside them, which a plan would meet as well.
+    plan = measured.options.best(PLAN) if measured.options is not None else None
+    if stock.is_limit and (plan is None or plan.algbw_GBps < stock.algbw_GBps):
+        return []
+    carry = "reaches at most" if stock.is_limit else "carry"
     return [
         FileFinding(
             f"below-channels-{measured.collective}",
             f"{measured.peak_title} was measured at {gbps(algbw)} GB/s, "
-            f"{percent(algbw / float(stock[0]))} of the {gbps(stock[0])} GB/s that {stock[1]} "
-            "carry on paper",
+            f"{percent(algbw / float(stock.algbw_GBps))} of the {gbps(stock.algbw_GBps)} GB/s that "
+            f"{stock.name} {carry} on paper",
             "look for slow links (topo-probe can measure them), P2P through host memory, other "
             "jobs, and whether the largest size was large enough",
         )
@@ -375,6 +409,43 @@ def _report_conditional(collective: str, what: str, share: float, limits: Limits
     )
 
 
+def _describe_nvls(measured: MeasuredVerdict) -> str:
+    limits, peak = measured.limits, measured.peak
+    assert limits is not None
+    without = peak.measured.algbw_GBps / float(limits.one_way_GBps)
+    known = (
+        "whether NVLS was on is not known"
+        if measured.nvls == UNKNOWN
+        else f"NVLS was {measured.nvls}"
+    )
+    if without > limits.most:
+        known = f"NVLS was on, as {gbps(limits.one_way_GBps)} GB/s are the most without it"
+    else:
+        known += f"; without it the bound is {gbps(limits.one_way_GBps)} GB/s, of which this is "
+        known += percent(without)
+    return (
+        f"{measured.peak_title} as measured is {percent(peak.share or 0.0)} of the "
+        f"{gbps(measured.held_GBps)} GB/s that are the bound if NVSwitches add (NVLS): {known}"
+    )
+
+
+def _leave_nvls_alone(measured: MeasuredVerdict) -> FileFinding:
+    text = f"{_describe_nvls(measured)}; healthy machines measure from {percent(measured.near)} on"
+    return FileFinding(f"near-bound-{measured.collective}", text, "nothing: leave it alone")
+
+
+def _report_below_nvls(measured: MeasuredVerdict) -> FileFinding:
+    text = f"{_describe_nvls(measured)}; healthy machines measure from {percent(measured.near)} on"
+    advice = {
+        ON: "look for slow NVLinks or NICs (topo-probe can measure them), other jobs, and whether "
+        "the largest size was large enough",
+        OFF: "let NCCL use NVLS: unset NCCL_NVLS_ENABLE and NCCL_ALGO",
+        UNKNOWN: "see whether NCCL uses NVLS (NCCL_DEBUG=INFO names it in the log); "
+        "NCCL_NVLS_ENABLE=0, NCCL_ALGO, or a fabric manager that does not run keep it from that",
+    }[measured.nvls or UNKNOWN]
+    return FileFinding(f"below-nvls-{measured.collective}", text, advice)
+
+
 def _report_no_option(collective: str, what: str, share: float) -> FileFinding:
     return FileFinding(
         f"below-bound-{collective}",
@@ -388,9 +459,9 @@ def _explain_above(measured: MeasuredVerdict) -> FileFinding:
     limits, peak = measured.limits, measured.peak
     assert limits is not None
     algbw, in_network = peak.measured.algbw_GBps, limits.in_network_GBps
-    if in_network and limits.any_way_GBps < in_network and algbw <= float(in_network) * ROUNDING:
+    if in_network and measured.held_GBps < in_network and algbw <= float(in_network) * ROUNDING:
         why = (
-            "probably that no switch adds: NVLS lets NVSwitches add, and then the bound is "
+            "probably that no switch adds: NVLS and SHARP let switches add, and then the bound is "
             f"{gbps(in_network)} GB/s ({percent(algbw / float(in_network))} of it); "
             f"{limits.possible}"
         )
@@ -411,6 +482,6 @@ def _explain_above(measured: MeasuredVerdict) -> FileFinding:
     return FileFinding(
         f"above-bound-{measured.collective}",
         f"{measured.peak_title} was measured at {gbps(algbw)} GB/s, more than the bound of "
-        f"{gbps(limits.one_way_GBps)} GB/s, which is withdrawn: an assumption of it is wrong",
+        f"{gbps(measured.held_GBps)} GB/s, which is withdrawn: an assumption of it is wrong",
         why,
     )

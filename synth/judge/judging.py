@@ -33,7 +33,15 @@ from .reading import (
     Parents,
     Reading,
 )
-from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
+from .verdict import (
+    OFF,
+    ON,
+    UNKNOWN,
+    ChannelVerdict,
+    FileVerdict,
+    MeasuredRow,
+    MeasuredVerdict,
+)
 
 # Most communicators to judge per file: a job with several dimensions of parallelism has a handful
 # of kinds, and each costs bounds and searches.
@@ -135,6 +143,7 @@ class Judge:
             ranks or self._count_ranks(verdict, name, measurements),
             [MeasuredRow(m, None) for m in measurements],
             run=measurements[0].run,
+            seen_nvls=_find_nvls(verdict.reading),
         )
         if " or " in name:
             measured.why_not = (
@@ -156,7 +165,7 @@ class Judge:
         """Add the shares of the bound and the options; none if assumed rates are ruled out."""
         if measured.limits is None or measured.rank_map is None:
             return
-        bound = float(measured.limits.one_way_GBps)
+        bound = float(measured.held_GBps)
         if measured.is_ruled_out:
             measured.why_not = (
                 f"the bound of {bound:.4g} GB/s is withdrawn: it rests on assumed rates "
@@ -334,6 +343,21 @@ def _predict(options: Options, size_bytes: int) -> float | None:
 def _renumber(parents: Parents, gpu_of: tuple[int, ...]) -> Parents:
     parent_of = {gpu_of[rank]: gpu_of[p] if p != -1 else -1 for rank, p in enumerate(parents)}
     return tuple(parent_of[gpu] for gpu in range(len(parents)))
+
+
+def _find_nvls(reading: Reading) -> str:
+    """Return whether NVSwitches added for large allreduces: "on", "off" or "unknown"."""
+    picks = [p for p in reading.picks if p.collective in (None, "allreduce")]
+    if picks:
+        largest = max(picks, key=lambda p: p.size_bytes)
+        return ON if largest.algorithm.startswith("NVLS") else OFF
+    for finding in reading.findings:
+        names_others = (
+            finding.name == "variable-nccl_algo" and "NVLS" not in finding.message.upper()
+        )
+        if names_others or finding.name == "variable-nccl_nvls_enable":
+            return OFF
+    return ON if any(c.uses_nvls for c in reading.communicators) else UNKNOWN
 
 
 def _find_taken(reading: Reading, communicator: ObservedCommunicator) -> str:

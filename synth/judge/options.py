@@ -3,20 +3,25 @@
 Alternatives are a graph file for NCCL, one ring in the best rank order, and a plan.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError, TopoplanError
-from ...topo.graph import Link, Topology
+from ...topo.graph import Device, Link, Topology
 from ...topo.routes import Router
 from ..bounds.assumptions import Assumption, find_links, list_assumptions
-from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
+from ..bounds.certificate import Bound
+from ..bounds.in_network import (
+    bound_in_network,
+    describe_assumption,
+    describe_possible,
+    list_possible,
+)
 from ..bounds.single_path import find_bounds
 from ..export.choice import choose_graphs
 from ..export.graph_file import NEWEST
-from ..export.guard import USUAL_SIZE_bytes
 from ..groups.bounds import SubMachine
 from ..groups.synthesize import synthesize_group
 from ..ir.collective import Collective
@@ -25,6 +30,7 @@ from ..place.job import WHOLE
 from ..place.placing import place
 from ..plan import Plan
 from ..planner.synthesize import synthesize
+from ..stock.on_paper import USUAL_SIZE_bytes
 from .machine import count_hosts
 from .rates import rate_rings
 
@@ -44,6 +50,13 @@ NEAR = 0.85
 # four fifths of an NVLink or xGMI link (20 of 25 GB/s on an A100).
 _NEAR_DATASHEET = 0.8 * NEAR
 _DATASHEET_KINDS = ("nvlink", "xgmi")
+
+# Share of an NVSwitch link's datasheet rate that allreduces by NVLS reach: .52 to .61 in published
+# results of 6 to 8 H200 and B200 (benchmarks/published.py).
+_NVLS_SHARE = 0.6
+# Multiple of the bound without sums in switches from which NVLS is worth it on one host: NCCL takes
+# it from 5 H200 or 6 B200 on, and 4 have 1.5.
+_WORTH_NVLS = Fraction(3, 2)
 
 # Multiple of a bound from which a measurement counts as above it: tables round rates to two digits.
 ROUNDING = 1.005
@@ -69,7 +82,12 @@ class Limits:
     bound depends on that nothing states. `kind` is that of the single-path bound's certificate.
     `is_assumed` is whether no source states the rate of one of its links. Measurements count as
     reaching the bound from the share `near` on, and as exceeding it from `most`: the rates that
-    NCCL counts are below those of the links.
+    NCCL counts are below those of the links. If a search for a bound was cut short
+    (`is_cut_short`), the true limit may be lower, and shares of it higher.
+
+    `nvls_GBps` is the bound if NVSwitches add and no others do, None if there are none that could.
+    With `counts_nvls` measurements are held against it, as NCCL is faster by NVLS there; they count
+    as reaching it from the share `nvls_near` on.
 
     If the machine has more GPUs than take part, `alone_GBps` is the single-path bound without the
     others' help, None if there is none without it, and `helped_GBps` that with the help of
@@ -90,6 +108,10 @@ class Limits:
     alone_GBps: Fraction | None = None
     helped_GBps: Fraction | None = None
     helpers: tuple[int, ...] = ()
+    is_cut_short: bool = False
+    nvls_GBps: Fraction | None = None
+    nvls_near: float = NEAR
+    counts_nvls: bool = False
 
     @property
     def guesses(self) -> tuple[str, ...]:
@@ -133,10 +155,12 @@ def find_limits(collective: Collective, router: Router) -> Limits:
     topology, effort = router.topology, Effort(_TIME_LIMIT_S)
     bounds = find_bounds(collective, router, effort)
     in_network = bound_in_network(collective, topology, bounds.multipath, effort)
+    nvls = _find_nvls_bound(collective, topology, bounds.multipath, effort, in_network)
+    one_way = bounds.single_path.algbw_GBps
     links = find_links(bounds.single_path.certificate, topology)
     is_datasheet = any(x.kind in _DATASHEET_KINDS and not x.counted_by for x in links)
     return Limits(
-        bounds.single_path.algbw_GBps,
+        one_way,
         bounds.multipath.algbw_GBps,
         None if in_network is None else in_network.algbw_GBps,
         f"a single path per pair of GPUs, {describe_assumption(topology)}, the topology's rates",
@@ -147,7 +171,55 @@ def find_limits(collective: Collective, router: Router) -> Limits:
         list_assumptions(bounds.single_path, topology),
         _NEAR_DATASHEET if is_datasheet else NEAR,
         max((_find_room(link) for link in links), default=ROUNDING),
+        is_cut_short=bool(effort.cut_short),
+        nvls_GBps=nvls,
+        nvls_near=NEAR if nvls is None else _find_near_by_nvls(nvls, topology),
+        counts_nvls=nvls is not None
+        and nvls > one_way * (1 if count_hosts(topology) > 1 else _WORTH_NVLS),
     )
+
+
+def _is_nvls_switch(device: Device) -> bool:
+    return device.family == "nvswitch" and device.in_network is not None
+
+
+def _find_nvls_bound(
+    collective: Collective,
+    topology: Topology,
+    limit: Bound,
+    effort: Effort,
+    in_network: Bound | None,
+) -> Fraction | None:
+    """Return the bound in GB/s of an allreduce if NVSwitches add, and no other switch does.
+
+    `limit` is the multipath bound, `in_network` that with all switches adding that could. None if
+    no NVSwitch could add, or the collective is another: NVLS gains little for those.
+    """
+    possible = list_possible(topology)
+    by_nvls = [device for device in possible if _is_nvls_switch(device)]
+    if collective.name != "allreduce" or in_network is None or not by_nvls:
+        return None
+    if len(by_nvls) == len(possible):
+        return in_network.algbw_GBps
+    others = {device.id for device in possible} - {device.id for device in by_nvls}
+    devices = (replace(d, in_network=None) if d.id in others else d for d in topology.devices)
+    alone = replace(topology, devices=tuple(devices))
+    found = bound_in_network(collective, alone, limit, effort)
+    return None if found is None else found.algbw_GBps
+
+
+def _find_near_by_nvls(bound_GBps: Fraction, topology: Topology) -> float:
+    """Return the share of the bound with NVLS from which a measurement counts as reaching it.
+
+    Inside hosts NVLS reaches a part of the datasheet's rate; other links may limit more.
+    """
+    switches = {device.id for device in topology.devices if _is_nvls_switch(device)}
+    inside: defaultdict[str, Fraction] = defaultdict(Fraction)
+    for (src, dst), rate in topology.capacity_GBps.items():
+        if dst in switches and src in topology.ranks:
+            inside[src] += rate
+    reached = min(float(bound_GBps), _NVLS_SHARE * float(min(inside.values(), default=bound_GBps)))
+    return NEAR * reached / float(bound_GBps)
 
 
 def find_part_limits(
@@ -167,8 +239,8 @@ def find_part_limits(
         if len(everyone) > _MAX_HELPED_RANKS:
             return limits
         whole = SubMachine.of(group, router, everyone)
-        helped = whole.find_bounds(Effort(_TIME_LIMIT_S)).single_path.algbw_GBps
-        return replace(limits, helped_GBps=helped)
+        helped = whole.find_bounds(Effort(_TIME_LIMIT_S)).single_path
+        return limits if helped.is_cut_short else replace(limits, helped_GBps=helped.algbw_GBps)
     usable = SubMachine.of(group, router, (*members, *helpers))
     limits = find_limits(usable.collective, usable.router)
     try:

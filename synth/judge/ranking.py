@@ -11,7 +11,7 @@ _CAUSES = (
     *("fabric-", "simple-order", "p2p-refused", "shared-memory", "network-socket", "no-gdr"),
     "variable-",
 )
-_LOSSES = ("fall-", "below-channels-", "offer-", "order-", "tuner-", "below-bound-")
+_LOSSES = ("fall-", "below-channels-", "offer-", "order-", "tuner-", "below-nvls-", "below-bound-")
 _OPEN = ("conditional-",)
 _HEALTHY = ("above-bound-", "near-bound-", "nvls-")
 _REMARKS = ("undecided-", "rate-withdrawn", "warning-")

@@ -6,13 +6,13 @@ from typing import Any
 
 from ...topo.output_head import output_head
 from ..bounds.assumptions import join_assumptions
-from ..describe import help_text
+from ..describe import CUT_SHORT, help_text
 from .advice import describe_limit, gbps, percent, size_text
 from .options import ROUNDING, Limits, Options
 from .paper import write_model
 from .rates import Rate
 from .reading import FileFinding
-from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
+from .verdict import UNKNOWN, ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
 # Most rows of a table of measurements: the largest sizes, at which bandwidth decides.
 _MAX_ROWS = 12
@@ -74,7 +74,8 @@ def _describe_limits(collective: str, limits: Limits) -> str:
     helped = f" {help_text(limits.helpers)}" if limits.helped_GBps is not None else ""
     text = (
         f"  {collective}: at most {gbps(limits.one_way_GBps)} GB/s algbw{helped}"
-        f"{join_assumptions(limits.assumes)} ({limits.assumption})"
+        f"{join_assumptions(limits.assumes)} "
+        f"({f'{CUT_SHORT}; ' if limits.is_cut_short else ''}{limits.assumption})"
     )
     if limits.helpers:
         alone = limits.alone_GBps
@@ -85,6 +86,8 @@ def _describe_limits(collective: str, limits: Limits) -> str:
         text += f"; {gbps(limits.any_way_GBps)} with multipath"
     if limits.in_network_GBps is not None and limits.in_network_GBps > limits.any_way_GBps:
         text += f"; {gbps(limits.in_network_GBps)} if switches add (NVLS, SHARP)"
+    if limits.counts_nvls and limits.nvls_GBps not in (None, limits.in_network_GBps):
+        text += f"; {gbps(limits.nvls_GBps or 0)} if NVSwitches alone add (NVLS)"
     return text + (f"; it depends on {limits.rates}" if limits.rates else "")
 
 
@@ -137,6 +140,11 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
             f"{head}; GPUs {measured.rank_map.how if measured.rank_map else ''}",
             _describe_limits(measured.collective, measured.limits),
         ]
+        if measured.is_held_against_nvls:
+            lines.append(
+                f"    shares are of the {gbps(measured.held_GBps)} GB/s with NVLS, which was "
+                f"{'on or off: unknown' if measured.nvls == UNKNOWN else measured.nvls}"
+            )
     lines.append(f"    {'size':>10} {'algbw':>9} {'busbw':>9} {'of bound':>9} {'plan':>9}")
     fastest: dict[tuple[int, str], MeasuredRow] = {}
     # The first of equally fast rows is shown; a sort keeps their order.
@@ -284,10 +292,12 @@ def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
         "one_way_GBps": float(limits.one_way_GBps),
         "any_way_GBps": float(limits.any_way_GBps),
         "in_network_GBps": None if in_network is None else float(in_network),
+        "nvls_GBps": None if limits.nvls_GBps is None else float(limits.nvls_GBps),
         "kind": limits.kind,
         "assumption": limits.assumption,
         "rests_on": limits.rates,
         "assumes": [str(each) for each in limits.assumes],
+        **({"cut_short": True} if limits.is_cut_short else {}),
         **({} if helped is None and alone is None else part),
     }
 
@@ -360,6 +370,8 @@ def _measured_json(measured: MeasuredVerdict) -> dict[str, Any]:
         "not_judged": measured.why_not or None,
         "placed": measured.rank_map and measured.rank_map.how,
         "share": peak.share,
+        "held_against": "nvls" if measured.is_held_against_nvls else "one-way",
+        "nvls": measured.nvls,
         "above_bound": measured.is_above,
         "peak": {
             "size_bytes": peak.measured.size_bytes,

@@ -9,10 +9,13 @@ from .options import Limits, Options
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement, ObservedCommunicator, Reading
 
+# What is known of NVLS: whether NVSwitches added.
+ON, OFF, UNKNOWN = "on", "off", "unknown"
+
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A measurement, its share of the single-path bound, and a plan's predicted algbw in GB/s.
+    """A measurement, its share of the bound, and a plan's predicted algbw in GB/s.
 
     The share is None if it could not be judged, the prediction if there is no plan.
     """
@@ -29,6 +32,8 @@ class MeasuredVerdict:
     Then no row has a share, though `limits` may exist: a measurement that exceeds a bound on
     assumed rates withdraws it. `run` counts from 1 if the file has several runs of it, else it is
     0.
+    `seen_nvls` is what the file says of sums in NVSwitches (NVLS):
+    "on", "off", or "unknown".
     """
 
     collective: str
@@ -39,6 +44,7 @@ class MeasuredVerdict:
     options: Options | None = None
     why_not: str = ""
     run: int = 0
+    seen_nvls: str = UNKNOWN
 
     @property
     def title(self) -> str:
@@ -60,6 +66,42 @@ class MeasuredVerdict:
         return self.title + self.name_variant(self.peak.measured)
 
     @property
+    def is_held_against_nvls(self) -> bool:
+        """Whether rows are held against the bound with NVSwitches that add.
+
+        They are where NCCL is faster by it, and where nothing else explains the rate.
+        """
+        limits = self.limits
+        if limits is None or limits.nvls_GBps is None:
+            return False
+        return limits.counts_nvls or self._exceeds(limits.one_way_GBps)
+
+    @property
+    def held_GBps(self) -> Fraction:
+        """The bound in GB/s that rows are held against; 0 without one."""
+        if self.limits is None:
+            return Fraction(0)
+        nvls = self.limits.nvls_GBps if self.is_held_against_nvls else None
+        return max(self.limits.one_way_GBps, nvls or Fraction(0))
+
+    @property
+    def near(self) -> float:
+        """The share of that bound from which a measurement counts as reaching it."""
+        if self.limits is None:
+            return 1.0
+        return self.limits.nvls_near if self.is_held_against_nvls else self.limits.near
+
+    @property
+    def nvls(self) -> str | None:
+        """Whether NVSwitches added: "on", "off" or "unknown"; None if they cannot.
+
+        A rate above the bound without sums in switches means that they did.
+        """
+        if self.limits is None or self.limits.nvls_GBps is None:
+            return None
+        return ON if self._exceeds(self.limits.one_way_GBps) else self.seen_nvls
+
+    @property
     def peak(self) -> MeasuredRow:
         """The row with the highest algbw, by which the collective is judged."""
         return max(self.rows, key=lambda row: row.measured.algbw_GBps)
@@ -67,7 +109,7 @@ class MeasuredVerdict:
     @property
     def is_above(self) -> bool:
         """Whether the peak exceeds the bound by more than its links may carry above their rates."""
-        return self.limits is not None and self._exceeds(self.limits.one_way_GBps)
+        return self.limits is not None and self._exceeds(self.held_GBps)
 
     @property
     def is_ruled_out(self) -> bool:

@@ -21,18 +21,28 @@ class Effort:
 
     `left_s` is the work left in seconds of an idle core, and `ends_at` the time limit on
     time.monotonic. `cut_short` lists the names of the searches that the clock has stopped; all
-    allowances derived from one share this list.
+    allowances derived from one share this list, except those of `watch`.
     """
 
     def __init__(
-        self, time_limit_s: float = USUAL_LIMIT_S, usual_limit_s: float = USUAL_LIMIT_S
+        self,
+        time_limit_s: float = USUAL_LIMIT_S,
+        usual_limit_s: float = USUAL_LIMIT_S,
+        began: float | None = None,
     ) -> None:
+        """Begin the time limit now, or at `began` (time.monotonic)."""
         # A shorter limit does not lower the work, or plans would depend on the machine's speed.
         self.scale = max(1.0, time_limit_s / usual_limit_s)
-        self.ends_at = time.monotonic() + time_limit_s
-        self.cut_short: list[str] = []
+        self.ends_at = (time.monotonic() if began is None else began) + time_limit_s
+        # The lists that a stopped search is recorded in; the first is this allowance's own.
+        self._records: tuple[list[str], ...] = ([],)
         self._left_s = usual_limit_s * self.scale
         self._parent: Effort | None = None
+
+    @property
+    def cut_short(self) -> list[str]:
+        """The names of the searches that the clock has stopped, in the order of their ends."""
+        return self._records[0]
 
     @property
     def left_s(self) -> float:
@@ -52,9 +62,18 @@ class Effort:
         """
         # The constructor is not used here: it would start a new time limit.
         part = Effort.__new__(Effort)
-        part.scale, part.cut_short, part._parent = self.scale, self.cut_short, self
+        part.scale, part._records, part._parent = self.scale, self._records, self
         part._left_s = work_s * self.scale
         part.ends_at = self.ends_at - max(0.0, self.clock_s) * (1 - share_of_clock)
+        return part
+
+    def watch(self) -> Effort:
+        """Return this allowance with a `cut_short` of its own: what is stopped from now on.
+
+        It is recorded in this one's list, too.
+        """
+        part = self.grant(self.left_s / self.scale)
+        part._records = ([], *self._records)
         return part
 
     def extend(self, work_s: float) -> Effort:
@@ -88,5 +107,6 @@ class Effort:
 
     def record_cut(self, search: str) -> None:
         """Record that the clock has stopped a search."""
-        if search not in self.cut_short:
-            self.cut_short.append(search)
+        for record in self._records:
+            if search not in record:
+                record.append(search)

@@ -239,7 +239,8 @@ def plan_of(
 
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are
     omitted if there are others. If a `bracketing` is given, all candidates must have it, and the
-    plan promises it.
+    plan promises it. A bound that the plan reaches is the best one, so a search that was cut short
+    would not have lowered it.
     """
     # In this order, the schedule with the fewest transfers wins among those of equal cost.
     pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
@@ -254,7 +255,7 @@ def plan_of(
         if entries:
             entries[-1] = replace(entries[-1], max_bytes=first)
         entries.append(Entry(first, None, schedule))
-    return Plan(
+    plan = Plan(
         router.topology.for_plans(),
         collective,
         tuple(entries),
@@ -264,6 +265,11 @@ def plan_of(
         bracketing,
         router,
     )
+    if bounds.multipath.is_cut_short and min(map(plan.gap_any_way_of, entries)) <= 0:
+        plan = replace(plan, bound=replace(bounds.multipath, is_cut_short=False))
+    if bounds.single_path.is_cut_short and min(map(plan.gap_of, entries)) <= 0:
+        plan = replace(plan, bound_one_way=replace(bounds.single_path, is_cut_short=False))
+    return plan
 
 
 def _prefer_uniform(costed: Costed) -> Costed:

@@ -36,7 +36,7 @@ def draw_plan_curves(
     return draw_curves(
         f"{collective.name}: algbw against size, predicted",
         curves,
-        None if limit is None else ("bound", float(limit.algbw_GBps)),
+        None if limit is None else (_name_bound(limit), float(limit.algbw_GBps)),
         alone=alone,
     )
 
@@ -50,3 +50,7 @@ def predict_algbw_GBps(plan: Plan, size: int) -> float:
     """Return the predicted algbw in GB/s of a plan at a size in bytes; 0 if it takes no time."""
     time_s = plan.time_s(plan.entry_for(size), size)
     return size / time_s / 1e9 if time_s else 0.0
+
+
+def _name_bound(limit: Bound) -> str:
+    return "bound (search cut short)" if limit.is_cut_short else "bound"

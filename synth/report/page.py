@@ -19,6 +19,7 @@ from ...topo.pictures.notebook import draw_part, read_width
 from ...topo.pictures.table import MAX_GPUS, list_adding
 from ...topo.printable import quote
 from ...topo.version import VERSION
+from ..describe import CUT_SHORT
 from .curves import predict_algbw_GBps
 from .gather import Report
 from .html import make_details, make_figure, make_page, make_paragraph, make_section, make_table
@@ -102,7 +103,8 @@ def _write_facts(report: Report) -> str:
             alone = None if plan is None else plan.bound_alone
             if plan is not None and not plan.collective.has_all_gpus:
                 help_ = " with help" if plan.helpers else " without help"
-            facts.append((f"{bound:.4g} GB/s", f"bound of {name}{help_}, algbw"))
+            cut = f" ({CUT_SHORT})" if first.bounds.single_path.is_cut_short else ""
+            facts.append((f"{bound:.4g} GB/s", f"bound of {name}{help_}, algbw{cut}"))
             if alone is not None and plan is not None and plan.helpers:
                 facts.append((f"{float(alone.algbw_GBps):.4g} GB/s", "without help"))
         # 1 GiB, as the caption says.

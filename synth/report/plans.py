@@ -90,7 +90,8 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
     if section.explanation is None:
         return parts
     bottleneck = make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")
-    return [*parts, bottleneck, _list_levers(section.explanation)]
+    levers = [_list_levers(section.explanation)] if section.explanation.levers else []
+    return [*parts, bottleneck, *levers]
 
 
 def _list_levers(explanation: Explanation) -> str:
@@ -170,9 +171,10 @@ def _compare(section: Section, plan: Plan) -> list[str]:
 def _explain_stock(stock: StockRing) -> str:
     """Say what the plan is compared with, and what that leaves open."""
     if stock.is_modelled:
+        assumes = f" That assumes: {'; '.join(stock.assumes)}." if stock.assumes else ""
         return (
-            f"Compared with {stock.name} on paper: {stock.what}, at this machine's rates. Neither "
-            "side is measured; topo-run measures both."
+            f"Compared with {stock.name} on paper: {stock.what}, at this machine's rates.{assumes} "
+            "Neither side is measured; topo-run measures both."
         )
     return (
         f"Compared with {stock.what}, which ignores the machine. This is no gain over NCCL or "

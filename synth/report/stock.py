@@ -3,7 +3,9 @@
 On hosts that the models of stock NCCL and RCCL cover these are the rings or chains that the library
 finds and picks, at the topology's rates. Elsewhere it is one ring in rank order, or else in the
 first order with routes: that stands for a library that ignores the machine (gloo, or a hand-written
-ring), and `reason` says why the other is not known. Neither is a measurement.
+ring), and `reason` says why the other is not known. Between hosts it is the most that flat rings,
+or trees over the hosts, carry. At large sizes the rates are those of stock/on_paper.py. None is a
+measurement.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ...topo.errors import InfeasibleError, InputError
+from ...topo.formats.nccl_xml import is_amd
 from ...topo.routes import Router
 from ..channels.channels import CHAIN, RING, Channels, schedule_channels
 from ..cost.affine import Cost, costs_between_gpus, tighten
@@ -25,6 +28,7 @@ from ..numeric.effort import Effort
 from ..plan import Plan
 from ..request import Request, Send, build_schedule, segment_counts
 from ..stock.model import StockModel, model_stock
+from ..stock.on_paper import RINGS, StockRate, rate_stock
 from ..stock.rccl import RcclHost, model_rccl
 from ..stock.routes import NcclRouter
 
@@ -41,10 +45,13 @@ class StockRing:
 
     If the rank order has no routes, the first order that has is taken. Broadcast and reduce are a
     pipelined chain. If stock NCCL or RCCL is modelled, its own rings and chains are taken instead,
-    except on hosts with measured costs. `name` and `what` describe the choice, `reason` is why no
-    library is modelled, empty if one is. Raise InfeasibleError for other collectives, and if no
-    order of ranks has routes.
+    except on hosts with measured costs. `name` and `what` describe the choice, `assumes` lists what
+    a limit between hosts assumes, and `reason` is why no library is modelled, empty if one is.
+    Raise InfeasibleError for other collectives, and if no order of ranks has routes.
     """
+
+    _limit: StockRate | None = None
+    assumes: tuple[str, ...] = ()
 
     def __init__(self, collective: Collective, router: Router) -> None:
         self._topology, self._collective, self._router = router.topology, collective, router
@@ -58,7 +65,9 @@ class StockRing:
         self._modelled: dict[str, list[Cost]] = {}
         self.name = "stock"
         self._model, self.reason = self._find_model()
-        if self._modelled:
+        if self._limit is not None:
+            self.what, self.assumes = self._limit.basis, self._limit.assumes
+        elif self._modelled:
             self.what = f"the rings or chains that {self.name} finds and picks, by a model of both"
         elif collective.name in _RINGS:
             self.name, self.what = "one ring", f"one ring in {order}, in one direction"
@@ -102,7 +111,12 @@ class StockRing:
             self._modelled = self._cost_rccl(rccl)
             reason = f"RCCL: {rccl.reason or 'its search is not modelled here'}"
         else:
-            reason = model.reason
+            reason, rate = model.reason, rate_stock(self._collective.name, self._topology)
+            if isinstance(rate, StockRate):
+                library = "stock RCCL" if is_amd(self._topology) else library
+                self._limit, self._modelled = rate, {"rings": self._cost_limit(rate)}
+            elif self._collective.name in _RINGS:
+                reason = rate.reason
         if not self._modelled:
             return None, reason
         self.name = library
@@ -131,6 +145,14 @@ class StockRing:
             segments = segment_counts(model.channels) if shape == CHAIN else [1]
             costs[f"{shape}s"] = costs_between_gpus(schedule, self._topology, segments)
         return costs
+
+    def _cost_limit(self, rate: StockRate) -> list[Cost]:
+        """Return the least cost of channels between hosts: a ring's latency, their most bandwidth.
+
+        A tree takes about as many steps as a ring for each half, up and down, does.
+        """
+        alpha_us = self._cost_ring().alpha_us
+        return [Cost(alpha_us if rate.shape == RINGS else alpha_us / 2, 1 / rate.algbw_GBps)]
 
     def _cost_rccl(self, host: RcclHost) -> dict[str, list[Cost]]:
         """Return the cost of the rings in RCCL's table for eight GPUs that xGMI joins all to all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...topo.graph import Topology
 from ...topo.routes import Router
@@ -38,10 +39,11 @@ def find_demand_bounds(
     multipath = find_multipath_bound(demands, topology, granted, progress)
     if is_large(demands, topology) or list_computing(topology, demands):
         return Bounds(multipath, multipath)
+    watched = effort.watch()
     if packing is None:
         packing = DemandPacking(demands, topology, OwnRoutes(router))
-        packing.run(effort, progress)
-    single_path = _prove(packing, router)
+        packing.run(watched, progress)
+    single_path = replace(_prove(packing, router), is_cut_short=bool(watched.cut_short))
     return Bounds(multipath, max(multipath, single_path, key=lambda bound: bound.s_per_GB))
 
 
@@ -62,12 +64,13 @@ def find_multipath_bound(
         device: find_nearest_gpu(device, topology) for device in list_computing(topology, demands)
     }
     packing = DemandPacking(demands, join_devices(topology, gpu_of), None)
-    packing.run(effort, progress)
+    watched = effort.watch()
+    packing.run(watched, progress)
     best = _prove(packing, None)
-    if not gpu_of:
-        return best
-    joined = [list(pair) for pair in gpu_of.items()]
-    return bound_of(KIND, {**best.certificate, "joined": joined}, demands, topology)
+    if gpu_of:
+        joined = [list(pair) for pair in gpu_of.items()]
+        best = bound_of(KIND, {**best.certificate, "joined": joined}, demands, topology)
+    return replace(best, is_cut_short=bool(watched.cut_short))
 
 
 def _prove(packing: DemandPacking, router: Router | None) -> Bound:

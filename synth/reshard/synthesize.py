@@ -102,7 +102,10 @@ def _plan_part(
         columns = BoxDeliveries(demands, router, bounds.single_path).columns
     else:
         packing = DemandPacking(demands, router.topology, OwnRoutes(router))
-        packing.run(effort.grant(effort.left_s / effort.scale * share, share), progress)
+        granted = effort.watch().grant(effort.left_s / effort.scale * share, share)
+        packing.run(granted, progress)
         bounds = find_demand_bounds(demands, router, effort, progress, packing)
+        if granted.cut_short:  # the packing's prices are those of the bound
+            bounds = replace(bounds, single_path=replace(bounds.single_path, is_cut_short=True))
         columns = packing.list_columns()
     return draw_schedule(demands, columns, router), bounds

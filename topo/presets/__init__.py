@@ -15,6 +15,7 @@ from functools import partial
 from itertools import combinations
 from math import prod
 
+from ..clock import pace
 from ..derived.port_rate import set_port_rate
 from ..errors import InputError
 from ..exact import fraction_to_json
@@ -171,7 +172,11 @@ def _build_graph(entry: Preset, sizes: Sizes, GBps: Fraction) -> Topology:
     return Topology(
         name,
         tuple(devices),
-        tuple(link for a, b in ends for link in both_directions(Link(a, b, GBps))),
+        tuple(
+            link
+            for a, b in pace(ends, "building links")
+            for link in both_directions(Link(a, b, GBps))
+        ),
         source="preset",
     )
 

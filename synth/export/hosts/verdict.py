@@ -11,19 +11,22 @@ from .choice import ChosenHostGraphs
 def list_host_figures(chosen: ChosenHostGraphs, size_bytes: int) -> dict[str, Any]:
     """Return the figures of a file as JSON data, all at NCCL's own constants.
 
+    `counted_bound_GBps` is what channels of this form reach at most by these constants. It is no
+    bound of the machine, whose links may carry more.
+
     `over_stock` are the ratios to stock with links between CPUs 1, 2 and 4 times as fast.
     """
     compared, network = chosen.comparison, chosen.network
     without, pairs = count_pairs(chosen)
     return {
         "algbw_GBps": {name: float(rate) for name, rate in chosen.algbw_GBps.items()},
-        "bound_one_way": chosen.bound_GBps,
+        "counted_bound_GBps": chosen.bound_GBps,
         "fraction": chosen.fraction,
         "channels": chosen.graphs.rings.channels,
         "hosts": network.hosts,
         "routes": "nccl",
         "environment": {},
-        "stock_model": network.models[None].to_json(size_bytes),
+        "stock_model": _model_json(chosen, size_bytes),
         "picked": compared.picked,
         "speeds": "nccl",
         "over_stock": {str(f): float(compared.ratios[None, f]) for f in BETWEEN_CPUS},
@@ -33,6 +36,18 @@ def list_host_figures(chosen: ChosenHostGraphs, size_bytes: int) -> dict[str, An
             "level_needed": "SYS" if without else None,
             "algbw_GBps_without": float(compared.algbw_GBps),
         },
+    }
+
+
+def _model_json(chosen: ChosenHostGraphs, size_bytes: int) -> dict[str, Any]:
+    model = chosen.network.models[None]
+    picked = "rings" if chosen.rings_only else model.pick(size_bytes)
+    times = 2 if chosen.rings_only else 1  # an allreduce is two of the others
+    return {
+        **model.to_json(size_bytes),
+        "stock_GBps": float(model.algbw_GBps[picked] * times),
+        "stock_basis": f"the {picked} that stock NCCL finds (modelled), by NCCL's own count",
+        "assumes": list(model.assumes),
     }
 
 

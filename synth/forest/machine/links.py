@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
+from ....topo.clock import pace
 from ....topo.graph import Topology
 from ....topo.routes import Route
 
@@ -45,7 +46,7 @@ class LinkArrays:
         self.number = {link: i for i, link in enumerate(self.links)}
         self.exact = list(rates.values())
         self.capacity: Floats = np.array([float(c) for c in self.exact])
-        self.src = self.find_devices(a for a, _ in self.links)
+        self.src = self.find_devices(a for a, _ in pace(self.links, "numbering links"))
         self.dst = self.find_devices(b for _, b in self.links)
         self.gpus = self.find_devices(topology.ranks)
 

@@ -154,6 +154,8 @@ def test_pairs_with_two_nics_gain_as_by_hand(tmp_path: Path) -> None:
     figures = json.loads(done.stdout)["nccl_graph"]
     assert figures["written"] and figures["hosts"] == 2 and figures["fraction"] == 1
     assert figures["algbw_GBps"]["chains"] == 16 and figures["picked"] == "chains"
+    assert figures["counted_bound_GBps"] == 16 and "bound_one_way" not in figures
+    assert figures["stock_model"]["stock_GBps"] == figures["stock_model"]["algbw_GBps"]["rings"]
     assert figures["stock_model"]["picked"] == "rings" and figures["over_stock"]["1"] > 1.8
     assert all(ratio >= 1 for ratio in figures["over_stock"].values())
     trees = read_graph_file(path.read_text(), "file").find(TREE_ID)

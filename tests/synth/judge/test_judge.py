@@ -228,7 +228,6 @@ def test_measurements_are_judged_by_their_peak_and_beside_their_channels() -> No
 @pytest.mark.parametrize(
     ("machine", "algbw", "said"),
     [
-        ("dgx-h100", 270.0, "no switch adds"),
         ("dgx-h100", 600.0, "a rate of the topology"),
         ("dgx1", 100.0, "a rate of the"),
     ],
@@ -239,6 +238,13 @@ def test_a_measurement_above_the_bound_is_said_with_the_assumption(
     verdict = judge(table(row(1 << 33, algbw, algbw * 1.75)), machine)
     (finding,) = [f for f in verdict.findings if f.name == "above-bound-allreduce"]
     assert verdict.measured[0].is_above and said in finding.advice
+
+
+def test_more_than_nvswitches_alone_could_add_may_be_sums_in_the_network() -> None:
+    verdict = judge(table(row(1 << 33, 300.0, 300.0 * 62 / 32), ranks=32), "dgx-h100:4")
+    (finding,) = [f for f in verdict.findings if f.name == "above-bound-allreduce"]
+    assert "no switch adds: NVLS and SHARP" in finding.advice
+    assert verdict.measured[0].is_above and verdict.measured[0].nvls == "on"
 
 
 def test_one_near_the_bound_is_left_alone() -> None:

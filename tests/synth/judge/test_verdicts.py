@@ -72,7 +72,6 @@ HEALTHY = [
     ("dgx-a100", 4, "allreduce", A100, 232),
     ("dgx-a100", 2, "allreduce", A100, 231),
     ("dgx-h100", 8, "allreduce", H100, 480),  # NVLS
-    ("dgx-h100", 8, "allreduce", H100, 370),  # and without
     ("dgx-h100", 8, "allgather", H100, 362),
     ("dgx-h100", 4, "allreduce", H100, 340),
     ("dgx1", 8, "allreduce", V100, 130),
@@ -109,6 +108,113 @@ def test_an_offer_compares_both_sides_on_paper_and_says_what_it_assumes(desk: De
     assert "NCCL_P2P_LEVEL=SYS" in offer["advice"]
     assert "if every link carries" in offer["message"] and "P2P" in offer["message"]
     assert "leave it alone" not in json.dumps(file["findings"])
+
+
+# Ranks and busbw of H200s with NVLS, and without it where that is not healthy, as published.
+WITH_NVLS = [(5, 414.2), (6, 435.6), (7, 460.0), (8, 480.0)]
+WITHOUT_NVLS = [(6, 365.1), (7, 365.7), (8, 364.0)]
+
+
+@pytest.mark.parametrize(("ranks", "busbw"), WITH_NVLS)
+def test_sums_in_nvswitches_are_held_against_their_own_bound(
+    desk: Desk, ranks: int, busbw: float
+) -> None:
+    file = desk.judge(write_table(busbw, ranks, gpu=H100), "--topology", "dgx-h100")
+    assert names(file) == ["near-bound-allreduce"]
+    (measured,) = file["measured"]
+    assert measured["held_against"] == "nvls" and not measured["above_bound"]
+    assert measured["share"] == pytest.approx(busbw * ranks / (2 * (ranks - 1)) / 450, rel=0.01)
+    assert "NVLS was on" in file["verdict"]["message"] or measured["nvls"] == "unknown"
+
+
+@pytest.mark.parametrize(("ranks", "busbw"), WITHOUT_NVLS)
+def test_nvswitches_that_do_not_add_are_no_healthy_ones(
+    desk: Desk, ranks: int, busbw: float
+) -> None:
+    table = write_table(busbw, ranks, gpu=H100)
+    file = desk.judge(table, "--topology", "dgx-h100")
+    assert names(file) == ["below-nvls-allreduce"]
+    assert "whether NVLS was on is not known" in file["verdict"]["message"]
+    assert file["measured"][0]["nvls"] == "unknown"
+    code, out, _ = desk.run(table, "--topology", "dgx-h100", "--at-least", "0.7")
+    assert code == 1 and not json.loads(out)["passed"]
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("NCCL_NVLS_ENABLE set by environment to 0.", "off"),
+        ("NCCL_ALGO set by environment to Ring", "off"),
+        ("NVLS comm 0x7f headRank 0 nHeads 8 buffSize 1048576", "on"),
+    ],
+)
+def test_what_a_log_says_of_nvls_is_said(desk: Desk, line: str, known: str) -> None:
+    log = write_log([range(8)], [[rank - 1 for rank in range(8)]])
+    text = "".join([*log, *(sign(rank, line) for rank in range(8)), write_table(364, 8, gpu=H100)])
+    file = desk.judge(text, "--topology", "dgx-h100")
+    assert file["measured"][0]["nvls"] == known
+    finding = next(f for f in file["findings"] if f["name"] == "below-nvls-allreduce")
+    assert f"NVLS was {known}" in finding["message"]
+
+
+def test_four_gpus_are_as_fast_without_nvls(desk: Desk) -> None:
+    file = desk.judge(write_table(340, 4, gpu=H100), "--topology", "dgx-h100")
+    assert file["measured"][0]["held_against"] == "one-way"
+
+
+def test_four_hosts_below_what_two_reach_are_not_left_alone(desk: Desk) -> None:
+    pair = desk.judge(write_table(470, 16, gpu=H100), "--topology", "dgx-h100:2")
+    assert names(pair) == ["near-bound-allreduce"]
+    four = desk.judge(write_table(365.8, 32, gpu=H100), "--topology", "dgx-h100:4")
+    assert names(four)[0] == "offer-allreduce" and "below-nvls-allreduce" in names(four)
+    assert four["measured"][0]["bound"]["nvls_GBps"] == pytest.approx(400 * 4 / 6)
+
+
+@pytest.mark.parametrize(("hosts", "busbw"), [(4, 381), (3, 391)])
+def test_several_hosts_are_compared_with_what_a_flat_ring_carries(
+    desk: Desk, hosts: int, busbw: float
+) -> None:
+    """For the rates that such hosts measure, not of NVLS, which their XML shows no switch for."""
+    machine = desk.folder / "hosts.json"
+    machine.write_text(json.dumps(describe_hosts(hosts)), encoding="utf-8")
+    ranks = 8 * hosts
+    file = desk.judge(write_table(busbw, ranks), "--topology", str(machine))
+    offer = file["verdict"]
+    assert offer["name"] == "offer-allreduce"
+    ring, plan = 400 * ranks / (2 * (ranks - 1)), 400 * hosts / (2 * (hosts - 1))
+    assert f"a flat ring reaches at most {ring:.4g} GB/s" in offer["message"]
+    assert f"a hierarchical plan {plan:.4g} GB/s: {plan / ring:.2f} times" in offer["message"]
+    assert "times what was measured" in offer["message"]
+
+
+def test_two_hosts_with_the_rate_of_a_tree_are_left_alone(desk: Desk) -> None:
+    machine = desk.folder / "hosts.json"
+    machine.write_text(json.dumps(describe_hosts(2)), encoding="utf-8")
+    file = desk.judge(write_table(690, 16), "--topology", str(machine))
+    assert names(file) == ["near-bound-allreduce"]
+
+
+def describe_hosts(count: int) -> dict[str, Any]:
+    """Return hosts of eight GPUs on a switch, each GPU with a NIC of 50 GB/s, as a topology."""
+    devices: list[dict[str, Any]] = [{"id": "net", "kind": "switch", "family": "network"}]
+    links: list[dict[str, Any]] = []
+
+    def join(src: str, dst: str, rate: int, kind: str) -> None:
+        both = {"src": src, "dst": dst, "bandwidth_GBps": rate, "kind": kind}
+        links.append({**both, "bidirectional": True})
+
+    for host in range(count):
+        devices.append({"id": f"h{host}s", "kind": "switch", "family": "nvswitch"})
+        for gpu in range(8):
+            name, nic = f"h{host}g{gpu}", f"h{host}n{gpu}"
+            devices += [{"id": name, "kind": "gpu", "host": f"h{host}"}, {"id": nic, "kind": "nic"}]
+            join(name, f"h{host}s", 900, "nvlink")
+            join(name, nic, 50, "pcie")
+            join(nic, "net", 50, "network")
+    return {
+        "format": "topoplan-topology", "version": 1, "name": "hosts", "devices": devices,
+        "links": links,
+    }  # fmt: skip
 
 
 def test_the_model_of_stock_has_rates_of_its_own(desk: Desk) -> None:

@@ -246,7 +246,7 @@ def test_small_machines_are_drawn_whole() -> None:
 
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter"])
 def test_stock_ring_costs_what_its_schedule_costs(name: str) -> None:
-    for machine in (load_for_planning("dgx-a100:2")[0], preset("mi250"), preset("ring:5")):
+    for machine in (preset("switch:6"), preset("mi250"), preset("ring:5")):
         collective = Collective(name, len(machine.ranks))
         schedule = build_ring(collective, Router(machine), find_order(Router(machine)))
         verify(schedule, machine)
@@ -293,7 +293,8 @@ def test_stock_on_mi300x_is_what_rccls_table_has() -> None:
     [
         ("mi250", "RCCL: decided by RCCL's model table"),
         ("torus:3x3", "the topology is a graph without PCIe or NVLink"),
-        ("dgx-a100:2", "GPUs are on several hosts"),
+        ("spark-ring:3", "no switch joins the hosts"),
+        ("dgx-a100:2", ""),
         ("pcie-2socket", ""),
     ],
 )
@@ -311,6 +312,14 @@ def test_a_page_says_what_plans_are_compared_with(name: str, why: str) -> None:
         assert "one ring / plan" in text and "one ring, not NCCL" in text
     else:
         assert "stock NCCL / plan" in text and "Neither side is measured" in caveat[1]
+
+
+def test_stock_on_several_hosts_is_what_its_rings_carry_at_most() -> None:
+    machine = load_for_planning("dgx-a100:3")[0]
+    stock = StockRing(Collective("allreduce", 24), Router(machine))
+    assert stock.what.startswith("at most what a flat ring carries") and stock.assumes
+    # 8 NICs of 25 GB/s a host
+    assert stock.algbw_GBps(1 << 40) == pytest.approx(200 * 24 / 46, rel=1e-4)
 
 
 def test_rank_order_is_kept_where_it_has_routes() -> None:

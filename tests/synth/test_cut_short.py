@@ -1,0 +1,154 @@
+"""Bounds whose search the time limit stopped: they are marked, and nothing is advised by them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launch import run_module
+
+from topoplan.synth.bounds.certificate import Bounds, check_bound
+from topoplan.synth.bounds.single_path import find_bounds
+from topoplan.synth.cables.next_cable import find_next_cables
+from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
+from topoplan.synth.explain import explain
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.numeric.effort import Effort
+from topoplan.synth.plan import Plan
+from topoplan.synth.planner.synthesize import synthesize
+from topoplan.synth.report.gather import gather_report, report_plan
+from topoplan.synth.report.page import write_page
+from topoplan.topo.clock import limit_time
+from topoplan.topo.errors import TimeLimitError
+from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
+
+TWO_BOXES = "dgx-h100:2"
+# Building full:1500 whole takes 15 s of an idle core, and its bound two minutes.
+WHOLE_MACHINE_S = 60.0
+
+
+class LastMinute(Effort):
+    """An allowance that is not over itself, though the clock stops all searches in it."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def is_over(self, search: str) -> bool:
+        """Return False: one more search may begin."""
+        return False
+
+
+def stopped_bounds(machine: str = TWO_BOXES) -> tuple[Collective, Router, Bounds]:
+    topology = preset(machine)
+    collective, router = Collective("allreduce", len(topology.ranks)), Router(topology)
+    return collective, router, find_bounds(collective, router, Effort(0.0))
+
+
+def test_a_stopped_search_leaves_a_bound_that_holds_and_says_so() -> None:
+    collective, router, stopped = stopped_bounds()
+    whole = find_bounds(collective, router)
+    assert stopped.single_path.is_cut_short and stopped.multipath.is_cut_short
+    assert not whole.single_path.is_cut_short
+    assert stopped.single_path.algbw_GBps > whole.single_path.algbw_GBps
+    assert CUT_SHORT in bounds_text(stopped, router.topology)
+    assert CUT_SHORT not in bounds_text(whole, router.topology)
+    assert stopped.single_path.to_json()["cut_short"] is True
+    assert "cut_short" not in whole.single_path.to_json()
+
+
+def test_a_stop_elsewhere_is_not_blamed_on_the_bound() -> None:
+    effort = Effort()
+    effort.record_cut("another search")
+    bounds = find_bounds(Collective("allreduce", 8), Router(preset("dgx1")), effort)
+    assert not bounds.single_path.is_cut_short
+    assert effort.cut_short == ["another search"]
+
+
+@pytest.mark.parametrize("machine", ["dgx1", TWO_BOXES, "pcie-2socket"])
+def test_no_link_is_advised_by_a_bound_that_may_be_too_high(machine: str) -> None:
+    collective, router, stopped = stopped_bounds(machine)
+    known = explain(
+        collective, router, find_bounds(collective, router).single_path, (), LastMinute()
+    )
+    assert known.levers and all(lever.wider_GBps is None for lever in known.levers)
+    marked = replace(stopped.single_path, is_cut_short=True)
+    unknown = explain(collective, router, marked, (), Effort())
+    assert not unknown.levers and "not known" in unknown.bottleneck
+    assert unknown.to_json()["cut_short"] is True
+
+
+def test_help_is_worth_nothing_known_beside_a_bound_that_may_be_too_high() -> None:
+    _, _, stopped = stopped_bounds()
+    high = stopped.single_path
+    (line,) = help_lines([1], high, replace(high, s_per_GB=high.s_per_GB / 2, is_cut_short=False))
+    assert line.endswith("what help adds is not known")
+
+
+def test_no_cable_is_advised_by_a_bound_that_may_be_too_high() -> None:
+    topology = preset("spark-ring:4")
+    collective, router = Collective("allreduce", len(topology.ranks)), Router(topology)
+    limit = find_bounds(collective, router).single_path
+    whole = find_next_cables(topology, collective, limit, Effort())
+    assert whole.cables and not whole.left_out
+    unknown = find_next_cables(topology, collective, replace(limit, is_cut_short=True), Effort())
+    assert not unknown.cables and "not known" in unknown.list_lines()[0]
+    left = find_next_cables(topology, collective, limit, Effort(0.0))
+    assert left.left_out and "not compared" in left.list_lines()[-1]
+    assert left.to_json()["cut_short"] is True
+
+
+def test_a_plan_keeps_the_mark_of_its_bound_unless_it_reaches_the_bound(tmp_path: Path) -> None:
+    whole = synthesize(Collective("allreduce", 4), preset("star:4")).plan
+    stopped = replace(whole, bound_one_way=replace(whole.bound_one_way, is_cut_short=True))
+    stopped.save(str(tmp_path / "plan.json"))
+    read = Plan.load(str(tmp_path / "plan.json"))
+    assert read.bound_one_way.is_cut_short and not read.bound.is_cut_short
+    assert CUT_SHORT in write_page(report_plan(read, "plan.json"))
+    # One that reaches its bound has proved that no search would have lowered it.
+    made = synthesize(Collective("allreduce", 4), preset("ring:4"), time_limit_s=0.001).plan
+    assert min(map(made.gap_of, made.entries)) > 0 or not made.bound_one_way.is_cut_short
+
+
+def test_a_report_in_haste_has_no_bound_above_the_true_one_unmarked() -> None:
+    for section in gather_report(preset(TWO_BOXES), 0.5).sections:
+        assert section.bounds is not None
+        truth = find_bounds(section.collective, Router(preset(TWO_BOXES))).single_path
+        found = section.bounds.single_path
+        assert found.is_cut_short or found.algbw_GBps == truth.algbw_GBps
+        levers = section.explanation.levers if section.explanation is not None else ()
+        for lever in levers:
+            assert lever.wider_GBps is None or lever.wider_GBps <= truth.algbw_GBps * 11 / 10
+
+
+def test_the_command_marks_a_bound_in_text_and_json() -> None:
+    asked = "allreduce", TWO_BOXES, "--bound-only", "--time-limit", "0.001"
+    assert CUT_SHORT in run_module("topoplan.cli.synth", *asked).stdout
+    out = json.loads(run_module("topoplan.cli.synth", *asked, "--json").stdout)
+    assert out["bound_one_way"]["cut_short"] is True
+    assert out["search_complete"] is False
+
+
+def test_a_bound_of_a_huge_machine_keeps_its_time_limit() -> None:
+    began = time.monotonic()
+    ended = run_module(
+        "topoplan.cli.synth", "allreduce", "full:1500", "--bound-only", "--time-limit", "2", "-v"
+    )
+    assert time.monotonic() - began < WHOLE_MACHINE_S
+    assert ended.returncode == TimeLimitError.exit_code
+    assert "time limit of 2 s" in ended.stderr and "building links" in ended.stderr
+
+
+def test_a_large_machine_without_time_for_searches_has_the_bound_of_a_cut() -> None:
+    topology = preset("full:230")  # 52,670 links
+    collective = Collective("allgather", 230)
+    router = Router(topology)
+    stopped = find_bounds(collective, router, Effort(0.0)).single_path
+    assert stopped.kind == "cut" and stopped.is_cut_short
+    with limit_time(time.monotonic(), 0.0, lambda _: None):
+        hasty = find_bounds(collective, router, Effort(0.0)).single_path
+    check_bound(hasty, collective, topology)
+    assert hasty.is_cut_short and len(hasty.certificate["inside"]) == 229
