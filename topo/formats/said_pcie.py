@@ -77,6 +77,10 @@ class SaidPcie:
     of_one: dict[int, tuple[_Said, int]] = field(default_factory=dict)
     conflict: str = ""
 
+    def __bool__(self) -> bool:
+        """Whether anything is said."""
+        return bool(self.of_all or self.of_one or self.conflict)
+
     def find(self, index: int, slot: PcieLink | None) -> tuple[PcieLink, str] | None:
         """Return the link of a GPU and the words for its source, None if nothing is said.
 

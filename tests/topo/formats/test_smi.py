@@ -281,6 +281,8 @@ def test_single_gpus_may_have_other_slots_and_lines_that_disagree_are_not_follow
     machine = read(f"2x RTX 3090\nGPU0: PCIe 4.0 x16\nGPU1: PCIe 4.0 x4\n{text}")
     ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
     assert [up.bandwidth_GBps for up in ups] == [24, 6]
+    hosts = read(f"2x RTX 3090, GPUs at PCIe 4.0 x8\n{text}\nthe other host:\n{text}")
+    assert {x.bandwidth_GBps for x in hosts.links if x.kind == "pcie"} == {12}
     machine = read(f"GPU0 RTX 3090 PCIe 4.0 x16, GPU1 RTX 3090 PCIe 4.0 x4\n{text}")
     ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
     assert [up.bandwidth_GBps for up in ups] == [24, 6]
