@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from ..boards import find_mentioned
 from ..hardware import PCIE_GTps, PcieLink
 
-# Lines that are searched, and the length of one that can be a remark.
-_MAX_LINES = 5_000
-_MAX_CHARACTERS = 400
+# Lines that are searched, in a second or two at worst, and the length of one that can be a remark.
+_MAX_LINES = 2_000
+_MAX_CHARACTERS = 250
 _PCIE = r"PCI[- ]?E(?:xpress)?"
 _GENERATION = (
     rf"(?:{_PCIE}[\s:]{{0,2}}(?:Gen(?:eration)?[.:\s]{{0,2}})?|Gen(?:eration)?[.:\s]{{0,2}})"
@@ -45,12 +45,18 @@ _RUNNING = re.compile(
     rf"(?:at\s|as\s)?{_WIDTH}",
     re.IGNORECASE,
 )
+# What is said not to be: "x8, not x16".
+_NEGATED = re.compile(
+    rf"\b(?:not|instead of|rather than|no longer)\s(?:[\w-]{{1,20}}\s){{0,3}}?"
+    rf"(?:{_GENERATION}\s?)?{_WIDTH}",
+    re.IGNORECASE,
+)
 _OF_GPUS = re.compile(r"\b(?:GPUs?\d{0,3}|graphics cards?|cards?|accelerators?)\b", re.IGNORECASE)
 _STARTS_WITH_PCIE = re.compile(r"[\s>#*|+\u2022-]{0,40}\**PCI[- ]?E", re.IGNORECASE)
 _OTHER_DEVICES = re.compile(
     r"NVMe|SSD|[MU]\.2|\bNICs?\b|ConnectX|\bCX-?\d|mlx|Mellanox|BlueField|Ethernet|InfiniBand"
     r"|\bHBAs?\b|RAID|OCuLink|Thunderbolt|USB|chipset|\bDMI\b|storage|uplink|switch|LnkCap|LnkSta"
-    r"|\bif\b|\bwould\b|\bcould\b|\bshould\b|\bsupports?\b|\bcapable\b|\binstead of\b|\bnot\b",
+    r"|\bif\b|\bwould\b|\bcould\b|\bshould\b|\bsupports?\b|\bcapable\b",
     re.IGNORECASE,
 )
 _NEXT_GPU = re.compile(r"[,;/|]\s{0,9}(?=GPU\s?#?\d{1,3}\b)", re.IGNORECASE)
@@ -70,6 +76,10 @@ class SaidPcie:
     of_all: tuple[_Said, int] | None = None
     of_one: dict[int, tuple[_Said, int]] = field(default_factory=dict)
     conflict: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether anything is said."""
+        return bool(self.of_all or self.of_one or self.conflict)
 
     def find(self, index: int, slot: PcieLink | None) -> tuple[PcieLink, str] | None:
         """Return the link of a GPU and the words for its source, None if nothing is said.
@@ -94,7 +104,7 @@ def find_said_pcie(text: str) -> SaidPcie:
     for number, line in enumerate(text.split("\n", _MAX_LINES)[:_MAX_LINES], 1):
         if len(line) > _MAX_CHARACTERS or _OTHER_DEVICES.search(line) or not _is_about_gpus(line):
             continue
-        for part in _NEXT_GPU.split(line):
+        for part in _NEXT_GPU.split(_NEGATED.sub("", line)):
             index = _INDEX.match(part)
             for statement in _read_line(part):
                 said.setdefault(int(index[1]) if index else None, {}).setdefault(statement, number)

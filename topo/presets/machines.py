@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
+from ..between_cpus import assume_between_cpus, join_cpus
 from ..boards import Board, get_board, nvlink_generation
 from ..graph import Device, Link, Topology, both_directions
 from ..hardware import (
@@ -17,7 +18,6 @@ from ..hardware import (
     nvswitch_adding,
     pcie_GBps,
 )
-from ..notes import assumed
 
 _NETWORK = "network0"
 _HDR_GBps = Fraction(25)  # one 200 Gb/s InfiniBand HDR port
@@ -27,8 +27,6 @@ _SLINGSHOT_GBps = Fraction(25)  # one 200 Gb/s port of HPE Slingshot 11
 # Boxes whose ports of one rail end at one leaf: a QM9700 has 64 ports of 400 Gb/s, of which half
 # lead up (DGX SuperPOD H100 reference architecture).
 _BOXES_OF_A_LEAF = 32
-# Between the sockets of servers with PCIe Gen5: 32 to 43 GB/s were measured on dual EPYC 9005.
-_GEN5_SOCKETS_GBps = Fraction(40)
 
 # Pairs of a DGX-1 with two NVLinks, in the numbering of SCCL (arXiv 2008.08708, figure 1).
 DGX1_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
@@ -366,6 +364,5 @@ def rtx_pro_6000(boxes: int = 1) -> Topology:
     cpus = [Device(f"cpu{i}", "cpu", numa_node=i) for i in range(2)]
     rate = board.pcie.bandwidth_GBps
     links = [x for i in range(8) for x in _join(f"gpu{i}", f"cpu{i // 4}", rate, "pcie", source)]
-    sockets = assumed("between sockets of servers with PCIe Gen5; 32 to 43 GB/s were measured")
-    links += _join("cpu0", "cpu1", _GEN5_SOCKETS_GBps, "smp", sockets)
+    links += join_cpus("cpu0", "cpu1", assume_between_cpus(board.pcie.generation))
     return Topology("rtx-pro-6000", (*_make_gpus(8, (0, 1)), *cpus), tuple(links), source)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from topoplan.topo import hardware
+from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
@@ -485,6 +486,16 @@ def test_a_stated_pcie_rate_is_written_as_the_nearest_slot_not_above_it(
     text = nccl_xml.write(topology)
     assert f'link_speed="{speed} GT/s PCIe" link_width="{width}"' in text
     check_round_trip(topology)
+
+
+def test_a_stated_rate_replaces_a_speed_and_width_that_are_none() -> None:
+    """As in Azure's file for ncv4, whose link_speed is empty and link_width 0."""
+    text = machine("", "").replace('"16.0 GT/s PCIe" link_width="16"', '"" link_width="0"')
+    unknown = nccl_xml.read(text, "x")
+    assert 'link_speed="" link_width="0"' in nccl_xml.write(unknown)
+    (stated,) = state_rates([unknown], {"pcie": Fraction(25)})
+    assert 'link_speed="16.0 GT/s PCIe" link_width="16"' in nccl_xml.write(stated)
+    check_round_trip(stated)
 
 
 @pytest.mark.parametrize(("width", "told"), [(8, "x8"), (1, "x1")])

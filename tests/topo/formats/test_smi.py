@@ -255,6 +255,9 @@ def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name:
         ("GPUs: x2 @ PCIe 5.0 x8", 24, "Gen5 x8, as line 2 says"),
         ("Each GPU is connected with PCIe Gen5 x8.", 24, "Gen5 x8, as line 2 says"),
         ("link width: 8x per GPU", 24, "Gen5 x8, as line 2 says"),
+        ("PCIe Gen5 x8 per GPU, not x16", 24, "Gen5 x8, as line 2 says"),
+        ("GPUs run at PCIe 5.0 x8 instead of PCIe 5.0 x16", 24, "Gen5 x8, as line 2 says"),
+        ("the GPUs are not running at x8", 48, ""),
         ("GPU0: PCIe 5.0 x8, GPU1: PCIe 5.0 x4", 24, "Gen5 x8, as line 2 says"),
         ("GPUs: x4 PCIe 4.0 on risers", 6, "Gen4 x4, as line 2 says"),
         ("PCIe Gen5 x16 slots, GPUs running at x8", 24, "Gen5 x8, as line 2 says"),
@@ -278,6 +281,8 @@ def test_single_gpus_may_have_other_slots_and_lines_that_disagree_are_not_follow
     machine = read(f"2x RTX 3090\nGPU0: PCIe 4.0 x16\nGPU1: PCIe 4.0 x4\n{text}")
     ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
     assert [up.bandwidth_GBps for up in ups] == [24, 6]
+    hosts = read(f"2x RTX 3090, GPUs at PCIe 4.0 x8\n{text}\nthe other host:\n{text}")
+    assert {x.bandwidth_GBps for x in hosts.links if x.kind == "pcie"} == {12}
     machine = read(f"GPU0 RTX 3090 PCIe 4.0 x16, GPU1 RTX 3090 PCIe 4.0 x4\n{text}")
     ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
     assert [up.bandwidth_GBps for up in ups] == [24, 6]

@@ -12,7 +12,7 @@ from ...errors import InputError
 from ...facts.view import read_pci_details
 from ...graph import Device, Link, Topology
 from ...grouping import group_by_key
-from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, PcieLink
+from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, PcieLink, pcie_generation, pcie_link
 from ..safe_xml import Element
 from .limits import NCCL, RCCL, check_limits, fits, select_attributes
 from .made_up import MADE_UP, SKYLAKE, make_up_capability, make_up_cpu, view_machine
@@ -157,6 +157,8 @@ class _XmlWriter:
         facts = select_attributes("pci", read_pci_details(device))
         rate = self.pcie.get((device.id, parent.id)) if parent is not None else None
         slot = _DEFAULT_SLOT if rate is None else _find_slot(rate)
+        if rate is not None and _is_unknown(facts) and rate != pcie_link(None, None).bandwidth_GBps:
+            facts = {k: v for k, v in facts.items() if k not in ("link_speed", "link_width")}
         address = self.addresses[device.id]
         pci_class = self._choose_class(device, facts.pop("class", ""))
         attributes = {"busid": address, "class": pci_class, **facts}
@@ -244,6 +246,12 @@ class _XmlWriter:
                 "xgmi" if link.kind == "xgmi" else "nvlink",
                 {"target": target, "count": str(count), "tclass": tclass},
             )
+
+
+def _is_unknown(facts: Mapping[str, str]) -> bool:
+    """Return whether a PCI element gives neither a speed nor a width that NCCL can read."""
+    has_width = facts.get("link_width", "0") not in ("", "0")
+    return pcie_generation(facts.get("link_speed")) is None and not has_width
 
 
 def _find_slot(rate_GBps: Fraction) -> PcieLink:

@@ -97,13 +97,18 @@ def read(text: str, where: str) -> Topology:
     without the label of a pair of GPUs or with too many devices, and rows with more or fewer cells
     than columns.
     """
-    return _read(clean(text), where, GpuNames())
+    return _read(clean(text), where, GpuNames(), SaidPcie())
 
 
-def _read(text: str, where: str, others: GpuNames) -> Topology:
-    """Read as `read` does; `others` are the names elsewhere, used if the text has none."""
+def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topology:
+    """Read as `read` does.
+
+    `others` are the names elsewhere, `elsewhere` what is said there of PCIe; both are used if the
+    text itself has none.
+    """
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
+    said = find_said_pcie(text) or elsewhere
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
@@ -120,10 +125,10 @@ def _read(text: str, where: str, others: GpuNames) -> Topology:
             )
     hosts = {matrix.host for matrix in matrices}
     if len(matrices) > 1 and (None in hosts or len(hosts) > 1):
-        return _read_hosts(text, matrices, names, where)
+        return _read_hosts(text, matrices, names, said, where)
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
-    return _read_matrix(table, output, p2p, names, find_said_pcie(text), find_cpu(text), where)
+    return _read_matrix(table, output, p2p, names, said, find_cpu(text), where)
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
@@ -132,7 +137,9 @@ def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
     )
 
 
-def _read_hosts(text: str, matrices: list[LabelMatrix], names: GpuNames, where: str) -> Topology:
+def _read_hosts(
+    text: str, matrices: list[LabelMatrix], names: GpuNames, said: SaidPcie, where: str
+) -> Topology:
     """Read and join hosts with equal matrices; the text after a matrix belongs to its host."""
     if len(matrices) * len(matrices[0].names) > _MAX_DEVICES:
         raise InputError(
@@ -142,7 +149,10 @@ def _read_hosts(text: str, matrices: list[LabelMatrix], names: GpuNames, where: 
     stem = PurePath(where).stem or where
     lines, cuts = text.split("\n"), [0, *(matrix.start - 1 for matrix in matrices[1:]), None]
     hosts = [
-        replace(_read("\n".join(lines[start:end]), where, names), name=matrix.host or f"{stem} {i}")
+        replace(
+            _read("\n".join(lines[start:end]), where, names, said),
+            name=matrix.host or f"{stem} {i}",
+        )
         for i, (matrix, (start, end)) in enumerate(zip(matrices, pairwise(cuts), strict=True))
     ]
     joined = join_hosts(hosts, name=stem)
