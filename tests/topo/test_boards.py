@@ -158,7 +158,7 @@ def test_a_name_anywhere_beside_a_matrix_decides_its_rates(beside: str) -> None:
     ("text", "GBps", "says"),
     [
         (matrix(), 25, "B300, B200, B100 (50 GB/s a link); H200 NVL, H200, H20, H100 (25 GB/s"),
-        (matrix("0-71", "72-143"), 25, "as GH200 has"),
+        (matrix("0-71", "72-143"), 25, "by the GPUs: GH200 by its 18 NVLinks"),
         (matrix("0-71", "0-71", memory="2"), 50, "GB300, GB200 (50 GB/s a link); GB200 is assumed"),
         (matrix().replace("NV18", "NV12"), 25, "A100 is assumed"),
         (matrix().replace("NV18", "NV4"), 14.0625, "RTX A6000 is assumed"),

@@ -77,6 +77,8 @@ def _cut_out(text: str, start: re.Match[str], end: int) -> str:
             rest = zip(found, lines[1:], strict=True)
             lines[1:] = [line[match.end() :] if match else "" for match, line in rest]
     inside = remove_codes("\n".join(lines))
+    if "=&quot;" in inside:
+        inside = html.unescape(inside)
     if "=\u201c" in inside or "=\u201d" in inside or "\xa0" in inside:
         inside = inside.translate(_QUOTES)
     return "\n" * text.count("\n", 0, begin) + inside

@@ -234,10 +234,13 @@ class LogReader:
     def describe_fabrics(self) -> str:
         """Return what the log says of the GPUs' NVLink fabrics; empty if it says nothing."""
         said = Counter(self._fabrics.values())
-        return "; ".join(
+        texts = [
             f"the fabric of {count} GPU{'s' if count > 1 else ''} is registered, {text}"
             for text, count in said.items()
-        )
+        ]
+        if texts and all(text.endswith(HEALTHY) for text in said):
+            texts[-1] += ", so a fault is elsewhere"
+        return "; ".join(texts)
 
     @property
     def failure(self) -> tuple[int, str] | None:

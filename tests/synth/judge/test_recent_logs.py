@@ -104,7 +104,7 @@ def test_a_healthy_fabric_is_said_where_the_log_has_nothing_else() -> None:
         read(fabric(3, "0xaa") + fabric(3, "0xaa", "0x801000"))
     said = str(caught.value)
     assert "without the lines of INIT and GRAPH" in said
-    assert "fabric of 2 GPUs is registered, healthMask 0xaa: healthy" in said
+    assert "fabric of 2 GPUs is registered, healthMask 0xaa: healthy, so a fault is" in said
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_text_around_xml_does_not_matter(file: str, around: str) -> None:
         "".join(f"node1:17:42 [0] {line}" for line in NCCL.splitlines(True)),
         number("$ cat topo.xml\n" + NCCL),
         "look:\n" + html.escape(NCCL),
+        "look:\n" + NCCL.replace('"', "&quot;"),
         "\x1b[1mtopology\x1b[0m\n" + NCCL.replace("<cpu", "\x1b[33m<cpu\x1b[0m"),
         "topology\n" + NCCL.replace('version="1"', "version=\u201c1\u201d"),
     ],
