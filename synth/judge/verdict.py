@@ -9,6 +9,8 @@ from .options import Limits, Options
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement, ObservedCommunicator, Reading
 
+# How topo-run names the measurements of a plan.
+PLAN_ROW = "plan"
 # What is known of NVLS: whether NVSwitches added.
 ON, OFF, UNKNOWN = "on", "off", "unknown"
 
@@ -69,12 +71,14 @@ class MeasuredVerdict:
     def is_held_against_nvls(self) -> bool:
         """Whether rows are held against the bound with NVSwitches that add.
 
-        They are where NCCL is faster by it, and where nothing else explains the rate.
+        They are where NCCL is faster by it, and where nothing else explains the rate. A file of
+        topo-run compares with a plan, whose messages the switches do not add.
         """
         limits = self.limits
         if limits is None or limits.nvls_GBps is None:
             return False
-        return limits.counts_nvls or self._exceeds(limits.one_way_GBps)
+        has_plan = any(row.measured.how == PLAN_ROW for row in self.rows)
+        return (limits.counts_nvls and not has_plan) or self._exceeds(limits.one_way_GBps)
 
     @property
     def held_GBps(self) -> Fraction:

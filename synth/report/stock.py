@@ -66,6 +66,7 @@ class StockRing:
         self.name = "stock"
         self._model, self.reason = self._find_model()
         if self._limit is not None:
+            self.name += " at best"
             self.what, self.assumes = self._limit.basis, self._limit.assumes
         elif self._modelled:
             self.what = f"the rings or chains that {self.name} finds and picks, by a model of both"

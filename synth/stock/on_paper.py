@@ -43,6 +43,8 @@ _RING_SHARES: Mapping[str, Callable[[int], Fraction]] = {
     "allgather": lambda n: Fraction(n - 1, n),
     "reduce-scatter": lambda n: Fraction(n - 1, n),
 }
+# Most hosts whose border is computed: two maximum flows each.
+_MAX_TRIED_HOSTS = 16
 # Kinds of links by which hosts act as one to NCCL.
 _FABRICS = ("nvlink", "xgmi")
 
@@ -160,13 +162,16 @@ def _group_hosts(topology: Topology) -> list[list[str]]:
 
 
 def _find_border(topology: Topology, hosts: list[list[str]]) -> Fraction:
-    """Return the least GB/s that some host can send to the others, or receive from them."""
+    """Return the least GB/s that one of the first hosts can send to the others, or receive.
+
+    Hosts are mostly alike; others could only lower it, so what it limits holds as well.
+    """
     scale = lcm(*(rate.denominator for rate in topology.capacity_GBps.values()))
     graph: nx.DiGraph[str] = nx.DiGraph()
     for (a, b), rate in topology.capacity_GBps.items():
         graph.add_edge(a, b, capacity=int(rate * scale))
     everyone, least = set(topology.ranks), []
-    for host in hosts:
+    for host in hosts[:_MAX_TRIED_HOSTS]:
         for facing in (graph, graph.reverse(copy=False)):
             whole = facing.copy()
             # Links without a capacity carry any flow.

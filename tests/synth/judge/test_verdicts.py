@@ -13,6 +13,11 @@ from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log, write_tab
 from needs import long_cases
 
 from topoplan.cli import judge as command
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.judge.options import find_limits
+from topoplan.synth.judge.reading import Measurement
+from topoplan.synth.judge.verdict import MeasuredRow, MeasuredVerdict
+from topoplan.topo.loader.resolve import load_for_planning
 
 # nvidia-smi topo -m of two GPUs below one CPU, which gives no rates.
 PAIR = (
@@ -451,3 +456,11 @@ def test_damaged_groups_are_refused(desk: Desk, more: dict[str, object], says: s
     _, out, err = desk.run(write_run(2900, 18000, **more), "--topology", "mi300x")
     assert says in out + err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("how", "held"), [("plan", False), ("out-of-place", True)])
+def test_plans_are_not_held_against_sums_in_switches(how: str, held: bool) -> None:
+    topology, router = load_for_planning("dgx-h100")
+    limits = find_limits(Collective("allreduce", len(topology.ranks)), router)
+    row = MeasuredRow(Measurement("allreduce", 8, 1 << 30, 200.0, 350.0, 1.0, how), None)
+    assert MeasuredVerdict("allreduce", 8, [row], limits).is_held_against_nvls is held
