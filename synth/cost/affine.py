@@ -1,8 +1,9 @@
 """The affine cost of a schedule on a topology: alpha-beta, with contention on shared links.
 
 Time is affine in the buffer's size: T(L) = alpha + beta L. A step takes the greatest latency among
-its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta). A
-pipelined schedule is costed tick by tick: the loads of all steps of a tick add up.
+its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta), or more
+where its messages hold each other up (sharing.py). A pipelined schedule is costed tick by tick: the
+loads of all steps of a tick add up.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +18,14 @@ from ...topo.routes import Router
 from ..ir.schedule import Schedule
 from .host_costs import step_us
 from .loads import DirectedLink, Loads, step_loads
+from .sharing import Sharing
 
 
 @dataclass(frozen=True)
 class Cost:
     """The affine cost T = `alpha_us` + `beta_s_per_GB` L for a buffer of L GB (1e9 bytes).
 
-    Both terms are exact.
+    Both terms are exact where no message holds up another; elsewhere, beta to six digits.
     """
 
     alpha_us: Fraction
@@ -59,25 +61,33 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
     The schedule's own number of segments does not matter.
     """
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    # Steps that do not overlap take their declared durations, which may exceed the time that the
-    # loads need.
-    sequential = Cost(
-        Fraction(int(sum(loads.latency)), loads.latency_scale),
-        sum(schedule.step_s_per_GB, Fraction(0)),
-    )
+    sharing = Sharing(schedule, loads, topology)
     before = np.zeros((len(loads.latency) + 1, len(loads.links)), dtype=loads.seconds.dtype)
     np.cumsum(loads.seconds, axis=0, out=before[1:])
 
     @cache
-    def window(low: int, high: int) -> tuple[int, int]:
-        """Return the greatest latency and load of a tick that carries out steps low .. high - 1."""
+    def window(low: int, high: int) -> tuple[int, Fraction]:
+        """Return the greatest latency of a tick that carries out steps low .. high - 1, and the
+        time of its messages.
+        """
         return (
             int(loads.latency[low:high].max(initial=0)),
-            int((before[high] - before[low]).max(initial=0)),
+            int((before[high] - before[low]).max(initial=0)) * sharing.find_stretch(low, high),
         )
 
+    @cache
+    def in_turn() -> Cost:
+        """Return the cost of steps that do not overlap."""
+        # They take their declared durations, which may exceed the time that the messages need.
+        each = (
+            max(declared, window(step, step + 1)[1] / loads.scale)
+            for step, declared in enumerate(schedule.step_s_per_GB)
+        )
+        alpha_us = Fraction(int(sum(loads.latency)), loads.latency_scale)
+        return Cost(alpha_us, sum(each, Fraction(0)))
+
     return [
-        sequential if m == 1 or schedule.stepwise else _cost_pipeline(loads, window, m)
+        in_turn() if m == 1 or schedule.stepwise else _cost_pipeline(loads, window, m)
         for m in segments
     ]
 
@@ -97,7 +107,7 @@ def costs_between_gpus(
 
 
 def _cost_pipeline(
-    loads: Loads, window: Callable[[int, int], tuple[int, int]], segments: int
+    loads: Loads, window: Callable[[int, int], tuple[int, Fraction]], segments: int
 ) -> Cost:
     steps = len(loads.latency)
     # While the pipeline fills and drains, the window grows and shrinks, so every tick differs. In
@@ -108,8 +118,8 @@ def _cost_pipeline(
     windows += [window(low, low + segments) for low in range(1, steps - segments + 1)]
     repeats, (latency, seconds) = max(0, segments - steps), window(0, steps)
     alpha = repeats * latency + sum(latency for latency, _ in windows)
-    beta = repeats * seconds + sum(seconds for _, seconds in windows)
-    return Cost(Fraction(alpha, loads.latency_scale), Fraction(beta, loads.scale * segments))
+    beta = repeats * seconds + sum((seconds for _, seconds in windows), Fraction(0))
+    return Cost(Fraction(alpha, loads.latency_scale), beta / (loads.scale * segments))
 
 
 def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:
@@ -128,6 +138,18 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
     if schedule.segments == 1 or schedule.stepwise:
         return sum(schedule.step_s_per_GB, Fraction(0))
     return max(total_seconds(schedule, topology).values(), default=Fraction(0))
+
+
+def shared_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
+    """Return the same as `bandwidth_s_per_GB` if messages share links equally.
+
+    It is higher where large messages share links with small ones (sharing.py).
+    """
+    if schedule.segments == 1 or schedule.stepwise:
+        return cost(schedule, topology).beta_s_per_GB
+    loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
+    stretch = Sharing(schedule, loads, topology).find_stretch(0, schedule.steps)
+    return bandwidth_s_per_GB(schedule, topology) * stretch
 
 
 def rounds(schedule: Schedule, router: Router) -> Fraction | None:

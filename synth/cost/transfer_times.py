@@ -1,14 +1,14 @@
 """Predict when each transfer of a schedule begins and ends, segment by segment.
 
 This uses the plan's own cost model. Without host costs it is the affine cost: ticks follow each
-other; within a tick a transfer takes its route's latency plus the time of the most loaded link of
-its route. With host costs the messages are played (simulate.py), and the transfers of a message
-follow each other by their bytes.
+other; within a tick a transfer takes its route's latency plus the time of its message, which shares
+links with others (sharing.py). With host costs the messages are played (simulate.py), and the
+transfers of a message follow each other by their bytes.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import Transfer
 from .host_costs import HostCosts, step_us
 from .loads import step_loads
+from .sharing import Sharing
 from .simulate import MessageTime, play_messages
 
 # Most times (transfers times segments) that are listed; viewers cannot show a larger trace.
@@ -76,39 +77,36 @@ def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list
     """Return the times of messages by the affine cost, one tick after the other."""
     m = schedule.segments
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    # 1 s per GB is 1e-3 us per byte. An entry is for one link in one step, all segments together.
-    busy_us = loads.seconds.astype(float) / loads.scale * size_bytes * 1e-3
+    sharing = Sharing(schedule, loads, topology)
+    us = size_bytes * 1e-3  # 1 s per GB is 1e-3 us per byte
     latency_us = loads.latency.astype(float) / loads.latency_scale
-    declared_us = np.array([float(x) for x in schedule.step_s_per_GB]) * size_bytes * 1e-3
-    number = {link: i for i, link in enumerate(loads.links)}
-    paths, path_of = schedule.transfers.paths()
+    declared_us = np.array([float(x) for x in schedule.step_s_per_GB]) * us
+    paths = schedule.transfers.paths()[0]
     links_of = [
         route_links((topology.ranks[src], *route, topology.ranks[dst])) for src, dst, route in paths
     ]
-    crossed = [[number[link] for link in links] for links in links_of]
     latency_of = [sum(float(topology.latency_us[link]) for link in links) for links in links_of]
-    paths_of_step: dict[int, set[int]] = defaultdict(set)
-    for step, path in zip(schedule.transfers.step.tolist(), path_of.tolist(), strict=True):
-        paths_of_step[step].add(path)
+    time_paths = cache(sharing.time_paths)
     times: list[MessageTime] = []
     now = 0.0
     for tick in range(schedule.ticks):
         low, high = max(0, tick - m + 1), min(schedule.steps, tick + 1)
         if schedule.stepwise:
             low, high = tick // m, tick // m + 1
-        load_us = busy_us[low:high].sum(axis=0) / m
+        took_us = {path: s_per_GB * us / m for path, s_per_GB in time_paths(low, high).items()}
         # A step in stepwise segments pays its latency once, as in its cost.
         pays = not schedule.stepwise or tick % m == 0
         slowest_us = float(latency_us[low:high].max(initial=0.0)) if pays else 0.0
-        # Steps that do not overlap take their declared durations.
+        # Steps that do not overlap take their declared durations, if these are longer.
         is_apart = m == 1 or schedule.stepwise
-        length_us = float(declared_us[low]) / m if is_apart else float(load_us.max(initial=0.0))
+        length_us = max(took_us.values(), default=0.0)
+        if is_apart:
+            length_us = max(length_us, float(declared_us[low]) / m)
         begin = now + float(step_us(topology))
         now = begin + slowest_us + length_us
-        for path in set().union(*(paths_of_step[step] for step in range(low, high))):
-            took_us = max((float(load_us[link]) for link in crossed[path]), default=0.0)
-            took_us += latency_of[path] if pays else 0.0
-            times.append((tick, *paths[path][:2], begin, min(now, begin + took_us)))
+        for path, path_us in took_us.items():
+            end = begin + path_us + (latency_of[path] if pays else 0.0)
+            times.append((tick, *paths[path][:2], begin, min(now, end)))
     return times
 
 

@@ -17,7 +17,7 @@ from ..channels.channels import CHAIN, RING, Order, schedule_rings
 from ..channels.columns import Column, OrderPacking, find_exact_rates, pack_orders
 from ..channels.orders import Orders
 from ..channels.rounding import Rounding
-from ..cost.affine import tighten
+from ..cost.affine import bandwidth_s_per_GB, shared_s_per_GB, tighten
 from ..forest.machine.routes import OwnRoutes
 from ..forest.trees import Forest, RootedTree, schedule_of
 from ..ir.schedule import Schedule
@@ -27,6 +27,9 @@ from ..request import MAX_TRANSFERS, Request, check_size, segment_counts
 # Numbers of chains of equal shares that are offered besides the best shares: fewer chains take
 # fewer messages.
 _MAX_EQUAL = 8
+# The same where chains of the best shares hold each other up: equal shares are found in the end
+# with as many chains as the links have units, 24 on recorded machines.
+_MAX_EVEN = 32
 # Fewer chains must reach this fraction of the rate of the best number of chains.
 _MIN_RATE = Fraction(98, 100)
 # Relative difference from which a rate counts as better, since rates are floats.
@@ -50,7 +53,7 @@ def build(request: Request) -> list[Schedule]:
     packed = _pack_best(request, orders)
     schedules = [_schedule_shares(request, find_exact_rates(packed, request.effort), max_orders)]
     if all(shape == CHAIN for shape, _ in packed.columns):
-        schedules += _build_equal(request, orders, packed, len(schedules[0].chunks))
+        schedules += _build_equal(request, orders, packed, schedules[0])
     return [
         replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or len(s.chunks))
     ]
@@ -81,23 +84,41 @@ def _pack_best(request: Request, orders: Orders) -> OrderPacking:
 
 
 def _build_equal(
-    request: Request, orders: Orders, packed: OrderPacking, less_than: int
+    request: Request, orders: Orders, packed: OrderPacking, best: Schedule
 ) -> list[Schedule]:
-    """Return schedules of fewer than `less_than` chains, of equal shares.
+    """Return schedules of chains of equal shares.
 
-    These are the best single chain, and the fewest chains whose rate is close to the best.
+    These are the best single chain, and the fewest chains whose rate is close to the best, if that
+    is fewer than `best` has. If the unequal messages of `best` hold each other up, the fewest
+    equal chains that are not held up are added, or the fastest ones that were found.
     """
+    topology = request.topology
     rounding = Rounding(orders, packed, request.effort.grant(_EQUAL_WORK_S))
-    counts = range(1, min(_MAX_EQUAL + 1, less_than))
+    counts = range(1, min(_MAX_EQUAL + 1, len(best.chunks)))
     rates = {count: rounding.rate_GBps(rounding.round(count)) for count in counts}
-    enough = max(rates.values(), default=Fraction(0)) * _MIN_RATE
-    fewest = [count for count, rate in rates.items() if rate >= enough][:1]
-    out = []
-    for count in sorted({*counts[:1], *fewest}):
-        times = Counter(rounding.listed[number] for number in rounding.round(count).tolist())
-        shares = {column: Fraction(k, count) for column, k in times.items()}
-        out.append(_schedule_shares(request, shares, count))
-    return out
+    near = max(rates.values(), default=Fraction(0)) * _MIN_RATE
+    wanted = {*counts[:1], *[count for count, rate in rates.items() if rate >= near][:1]}
+    enough = bandwidth_s_per_GB(replace(best, segments=2), topology) / _MIN_RATE
+    built: dict[int, Schedule] = {}
+
+    def build(count: int) -> Schedule:
+        if count not in built:
+            times = Counter(rounding.listed[number] for number in rounding.round(count).tolist())
+            shares = {column: Fraction(k, count) for column, k in times.items()}
+            built[count] = _schedule_shares(request, shares, count)
+        return built[count]
+
+    def time_s(schedule: Schedule) -> Fraction:
+        return shared_s_per_GB(replace(schedule, segments=2), topology)
+
+    if time_s(best) > enough:
+        times_s = {0: time_s(best)}
+        for count in range(1, _MAX_EVEN + 1):
+            times_s[count] = time_s(build(count))
+            if times_s[count] <= enough:
+                break
+        wanted |= {min(times_s, key=lambda count: times_s[count])} - {0}
+    return [build(count) for count in sorted(wanted)]
 
 
 def _schedule_shares(

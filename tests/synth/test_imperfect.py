@@ -28,7 +28,7 @@ from topoplan.synth.forest.survey import mend
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import Synthesis, collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import VerificationError
@@ -47,6 +47,16 @@ def gap_of(plan: Plan) -> float:
         bandwidth_s_per_GB(replace(e.schedule, segments=2), plan.topology) for e in plan.entries
     ]
     return float(1 - plan.bound.s_per_GB / min(times))
+
+
+def least_gap_of(found: Synthesis) -> float:
+    """The least gap of what a plan was chosen from.
+
+    The plan may take trees with a larger one, whose messages hold each other up less.
+    """
+    piped = {replace(schedule.uncut, segments=2) for schedule, _ in found.candidates}
+    times = [bandwidth_s_per_GB(schedule, found.plan.topology) for schedule in piped]
+    return float(1 - found.plan.bound.s_per_GB / min(times))
 
 
 def mixed_switches(GBps: Fraction, plain: int = 1, each: int = 4) -> Topology:
@@ -101,18 +111,18 @@ def test_trees_of_all_roots_make_way_for_a_slow_link(
     machine: str, change: Change, collective: str
 ) -> None:
     topology = degrade(preset(machine), change)
-    assert (
-        gap_of(synthesize(collective_on(collective, topology), topology, "packing").plan) <= 0.001
-    )
+    found = synthesize(collective_on(collective, topology), topology, "packing")
+    assert least_gap_of(found) <= 0.001
+    assert gap_of(found.plan) <= 0.01
 
 
 def test_allreduce_on_boxes_of_which_one_has_lost_a_gpu() -> None:
     topology = degrade(preset("dgx-h100:4"), LOST)
     boxes = find_boxes(topology)
     assert boxes is not None and boxes.rails == 8 and sorted(map(len, boxes.ranks)) == [7, 8, 8, 8]
-    assert (
-        gap_of(synthesize(collective_on("allreduce", topology), topology, "packing").plan) <= 0.001
-    )
+    found = synthesize(collective_on("allreduce", topology), topology, "packing")
+    assert least_gap_of(found) <= 0.001
+    assert gap_of(found.plan) <= 0.02
 
 
 @pytest.mark.parametrize(
