@@ -8,7 +8,7 @@ from ...topo.graph import Topology
 from ..place.job import WHOLE
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
-from .paper import Stock, find_model, find_stock, find_stock_range
+from .paper import Stock, find_model, find_stock
 from .ranking import is_healthy
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement
@@ -228,8 +228,7 @@ class _Adviser:
         if stock is None:
             return []
         # An offer holds whatever the guessed rates are in truth.
-        span = find_stock_range(collective, rank_map.topology, channels)
-        least = max(stock.algbw_GBps, span[1] if span else stock.algbw_GBps, measured) * _MIN_GAIN
+        least = max(stock.most_GBps, measured) * _MIN_GAIN
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
         file, plan, order = (o if o and o.algbw_GBps > least else None for o in named)
 
@@ -333,8 +332,7 @@ def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> lis
     if limits is None or measured.rank_map is None:
         return []
     stock = find_stock(measured.collective, measured.rank_map.topology, channels)
-    span = find_stock_range(measured.collective, measured.rank_map.topology, channels)
-    if stock is None or span is None or algbw >= limits.near * float(span[0]):
+    if stock is None or algbw >= limits.near * float(stock.least_GBps):
         return []
     # A limit between hosts says nothing of slow links inside them, which a plan would meet as well.
     plan = measured.options.best(PLAN) if measured.options is not None else None

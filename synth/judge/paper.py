@@ -21,9 +21,13 @@ class Stock:
     """The algbw in GB/s that stock NCCL reaches on paper, and by what, in words.
 
     With `is_limit` it is the most that such channels carry between hosts, not what NCCL finds.
+    `least_GBps` and `most_GBps` are what it can be at other values of guessed rates, which may be
+    wrong by the factor by which links between CPUs exceed NCCL's constants: four.
     """
 
     algbw_GBps: Fraction
+    least_GBps: Fraction
+    most_GBps: Fraction
     name: str
     is_limit: bool = False
 
@@ -36,9 +40,22 @@ def find_stock(collective: str, topology: Topology, channels: Rate | None) -> St
     NCCL.
     """
     if channels is not None:
-        return Stock(channels.algbw_GBps, f"the {channels.shape} of the file")
+        return _rate_channels(channels, topology)
     rate = _find_rate(collective, topology)
-    return None if rate is None else Stock(rate.algbw_GBps, rate.name, rate.is_limit)
+    if rate is None:
+        return None
+    others = (scale_guesses(topology, factor) for factor in (1 / _OFF, _OFF))
+    found = [_find_rate(collective, other) for other in others if other is not None]
+    known = [rate.algbw_GBps, *(each.algbw_GBps for each in found if each is not None)]
+    return Stock(rate.algbw_GBps, min(known), max(known), rate.name, rate.is_limit)
+
+
+def _rate_channels(channels: Rate, topology: Topology) -> Stock:
+    """Return the rate of a file's channels, whose slowest link may have a guessed rate."""
+    algbw = channels.algbw_GBps
+    link = next(x for x in topology.links if (x.src, x.dst) == channels.link)
+    off = _OFF if link.is_guess else 1
+    return Stock(algbw, algbw / off, algbw * off, f"the {channels.shape} of the file")
 
 
 def _find_rate(collective: str, topology: Topology) -> StockRate | None:
@@ -47,27 +64,6 @@ def _find_rate(collective: str, topology: Topology) -> StockRate | None:
     except TopoplanError:
         return None
     return rate if isinstance(rate, StockRate) else None
-
-
-def find_stock_range(
-    collective: str, topology: Topology, channels: Rate | None
-) -> tuple[Fraction, Fraction] | None:
-    """Return the least and the most GB/s that stock reaches, whatever guessed rates are in truth.
-
-    Guesses may be wrong by the factor by which links between CPUs exceed NCCL's constants: four.
-    The arguments and None are those of `find_stock`.
-    """
-    stock = find_stock(collective, topology, channels)
-    if stock is None:
-        return None
-    algbw = stock.algbw_GBps
-    if channels is not None:
-        link = next(x for x in topology.links if (x.src, x.dst) == channels.link)
-        return (algbw / _OFF, algbw * _OFF) if link.is_guess else (algbw, algbw)
-    others = (scale_guesses(topology, factor) for factor in (1 / _OFF, _OFF))
-    rates = [find_stock(collective, other, None) for other in others if other is not None]
-    known = [algbw, *(rate.algbw_GBps for rate in rates if rate is not None)]
-    return min(known), max(known)
 
 
 def find_model(topology: Topology) -> StockModel | None:

@@ -30,8 +30,7 @@ def rank_findings(findings: Sequence[FileFinding]) -> list[FileFinding]:
     is_lossy = any(finding.name.startswith(_LOSSES) for finding in findings)
     is_well = not is_lossy and any(map(is_healthy, findings))
     middle = (*_HEALTHY, *_CAUSES) if is_well else (*_CAUSES, *_LOSSES, *_HEALTHY)
-    middle = (*middle, *_OPEN)
-    order = (*_VOID, *middle, *_REMARKS)
+    order = (*_VOID, *middle, *_OPEN, *_REMARKS)
 
     def place(finding: FileFinding) -> int:
         begins = (at for at, name in enumerate(order) if finding.name.startswith(name))
