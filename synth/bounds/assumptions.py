@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...topo.exact import parse_fraction
 
 if TYPE_CHECKING:
     from ...topo.graph import Link, Topology
-    from ..groups.joint_bound import JointBound
-    from .certificate import Bound
 
 # The links of each kind in words, and whether their rate is that of one of several bonded links.
 _WORDS = {
@@ -50,6 +48,15 @@ class Assumption:
         return f"{self.what} ({self.why})" if self.why else self.what
 
 
+class Certified(Protocol):
+    """A bound with its proof: a cut, or prices on links."""
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """The proof, as certificate.py describes it."""
+        ...
+
+
 def find_links(certificate: Mapping[str, Any], topology: Topology) -> list[Link]:
     """Return the links that a bound's certificate depends on, one of each parallel pair."""
     if "inside" in certificate:
@@ -79,7 +86,7 @@ def _spell(a: str, b: str, alike: dict[str, list[str]]) -> Iterator[tuple[str, s
             yield src, dst
 
 
-def list_assumptions(bound: Bound | JointBound, topology: Topology) -> tuple[Assumption, ...]:
+def list_assumptions(bound: Certified, topology: Topology) -> tuple[Assumption, ...]:
     """Return what a bound on a topology assumes that nothing states, each once.
 
     That is the rates that it depends on, and that GPUs have no other NVLinks than the topology's,
