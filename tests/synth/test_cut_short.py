@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,6 @@ from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
 TWO_BOXES = "dgx-h100:2"
-# Building full:1500 whole takes 15 s of an idle core, and its bound two minutes.
-WHOLE_MACHINE_S = 60.0
 
 
 class LastMinute(Effort):
@@ -133,13 +132,13 @@ def test_the_command_marks_a_bound_in_text_and_json() -> None:
 
 
 def test_a_bound_of_a_huge_machine_keeps_its_time_limit() -> None:
-    began = time.monotonic()
     ended = run_module(
         "topoplan.cli.synth", "allreduce", "full:1500", "--bound-only", "--time-limit", "2", "-v"
     )
-    assert time.monotonic() - began < WHOLE_MACHINE_S
     assert ended.returncode == TimeLimitError.exit_code
-    assert "time limit of 2 s" in ended.stderr and "building links" in ended.stderr
+    stopped = re.search(r"time limit of 2 s was over after ([\d,]+) steps of", ended.stderr)
+    assert stopped is not None and "building links" in ended.stderr
+    assert int(stopped[1].replace(",", "")) < 1500 * 1499  # one of the first steps
 
 
 def test_a_large_machine_without_time_for_searches_has_the_bound_of_a_cut() -> None:
