@@ -16,7 +16,9 @@ from .graph import Topology, both_directions
 from .hardware import LATENCY_us, LOCAL_GBps, QPI_DATASHEET_GBps, inter_cpu_GBps_of
 from .notes import Source, assumed
 
-# GB/s in one direction by the lowest PCIe generation of the GPUs.
+# GB/s in one direction by the lowest PCIe generation of the GPUs. The first is NCCL's count for
+# Emerald Rapids (graph/topo.h); measured between two EPYC 9575F: rtx6kpro on GitHub, page
+# hardware/asus-esc8000a-e13p-broadcom-switches.md, 36 to 40, and hardware/pcie-bandwidth.md.
 _ERAS: tuple[tuple[int, Fraction, str], ...] = (
     (5, Fraction(40), "in machines of PCIe Gen5, where 32 to 43 were measured (two EPYC 9005)"),
     (4, Fraction(24), "in machines of PCIe Gen4, as NCCL 2.31 counts EPYC 7003 and 9004"),
@@ -80,7 +82,7 @@ def _assume_by_era(pcie_generation: int | None) -> tuple[Fraction, Source]:
 
 
 def follow_era(topology: Topology, pcie_generation: int) -> Topology:
-    """Return the machine with the rates between its CPUs that only the era told, by a new one.
+    """Return the machine with the rate between its CPUs by another era, where the era gave it.
 
     The GPUs' PCIe generation is known better than when the file was read.
     """

@@ -23,7 +23,7 @@ from .view import (
 )
 
 _GRAPH_FILE = "give NCCL a graph file, which topo-synth writes (format nccl-graph)"
-# NCCL's chains may be as good as any file: only the search of topo-synth tells.
+# NCCL's chains may be as good as any file: only topo-synth, which searches, knows.
 _ASK = (
     "ask topo-synth whether a graph file would gain (format nccl-graph); it writes none where "
     "stock is as good"

@@ -35,7 +35,7 @@ class Notes:
             )
 
     def add_missing_links(self, boards: Mapping[str, Board | None], reason: str) -> None:
-        """Note that a file tells no link of GPUs whose boards have NVLink or xGMI; else nothing.
+        """Note that a file lists no link of GPUs whose boards have NVLink or xGMI; else nothing.
 
         `boards` has the board of each GPU that has no such link in the file, by id, None if it is
         unknown. A single one is not noted: it may be alone in its machine. `reason` says why a file
@@ -46,7 +46,7 @@ class Notes:
             word = "NVLink" if board.kind == "nvlink" else "xGMI link"
             self.add(
                 gpu,
-                f"{board.name} boards have {board.wires} {word}s each, of which the file tells "
+                f"{board.name} boards have {board.wires} {word}s each, of which the file lists "
                 f"none ({reason}), so all is judged and planned without them",
                 "nvlinks-left-out",
                 board.name,

@@ -518,7 +518,7 @@ def boards(ids: str, count: int, *inside: str) -> Topology:
 @pytest.mark.parametrize(
     ("ids", "count", "note"),
     [
-        ("10de:2901", 2, "gpu0, gpu1: B200 boards have 18 NVLinks each, of which the file tells"),
+        ("10de:2901", 2, "gpu0, gpu1: B200 boards have 18 NVLinks each, of which the file lists"),
         ("10de:20b0", 8, "gpu0, gpu1, gpu2 and 5 more: A100 boards have 12 NVLinks each"),
         ("1002:74a1", 2, "gpu0, gpu1: MI300X boards have 7 xGMI links each"),
         ("10de:2901", 1, ""),  # it may be alone in a virtual machine

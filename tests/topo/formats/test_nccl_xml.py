@@ -531,7 +531,7 @@ def test_nvlinks_to_the_gpu_itself_are_left_out_and_told_once() -> None:
 @pytest.mark.parametrize(
     ("device", "count", "note"),
     [
-        ("0x2901", 2, "gpu0, gpu1: B200 boards have 18 NVLinks each, of which the file tells none"),
+        ("0x2901", 2, "gpu0, gpu1: B200 boards have 18 NVLinks each, of which the file lists none"),
         ("0x20b5", 4, ""),  # A100 PCIe: cards, with bridges or without
         ("0x26b9", 8, ""),
         ("0x2901", 1, ""),
