@@ -15,6 +15,9 @@ from program_runs import MODES, run_programs
 
 # Seeds of the programs of each mode; every plan that a program needs takes a second to make.
 _SEEDS = {"gloo": range(2), "race": range(4), "plan": range(1)}
+# Its plans are made within a program, one after the other: with several tests a core they take 18 s
+# and more, in which nothing hangs. Groups and pytest's own end follow at 80 and 300 s.
+_HANG_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,6 @@ def _make_two_groups(steps: Sequence[str]) -> Program:
 
 
 def _assert_all_end(programs: Sequence[Program], mode: str, cache: Path) -> None:
-    endings = run_programs(programs, mode, cache)
+    endings = run_programs(programs, mode, cache, _HANG_S)
     failed = [str(ending) for ending in endings if ending.how != "ok"]
     assert not failed, "\n\n".join(failed)
