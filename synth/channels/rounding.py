@@ -6,8 +6,9 @@ exchanging one channel for another until nothing helps. Replacements are known o
 ranks, the cheapest of all orders under prices that rise with the links' loads.
 
 K channels of a given rate cross each link an integer number of times. A linear program with these
-integer capacities bounds the rate; CP-SAT then looks for the channels, as counts of known orders
-or, for few ranks and channels, as K circuits at once.
+integer capacities bounds the rate; CP-SAT then looks for the channels: as counts of all orders for
+so few ranks that these can be listed; else as K circuits at once where these are few, and as counts
+of known orders.
 """
 
 from bisect import bisect_left
@@ -28,7 +29,7 @@ from ..numeric.linear import Floats, Rows, minimise
 from ..request import Request
 from .channels import CHAIN, SHAPES, Channels, Order
 from .columns import Column, OrderPacking, pack_orders
-from .orders import Orders, name_order
+from .orders import Orders, hops, name_order
 
 # Maximum number of channels unless the caller sets a limit.
 MAX_CHANNELS = 32
@@ -52,6 +53,9 @@ _TRIED = 2
 _ENTRY_S, _CALL_S = 2e-9, 5e-5
 # Tolerance of times and counts of crossings, in crossings: above their rounding errors.
 _SLACK, _CLOSE = 1e-9, 1e-6
+# Maximum number of ranks whose orders are all listed: 5 have 24 rings and 60 chains. Circuits take
+# far longer there, since exchanging two channels gives the same channels.
+_LISTED_RANKS = 5
 # Maximum number of arcs of all channels together in a search for circuits: models grow with them.
 _CIRCUIT_ARCS = 460
 # Seconds of an idle core per model.
@@ -231,6 +235,9 @@ class Rounding:
         unchanged.
         """
         count, units = len(channels), self.units
+        lists_all = self.orders.ranks <= _LISTED_RANKS
+        if lists_all:
+            self._add_all()
         now = self._busiest(channels)
         longest = min(now, count / known_GBps) if known_GBps else now
         times = _list_times(units, count / self.optimum, longest).tolist()
@@ -242,13 +249,25 @@ class Rounding:
         for time in times[low : low + _TRIED]:
             if self.effort.is_over("equal channels"):
                 break
-            circuits = _find_circuits(self.orders, self.shape, units, count, time, self.effort)
+            circuits = (
+                []
+                if lists_all
+                else _find_circuits(self.orders, self.shape, units, count, time, self.effort)
+            )
             numbers = np.array([self._add(order) for order in circuits], dtype=np.int64)
             if not circuits:
                 numbers = _count_orders(self.loads, units, count, time, self.effort)
             if len(numbers):
                 return np.sort(numbers)
         return channels
+
+    def _add_all(self) -> None:
+        """Make all orders known that the routes allow."""
+        n, exists = self.orders.ranks, self.orders.routes.exists
+        for order in permutations(range(n)):
+            is_named = order == name_order(self.shape, order)
+            if is_named and all(exists[hop] for hop in hops(self.shape, order)):
+                self._add(order)
 
     def _add(self, order: Order) -> int:
         column = (self.shape, name_order(self.shape, order))
