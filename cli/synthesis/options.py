@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from ...extras import SCHEDULE_FORMATS, Names
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
@@ -14,7 +15,7 @@ from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ...synth.request import TreeLimits
 
@@ -24,9 +25,10 @@ DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 PLAN = "plan"
-# Formats for other programs: files for NCCL and RCCL, and those with a schedule of the plan.
+# Formats for other programs: files for NCCL and RCCL, and those of extras, which hold a schedule of
+# the plan.
 _LIBRARY_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner", "nccl-env", "mlx-hostfile")
-SCHEDULE_FORMATS = ("mscclpp", "astra-sim")
+FORMATS_OF_SCHEDULES = Names(SCHEDULE_FORMATS)
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce dgx1",
@@ -100,6 +102,17 @@ Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi,
 machine), builds schedules for a collective, verifies each by an independent replay, and keeps the
 fastest for every range of sizes.
 """
+
+
+class _Formats:
+    """All values of --format; formats of other packages are looked at for what is not ours."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in (PLAN, *_LIBRARY_FORMATS) or name in FORMATS_OF_SCHEDULES
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (PLAN, *_LIBRARY_FORMATS)
+        yield from FORMATS_OF_SCHEDULES
 
 
 def build_parser() -> Parser:
@@ -267,14 +280,13 @@ def build_parser() -> Parser:
     add(
         "--format",
         metavar="FORMAT",
-        choices=(PLAN, *_LIBRARY_FORMATS, *SCHEDULE_FORMATS),
+        choices=_Formats(),
         help="plan (default); nccl-graph (also by -o FILE.xml): rings and chains for "
         "NCCL_GRAPH_FILE; rccl-env: RCCL_TREES, with rings beside them in FILE.xml for -o FILE; "
         "nccl-tuner: the table of NVIDIA's example tuner plugin; for hosts that cables join: "
         "nccl-env: NCCL's settings for that cabling, with Open MPI's hosts in ring order beside "
-        "them in FILE.hosts for -o FILE; mlx-hostfile: for mlx.launch; the plan's schedule for "
-        "--size: "
-        "mscclpp: for MSCCL++'s executor; astra-sim: Chakra traces FILE.0.et, ... for -o FILE",
+        "them in FILE.hosts for -o FILE; mlx-hostfile: for mlx.launch"
+        f"{_describe_formats_of_schedules()}",
     )
     add(
         "--nccl-version",
@@ -320,6 +332,12 @@ def build_parser() -> Parser:
     add_csv(parser, "the table's rows (with --pareto: the front's)")
     add_force(parser, "--trace", "--plot", "--csv")
     return parser
+
+
+def _describe_formats_of_schedules() -> str:
+    described = FORMATS_OF_SCHEDULES.describe().items()
+    each = "; ".join(f"{name}: {about}" for name, about in described)
+    return f"; the plan's schedule for --size: {each}" if each else ""
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -460,14 +478,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             _given({**fronts, **explains, **exacts, "--bound-only": args.bound_only, **files}),
-            args.format in SCHEDULE_FORMATS,
+            args.format in FORMATS_OF_SCHEDULES,
             f"{{}} with --format {args.format}: that is one schedule; leave one of them out",
-        ),
-        (
-            ["-o"],
-            args.format == "astra-sim" and args.output is None,
-            "--format astra-sim writes a file for each rank: give -o traces/allreduce, for "
-            "traces/allreduce.0.et and so on",
         ),
         (
             limits + _given({**others, **files}),

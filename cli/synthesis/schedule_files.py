@@ -1,11 +1,13 @@
-"""topo-synth --format mscclpp and astra-sim: a schedule of the plan for other programs."""
+"""topo-synth --format: a schedule of the plan for other programs, in a format of an extra."""
 
 import json
 import sys
 
+from ...extras import SCHEDULE_FORMATS, Names
 from ...synth.bounds.single_path import Bounds
 from ...synth.describe import assumption_lines, bounds_text
-from ...synth.export.schedule_formats import export_schedule, list_suffixes
+from ...synth.schedule_format import ScheduleFormat, export_schedule
+from ...topo.errors import InputError
 from ...topo.files import write_whole
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
@@ -17,14 +19,20 @@ from .plan import synthesize_job
 def run(job: SynthRun) -> None:
     """Plan, and write the schedule for --size to the files of -o, or print it."""
     args = job.args
-    suffixes = list_suffixes(args.format, job.collective.ranks)
+    format: ScheduleFormat = Names(SCHEDULE_FORMATS).find(args.format)
+    suffixes = format.list_suffixes(job.collective.ranks)
+    if args.output is None and suffixes != [""]:
+        raise InputError(
+            f"--format {args.format} writes a file for each rank: give -o traces/allreduce, for "
+            f"traces/allreduce{suffixes[0]} and so on"
+        )
     if args.output:
         for suffix in suffixes:
             check_output(f"{args.output}{suffix}", overwrite=args.force)
     with job.search() as say:
         plan = synthesize_job(job, say)[0].plan
         plan.verify()
-    made = export_schedule(args.format, plan, job.size)
+    made = export_schedule(format, plan, job.size)
     if args.output:
         for suffix, content in made.files.items():
             write_whole(f"{args.output}{suffix}", content, overwrite=args.force)

@@ -5,8 +5,8 @@ A block is the whole buffer, or the part of one rank (for alltoall, of a pair of
 
 from fractions import Fraction
 
-from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
+from .collective import Chunk, Collective
+from .schedule import Schedule
 
 
 def count_parts(collective: Collective) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 
 from ....topo.errors import InfeasibleError
 from ....topo.graph import Topology
+from ...ir.blocks import count_blocks
 from ...ir.schedule import Schedule
 from ...sizes import show_size
-from ..blocks import count_blocks
 from .blocks import Block, Channel, End, Wiring, assign_blocks, connect
 from .limits import (
     MAX_BLOCKS,

@@ -12,10 +12,10 @@ from itertools import pairwise
 from math import isqrt, lcm
 
 from ....topo.errors import InfeasibleError
+from ...ir.blocks import count_parts, place_chunks
 from ...ir.collective import Chunk
 from ...ir.schedule import Schedule
 from ...ir.transfers import REDUCE
-from ..blocks import count_parts, place_chunks
 from .limits import ALIGNMENT_bytes
 
 # Units of a piece on a rounded grid, so that rounding changes its size by at most 1/256.

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from ...ir.blocks import find_blocks
 from ...ir.schedule import Schedule
-from ..blocks import find_blocks
 from .limits import MAX_PEERS
 from .pieces import ChunkPart, Grid
 

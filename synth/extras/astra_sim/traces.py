@@ -17,12 +17,12 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from ...topo.errors import InfeasibleError
-from ...topo.version import VERSION
-from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
-from ..ir.transfers import Transfer
-from .blocks import count_blocks, find_blocks, place_chunks
+from ....topo.errors import InfeasibleError
+from ....topo.version import VERSION
+from ...ir.blocks import count_blocks, find_blocks, place_chunks
+from ...ir.collective import Chunk, Collective
+from ...ir.schedule import Schedule
+from ...ir.transfers import Transfer
 
 # The version of the schema, as ASTRA-sim's examples spell it.
 SCHEMA = "1.0.2-chakra.0.0.4"

@@ -1,0 +1,126 @@
+"""The extras: features outside the core, and the one file that names them and their modules.
+
+The core asks `find` for what an extra adds, by group and name, and imports no extra itself; an
+extra's modules are imported when they are first asked for. An extra whose paths are deleted adds
+nothing, and neither does one that needs it. `scripts/extras.py` lists, counts and checks them.
+
+The groups, and what an entry of each is:
+
+- `commands`: a module with `main` and `build_parser`, for `topoplan NAME` and `topo-NAME`.
+- `schedule-formats`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
+
+A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
+at only for names that no extra here has, and for listings.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from os.path import dirname, exists, join  # pathlib takes longer to import than this module
+
+TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from importlib.metadata import EntryPoint
+    from typing import Any
+
+COMMANDS, SCHEDULE_FORMATS = "commands", "schedule-formats"
+_ROOT = dirname(__file__)  # noqa: PTH120
+
+
+class Extra:
+    """One feature: `paths` that can be deleted, the extras that it `needs`, and what it `adds`.
+
+    `adds` has, by group and name, a module of this package, or an attribute of one after a colon,
+    and one line about it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        paths: tuple[str, ...],
+        adds: Mapping[str, Mapping[str, tuple[str, str]]],
+        needs: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.paths, self.adds, self.needs = name, paths, adds, needs
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is installed, with all that it needs."""
+        first = join(_ROOT, self.paths[0])  # noqa: PTH118
+        return exists(first) and all(_BY_NAME[name].is_here for name in self.needs)  # noqa: PTH110
+
+
+EXTRAS = (
+    Extra(
+        "mscclpp",
+        ("synth/extras/mscclpp", "tests/extras/mscclpp"),
+        {
+            SCHEDULE_FORMATS: {
+                "mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")
+            }
+        },
+    ),
+    Extra(
+        "astra-sim",
+        ("synth/extras/astra_sim", "tests/extras/astra_sim"),
+        {
+            SCHEDULE_FORMATS: {
+                "astra-sim": (
+                    "synth.extras.astra_sim.format:FORMAT",
+                    "Chakra traces FILE.0.et, ... for -o FILE",
+                )
+            }
+        },
+    ),
+)
+_BY_NAME = {extra.name: extra for extra in EXTRAS}
+
+
+class Names:
+    """The names in a group: those of the extras that are here, then those of other packages.
+
+    Other packages are looked at where the extras do not have a name.
+    """
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.describe() or any(point.name == name for point in self._list_points())
+
+    def __iter__(self) -> Iterator[str]:
+        own = self.describe()
+        yield from own
+        yield from sorted({point.name for point in self._list_points()} - {*own})
+
+    def describe(self) -> dict[str, str]:
+        """Return the line about each name that an extra here has."""
+        return {
+            name: about
+            for extra in EXTRAS
+            if extra.is_here
+            for name, (_, about) in extra.adds.get(self.group, {}).items()
+        }
+
+    def find(self, name: str) -> Any:
+        """Return what has a name; raise InputError if nothing that is installed has it."""
+        from .topo.errors import InputError
+
+        for extra in EXTRAS:
+            if name not in extra.adds.get(self.group, ()):
+                continue
+            if not extra.is_here:
+                raise InputError(f"{name}: the extra {extra.name!r} of topoplan is not installed")
+            module, _, attribute = extra.adds[self.group][name][0].partition(":")
+            loaded = import_module(f".{module}", __package__)
+            return getattr(loaded, attribute) if attribute else loaded
+        for point in self._list_points():
+            if point.name == name:
+                return point.load()
+        raise InputError(f"{name}: expected one of {', '.join(self)}")
+
+    def _list_points(self) -> list[EntryPoint]:
+        from importlib.metadata import entry_points  # looks at all packages, which takes time
+
+        return list(entry_points(group=f"topoplan.{self.group}"))

@@ -1,0 +1,195 @@
+"""The extras: which there are, how large they are, and whether the core works without them.
+
+    python scripts/extras.py --list              a JSON array: name, paths, needs, adds
+    python scripts/extras.py --count [--json]    statements: of each extra, the core, the whole
+    python scripts/extras.py --check             install a copy without any extra, and try it
+    python scripts/extras.py --check mscclpp     without this one, and those that need it
+
+A check installs the copy into a folder of its own, and there runs the tests that are left, the
+commands, the backend and the DDP hook; what an extra added has to be refused in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from topoplan.extras import COMMANDS, EXTRAS, SCHEDULE_FORMATS, Extra
+
+ROOT = Path(__file__).resolve().parents[1]
+FLOORS = ("topo", "synth", "runtime", "cli")
+# Ranks of the smoke: the backend, a communicator, and the hook, on CPUs over gloo.
+_SMOKE = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import topoplan
+
+
+def work(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("topo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    ones = torch.ones(4096)
+    dist.all_reduce(ones)
+    assert ones.eq(2).all()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    model.register_comm_hook(None, topoplan.ddp_hook("ring:2", choose="plan"))
+    model(torch.ones(1, 64)).sum().backward()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what is asked, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="print the extras as JSON")
+    parser.add_argument("--count", action="store_true", help="print how many statements they have")
+    parser.add_argument("--json", action="store_true", help="with --count: as JSON")
+    parser.add_argument(
+        "--check", nargs="*", metavar="NAME", help="try a copy without these (default: all)"
+    )
+    args = parser.parse_args(argv)
+    if args.list:
+        print(json.dumps([_to_json(extra) for extra in EXTRAS], indent=1))
+    elif args.count:
+        _show_counts(as_json=args.json)
+    elif args.check is not None:
+        known = {extra.name: extra for extra in EXTRAS}
+        if unknown := [name for name in args.check if name not in known]:
+            print(f"extras: {unknown[0]}: expected some of {', '.join(known)}", file=sys.stderr)
+            return 2
+        return _check([known[name] for name in args.check] or list(EXTRAS))
+    else:
+        parser.print_usage(sys.stderr)
+        return 2
+    return 0
+
+
+def _to_json(extra: Extra) -> dict[str, object]:
+    adds = {group: list(names) for group, names in extra.adds.items()}
+    return {"name": extra.name, "paths": extra.paths, "needs": extra.needs, "adds": adds}
+
+
+def _show_counts(*, as_json: bool) -> None:
+    """Print the statements of the floors: of each extra, of the core, and of the whole."""
+    of_files = {path: _count(path) for path in _list_sources()}
+    counts = {
+        extra.name: sum(
+            count
+            for path, count in of_files.items()
+            if any(path.is_relative_to(ROOT / own) for own in extra.paths)
+        )
+        for extra in EXTRAS
+    }
+    whole = sum(of_files.values())
+    rows = {"extras": counts, "core": whole - sum(counts.values()), "whole": whole}
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for name, count in [*counts.items(), ("core", rows["core"]), ("whole", whole)]:
+        print(f"{count:7,}  {name}")
+
+
+def _list_sources() -> list[Path]:
+    floors = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
+    return [*floors, ROOT / "__init__.py", ROOT / "extras.py"]
+
+
+def _count(path: Path) -> int:
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
+def _check(gone: Iterable[Extra]) -> int:
+    """Try a copy without these extras and those that need them; return the exit code."""
+    names = {extra.name for extra in gone}
+    while more := {x.name for x in EXTRAS if names & {*x.needs}} - names:
+        names |= more
+    removed = [extra for extra in EXTRAS if extra.name in names]
+    with tempfile.TemporaryDirectory(prefix="extras-") as folder:
+        copy, site = Path(folder, "copy"), Path(folder, "site")
+        _copy_without(removed, copy)
+        pip = ["pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+        _run("install", [*pip, "--target", str(site), str(copy)], Path(folder), {})
+        env = {"PYTHONPATH": str(site)}
+        where = "import topoplan; print(topoplan.__file__)"
+        imported = _run("import", ["-c", where], Path(folder), env).strip()
+        if not Path(imported).is_relative_to(site):
+            raise SystemExit(f"extras: topoplan was imported from {imported}, not from the copy")
+        _try_commands(removed, Path(folder), env)
+        smoke = Path(folder, "smoke.py")
+        smoke.write_text(_SMOKE, encoding="utf-8")
+        _run("backend and hook", [str(smoke), str(Path(folder, "store"))], Path(folder), env)
+        tests = ["pytest", "-q", "-m", "not gpu and not network", "-n", "4", "tests"]
+        _run("the tests that are left", tests, copy, env)
+    print(f"works without {', '.join(sorted(names))}")
+    return 0
+
+
+def _copy_without(removed: Iterable[Extra], copy: Path) -> None:
+    """Copy what git tracks, but for the extras' paths."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], check=True, capture_output=True, text=True
+    )
+    gone = [Path(path) for extra in removed for path in extra.paths]
+    for name in filter(None, listed.stdout.split("\0")):
+        source = ROOT / name
+        if source.is_file() and not any(Path(name).is_relative_to(path) for path in gone):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, copy / name)
+
+
+def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -> None:
+    """Run the core's commands, and see that what was removed is refused in one line."""
+    _run("topo-probe", ["-m", "topoplan.cli.probe", "dgx1"], folder, env)
+    synth = ["-m", "topoplan.cli.synth", "allreduce"]
+    _run("topo-synth", [*synth, "ring:2", "--strategy", "ring", "-o", "plan.json"], folder, env)
+    _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
+    refused = {
+        COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name],
+        SCHEDULE_FORMATS: lambda name: [*synth, "ring:2", "--format", name],
+    }
+    for extra in removed:
+        for group, added in extra.adds.items():
+            for name in added:
+                said = _run(name, refused[group](name), folder, env, code=2)
+                if "Traceback" in said or len(said.strip().splitlines()) != 1:
+                    raise SystemExit(f"extras: {name} is not refused in one line:\n{said}")
+
+
+def _run(what: str, command: list[str], folder: Path, env: dict[str, str], *, code: int = 0) -> str:
+    """Run Python with arguments, or a module of it; return what it printed, errors included."""
+    given = (
+        command if command[0].startswith("-") or command[0].endswith(".py") else ["-m", *command]
+    )
+    ended = subprocess.run(
+        [sys.executable, *given],
+        cwd=folder,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if ended.returncode != code:
+        raise SystemExit(f"extras: {what}: exit code {ended.returncode}\n{ended.stdout}")
+    print(f"{what}: as it should be", file=sys.stderr)
+    return ended.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

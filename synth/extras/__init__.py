@@ -1,0 +1,1 @@
+"""What planning offers beyond the core, an extra in each folder; see extras.py at the root."""

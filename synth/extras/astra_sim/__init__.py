@@ -1,0 +1,1 @@
+"""`topo-synth --format astra-sim`: a schedule as Chakra traces for ASTRA-sim."""
