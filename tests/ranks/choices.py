@@ -74,7 +74,6 @@ def raced_and_cached(path: str, folder: str) -> list[str]:
     text = cached_file.read_text()
     dist.barrier()
     # From here on times are made up: the machine may be busier now than it was.
-    own = Transport.find_slowest_s
     make_up_times()
     # So that it can be told from a new race: a time that nobody takes.
     found = json.loads(text) | {"raced_us": {first.label: 1.0}}
@@ -93,7 +92,7 @@ def raced_and_cached(path: str, folder: str) -> list[str]:
     dist.barrier()
     choose.FAR_OFF, usual = 1e9, choose.FAR_OFF
     choice = race()
-    choose.FAR_OFF, Transport.find_slowest_s = usual, own  # type: ignore[method-assign]
+    choose.FAR_OFF = usual
     assert (choice.label, choice.raced) == (first.label, {first.label: 1.0})
     dist.barrier()
     if dist.get_rank() == 0:
