@@ -73,7 +73,7 @@ def races_share_it(paths: dict[str, str], cache: str) -> int:
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     numel = MIB // 16
-    process_budget.given_bytes = 2 * MIB
+    process_budget.given_bytes = MIB
     make_up_times()
     communicators = {
         name: Communicator(path, cache=f"{cache}/{name}") for name, path in paths.items()
