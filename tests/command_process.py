@@ -14,6 +14,8 @@ from contextlib import suppress
 from multiprocessing.context import ForkProcess, ForkServerProcess
 from pathlib import Path
 
+import forked_planners
+
 # CLONE_NEWNET, of Linux's sched.h.
 _NETWORK = 0x40000000
 
@@ -39,6 +41,7 @@ def main(
     faulthandler.enable()
     os.environ.clear()
     os.environ.update(environment)
+    forked_planners.use_forked()
     os.chdir(folder)
     _load_libraries(environment.get("LD_LIBRARY_PATH", ""))
     # A command's ranks are forked from it: a server of its own would import torch once more, which

@@ -8,16 +8,19 @@ import json
 import multiprocessing
 import os
 import shlex
+import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import forked_planners
 import patience
 import stacks
 
@@ -43,6 +46,8 @@ _WHAT_COMMANDS_IMPORT = [
     "topoplan.runtime.lab.runs",
     "topoplan.runtime.measuring.bench",
     "topoplan.runtime.register",
+    "topoplan.synth.groups.synthesize",
+    "topoplan.synth.planner.apart",
     "topoplan.synth.planner.synthesize",
 ]
 _WHAT_MODELS_IMPORT = [
@@ -185,6 +190,7 @@ def run_modules(
             given = {
                 **os.environ,
                 **patient_ranks(),
+                forked_planners.VARIABLE: _serve_planners(),
                 "TOPOPLAN_CACHE": str(folder / "cache"),
                 **own,
             }
@@ -281,6 +287,23 @@ def patient_ranks() -> dict[str, str]:
     return {patience.VARIABLE: str(patience.factor()), "PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
+@cache
+def _serve_planners() -> str:
+    """Start the process that planners are forked from; return its socket's path."""
+    path = f"{_keep_folder().name}/planners"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        _SERVER.Process(target=forked_planners.serve, args=[listener], daemon=True).start()
+    return path
+
+
+@cache
+def _keep_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that lasts as long as this process."""
+    return tempfile.TemporaryDirectory(prefix="planners-", ignore_cleanup_errors=True)
+
+
 def _run(
     body: Callable[P, T],
     args: Sequence[object],
@@ -294,6 +317,7 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
         common["TOPOPLAN_CACHE"] = str(folder / "cache")
+        common[forked_planners.VARIABLE] = _serve_planners()
         ranks: list[BaseProcess] = []
         pipes = [context.Pipe(duplex=False) for _ in own]
         for rank, environment in enumerate(own):

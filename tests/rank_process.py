@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
+import forked_planners
 import patience
 import torch
 import torch.distributed as dist
@@ -45,6 +46,7 @@ def main(
         os.dup2(file.fileno(), 2)
     faulthandler.enable()
     os.environ.update(environment)
+    forked_planners.use_forked()
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(0)

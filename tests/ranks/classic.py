@@ -21,14 +21,15 @@ SYNCHRONOUS = ("gather", "ring", "hierarchical", "plan", "stock", "parameter-ser
 NOT_IN_HALF_PRECISION = ("async-parameter-server", "hierarchical", "neighbours-8bit")
 
 
-def synchronous() -> None:
+def synchronous(plan: str) -> None:
+    """`plan` is one for four ranks."""
     buckets.BUCKET_BYTES = 8192
     wanted, start = averaged(4, 10), flat(model())
     for name in SYNCHRONOUS:
         ten_steps(name, wanted, start)
     for name in classic.NAMES:
         if name not in NOT_IN_HALF_PRECISION:
-            three_steps_in_half_precision(name)
+            three_steps_in_half_precision(name, plan)
     a_parameter_that_one_rank_used()
 
 
@@ -73,12 +74,10 @@ def averages_within_half_a_level(system: Any) -> None:
     assert 0 < (average - exact).abs().max() <= 2 * span / 510
 
 
-def three_steps_in_half_precision(name: str) -> None:
+def three_steps_in_half_precision(name: str, plan: str) -> None:
     rank = dist.get_rank()
     net = model(7 + rank, torch.bfloat16)
-    system = classic.make(
-        name, net, sgd, topology=two_boxes() if name == "plan" else None, choose="model"
-    )
+    system = classic.make(name, net, sgd, plan=plan if name == "plan" else None, choose="model")
     before = flat(net)
     for step in range(3):
         backward(net, rank, step, torch.bfloat16)

@@ -51,7 +51,8 @@ def dtypes_and_shapes(path: str) -> None:
         for op, reference in REFERENCES.items():
             if op == MEANS and not dtype.is_floating_point:
                 continue
-            for shape in SHAPES:
+            # Lengths are cut alike whatever the operator is.
+            for shape in SHAPES if op == SUMS else SHAPES[-2:]:
                 x, parts = sample(rank, dtype, shape), samples(dtype, shape)
                 wanted = reference(parts)
                 assert communicator.allreduce(x, op) is x
@@ -65,7 +66,7 @@ def dtypes_and_shapes(path: str) -> None:
     assert parameter.requires_grad
     assert torch.allclose(parameter.double(), wanted, atol=1e-5)
     what_is_refused(communicator)
-    big = torch.full((300_000,), float(rank + 1))
+    big = torch.full((100_000,), float(rank + 1))
     Communicator(path).allreduce(big)  # whatever wins a race
     assert (big == 4 * 5 / 2).all()
 

@@ -30,7 +30,7 @@ def sums_and_feedback(paths: Sequence[str]) -> None:
     for path in paths:
         for name, codec in CODECS.items():
             communicator = Communicator(path, choose="model", compress=name)
-            for numel in (1, 33, 5000, 70_001):
+            for numel in (1, 33, 70_001):
                 sum_is_near(communicator, codec, numel)
                 nothing_is_lost(communicator, numel)
     for name in CODECS:

@@ -40,16 +40,18 @@ def train(ddp: DDP, steps: int, accumulate: bool = False) -> torch.Tensor:
 
 
 def replicas_and_errors(path: str) -> None:
-    """20 steps under every option, bfloat16, and an error in the background, with one hook for all
+    """Steps under every option, bfloat16, and an error in the background, with one hook for all
     models.
     """
     hook = topoplan.ddp_hook(path)
     for options in OPTIONS:
+        # A race for the size of one bucket, and for those of many, is settled within 20 steps.
+        steps = 20 if options in OPTIONS[:2] else 8
         for accumulate in (False, True):
             if accumulate and options.get("static_graph"):
                 continue
-            stock = train(wrapped(network, None, **options), 20, accumulate)
-            trained = train(wrapped(network, hook, **options), 20, accumulate)
+            stock = train(wrapped(network, None, **options), steps, accumulate)
+            trained = train(wrapped(network, hook, **options), steps, accumulate)
             assert same_everywhere(trained), options
             assert distance(trained, stock) <= 1e-6, (options, distance(trained, stock))
             assert not torch.equal(trained, flat(wrapped(network, None)))

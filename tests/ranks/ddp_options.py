@@ -105,20 +105,18 @@ class Comparison:
         assert distance(trained, flat(seeded(make))) > 1e-3, f"{name}: nothing was learned"
 
 
-def every_option(path: str, half: str | None) -> None:
-    """`half` is a plan for the even ranks, and for the odd ones."""
-    compare_options(path, half)
-
-
 def every_option_and_model(path: str, half: str) -> list[tuple[str, str]]:
-    """Return mode and hash of what training ends with."""
+    """Return mode and hash of what training ends with.
+
+    `half` is a plan for the even ranks, and for the odd ones.
+    """
     comparison = compare_options(path, half)
     compare_variants(comparison)
     compare_models(comparison)
     return fixed_order(path)
 
 
-def compare_options(path: str, half: str | None) -> Comparison:
+def compare_options(path: str, half: str) -> Comparison:
     rank = dist.get_rank()
     hook = topoplan.ddp_hook(path, choose="model")
     comparison = Comparison(hook)
@@ -163,11 +161,10 @@ def compare_options(path: str, half: str | None) -> Comparison:
 
     check("autocast with a scaled loss", network, mixed, within=1e-2, **MANY)
     check("bfloat16", lambda: network().bfloat16(), narrow, within=3e-2, **MANY)
-    if half is not None:
-        groups = [dist.new_group(range(parity, dist.get_world_size(), 2)) for parity in (0, 1)]
-        group = groups[rank % 2]
-        hook_of_half = topoplan.ddp_hook(half, group=group, choose="model")
-        check("a subgroup", network, hook=hook_of_half, group=group, **MANY)
+    groups = [dist.new_group(range(parity, dist.get_world_size(), 2)) for parity in (0, 1)]
+    group = groups[rank % 2]
+    hook_of_half = topoplan.ddp_hook(half, group=group, choose="model")
+    check("a subgroup", network, hook=hook_of_half, group=group, **MANY)
     return comparison
 
 

@@ -1,9 +1,9 @@
 """A script whose ranks end while calls are in progress, as the interpreter of a script ends.
 
-`exits.py WAY PLAN FOLDER END...` forks two ranks for each END, once torch is imported, and prints
-how they ended, as JSON: for each END the exit code of each rank, and what it printed. WAY is how
-they call: by gloo, by the backend "topo" in several ways, or by the DDP hook; with "stuck" rank 0
-waits for what comes when its interpreter is finalizing.
+`exits.py PLAN FOLDER WAYS` forks two ranks for each way and end, once torch is imported; WAYS is
+JSON, the ends by way. It prints how they ended, as JSON: by way and end the exit code of each rank,
+and what it printed. The way is how they call: by gloo, by the backend "topo" in several ways, or by
+the DDP hook; with "stuck" rank 0 waits for what comes when its interpreter is finalizing.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def play(way: str, plan: str, end: str, rank: int, peer: socket.socket) -> None:
 def fork_ranks(ends: list[str], folder: Path) -> tuple[str, int, socket.socket] | None:
     """Fork the ranks of each end; return in a rank its end, number, and connection to the other.
 
-    In the parent return None, after waiting for the ranks and printing how they ended.
+    In the parent return None once all ranks have ended, how they did being in `folder`.
     """
     pids: dict[tuple[str, int], int] = {}
     for end in ends:
@@ -141,23 +141,31 @@ def fork_ranks(ends: list[str], folder: Path) -> tuple[str, int, socket.socket] 
             pids[end, rank] = pid
         for peer in peers:
             peer.close()
-    ended = {who: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for who, pid in pids.items()}
-    print(
-        json.dumps(
-            {
-                end: [
-                    (ended[end, rank], (folder / f"{end}-{rank}").read_text())
-                    for rank in range(WORLD)
-                ]
-                for end in ends
-            }
-        )
-    )
+    for (end, rank), pid in pids.items():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        (folder / f"{end}-{rank}.code").write_text(str(code))
     return None
 
 
+def read_end(folder: Path, end: str) -> list[tuple[int, str]]:
+    """Return the exit code of each rank, and what it printed."""
+    outputs = [folder / f"{end}-{rank}" for rank in range(WORLD)]
+    return [(int(x.with_suffix(".code").read_text()), x.read_text()) for x in outputs]
+
+
+def main(plan: str, folder: Path, ways: dict[str, list[str]]) -> None:
+    """Play all ways one after the other; a rank comes back as soon as it has played."""
+    ended = {}
+    for way, ends in ways.items():
+        own = folder / way
+        own.mkdir()
+        forked = fork_ranks(ends, own)
+        if forked is not None:
+            play(way, plan, *forked)
+            return
+        ended[way] = {end: read_end(own, end) for end in ends}
+    print(json.dumps(ended))
+
+
 if __name__ == "__main__":
-    chosen_way, chosen_plan, scratch, *chosen_ends = sys.argv[1:]
-    forked = fork_ranks(chosen_ends, Path(scratch))
-    if forked is not None:
-        play(chosen_way, chosen_plan, *forked)
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))

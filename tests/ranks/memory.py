@@ -43,6 +43,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+MODES = "plan", "model", "race"
 # What Python's own objects take in three calls.
 SMALL_BYTES = 100_000
 
@@ -51,23 +52,26 @@ def nothing_is_allocated(path: str) -> None:
     with CountAllocations() as count:
         torch.empty(3)
     assert count.allocated  # it does count
+    communicators = {choose: Communicator(path, choose=choose) for choose in MODES}
+    tensors = [torch.ones(numel) for numel in (300, 100_000, 400_000)]
+    for communicator in communicators.values():
+        for x in tensors:
+            for _ in range(3):
+                communicator.allreduce(x)
     # Never stopped: before CPython 3.12.9 that crashes where one of torch's threads takes memory at
     # the same time (python/cpython#128679).
     tracemalloc.start()
-    for choose in ("plan", "model", "race"):
-        communicator = Communicator(path, choose=choose)
-        for numel in (300, 100_000, 1_000_000):
-            x = torch.ones(numel)
-            for _ in range(3):
-                communicator.allreduce(x)
+    for choose, communicator in communicators.items():
+        for x in tensors:
+            communicator.allreduce(x)  # another tensor was the last
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
             with CountAllocations() as count:
                 for _ in range(3):
                     communicator.allreduce(x)
             most = tracemalloc.get_traced_memory()[1] - before
-            assert not count.allocated, (choose, numel, count.allocated)
-            assert most < SMALL_BYTES, (choose, numel, most)
+            assert not count.allocated, (choose, x.numel(), count.allocated)
+            assert most < SMALL_BYTES, (choose, x.numel(), most)
 
 
 def new_addresses(path: str) -> None:

@@ -18,6 +18,7 @@ from rank_process import Events, leave
 
 import topoplan
 from ranks.checks import normal, refused
+from ranks.choices import make_up_times
 from ranks.faults import die
 from topoplan import Communicator, backend_options
 from topoplan.synth.ir.schedule import Schedule
@@ -287,6 +288,7 @@ def the_race_is_between_messages_shared_memory_and_stock(path: str) -> None:
     """Both the default race and `one-sided` play within hosts; `point-to-point` does not."""
     x = torch.ones(5000)
     labels = {}
+    make_up_times()
     for executor in ("auto", "one-sided", "point-to-point"):
         communicator = Communicator(path, executor=executor)
         communicator.allreduce(x)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ranks.checks import refused, same_everywhere
+from ranks.choices import make_up_times
 from ranks.topo_backend import start
 from topoplan import Communicator
 from topoplan.runtime.scratch import process_budget
@@ -71,7 +72,9 @@ def races_share_it(paths: dict[str, str], cache: str) -> int:
     inputs stay.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    numel = 2 * MIB // 4
+    numel = MIB // 16
+    process_budget.given_bytes = MIB
+    make_up_times()
     communicators = {
         name: Communicator(path, cache=f"{cache}/{name}") for name, path in paths.items()
     }

@@ -14,9 +14,9 @@ Plans = Callable[..., str]
 def test_replicas_agree_bitwise_and_with_stock_and_errors_are_raised_as_themselves(
     plans: Plans,
 ) -> None:
-    """20 steps, one bucket and many, views, unused parameters' flag, no_sync, half precision, one
-    hook for all models; what fails in the background reaches the training loop with its own type
-    and message, on the rank where it failed.
+    """8 or 20 steps, one bucket and many, views, unused parameters' flag, no_sync, half precision,
+    one hook for all models; what fails in the background reaches the training loop with its own
+    type and message, on the rank where it failed.
     """
     run_ranks(ddp.replicas_and_errors, 4, plans("ring:4"))
 

@@ -19,13 +19,6 @@ Plans = Callable[..., str]
 Hashes = list[tuple[str, str]]
 
 
-def test_every_option_trains_as_stock_does(plans: Plans) -> None:
-    """Overlap, rebuilt buckets, views, static graph, unused parameters, no_sync, join, mixed
-    precision.
-    """
-    run_ranks(ddp_options.every_option, 2, plans("ring:2"), None)
-
-
 @pytest.fixture(scope="module")
 def variants(plans: Plans) -> list[Hashes]:
     """What four ranks return that go through all options, by rank."""
@@ -33,7 +26,8 @@ def variants(plans: Plans) -> list[Hashes]:
 
 
 def test_variants_of_options_and_other_models_train_as_stock_does(variants: list[Hashes]) -> None:
-    """All of the above on four ranks, and: options together, shared, complex and frozen parameters,
+    """Overlap, rebuilt buckets, views, static graph, unused parameters, no_sync, join, mixed
+    precision; options together, shared, complex and frozen parameters,
     checkpointing, gradients that come in another order on each rank, a state loaded in between.
     """
     assert len(variants) == 4

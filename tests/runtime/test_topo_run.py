@@ -84,7 +84,8 @@ def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(plans: 
 def test_a_cached_race_is_used_and_raced_again_where_it_is_wrong(
     plans: Plans, tmp_path: Path
 ) -> None:
-    winners = run_ranks(choices.raced_and_cached, 3, plans("ring:3"), str(tmp_path))
+    path = plans("ring:3", "allreduce", "ring")
+    winners = run_ranks(choices.raced_and_cached, 3, path, str(tmp_path))
     assert all(of_rank == winners[0] for of_rank in winners)
 
 

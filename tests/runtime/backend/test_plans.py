@@ -35,35 +35,36 @@ from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 
 ALLREDUCE = Collective("allreduce", 4)
+ALLGATHER = Collective("allgather", 4)  # plans for it are made sooner
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return synthesize(ALLREDUCE, preset("ring:4"), time_limit_s=PLANNING_S).plan
+    return synthesize(ALLREDUCE, preset("switch:4"), time_limit_s=PLANNING_S).plan
 
 
 def test_a_plan_is_cached_used_again_and_replaced_when_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "not" / "there" / "yet"
-    plan = load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, PLANNING_S)
+    plan = load_or_synthesize(ALLGATHER, preset("switch:4"), folder, PLANNING_S)
     (file,) = folder.iterdir()
     text = file.read_text(encoding="utf-8")
     with monkeypatch.context() as changed:
         changed.setattr(planner, "synthesize", None)
         assert (
-            load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, PLANNING_S).hash == plan.hash
+            load_or_synthesize(ALLGATHER, preset("switch:4"), folder, PLANNING_S).hash == plan.hash
         )
     for damaged in (text[: len(text) // 2], "", text.replace('"ranks": 4', '"ranks": 5', 1), "[]"):
         file.write_text(damaged, encoding="utf-8")
         with caplog.at_level(logging.WARNING):
             assert (
-                load_or_synthesize(ALLREDUCE, preset("switch:4"), folder, PLANNING_S).collective
-                == ALLREDUCE
+                load_or_synthesize(ALLGATHER, preset("switch:4"), folder, PLANNING_S).collective
+                == ALLGATHER
             )
         assert str(file) in caplog.messages[-1]
         caplog.clear()
-        assert Plan.load(file).collective == ALLREDUCE
+        assert Plan.load(file).collective == ALLGATHER
     assert [x.name for x in folder.iterdir()] == [file.name]
 
 
@@ -77,14 +78,14 @@ def test_plans_of_like_machines_are_not_mixed_up(
     gpus = {d.id: d for d in ring.devices}
     crossed = replace(ring, devices=tuple(gpus[ring.ranks[i]] for i in (0, 2, 1, 3)))
     assert crossed.fingerprint == ring.fingerprint
-    first = load_or_synthesize(ALLREDUCE, ring, tmp_path, PLANNING_S)
+    first = load_or_synthesize(ALLGATHER, ring, tmp_path, PLANNING_S)
     (first_file,) = tmp_path.iterdir()
-    second = load_or_synthesize(ALLREDUCE, crossed, tmp_path, PLANNING_S)
+    second = load_or_synthesize(ALLGATHER, crossed, tmp_path, PLANNING_S)
     assert first.topology.ranks == ring.ranks and second.topology.ranks == crossed.ranks
     (second_file,) = set(tmp_path.iterdir()) - {first_file}
     second_file.write_text(first_file.read_text(encoding="utf-8"), encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        assert load_or_synthesize(ALLREDUCE, crossed, tmp_path, PLANNING_S).hash == second.hash
+        assert load_or_synthesize(ALLGATHER, crossed, tmp_path, PLANNING_S).hash == second.hash
     assert "another machine" in caplog.text
 
 
@@ -95,9 +96,9 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     with caplog.at_level(logging.WARNING):
         assert (
             load_or_synthesize(
-                ALLREDUCE, preset("switch:4"), tmp_path / "file", PLANNING_S
+                ALLGATHER, preset("switch:4"), tmp_path / "file", PLANNING_S
             ).collective
-            == ALLREDUCE
+            == ALLGATHER
         )
     (message,) = caplog.messages
     assert f"cache folder {tmp_path / 'file'}: " in message and "set TOPOPLAN_CACHE" in message
@@ -108,9 +109,9 @@ def test_plans_that_are_never_cached_miss_no_folder(
 ) -> None:
     monkeypatch.setattr(cache, "_warned", set())  # it warns once per process
     with caplog.at_level(logging.WARNING):
-        for wanted in (ALLREDUCE, Demands.of([Demand(8, (0,), (3,))], 4)):
+        for wanted in (ALLGATHER, Demands.of([Demand(8, (0,), (3,))], 4)):
             load_or_synthesize(wanted, preset("ring:4"), None, PLANNING_S)
-    (message,) = caplog.messages  # of the allreduce
+    (message,) = caplog.messages  # of the allgather
     assert message.startswith("no cache folder: ")
 
 

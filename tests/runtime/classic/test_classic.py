@@ -4,6 +4,8 @@ bytes, errors on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from launch import run_ranks
@@ -21,12 +23,14 @@ from topoplan.runtime.classic.buckets import (
 from topoplan.topo.errors import InputError
 
 
-def test_synchronous_systems_average_and_keep_replicas_bitwise_equal() -> None:
+def test_synchronous_systems_average_and_keep_replicas_bitwise_equal(
+    plans: Callable[..., str],
+) -> None:
     """10 steps from different seeds: all begin as the first worker, end within 1e-6 of averaging in
     one process (8-bit gradients: within 5 %), and send what they say. In several buckets; half
     precision included.
     """
-    run_ranks(classic.synchronous, 4)
+    run_ranks(classic.synchronous, 4, plans("ring:4", "allreduce", "ring"))
 
 
 @pytest.mark.network  # long

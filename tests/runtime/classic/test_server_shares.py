@@ -33,22 +33,33 @@ def names(what: str, count: int) -> list[str]:
     return [f"{what}{i}" for i in range(count)]
 
 
-def busiest_s(
-    topology: Topology, workers: Sequence[str], servers: Sequence[str], shares: Sequence[Fraction]
-) -> Fraction:
-    """Counted transfer by transfer: every worker to every server and back."""
-    load: Counter[tuple[str, str]] = Counter()
-    router = Router(topology)
-    for (server, share), worker in product(zip(servers, shares, strict=True), workers):
+def load_links(
+    topology: Topology, workers: Sequence[str], server: str
+) -> dict[tuple[str, str], Fraction]:
+    """Return the seconds that a gigabyte on a server takes each link, counted transfer by transfer:
+    every worker to the server and back.
+    """
+    router, crossed = Router(topology), Counter[tuple[str, str]]()
+    for worker in workers:
         if server != worker:
             for route in (router.find_route(worker, server), router.find_route(server, worker)):
                 assert route is not None
-                for link in pairwise(route):
-                    load[link] += share  # type: ignore[assignment]
-    return max((F(x) / topology.capacity_GBps[link] for link, x in load.items()), default=F(0))
+                crossed.update(pairwise(route))
+    return {link: x / topology.capacity_GBps[link] for link, x in crossed.items()}
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 13, 24])
+def busiest_s(
+    loads: Sequence[dict[tuple[str, str], Fraction]], shares: Sequence[Fraction]
+) -> Fraction:
+    """Return the seconds of the busiest link, given what each server's gigabyte takes of each."""
+    taken: Counter[tuple[str, str]] = Counter()
+    for load, share in zip(loads, shares, strict=True):
+        for link, seconds in load.items():
+            taken[link] += seconds * share  # type: ignore[assignment]
+    return F(max(taken.values(), default=0))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 9])
 def test_equal_hosts_get_the_shares_that_byteps_derives(n: int) -> None:
     """OSDI 2020, section 4.1: on n worker and k <= n helper machines each helper adds up 2(n-1) /
     (n^2 + kn - 2k) of the gradients, each worker machine (n-k) / (n^2 + kn - 2k), in n times a
@@ -72,17 +83,14 @@ def test_the_load_is_what_the_transfers_put_on_each_link() -> None:
     topology = preset("pcie-2socket")
     workers, servers = list(topology.ranks), ["cpu1", "gpu0", "cpu0", "gpu7"]
     found = find_shares(topology, workers, servers)
-    assert (
-        found.s_per_GB
-        == busiest_s(topology, workers, servers, found.share)
-        == found.at_least_s_per_GB
-    )
+    loads = [load_links(topology, workers, server) for server in servers]
+    assert found.s_per_GB == busiest_s(loads, found.share) == found.at_least_s_per_GB
     assert all(
         found.load[link] / topology.capacity_GBps[link] == found.s_per_GB for link in found.busiest
     )
 
 
-@settings(max_examples=count_examples(30))
+@settings(max_examples=count_examples(20))
 @given(st.data())
 def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObject) -> None:
     """Hosts behind one or two switches, with ports and trunk of any rate, against all divisions in
@@ -102,12 +110,13 @@ def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObjec
     servers = (workers + helpers)[: 3 + (n < 3)]
     found = find_shares(topology, workers, servers)
     assert sum(found.share) == 1 and all(share >= 0 for share in found.share)
-    assert found.s_per_GB == busiest_s(topology, workers, servers, found.share)
+    loads = [load_links(topology, workers, server) for server in servers]
+    assert found.s_per_GB == busiest_s(loads, found.share)
     assert found.at_least_s_per_GB <= found.s_per_GB <= found.at_least_s_per_GB * (1 + F(1, 10**6))
     for counts in product(range(13), repeat=len(servers) - 1):
         if sum(counts) <= 12:
             shares = [F(c, 12) for c in (*counts, 12 - sum(counts))]
-            assert busiest_s(topology, workers, servers, shares) >= found.at_least_s_per_GB
+            assert busiest_s(loads, shares) >= found.at_least_s_per_GB
 
 
 def test_a_server_that_cannot_be_reached_gets_nothing() -> None:

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 import pytest
 from launch import run_ranks
-from needs import long_cases
 from ranks import kernels
 
 pytestmark = pytest.mark.skipif(
@@ -24,36 +23,21 @@ def name_segment(test: str) -> str:
     return f"topoplan-{test}-{os.getpid()}"
 
 
-@pytest.mark.parametrize(
-    ("machine", "ranks", "calls"),
-    long_cases([("ring:2", 2, 10), ("ring:3", 3, 4), ("full:4", 4, 3)], "ring:3", "full:4"),
-)
+@pytest.mark.network  # long
+@pytest.mark.parametrize(("machine", "ranks", "calls"), [("ring:3", 3, 4), ("full:4", 4, 3)])
 def test_calls_of_all_kinds_in_a_row(plans: Plans, machine: str, ranks: int, calls: int) -> None:
     paths = {name: plans(machine, name) for name in COLLECTIVES}
     run_ranks(kernels.calls, ranks, name_segment(f"calls{ranks}"), paths, calls, ranks)
 
 
-def test_averages_do_not_overflow(plans: Plans) -> None:
-    run_ranks(kernels.averages, 2, name_segment("averages"), plans("full:2", "allreduce"))
-
-
-def test_tensors_that_are_parts_of_each_other(plans: Plans) -> None:
-    paths = {name: plans("ring:2", name) for name in COLLECTIVES[2:]}
-    run_ranks(kernels.aliases, 2, name_segment("aliases"), paths)
-
-
-def test_operators_stay_in_one_graph(plans: Plans) -> None:
+def test_every_use_is_right_and_a_rank_that_does_not_call_is_named(plans: Plans) -> None:
+    """Calls of all kinds in a row, averages that do not overflow, tensors that are parts of each
+    other, operators in one graph, communicators: in one launch, since each rank imports Triton.
+    """
     paths = {name: plans("ring:2", name) for name in COLLECTIVES}
-    run_ranks(kernels.compiled, 2, name_segment("compiled"), paths)
-
-
-def test_a_rank_that_does_not_call_is_named(plans: Plans) -> None:
-    message, _ = run_ranks(kernels.absent, 2, name_segment("absent"), plans("ring:2", "allreduce"))
+    message, _ = run_ranks(
+        kernels.on_two_ranks, 2, name_segment("two"), paths, plans("full:2", "allreduce")
+    )
     assert message is not None
     assert message.startswith("rank 0: allreduce of 100 elements of float32 by ")
     assert "for rank 1" in message
-
-
-def test_communicators_play_by_kernels(plans: Plans) -> None:
-    paths = {name: plans("ring:2", name) for name in COLLECTIVES}
-    run_ranks(kernels.communicators, 2, name_segment("communicators"), paths)

@@ -27,7 +27,7 @@ def test_every_dtype_and_reduction_has_the_bits_of_messages(plans: Plans) -> Non
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_all_collectives_in_random_sizes_one_after_the_other(plans: Plans, world: int) -> None:
-    paths = {name: plans(f"switch:{world}", name) for name in COLLECTIVES}
+    paths = {name: plans(f"ring:{world}", name) for name in COLLECTIVES}
     run_ranks(one_sided.all_collectives, world, paths)
 
 

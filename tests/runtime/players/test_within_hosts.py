@@ -27,7 +27,7 @@ def test_every_dtype_and_reduction_has_the_bits_of_messages(plans: Plans) -> Non
 def test_all_collectives_in_random_sizes_one_after_the_other(
     plans: Plans, hosts: list[int]
 ) -> None:
-    paths = {name: plans(f"switch:{sum(hosts)}", name) for name in COLLECTIVES}
+    paths = {name: plans(f"ring:{sum(hosts)}", name) for name in COLLECTIVES}
     run_on_hosts(one_sided.all_collectives, hosts, paths)
 
 
@@ -65,9 +65,8 @@ def test_aborting_a_group_ends_the_call_in_progress(plans: Plans) -> None:
 
 
 def test_it_races_beside_messages_and_stock(plans: Plans) -> None:
-    run_on_hosts(
-        one_sided.the_race_is_between_messages_shared_memory_and_stock, [2, 1], plans("switch:3")
-    )
+    path = plans("switch:3", "allreduce", "ring")
+    run_on_hosts(one_sided.the_race_is_between_messages_shared_memory_and_stock, [2, 1], path)
 
 
 def test_ranks_without_a_neighbour_share_nothing(plans: Plans) -> None:

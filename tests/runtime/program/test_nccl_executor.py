@@ -295,9 +295,12 @@ def test_ticks_are_cut_alike_by_all_ranks(
             assert max(host.posted for host in standin.hosts) > 1
 
 
-def test_no_batch_has_more_operations_than_nccl_takes() -> None:
-    """The root sends 299 messages in one tick, in three batches."""
-    assert play([(star(300), 2)]).hosts[0].posted == 3  # distances 1 to 128, to 256, to 299
+def test_no_batch_has_more_operations_than_nccl_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root sends 39 messages in one tick, in three batches of the 32 that are taken here."""
+    assert NCCL_BATCH == 256
+    monkeypatch.setattr(compiled, "NCCL_BATCH", 32)
+    # distances 1 to 16, to 32, to 39
+    assert play([(star(40), 2)], most=32).hosts[0].posted == 3
 
 
 def test_257_operations_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
