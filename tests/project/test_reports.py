@@ -19,7 +19,11 @@ PROBE, JUDGE, SYNTH = "probe", "judge", "synth"
     [
         (JUDGE, "01-table-row-cut.txt", (), ["23.23     11.62", "22.2"], ["387", "e+05"]),
         (PROBE, "02-loc-graph.log", (), ["0000:0b:00.0", "GPU0 X        XGMI1 24"], []),
-        (JUDGE, "02-loc-graph.log", (), ["communicator of 4 ranks: 2 rings"], ["neither whole"]),
+        pytest.param(  # long
+            *(JUDGE, "02-loc-graph.log", (), ["communicator of 4 ranks: 2 rings"]),
+            ["neither whole"],
+            marks=pytest.mark.network,
+        ),
         (PROBE, "02b-loc-graph-nvs.txt", (), ["164.8", "in the order of their PCI"], []),
         (PROBE, "03-hwloc-vga.xml", (), ["2 ranks"], ["assumed for the others"]),
         (PROBE, "04-hwloc-b200.xml", (), ["B200 boards have 18 NVLinks"], []),

@@ -701,7 +701,7 @@ def test_every_preset_comes_back_as_the_text_it_was_written_as(name: str) -> Non
     assert len(back.ranks) == len(preset(name).ranks)
 
 
-@settings(max_examples=count_examples(100))
+@settings(max_examples=count_examples(50))
 @given(graphs(8, switches=4))
 def test_random_graphs_come_back_as_the_text_they_were_written_as(graph: Topology) -> None:
     check_written_text_comes_back(graph)
@@ -778,7 +778,7 @@ def machines(draw: st.DrawFn) -> Topology:
     return Topology("random", tuple(builder.devices), tuple(builder.links))
 
 
-@settings(max_examples=count_examples(150))
+@settings(max_examples=count_examples(60))
 @given(machines())
 def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Topology) -> None:
     back = check_written_text_comes_back(machine)
@@ -786,7 +786,7 @@ def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Top
     assert nics[0] == nics[1]
 
 
-@settings(max_examples=count_examples(300))
+@settings(max_examples=count_examples(150))
 @given(
     st.lists(
         st.sampled_from(["X", "PIX", "PXB", "NODE", "SYS", "NV2", "NV18", "SW", "NET", "DIS", "-"]),
