@@ -205,6 +205,12 @@ def test_fewer_gpus_than_a_board_has_are_noted(
     assert any("may be lost" in message for message in found) == bool(note)
 
 
+def test_a_gpu_with_fewer_links_to_the_nvswitch_is_noted() -> None:
+    machine = read(matrix("X NV18 NV18 NV12/NV18 X NV18 NV12/NV18 NV18 X NV12/NV12 NV12 NV12 X"))
+    assert "gpu3: fewer NVLinks than the 18 of the others" in notes(machine)
+    assert machine.capacity_GBps["gpu0", "nvswitch0"] > machine.capacity_GBps["gpu3", "nvswitch0"]
+
+
 def test_a_gpu_near_several_numa_nodes_counts_with_the_first() -> None:
     machine = read(matrix("X PHB/PHB X", "0-9 0-1; 0-9 0-1", "CPU Affinity|NUMA Affinity"))
     assert machine.by_id["gpu1"].numa_node == 0
