@@ -16,7 +16,8 @@ def call_command(name: str, *arguments: str, cwd: Path | None = None) -> Complet
 
     For what its process inherits (signals, ranks, file descriptors) use `launch.run_module`.
     """
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    raw = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(into, "utf-8", write_through=True) for into in raw)
     with (
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(out),
@@ -28,5 +29,5 @@ def call_command(name: str, *arguments: str, cwd: Path | None = None) -> Complet
             code = import_module(f"topoplan.cli.{name}").main(list(arguments))
         except SystemExit as ended:
             code = ended.code
-    said = [stream.buffer.getvalue().decode("utf-8") for stream in (out, err)]
+    said = [into.getvalue().decode("utf-8") for into in raw]
     return CompletedProcess([name, *arguments], code or 0, *said)

@@ -105,7 +105,12 @@ def test_the_table_is_nccl_tests_style(plan: str) -> None:
 def test_other_collectives_are_checked_too(tmp_path: Path) -> None:
     path = make(tmp_path / "plan.json", "path:2", "broadcast", "exact")
     assert all(
-        row["wrong"] == 0 for row in rows_of(run_on(2, path, "-e", "4K", "-n", "2", "--json"))
+        row["wrong"] == 0
+        for row in rows_of(
+            run_on(
+                2, path, "-b", "4K", "-e", "4K", "-n", "2", "-w", "0", "--choose", "plan", "--json"
+            )
+        )
     )
 
 
