@@ -2,7 +2,8 @@
 clear line.
 
 Run as a program by test_fuzz.py, so that memory can be bounded for the process and time for each
-input: `python fuzz_readers.py READER EXAMPLES`. Ends with 1 and the input where a reader fails.
+input: `python fuzz_readers.py READER EXAMPLES [READER EXAMPLES]...`. Ends with 1 and the input where
+a reader fails.
 """
 
 from __future__ import annotations
@@ -344,19 +345,20 @@ def fuzz_files(examples: int, folder: Path) -> None:
     run()
 
 
-def main(reader: str, examples: int) -> None:
+def main(wanted: dict[str, int]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
     def too_long(*_: object) -> None:
         raise TimeoutError(f"an input took more than {SECONDS_AN_INPUT} s")
 
     signal.signal(signal.SIGALRM, too_long)
-    if reader == "sysfs":
-        fuzz_sysfs(examples)
-    else:
-        fuzz_text(reader, examples)
-    print(f"{reader}: {examples} inputs")
+    for reader, examples in wanted.items():
+        if reader == "sysfs":
+            fuzz_sysfs(examples)
+        else:
+            fuzz_text(reader, examples)
+        print(f"{reader}: {examples} inputs", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(dict(zip(sys.argv[1::2], map(int, sys.argv[2::2]), strict=True)))

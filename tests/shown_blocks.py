@@ -74,6 +74,11 @@ class Page:
         """The commands alone."""
         return [x for x in self.shown if isinstance(x, Command)]
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether some of them are too slow for the tests, so that `make package` runs them all."""
+        return any(command.mark.startswith("slow") for command in self.commands)
+
 
 def read_page(path: Path) -> Page:
     """Return what a document shows. Comments `<!-- not run: why -->` and `<!-- slow: why -->` are

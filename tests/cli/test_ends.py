@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,14 @@ def test_ctrl_c_in_the_first_moments_is_one_line(command: str) -> None:
 @pytest.mark.parametrize("then", ["pass", "raise ImportError('initialization failed')"])
 def test_ctrl_c_while_a_command_imports_what_it_needs_is_one_line(then: str) -> None:
     asked = ("--collective", "allreduce", "--topology", "switch:2")
-    done = interrupt("synth", "topoplan.synth.planner.synthesize", *asked, then=then)
+    done = interrupt("synth", "topoplan.topo.loader.resolve", *asked, then=then)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "topo-synth: interrupted\n")
+
+
+SAYS = "error: standard output cannot be written: No space left on device\n"
+needs_full_device = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full on this system"
+)
 
 
 def run_into_full_device(*arguments: str) -> Ended:
@@ -64,7 +71,13 @@ def run_into_full_device(*arguments: str) -> Ended:
         )
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@needs_full_device
+def test_a_process_that_cannot_write_its_output_ends_in_one_line() -> None:
+    done = run_into_full_device("probe", "dgx1", "--json")
+    assert (done.returncode, done.stderr) == (1, f"topo-probe: {SAYS}")
+
+
+@needs_full_device
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -74,12 +87,17 @@ def run_into_full_device(*arguments: str) -> Ended:
         ("synth", "--collective", "broadcast", "--topology", "switch:2", "--strategy", "direct"),
     ],
 )
-def test_a_full_standard_output_is_one_line(arguments: tuple[str, ...]) -> None:
-    done = run_into_full_device(*arguments)
-    says = (
-        f"topo-{arguments[0]}: error: standard output cannot be written: No space left on device\n"
-    )
-    assert (done.returncode, done.stderr) == (1, says)
+def test_a_full_standard_output_is_one_line(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *given = arguments
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        try:
+            code = import_module(f"topoplan.cli.{command}").main(given)
+        except SystemExit as ended:  # of a parser
+            code = ended.code
+    assert (code, capsys.readouterr().err) == (1, f"topo-{command}: {SAYS}")
 
 
 @pytest.mark.parametrize(

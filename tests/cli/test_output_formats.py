@@ -38,7 +38,7 @@ MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF-", ".svg": b"<svg "}
         (["place", "ring:4", "--format", "device-mesh"], "x.json", "#"),
         (SYNTH, "x.plan", "{"),
         ([*SYNTH, "--no-guard"], "x.json", None),
-        ([*SYNTH[:-1], "dgx1", "--no-guard"], "x.xml", "<graphs"),
+        ([*SYNTH[:-1], "full:4", "--no-guard"], "x.xml", "<graphs"),
     ],
 )
 def test_the_suffix_implies_the_format(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import patience
 import pytest
-from launch import Ended, run_command, run_module
+from called import call_command
+from launch import Ended, run_command
 
 from topoplan.cli.probe import main
 from topoplan.synth.ir.collective import Collective
@@ -27,7 +28,7 @@ COMMAND = [sys.executable, "-m", "topoplan.cli.probe"]
 
 
 def run(*arguments: str, cwd: Path | None = None) -> Ended:
-    return run_module("topoplan.cli.probe", *arguments, cwd=cwd)
+    return call_command("probe", *arguments, cwd=cwd)
 
 
 def one_line_error(done: Ended) -> str:

@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from called import call_command
 from fake_nvml import (
     bridged_pairs,
     captured,
@@ -18,7 +19,7 @@ from fake_nvml import (
     probe,
     two_socket_pcie,
 )
-from launch import run_joined, run_module
+from launch import run_joined
 
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.nccl_xml import fill_skeleton
@@ -135,7 +136,7 @@ def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], says: str) -> None:
-    done = run_module("topoplan.cli.probe", *arguments)
+    done = call_command("probe", *arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == "" and done.stderr.count("\n") == 1 and says in done.stderr
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import run_module
+from called import call_command
 
 from topoplan.synth.plan import Plan
 from topoplan.synth.reshard.demands import Demands
 
 
 def synth(*args: str, code: int = 0) -> str:
-    done = run_module("topoplan.cli.synth", *args)
+    done = call_command("synth", *args)
     assert done.returncode == code, done.stderr
     if not code:
         return done.stdout

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from launch import run_module
+from called import call_command
 
 from topoplan.synth.plan import Plan
 
 
 def synth(*args: str, code: int = 0) -> str:
-    done = run_module("topoplan.cli.synth", *args)
+    done = call_command("synth", *args)
     assert done.returncode == code, done.stderr
     if not code:
         return done.stdout

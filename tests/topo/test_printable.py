@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from launch import run_module
+from called import call_command
 
 from topoplan.synth.describe import describe_plan
 from topoplan.synth.ir.collective import Collective
@@ -129,7 +129,7 @@ def test_commands_print_nothing_raw(
     file = tmp_path / "box\u202e.json"
     file.write_text(hostile().dumps())
     given = [str(file) if argument == "FILE" else argument for argument in arguments]
-    done = run_module(f"topoplan.cli.{command}", *given)
+    done = call_command(command, *given)
     assert done.returncode == code, done.stderr
     assert_harmless(done.stdout)
     assert_harmless(done.stderr)

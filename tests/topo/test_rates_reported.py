@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launch import run_module
+from called import call_command
 
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.pictures import table
@@ -55,11 +55,11 @@ def test_the_commands_say_it(tmp_path: Path) -> None:
     path.write_text(write_xml("nvlink", 'sm="90"', 18))
     says = "rates: NCCL's, 20.6 GB/s a link; the datasheet says 25"
     asked = ("--collective", "allreduce", "--topology", str(path))
-    assert says in run_module("topoplan.cli.synth", *asked, "--bound-only").stdout
-    assert says in run_module("topoplan.cli.synth", *asked, "--strategy", "direct").stdout
-    out = json.loads(run_module("topoplan.cli.synth", *asked, "--bound-only", "--json").stdout)
+    assert says in call_command("synth", *asked, "--bound-only").stdout
+    assert says in call_command("synth", *asked, "--strategy", "direct").stdout
+    out = json.loads(call_command("synth", *asked, "--bound-only", "--json").stdout)
     assert out["topology"]["rates"] == [says]
-    links = json.loads(run_module("topoplan.cli.probe", str(path), "--json").stdout)["links"]
+    links = json.loads(call_command("probe", str(path), "--json").stdout)["links"]
     assert {x["source"] for x in links if x["kind"] == "nvlink"} == {
         "18 x nvlink, as NCCL counts it"
     }

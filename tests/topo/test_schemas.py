@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,10 +33,15 @@ REGISTRY = Registry().with_resources(
 )
 
 
-def validate(data: Any, name: str) -> None:
+@cache
+def make_validator(name: str) -> Draft202012Validator:
     schema = SCHEMAS[f"{name}.schema.json"]
     Draft202012Validator.check_schema(schema)
-    Draft202012Validator(schema, registry=REGISTRY).validate(data)
+    return Draft202012Validator(schema, registry=REGISTRY)
+
+
+def validate(data: Any, name: str) -> None:
+    make_validator(name).validate(data)
 
 
 @pytest.fixture

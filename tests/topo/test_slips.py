@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import run_module
+from called import call_command
 
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.ir.schedule import Schedule
@@ -98,7 +98,7 @@ def test_host_costs_and_schedules_name_near_fields_too() -> None:
 def test_a_command_reports_a_slip_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(write("link", bandwith_GBps=24)))
-    done = run_module("topoplan.cli.synth", "allreduce", str(path))
+    done = call_command("synth", "allreduce", str(path))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert "links[0]: unknown field 'bandwith_GBps' (did you mean 'bandwidth_GBps'?)" in done.stderr

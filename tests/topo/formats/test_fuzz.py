@@ -19,12 +19,11 @@ FUZZ = Path(__file__).parents[2] / "fuzz_readers.py"
 INPUTS = {"json": 75, "nccl-xml": 75, "hwloc-xml": 75, "nccl-log": 25, "smi": 38, "sysfs": 10}
 
 
-@pytest.mark.parametrize("reader", INPUTS)
-def test_damaged_inputs_give_a_topology_or_one_line(reader: str) -> None:
-    command = [sys.executable, str(FUZZ), reader, str(INPUTS[reader])]
-    done = run_command(*command, quiet_s=280)
+def test_damaged_inputs_give_a_topology_or_one_line() -> None:
+    wanted = [str(word) for item in INPUTS.items() for word in item]
+    done = run_command(sys.executable, str(FUZZ), *wanted, quiet_s=280)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    assert done.stdout == f"{reader}: {INPUTS[reader]} inputs\n"
+    assert done.stdout == "".join(f"{name}: {count} inputs\n" for name, count in INPUTS.items())
 
 
 LAUGHS = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 12))

@@ -586,3 +586,14 @@ def test_odd_names_and_odd_graphs_survive() -> None:
 def test_a_topology_without_gpus_cannot_be_written() -> None:
     with pytest.raises(InputError, match="has no GPUs"):
         nccl_xml.write(Topology("none", (Device("c", "cpu"),), ()))
+
+
+def test_links_of_which_each_end_lists_another_number_are_noted() -> None:
+    ends = "".join(
+        f'<pci busid="0000:{gpu}0:00.0" class="0x030200"><gpu dev="{gpu}" rank="{gpu}" sm="90">'
+        f'<nvlink target="0000:{1 - gpu}0:00.0" count="{count}" tclass="0x030200"/></gpu></pci>'
+        for gpu, count in ((0, 4), (1, 2))
+    )
+    text = f'<system version="1"><cpu numaid="0">{ends}</cpu></system>'
+    noted = notes(nccl_xml.read(text, "x.xml"))
+    assert "gpu0 -> gpu1: 4 links in one direction, 2 in the other" in noted
