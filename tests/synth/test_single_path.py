@@ -247,7 +247,7 @@ def test_recorded_machines(
 
 
 def test_where_pairs_have_a_single_path_anyway_the_bounds_are_the_same() -> None:
-    for argument in ("dgx1", "switch:4", "pcie-2socket", "switch:300"):
+    for argument in ("dgx1", "switch:4", "pcie-2socket", "switch:130"):
         bounds = bounds_of("allreduce", preset(argument))
         assert bounds.single_path == bounds.multipath
     able = replace(
