@@ -121,12 +121,12 @@ def test_bounds_with_and_without_help(
 
 
 @cache
-def plan_text(helpers: str) -> str:
+def plan_text(helpers: Any) -> str:
     plan = topoplan.synthesize("allreduce", "ring:4", "packing", group=[0, 1], helpers=helpers)
     return json.dumps(plan.to_json())
 
 
-def plan_json(helpers: str = "rest") -> dict[str, Any]:
+def plan_json(helpers: Any = "rest") -> dict[str, Any]:
     data: dict[str, Any] = json.loads(plan_text(helpers))
     return data
 
