@@ -45,7 +45,7 @@ def test_allreduce_bounds_known_from_the_literature(argument: str, algbw: Fracti
     check_bound(found, on("allreduce", topology), topology)
 
 
-@settings(max_examples=count_examples(24))
+@settings(max_examples=count_examples(10))
 @given(graphs(most=8))
 def test_allreduce_on_two_way_graphs_is_the_partition_formula_and_trees_reach_it(
     topology: Topology,

@@ -80,7 +80,7 @@ def most_GBps(topology: Topology, columns: list[dict[tuple[str, str], Fraction]]
     return -float(solved.fun)
 
 
-@settings(max_examples=count_examples(40))
+@settings(max_examples=count_examples(20))
 @given(topology=MACHINES, name=st.sampled_from(["allreduce", "allgather", "reduce-scatter"]))
 def test_free_shares_are_the_best_of_all_rings_and_chains(topology: Topology, name: str) -> None:
     listed = {
@@ -103,7 +103,7 @@ def test_free_shares_are_the_best_of_all_rings_and_chains(topology: Topology, na
         assert all(sorted(order) == list(range(len(topology.ranks))) for _, order in rates)
 
 
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(10))
 @given(topology=MACHINES, shape=st.sampled_from(SHAPES))
 def test_equal_channels(topology: Topology, shape: str) -> None:
     """Every channel has every rank once; more channels allowed lose no more than LOSS; no prefix
@@ -195,7 +195,7 @@ def test_what_has_no_channels_says_so() -> None:
         find_channels(request_of(preset("dgx1")), RING, 0)
 
 
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(8))
 @given(topology=MACHINES, name=st.sampled_from(["allreduce", "allgather", "reduce-scatter"]))
 def test_the_strategy_reaches_the_best_of_chains_rings_or_both(
     topology: Topology, name: str
@@ -249,7 +249,7 @@ def test_machines_beyond_dynamic_programming() -> None:
         find_channels(request_of(path), RING)
 
 
-@settings(max_examples=count_examples(40))
+@settings(max_examples=count_examples(20))
 @given(st.integers(2, 7), st.booleans(), st.integers(0, 2**32 - 1))
 def test_cheapest_circuits(nodes: int, both_directions: bool, seed: int) -> None:
     """By dynamic programming, by CP-SAT and by exchanges, beside all circuits there are."""

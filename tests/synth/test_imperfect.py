@@ -154,7 +154,7 @@ def test_the_machine_that_a_damaged_one_would_be() -> None:
     assert mend(whole) is None and mend(preset("dgx1")) is None
 
 
-@settings(max_examples=count_examples(12), deadline=None)
+@settings(max_examples=count_examples(8), deadline=None)
 @given(graphs(most=6, switches=2), st.sampled_from(["alltoall", "allgather"]))
 def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, name: str) -> None:
     collective = collective_on(name, topology)
@@ -184,7 +184,7 @@ def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, nam
             assert sum(route is None for route in tree.down) == 1 and tree.down[tree.root] is None
 
 
-@settings(max_examples=count_examples(30), deadline=None)
+@settings(max_examples=count_examples(15), deadline=None)
 @given(graphs(most=6, switches=2))
 def test_cuts_around_groups_separate_gpus(topology: Topology) -> None:
     for inside in find_narrow_groups(topology):

@@ -167,7 +167,7 @@ IN_PLACE = list(ALLREDUCES)
 @pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
 @pytest.mark.parametrize("cut", ["whole", "x3", "/3"])
 @pytest.mark.parametrize("name", IN_PLACE)
-@settings(max_examples=count_examples(4))
+@settings(max_examples=count_examples(2))
 @given(numel=st.one_of(st.sampled_from([1, 2, 7]), st.integers(8, 900)), seed=st.integers(0, 10**6))
 def test_ranks_end_with_what_the_rules_say_and_nothing_is_lost(
     name: str, cut: str, rounds: bool, numel: int, seed: int
@@ -187,7 +187,7 @@ def test_ranks_end_with_what_the_rules_say_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("name", list(OTHERS))
-@settings(max_examples=count_examples(4))
+@settings(max_examples=count_examples(2))
 @given(part=st.integers(1, 60), seed=st.integers(0, 10**6))
 def test_what_is_only_handed_on_is_rounded_once(name: str, part: int, seed: int) -> None:
     """Copies of copies are bit for bit the rounded original, at every receiver; sums are near."""

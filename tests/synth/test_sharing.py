@@ -135,7 +135,7 @@ def test_many_messages_end_nearly_so() -> None:
 @pytest.mark.parametrize("name", ["dgx1", "dgx2", "mesh:4x4", "hypercube:3"])
 def test_equal_messages_take_what_their_links_need(name: str) -> None:
     topology = preset(name)
-    plan = synthesize(collective_on("allreduce", topology), topology).plan
+    plan = synthesize(collective_on("allreduce", topology), topology, "packing").plan
     schedule = plan.entries[-1].schedule
     if schedule.segments > 1:
         schedule = replace(schedule, segments=2)

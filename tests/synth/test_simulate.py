@@ -55,7 +55,7 @@ def test_a_ring_without_host_costs_takes_what_its_links_need() -> None:
     ) == pytest.approx(needed)
 
 
-@settings(max_examples=count_examples(40))
+@settings(max_examples=count_examples(20))
 @given(
     graphs(switches=2),
     st.sampled_from(["ring", "packing", "direct", "double-tree"]),
@@ -138,7 +138,7 @@ def test_schedules_of_too_many_messages_are_costed_without_playing() -> None:
     assert time_us(direct, None, HostCosts(), MB) == 0
 
 
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(8))
 @given(graphs(switches=3))
 def test_rerouting_keeps_the_schedule_and_takes_the_systems_routes(topology: Topology) -> None:
     base = built("packing", topology).uncut
@@ -155,9 +155,9 @@ def test_rerouting_keeps_the_schedule_and_takes_the_systems_routes(topology: Top
 
 def test_fastest_is_the_fastest_of_all_cuts() -> None:
     topology = preset("pcie-2socket")
-    names = ("packing", "ring", "recursive-doubling", "double-tree")
+    names = ("packing", "recursive-doubling")
     found = families([built(name, topology).uncut for name in names], Router(topology))
-    for size in (4096, 1 << 16, MB, 16 * MB):
+    for size in (4096, MB, 16 * MB):
         best, schedule = fastest(found, topology, HostCosts(), size)[0]
         assert best == time_us(schedule, topology, HostCosts(), size)
         every = [s for family in found for s in (*family.stepwise, *family.piped)]
@@ -169,7 +169,7 @@ def test_host_costs_come_with_a_topology_and_change_what_is_planned(tmp_path: Pa
     """Messages that cost a millisecond: a small buffer goes in few of them, and the time is
     predicted with them.
     """
-    plain = preset("mesh:2x2")
+    plain = preset("ring:3")
     dear = with_host(plain, HostCosts(send_us=500.0, receive_us=500.0, cores=8))
     assert host_of(plain) is None
     path = tmp_path / "dear.json"

@@ -40,10 +40,14 @@ CLASSIC = [
 
 
 def build(
-    name: str, topology: Topology, collective: str = "allreduce", seconds: float = 20
+    name: str,
+    topology: Topology,
+    collective: str = "allreduce",
+    seconds: float = 20,
+    quick: bool = False,
 ) -> list[Schedule]:
     target = collective_on(collective, topology)
-    schedules = STRATEGIES[name](Request(target, topology, Effort(seconds)))
+    schedules = STRATEGIES[name](Request(target, topology, Effort(seconds), quick=quick))
     for schedule in schedules:
         verify(schedule, topology)
         assert schedule.strategy == name
@@ -51,10 +55,10 @@ def build(
     return schedules
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 9, 13, 16])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 9, 13])
 @pytest.mark.parametrize("name", CLASSIC)
 def test_classic_schedules_are_right_for_any_number_of_ranks(name: str, n: int) -> None:
-    build(name, preset(f"switch:{n}"))
+    build(name, preset(f"switch:{n}"), quick=True)
 
 
 @pytest.mark.parametrize("name", ["ring", "direct"])
@@ -168,9 +172,9 @@ def test_exact_counts_of_steps_and_transfers() -> None:
     cycles = len(ring.chunks) // n
     assert ring.steps == 2 * (n - 1)
     assert len(ring.transfers) == 2 * n * (n - 1) * cycles
-    (doubling,) = build("recursive-doubling", switch)
+    (doubling,) = build("recursive-doubling", switch, quick=True)
     assert (doubling.steps, len(doubling.transfers)) == (3, n * 3)
-    (halving,) = build("halving-doubling", switch)
+    (halving,) = build("halving-doubling", switch, quick=True)
     assert halving.steps == 6
     assert sum(halving.chunks[t.chunk].share for t in halving.transfers) == 2 * (n - 1)
     (direct,) = build("direct", switch)
@@ -179,7 +183,7 @@ def test_exact_counts_of_steps_and_transfers() -> None:
     assert (one.steps, len(one.transfers)) == (1, n * (n - 1))
     assert all(
         sum(s.chunks[t.chunk].share for t in s.transfers) == 2 * (n - 1)
-        for s in build("double-tree", switch)
+        for s in build("double-tree", switch, quick=True)
     )
 
 

@@ -124,7 +124,7 @@ def test_a_ring_of_three_sparks_has_the_settings_of_nvidias_playbook() -> None:
 
 
 def test_from_four_hosts_on_only_rings_connect() -> None:
-    for hosts in (4, 5, 6, 9):
+    for hosts in (4, 5):
         made = write(preset(f"spark-ring:{hosts}"))
         assert made.figures["rings_only"]
         settings_ = source(made.text, "spark0")
@@ -339,7 +339,7 @@ def cablings(draw: st.DrawFn, port: str = PORT, rdma: str = RDMA) -> Topology:
     return cable(hosts, wires, out_GBps=out, port=port, rdma=rdma)
 
 
-@settings(max_examples=count_examples(25))
+@settings(max_examples=count_examples(12))
 @given(cablings(), st.sampled_from(["allreduce", "allgather"]))
 def test_no_claim_exceeds_the_bound_and_rings_follow_cables(topology: Topology, name: str) -> None:
     made = write(topology, name=name)
@@ -354,7 +354,7 @@ def test_no_claim_exceeds_the_bound_and_rings_follow_cables(topology: Topology, 
         assert "cannot start on this cabling" in made.reason
 
 
-@settings(max_examples=count_examples(25))
+@settings(max_examples=count_examples(12))
 @given(cablings(port="en{}", rdma="rdma_en{}"), st.sampled_from(["allreduce", "allgather"]))
 def test_host_files_of_mlx_join_ends_of_one_cable(topology: Topology, name: str) -> None:
     try:

@@ -164,7 +164,7 @@ def test_pairs_with_two_nics_gain_as_by_hand(tmp_path: Path) -> None:
     assert {net for nets in trees.nets for net in nets} == {3, 5}
 
 
-@pytest.mark.parametrize("seed", long_cases(range(6), 0, 1, 2))
+@pytest.mark.parametrize("seed", long_cases(range(6), 0, 2, 4, 5))
 def test_files_for_random_hosts_are_sound(seed: int) -> None:
     chance = random.Random(seed)
     count, hosts = chance.choice([1, 2, 2]), chance.choice([2, 3, 4])
@@ -195,10 +195,10 @@ def test_the_variable_is_set_in_jobs_of_several_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NCCL_GRAPH_FILE", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     machine = tmp_path / "host.xml"
-    machine.write_text(pairs(2, {0: 100_000}))
+    machine.write_text(pairs(1, {0: 100_000}))
     with topoplan.nccl_graph(str(machine), guard=False) as path:
         assert path is not None and os.environ["NCCL_GRAPH_FILE"] == str(path)
         assert "for jobs of 2 hosts" in path.read_text()

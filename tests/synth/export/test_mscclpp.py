@@ -14,7 +14,7 @@ import pytest
 from launch import run_module
 from mscclpp_player import Numbers, PlanError, Player
 from needs import long_cases
-from sample_schedules import ALLREDUCES, OTHERS, built
+from sample_schedules import ALLREDUCES, OTHERS, SCHEDULES, built
 
 from topoplan.synth.export.mscclpp import write as writer
 from topoplan.synth.export.mscclpp.write import COLLECTIVES, ExecutionPlan, write_mscclpp
@@ -23,7 +23,7 @@ from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.presets import preset
 
 NOT_IN_MSCCLPP = ("gather", "scatter")
-MACHINES = ("dgx1", "dgx2", "dgx-a100", "pcie-2socket", "mi250", "mi300x", "z52", "dgx-a100:2")
+MACHINES = ("dgx1", "dgx2", "dgx-a100", "pcie-2socket", "mi250", "z52", "dgx-a100:2")
 # Divides into the blocks of 8 and 16 ranks, and into thirds.
 SIZE_bytes = 3 << 16
 
@@ -79,7 +79,7 @@ def expect(schedule: Schedule, inputs: list[Numbers]) -> list[Numbers | None]:
     raise AssertionError(collective.name)
 
 
-@pytest.mark.parametrize("machine", long_cases(MACHINES, "mi250", "dgx-a100:2"))
+@pytest.mark.parametrize("machine", long_cases(MACHINES, "dgx2", "mi250", "dgx-a100:2"))
 def test_every_collective_is_right_on_every_small_machine(machine: str) -> None:
     for seed, name in enumerate(COLLECTIVES):
         schedule = built("packing", machine, name)
@@ -90,7 +90,7 @@ def test_every_collective_is_right_on_every_small_machine(machine: str) -> None:
     "name", [*ALLREDUCES, *(x for x in OTHERS if x.removeprefix("packed ") not in NOT_IN_MSCCLPP)]
 )
 def test_every_kind_of_schedule_is_right_also_in_place(name: str) -> None:
-    schedule = (ALLREDUCES | OTHERS)[name]()
+    schedule = SCHEDULES[name]
     machine = f"full:{schedule.collective.ranks}"
     size = 240 << 10
     text = write(schedule, machine, size).text
@@ -102,8 +102,8 @@ def test_every_kind_of_schedule_is_right_also_in_place(name: str) -> None:
 @pytest.mark.parametrize(
     ("machine", "name", "size_bytes"),
     [
-        ("ring:4", "allreduce", 4 << 20),
-        ("z52", "broadcast", 3 << 20),
+        ("ring:4", "allreduce", 1 << 20),
+        ("z52", "broadcast", 3 << 18),
         ("path:3", "reduce", 1 << 20),
     ],
 )

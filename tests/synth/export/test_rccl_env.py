@@ -76,7 +76,7 @@ def test_eight_dies_of_an_mi250_come_near_the_bound(recorded: Callable[[str], Pa
 
 
 @given(graphs(most=5, switches=2))
-@settings(max_examples=count_examples(10))
+@settings(max_examples=count_examples(5))
 def test_texts_for_random_machines_are_sound(topology: Topology) -> None:
     try:
         made = write("allreduce", topology)

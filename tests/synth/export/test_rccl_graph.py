@@ -73,11 +73,11 @@ def test_nothing_is_written_where_stock_uses_every_link() -> None:
 
 @pytest.mark.parametrize("name", long_cases(["allreduce", "allgather"], "allgather"))
 def test_a_mesh_without_a_link_gains(name: str) -> None:
-    topology = machine(8, mesh(8, (0, 1)), "gfx942")
+    topology = machine(5, mesh(5, (0, 1)), "gfx942")
     made = write(name, topology)
     assert made.reason is None and made.figures["basis"] == "above stock"
     rates = rate_file(made.text, topology)
-    assert rates[RING] > 2 * host_of(topology).rate_stock(RING, 1)
+    assert rates[RING] == Fraction(7, 4) * host_of(topology).rate_stock(RING, 1)
     assert rates[CHAIN] >= host_of(topology).rate_stock(CHAIN, 1)
     assert "times stock" in made.text
 
@@ -136,7 +136,7 @@ def test_the_command_writes_both_files_or_says_why_not(tmp_path: Path) -> None:
 
 
 @given(st.integers(3, 6), st.sampled_from([1, 2, 3]), st.data())
-@settings(max_examples=count_examples(8), deadline=None)
+@settings(max_examples=count_examples(5), deadline=None)
 def test_no_file_is_below_stock(gpus: int, sockets: int, data: st.DataObject) -> None:
     wires = data.draw(st.sets(st.sampled_from(sorted(mesh(gpus))), max_size=gpus + 2))
     topology = machine(gpus, wires, sockets=sockets if gpus % sockets == 0 else 1)

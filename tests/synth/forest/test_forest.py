@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def pack(
     return synthesize(on(collective, topology), topology, "packing", 60, limits=limits)
 
 
+@cache
+def pack_preset(argument: str) -> Synthesis:
+    return pack(preset(argument))
+
+
 def gap(result: Synthesis) -> Fraction:
     """The least gap of all ranges of sizes."""
     return min(result.plan.gap_of(entry) for entry in result.plan.entries)
@@ -80,7 +86,7 @@ def test_packing_is_at_the_bound_on_uneven_machines_with_switches(
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(max_examples=count_examples(8))
+@settings(max_examples=count_examples(4))
 @given(
     st.dictionaries(
         st.sampled_from([(a, b) for a in "gGhHs" for b in "gGhHs" if a != b]),
@@ -233,7 +239,7 @@ def test_no_gossip_is_cheaper_than_an_in_tree_and_an_out_tree(n: int) -> None:
 def test_allreduce_rates_of_known_machines_are_bound_and_plan(
     argument: str, rate: Fraction
 ) -> None:
-    result = pack(preset(argument))
+    result = pack_preset(argument)
     assert result.plan.bound.algbw_GBps == rate
     assert gap(result) <= AT_BOUND
     assert (
@@ -304,12 +310,12 @@ def test_a_recorded_mi250_beats_equal_shards(recorded: Callable[[str], Path]) ->
         (whole, Fraction(960, 7), Fraction(960, 7)),
         (half, Fraction(124), Fraction(88)),
     ):
-        result = pack(machine)
-        assert result.plan.bound.algbw_GBps == rate and gap(result) <= AT_BOUND
+        assert bound(on("allreduce", machine), machine).algbw_GBps == rate
         halves = (
             bound(on(name, machine), machine).s_per_GB for name in ("allgather", "reduce-scatter")
         )
         assert 1 / sum(halves) == shards
+    assert gap(pack(half)) <= AT_BOUND
 
 
 def test_one_word_in_a_file_says_that_a_switch_computes() -> None:
@@ -389,10 +395,10 @@ def test_shares_are_small_fractions() -> None:
         ("dgx-a100:4", 32),
         ("dgx-a100:2", 1456),
     ):
-        assert max(c.share.denominator for c in best(pack(preset(argument))).chunks) <= denominator
+        assert max(c.share.denominator for c in best(pack_preset(argument)).chunks) <= denominator
 
 
-@settings(max_examples=count_examples(60))
+@settings(max_examples=count_examples(30))
 @given(st.data())
 def test_rounded_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
@@ -429,7 +435,7 @@ def radius(tree: set[int], ends: list[tuple[int, int]]) -> int:
     return int(nx.radius(nx.Graph([ends[e] for e in tree])))
 
 
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(10))
 @given(graphs(most=8), st.integers(1, 5))
 def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int) -> None:
     """floor(u X) trees exist where links may be used u times their bandwidth (Nash-Williams), and
@@ -457,7 +463,7 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     assert spanning_trees(len(graph.names), ends, most, count + 1, Effort(60)) is None
 
 
-@settings(max_examples=count_examples(100))
+@settings(max_examples=count_examples(40))
 @given(st.integers(2, 7), st.data())
 def test_cheapest_out_trees_are_those_of_networkx(n: int, data: st.DataObject) -> None:
     price = np.array([[data.draw(st.integers(0, 20)) for _ in range(n)] for _ in range(n)])
@@ -475,7 +481,7 @@ def test_cheapest_out_trees_are_those_of_networkx(n: int, data: st.DataObject) -
         )
 
 
-@settings(max_examples=count_examples(60))
+@settings(max_examples=count_examples(25))
 @given(graphs(most=6, switches=3))
 def test_cheapest_trees_are_minimum_spanning_trees_of_the_metric(topology: Topology) -> None:
     graph = PairGraph(topology)

@@ -102,8 +102,8 @@ def test_gains_on_known_machines(name: str, least: float) -> None:
 
 
 def test_a_ring_is_as_fast_as_the_judge_says() -> None:
-    machine = preset("dgx2")
-    placed = place(machine, order=[*range(0, 16, 2), *range(1, 16, 2)])
+    machine = preset("pcie-2socket")
+    placed = place(machine, order=[0, 4, 1, 5, 2, 6, 3, 7])
     rate = rate_rings("allreduce", [placed.given], Router(machine))
     (step,) = placed.steps
     seconds = placed.given_seconds - step.given_latency_seconds

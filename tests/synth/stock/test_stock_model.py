@@ -196,7 +196,14 @@ def h100_box(gpus_with_nics: Sequence[int]) -> str:
 
 @pytest.mark.parametrize(
     ("gpus_with_nics", "rings", "chains"),
-    [((0, 2, 4, 6), 102.4, 192), ((0, 1, 2, 4, 5), 128, 185.4), ((0, 1, 2, 4, 5, 6), 153.6, 202.3)],
+    long_cases(
+        [
+            ((0, 2, 4, 6), 102.4, 192),
+            ((0, 1, 2, 4, 5), 128, 185.4),
+            ((0, 1, 2, 4, 5, 6), 153.6, 202.3),
+        ],
+        (0, 1, 2, 4, 5, 6),
+    ),
 )
 def test_two_hosts_lose_where_nics_do_not_match_gpus(
     gpus_with_nics: tuple[int, ...], rings: float, chains: float
