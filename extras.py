@@ -54,7 +54,7 @@ class Extra:
 EXTRAS = (
     Extra(
         "mscclpp",
-        ("synth/extras/mscclpp", "tests/extras/mscclpp"),
+        ("synth/extras/mscclpp", "tests/extras/mscclpp", "tests/mscclpp_player.py"),
         {
             SCHEDULE_FORMATS: {
                 "mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")
@@ -63,7 +63,7 @@ EXTRAS = (
     ),
     Extra(
         "astra-sim",
-        ("synth/extras/astra_sim", "tests/extras/astra_sim"),
+        ("synth/extras/astra_sim", "tests/extras/astra_sim", "tests/chakra_player.py"),
         {
             SCHEDULE_FORMATS: {
                 "astra-sim": (

@@ -19,8 +19,8 @@ from pathlib import Path
 from harness import Table, make_parser
 
 import topoplan
-from topoplan.synth.export.mscclpp.limits import MAX_CHANNELS, MAX_OPERATIONS
-from topoplan.synth.export.mscclpp.write import COLLECTIVES, write_mscclpp
+from topoplan.synth.extras.mscclpp.limits import MAX_CHANNELS, MAX_OPERATIONS
+from topoplan.synth.extras.mscclpp.write import COLLECTIVES, write_mscclpp
 
 MACHINES = ("dgx1", "dgx2", "dgx-a100", "pcie-2socket", "mi250", "mi300x", "z52", "dgx-a100:2")
 # Thirds, and 48 parts of 16 bytes on 16 ranks.

@@ -123,7 +123,7 @@ def _check(gone: Iterable[Extra]) -> int:
     removed = [extra for extra in EXTRAS if extra.name in names]
     with tempfile.TemporaryDirectory(prefix="extras-") as folder:
         copy, site = Path(folder, "copy"), Path(folder, "site")
-        _copy_without(removed, copy)
+        copy_without(removed, copy)
         pip = ["pip", "install", "-q", "--no-deps", "--no-build-isolation"]
         _run("install", [*pip, "--target", str(site), str(copy)], Path(folder), {})
         env = {"PYTHONPATH": str(site)}
@@ -141,7 +141,7 @@ def _check(gone: Iterable[Extra]) -> int:
     return 0
 
 
-def _copy_without(removed: Iterable[Extra], copy: Path) -> None:
+def copy_without(removed: Iterable[Extra], copy: Path) -> None:
     """Copy what git tracks, but for the extras' paths."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z"], check=True, capture_output=True, text=True

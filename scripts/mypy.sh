@@ -12,7 +12,7 @@ cd "$view"
 check() {
     "$mypy" --config-file "$checkout/pyproject.toml" --cache-dir "$checkout/.mypy_cache" "$@"
 }
-check -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
+check -m topoplan -m topoplan.extras -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
 # Tests are no package: they import each other, and the benchmarks and scripts that they try, by file names.
 MYPYPATH=$view:$checkout/tests:$checkout/benchmarks:$checkout/scripts check --explicit-package-bases "$checkout/tests"
 # In a folder of their own: what they import is the package alone.

@@ -16,8 +16,8 @@ from mscclpp_player import Numbers, PlanError, Player
 from needs import long_cases
 from sample_schedules import ALLREDUCES, OTHERS, SCHEDULES, built
 
-from topoplan.synth.export.mscclpp import write as writer
-from topoplan.synth.export.mscclpp.write import COLLECTIVES, ExecutionPlan, write_mscclpp
+from topoplan.synth.extras.mscclpp import write as writer
+from topoplan.synth.extras.mscclpp.write import COLLECTIVES, ExecutionPlan, write_mscclpp
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.presets import preset

@@ -11,8 +11,8 @@ from chakra_player import COMM_SEND_NODE, play, read_attributes, read_trace
 from launch import run_module
 from sample_schedules import SCHEDULES, built
 
-from topoplan.synth.export import astra_sim
-from topoplan.synth.export.astra_sim import write_traces
+from topoplan.synth.extras.astra_sim import traces as writer
+from topoplan.synth.extras.astra_sim.traces import write_traces
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.topo.errors import InfeasibleError
 
@@ -81,7 +81,7 @@ def test_bytes_add_up_to_those_of_the_schedule() -> None:
 def test_there_are_fewer_segments_where_there_would_be_too_many_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(astra_sim, "USUAL_MESSAGES", 500)
+    monkeypatch.setattr(writer, "USUAL_MESSAGES", 500)
     schedule = replace(built("ring", "ring:4"), segments=2048)
     traces = write_traces(schedule, 1 << 30)
     assert 1 < traces.segments < 2048 and traces.messages <= 500
