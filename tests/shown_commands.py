@@ -17,13 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from judge_options import find_options_once
 from launch import run_command
 
 from topoplan.cli.shared.common import Parser
 from topoplan.cli.topoplan import COMMANDS
-from topoplan.synth.ir.collective import Collective
-from topoplan.synth.judge.options import Options, find_options
-from topoplan.topo.routes import Router
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # The modules of all commands: topoplan itself, and its subcommands.
@@ -122,17 +120,6 @@ def _run(line: str, folder: Path, piped: bytes) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
-_OPTIONS: dict[tuple[Collective, str], Options] = {}
-
-
-def _find_options_once(collective: Collective, router: Router) -> Options:
-    """Return the alternatives on a machine, which several examples judge."""
-    key = collective, router.topology.fingerprint
-    if key not in _OPTIONS:
-        _OPTIONS[key] = find_options(collective, router)
-    return _OPTIONS[key]
-
-
 def _expand(word: str, folder: Path) -> list[str]:
     """Return a word as a shell expands it: the files that it stands for, or itself."""
     names = (
@@ -199,7 +186,7 @@ def _without_ranks() -> Iterator[None]:
             (ranks, "run_ranks", run_inside),
             (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
             (mpi, "run_mpi_ranks", lambda network, _, *asked: run_inside(network, *asked)),
-            (judging, "find_options", _find_options_once),
+            (judging, "find_options", find_options_once),
             (Lab, "run", lambda self: []),
             (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
         ):

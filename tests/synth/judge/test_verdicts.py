@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_options import find_options_once
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log, write_table
 from needs import long_cases
 
 from topoplan.cli import judge as command
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.judge import judging
 from topoplan.synth.judge.options import find_limits
 from topoplan.synth.judge.reading import Measurement
 from topoplan.synth.judge.verdict import MeasuredRow, MeasuredVerdict
@@ -56,7 +58,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
+def desk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Desk:
+    monkeypatch.setattr(judging, "find_options", find_options_once)
     return Desk(tmp_path, capsys)
 
 
