@@ -43,7 +43,7 @@ def work(rank):
     dist.all_reduce(ones)
     assert ones.eq(2).all()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-    model.register_comm_hook(None, topoplan.ddp_hook("ring:2", choose="plan"))
+    model.register_comm_hook(None, topoplan.ddp_hook("plan.json", choose="plan"))
     model(torch.ones(1, 64)).sum().backward()
     dist.destroy_process_group()
 
@@ -122,7 +122,7 @@ def _check(gone: Iterable[Extra]) -> int:
         names |= more
     removed = [extra for extra in EXTRAS if extra.name in names]
     with tempfile.TemporaryDirectory(prefix="extras-") as folder:
-        copy, site = Path(folder, "copy"), Path(folder, "site")
+        copy, site = Path(folder, "checkout"), Path(folder, "installed")
         copy_without(removed, copy)
         pip = ["pip", "install", "-q", "--no-deps", "--no-build-isolation"]
         _run("install", [*pip, "--target", str(site), str(copy)], Path(folder), {})
