@@ -6,8 +6,7 @@ nothing, and neither does one that needs it. `scripts/extras.py` lists, counts a
 
 The groups, and what an entry of each is:
 
-- `commands`: a module with `main` and `build_parser`, for `topoplan NAME` and `topo-NAME`.
-- `schedule-formats`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
+- `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
 at only for names that no extra here has, and for listings.
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-COMMANDS, SCHEDULE_FORMATS = "commands", "schedule-formats"
+EXPORTS = "exports"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
 
@@ -48,24 +47,20 @@ class Extra:
     def is_here(self) -> bool:
         """Whether it is installed, with all that it needs."""
         first = join(_ROOT, self.paths[0])  # noqa: PTH118
-        return exists(first) and all(_BY_NAME[name].is_here for name in self.needs)  # noqa: PTH110
+        return exists(first) and all(BY_NAME[name].is_here for name in self.needs)  # noqa: PTH110
 
 
 EXTRAS = (
     Extra(
         "mscclpp",
         ("synth/extras/mscclpp", "tests/extras/mscclpp", "tests/mscclpp_player.py"),
-        {
-            SCHEDULE_FORMATS: {
-                "mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")
-            }
-        },
+        {EXPORTS: {"mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")}},
     ),
     Extra(
         "astra-sim",
         ("synth/extras/astra_sim", "tests/extras/astra_sim", "tests/chakra_player.py"),
         {
-            SCHEDULE_FORMATS: {
+            EXPORTS: {
                 "astra-sim": (
                     "synth.extras.astra_sim.format:FORMAT",
                     "Chakra traces FILE.0.et, ... for -o FILE",
@@ -74,7 +69,7 @@ EXTRAS = (
         },
     ),
 )
-_BY_NAME = {extra.name: extra for extra in EXTRAS}
+BY_NAME = {extra.name: extra for extra in EXTRAS}
 
 
 class Names:
@@ -104,20 +99,33 @@ class Names:
         }
 
     def find(self, name: str) -> Any:
-        """Return what has a name; raise InputError if nothing that is installed has it."""
-        from .topo.errors import InputError
+        """Return what has a name.
+
+        Raise InputError if nothing that is installed has it, TopoplanError if the package that has
+        it cannot be loaded.
+        """
+        from .topo.errors import InputError, TopoplanError
 
         for extra in EXTRAS:
             if name not in extra.adds.get(self.group, ()):
                 continue
             if not extra.is_here:
-                raise InputError(f"{name}: the extra {extra.name!r} of topoplan is not installed")
+                raise InputError(
+                    f"{name}: the extra {extra.name!r} is not in this copy of topoplan; install a "
+                    "copy that has it"
+                )
             module, _, attribute = extra.adds[self.group][name][0].partition(":")
             loaded = import_module(f".{module}", __package__)
             return getattr(loaded, attribute) if attribute else loaded
         for point in self._list_points():
             if point.name == name:
-                return point.load()
+                try:
+                    return point.load()
+                except Exception as error:  # whatever the module of another package raises
+                    raise TopoplanError(
+                        f"{name}: the entry point {point.value} cannot be loaded: "
+                        f"{type(error).__name__}: {error}; mend or remove the package that has it"
+                    ) from error
         raise InputError(f"{name}: expected one of {', '.join(self)}")
 
     def _list_points(self) -> list[EntryPoint]:

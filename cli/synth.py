@@ -8,7 +8,7 @@ import argparse
 import sys
 
 from .shared.common import run_command
-from .synthesis.options import FORMATS_OF_SCHEDULES, PLAN, PROG, build_parser, check_options
+from .synthesis.options import PLAN, PROG, build_parser, check_options, is_of_schedules
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def _run(args: argparse.Namespace) -> int:
     bound.check_left(job)
     if args.bound_only:
         run = bound.run_bound
-    elif args.format in FORMATS_OF_SCHEDULES:
+    elif is_of_schedules(args.format):
         run = schedule_files.run
     elif args.format != PLAN:
         run = bound.run_export

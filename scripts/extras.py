@@ -5,8 +5,9 @@
     python scripts/extras.py --check             install a copy without any extra, and try it
     python scripts/extras.py --check mscclpp     without this one, and those that need it
 
-A check installs the copy into a folder of its own, and there runs the tests that are left, the
-commands, the backend and the DDP hook; what an extra added has to be refused in one line.
+A check installs the copy into a folder of its own, and runs the commands, the backend, the DDP hook
+and the tests that are left, but for those of the whole checkout and its documents (tests/project).
+What an extra added has to be refused in one line.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from topoplan.extras import COMMANDS, EXTRAS, SCHEDULE_FORMATS, Extra
+from topoplan.extras import EXPORTS, EXTRAS, Extra
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("topo", "synth", "runtime", "cli")
 # Ranks of the smoke: the backend, a communicator, and the hook, on CPUs over gloo.
 _SMOKE = """
-import os
 import sys
 import torch
 import torch.distributed as dist
@@ -37,7 +37,6 @@ import topoplan
 
 
 def work(rank):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("topo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
     ones = torch.ones(4096)
     dist.all_reduce(ones)
@@ -124,7 +123,7 @@ def _check(gone: Iterable[Extra]) -> int:
     with tempfile.TemporaryDirectory(prefix="extras-") as folder:
         copy, site = Path(folder, "checkout"), Path(folder, "installed")
         copy_without(removed, copy)
-        pip = ["pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+        pip = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
         _run("install", [*pip, "--target", str(site), str(copy)], Path(folder), {})
         env = {"PYTHONPATH": str(site)}
         where = "import topoplan; print(topoplan.__file__)"
@@ -135,8 +134,8 @@ def _check(gone: Iterable[Extra]) -> int:
         smoke = Path(folder, "smoke.py")
         smoke.write_text(_SMOKE, encoding="utf-8")
         _run("backend and hook", [str(smoke), str(Path(folder, "store"))], Path(folder), env)
-        tests = ["pytest", "-q", "-m", "not gpu and not network", "-n", "4", "tests"]
-        _run("the tests that are left", tests, copy, env)
+        tests = ["-m", "pytest", "-q", "-m", "not gpu and not network", "-n", "4"]
+        _run("the tests that are left", [*tests, "--ignore=tests/project"], copy, env)
     print(f"works without {', '.join(sorted(names))}")
     return 0
 
@@ -160,25 +159,24 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     synth = ["-m", "topoplan.cli.synth", "allreduce"]
     _run("topo-synth", [*synth, "ring:2", "--strategy", "ring", "-o", "plan.json"], folder, env)
     _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
-    refused = {
-        COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name],
-        SCHEDULE_FORMATS: lambda name: [*synth, "ring:2", "--format", name],
-    }
+    ask_for = {EXPORTS: lambda name: [*synth, "ring:2", "--format", name]}
     for extra in removed:
         for group, added in extra.adds.items():
             for name in added:
-                said = _run(name, refused[group](name), folder, env, code=2)
+                said = _run(name, ask_for[group](name), folder, env, code=2)
                 if "Traceback" in said or len(said.strip().splitlines()) != 1:
                     raise SystemExit(f"extras: {name} is not refused in one line:\n{said}")
 
 
-def _run(what: str, command: list[str], folder: Path, env: dict[str, str], *, code: int = 0) -> str:
-    """Run Python with arguments, or a module of it; return what it printed, errors included."""
-    given = (
-        command if command[0].startswith("-") or command[0].endswith(".py") else ["-m", *command]
-    )
+def _run(
+    what: str, arguments: Sequence[str], folder: Path, env: dict[str, str], *, code: int = 0
+) -> str:
+    """Run Python with arguments; return what it printed, errors included.
+
+    Raise SystemExit with that unless it ends with the exit code `code`.
+    """
     ended = subprocess.run(
-        [sys.executable, *given],
+        [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, **env},
         stdout=subprocess.PIPE,

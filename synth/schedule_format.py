@@ -1,6 +1,6 @@
 """Formats of files that hold one schedule of a plan, for other executors and simulators.
 
-Extras add them to the group `schedule-formats` (extras.py at the root).
+Extras add them to the group `exports` (extras.py at the root).
 """
 
 from collections.abc import Callable, Mapping

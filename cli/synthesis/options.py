@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ...extras import SCHEDULE_FORMATS, Names
+from ...extras import EXPORTS, Names
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
@@ -28,7 +28,7 @@ PLAN = "plan"
 # Formats for other programs: files for NCCL and RCCL, and those of extras, which hold a schedule of
 # the plan.
 _LIBRARY_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner", "nccl-env", "mlx-hostfile")
-FORMATS_OF_SCHEDULES = Names(SCHEDULE_FORMATS)
+SCHEDULE_FORMATS = Names(EXPORTS)
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce dgx1",
@@ -108,11 +108,11 @@ class _Formats:
     """All values of --format; formats of other packages are looked at for what is not ours."""
 
     def __contains__(self, name: object) -> bool:
-        return name in (PLAN, *_LIBRARY_FORMATS) or name in FORMATS_OF_SCHEDULES
+        return not is_of_schedules(name) or name in SCHEDULE_FORMATS
 
     def __iter__(self) -> Iterator[str]:
         yield from (PLAN, *_LIBRARY_FORMATS)
-        yield from FORMATS_OF_SCHEDULES
+        yield from SCHEDULE_FORMATS
 
 
 def build_parser() -> Parser:
@@ -286,7 +286,7 @@ def build_parser() -> Parser:
         "nccl-tuner: the table of NVIDIA's example tuner plugin; for hosts that cables join: "
         "nccl-env: NCCL's settings for that cabling, with Open MPI's hosts in ring order beside "
         "them in FILE.hosts for -o FILE; mlx-hostfile: for mlx.launch"
-        f"{_describe_formats_of_schedules()}",
+        f"{_describe_schedule_formats()}",
     )
     add(
         "--nccl-version",
@@ -334,9 +334,13 @@ def build_parser() -> Parser:
     return parser
 
 
-def _describe_formats_of_schedules() -> str:
-    described = FORMATS_OF_SCHEDULES.describe().items()
-    each = "; ".join(f"{name}: {about}" for name, about in described)
+def is_of_schedules(name: object) -> bool:
+    """Return whether a value of --format is none of the core's: a format of a schedule, if any."""
+    return name not in (PLAN, *_LIBRARY_FORMATS)
+
+
+def _describe_schedule_formats() -> str:
+    each = "; ".join(f"{name}: {about}" for name, about in SCHEDULE_FORMATS.describe().items())
     return f"; the plan's schedule for --size: {each}" if each else ""
 
 
@@ -478,7 +482,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             _given({**fronts, **explains, **exacts, "--bound-only": args.bound_only, **files}),
-            args.format in FORMATS_OF_SCHEDULES,
+            is_of_schedules(args.format),
             f"{{}} with --format {args.format}: that is one schedule; leave one of them out",
         ),
         (

@@ -3,7 +3,6 @@
 import json
 import sys
 
-from ...extras import SCHEDULE_FORMATS, Names
 from ...synth.bounds.single_path import Bounds
 from ...synth.describe import assumption_lines, bounds_text
 from ...synth.schedule_format import ScheduleFormat, export_schedule
@@ -13,13 +12,14 @@ from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
 from ..shared.outputs import check_output
 from .job import SynthRun, bound_json
+from .options import SCHEDULE_FORMATS
 from .plan import synthesize_job
 
 
 def run(job: SynthRun) -> None:
     """Plan, and write the schedule for --size to the files of -o, or print it."""
     args = job.args
-    format: ScheduleFormat = Names(SCHEDULE_FORMATS).find(args.format)
+    format: ScheduleFormat = SCHEDULE_FORMATS.find(args.format)
     suffixes = format.list_suffixes(job.collective.ranks)
     if args.output is None and suffixes != [""]:
         raise InputError(

@@ -359,3 +359,11 @@ def test_the_lines_of_the_page_on_nccl_set_the_variable_around_one_communicator(
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs/nccl.md", "exec"), {})
     assert seen == [None, str(tmp_path / "graph.xml")] and "NCCL_GRAPH_FILE" not in os.environ
+
+
+def test_the_page_of_the_commands_is_what_the_parsers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write_cli_docs = import_module("write_cli_docs")
+    assert write_cli_docs.TARGET.read_text(encoding="utf-8") == write_cli_docs.write_markdown(), (
+        "make cli-docs"
+    )

@@ -8,35 +8,61 @@ from pathlib import Path
 import pytest
 
 import extras as script
-from topoplan.extras import EXTRAS, SCHEDULE_FORMATS, Extra, Names
+from topoplan import extras
+from topoplan.extras import EXPORTS, EXTRAS, Extra, Names
 from topoplan.synth.schedule_format import ScheduleFormat
-from topoplan.topo.errors import InputError
+from topoplan.topo.errors import InputError, TopoplanError
 
 
 def test_every_path_and_module_of_the_table_is_there() -> None:
     for extra in EXTRAS:
         assert all((script.ROOT / path).exists() for path in extra.paths), extra.name
-        for group, added in extra.adds.items():
-            assert all(Names(group).find(name) for name in added)
-    assert all(isinstance(Names(SCHEDULE_FORMATS).find(x), ScheduleFormat) for x in ("mscclpp",))
+        assert extra.is_here
+    exports = Names(EXPORTS)
+    assert {*exports.describe()} >= {"mscclpp", "astra-sim"}
+    assert all(isinstance(exports.find(name), ScheduleFormat) for name in exports.describe())
 
 
-def test_what_is_deleted_is_refused_and_listed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own deletion, and that of what it needs."""
-    names = Names(SCHEDULE_FORMATS)
+def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(EXPORTS)
     assert "mscclpp" in names and "mscclpp" in list(names)
     monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "mscclpp"))
     assert "mscclpp" not in names and "mscclpp" not in list(names)
-    with pytest.raises(InputError, match="the extra 'mscclpp' of topoplan is not installed"):
+    with pytest.raises(InputError, match="the extra 'mscclpp' is not in this copy of topoplan"):
         names.find("mscclpp")
     with pytest.raises(InputError, match="nonsense: expected one of astra-sim"):
         names.find("nonsense")
 
 
-def test_an_extra_is_gone_with_what_it_needs() -> None:
-    gone = Extra("gone", ("synth/extras/no-such-folder",), {})
-    assert not gone.is_here
-    assert all(extra.is_here for extra in EXTRAS)
+def test_an_extra_is_gone_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = Extra("user", ("synth/extras/mscclpp",), {}, needs=("mscclpp",))
+    assert user.is_here
+    gone = Extra("mscclpp", ("synth/extras/no-such-folder",), {})
+    monkeypatch.setitem(extras.BY_NAME, "mscclpp", gone)
+    assert not gone.is_here and not user.is_here
+
+
+def test_an_installed_package_adds_a_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose module fails is one line, and stops nothing that does not use it."""
+    package = tmp_path / "other-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[topoplan.exports]\nlines = other_format:FORMAT\nbroken = other_broken:FORMAT\n"
+    )
+    (tmp_path / "other_format.py").write_text(
+        "from topoplan.synth.schedule_format import ScheduleFiles, ScheduleFormat\n"
+        "FORMAT = ScheduleFormat(lambda plan, entry, size: ScheduleFiles({'': 'x'}, {}, ()))\n"
+    )
+    (tmp_path / "other_broken.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = Names(EXPORTS)
+    assert [*names][-2:] == ["broken", "lines"] and "lines" in names
+    assert isinstance(names.find("lines"), ScheduleFormat)
+    with pytest.raises(TopoplanError, match="broken: the entry point other_broken:FORMAT cannot"):
+        names.find("broken")
 
 
 def test_the_script_lists_and_counts_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from program_runs import MODES, run_programs
 
 # Seeds of the programs of each mode; every plan that a program needs takes a second to make.
 _SEEDS = {"gloo": range(2), "race": range(4), "plan": range(1)}
-# Its plans are made within a program, one after the other: with several tests a core they take 18 s
-# and more, in which nothing hangs. Groups and pytest's own end follow at 80 and 300 s.
+# Seconds after which a program hangs. Plans are made within it, one after the other: with several
+# tests a core they took 18 s. Groups time out at 80 s, and pytest at 300.
 _HANG_S = 60.0
 
 
