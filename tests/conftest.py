@@ -35,9 +35,10 @@ settings.register_profile(
 )
 settings.load_profile("topoplan")
 gc.disable()  # until all is imported
-os.environ.pop(
-    "COLUMNS", None
-)  # xdist's workers have one; tables are to be the same with and without them
+# xdist's workers have one; tables are to be the same with and without them.
+os.environ.pop("COLUMNS", None)
+# With it `print` writes a line and its end apart, and ranks that share an output write between.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

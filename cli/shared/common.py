@@ -233,7 +233,8 @@ def print_error(line: str) -> None:
     written.
     """
     with contextlib.suppress(OSError):
-        print(printable(line), file=sys.stderr, flush=True)
+        # The end of the line with it: unbuffered, `print` writes it apart, and ranks write between.
+        print(f"{printable(line)}\n", end="", file=sys.stderr, flush=True)
 
 
 def name_option(error: TopoplanError) -> str:

@@ -431,6 +431,7 @@ class CollectivePlayer:
             error = self._faults.stuck_in_stock(
                 Call(*self._call, self._alarm.struck), RuntimeError("it did not end")
             )
-            print(f"topoplan: {error}", file=sys.stderr, flush=True)
+            # The end of the line with it: other ranks write there too.
+            print(f"topoplan: {error}\n", end="", file=sys.stderr, flush=True)
             time.sleep(_LAST_WORDS_S)
             os._exit(1)
