@@ -6,6 +6,7 @@ nothing, and neither does one that needs it. `scripts/extras.py` lists, counts a
 
 The groups, and what an entry of each is:
 
+- `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-EXPORTS = "exports"
+EXPORTS, COMMANDS = "exports", "commands"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
 
@@ -64,6 +65,23 @@ EXTRAS = (
                 "astra-sim": (
                     "synth.extras.astra_sim.format:FORMAT",
                     "Chakra traces FILE.0.et, ... for -o FILE",
+                )
+            }
+        },
+    ),
+    Extra(
+        "emulate",
+        (
+            "runtime/extras/emulate",
+            "cli/extras/emulate.py",
+            "tests/extras/emulate",
+            "tests/emulated.py",
+        ),
+        {
+            COMMANDS: {
+                "emulate": (
+                    "cli.extras.emulate",
+                    "run a command once per rank, on a machine emulated with network namespaces",
                 )
             }
         },

@@ -35,10 +35,10 @@ from typing import Any
 
 from harness import Results, Table, make_parser
 
-from topoplan.runtime.emulate.blueprint import parse_rate
-from topoplan.runtime.emulate.cabled_network import CabledNetwork, emulate_cabling
-from topoplan.runtime.emulate.cabling import CablePlan, Cabling, plan_cabling
-from topoplan.runtime.emulate.ranks import start_rank
+from topoplan.runtime.extras.emulate.blueprint import parse_rate
+from topoplan.runtime.extras.emulate.cabled_network import CabledNetwork, emulate_cabling
+from topoplan.runtime.extras.emulate.cabling import CablePlan, Cabling, plan_cabling
+from topoplan.runtime.extras.emulate.ranks import start_rank
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.fabric import find_faults

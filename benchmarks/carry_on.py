@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 from harness import Table, be_emulated_rank, make_parser
 
 if TYPE_CHECKING:
-    from topoplan.runtime.emulate import Network
+    from topoplan.runtime.extras.emulate import Network
     from topoplan.topo.graph import Topology
 
 MACHINES = {"mesh:2x2": "25Mbit", "dgx1": "6Mbit", "two-rails": "12Mbit"}
@@ -136,8 +136,8 @@ def carry_out(
     machine: str, program: str, case: str, run: int, seed: int, plan: str, context: Any
 ) -> Run:
     """Carry out one run."""
-    from topoplan.runtime.emulate import emulate, parse_rate
-    from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
+    from topoplan.runtime.extras.emulate import emulate, parse_rate
+    from topoplan.runtime.extras.emulate.ranks import list_rank_variables, write_topology
 
     draw = random.Random(f"{seed} {machine} {program} {case} {run}")
     with (

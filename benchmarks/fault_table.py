@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from harness import make_parser
 
 if TYPE_CHECKING:
-    from topoplan.runtime.emulate import Blueprint, Network
+    from topoplan.runtime.extras.emulate import Blueprint, Network
 
 # The number of runs of each fault, by machine.
 MACHINES = {"mesh:2x2": 4, "switch:4": 1, "dgx1": 1}
@@ -100,7 +100,7 @@ def start_process(
     network: Network, rank: int, folder: Path, arguments: list[str], output: Path
 ) -> Worker:
     """Start a rank as topo-emulate does, by a new interpreter."""
-    from topoplan.runtime.emulate import start_rank
+    from topoplan.runtime.extras.emulate import start_rank
 
     with output.open("wb") as log:
         return start_rank(network, rank, [sys.executable, __file__, *arguments], folder, log)
@@ -120,8 +120,8 @@ def run(
     `store` says where the ranks meet: "beside" the network, in a file, or on its "wires", in a
     TCPStore that rank 0 hosts.
     """
-    from topoplan.runtime.emulate import emulate, parse_rate
-    from topoplan.runtime.emulate.ranks import write_topology
+    from topoplan.runtime.extras.emulate import emulate, parse_rate
+    from topoplan.runtime.extras.emulate.ranks import write_topology
     from topoplan.topo.loader.resolve import resolve
 
     with (
@@ -258,7 +258,7 @@ def main(argv: list[str] | None = None) -> None:
         code = work(args.worker, args.timeout, args.store)
         sys.stdout.flush()
         os._exit(code)
-    from topoplan.runtime.emulate import blueprint, parse_rate
+    from topoplan.runtime.extras.emulate import blueprint, parse_rate
     from topoplan.synth.planner.synthesize import collective_on, synthesize
     from topoplan.topo.loader.resolve import resolve
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from harness import Table, be_emulated_rank, make_parser
 
 if TYPE_CHECKING:
-    from topoplan.runtime.emulate import Network
+    from topoplan.runtime.extras.emulate import Network
 
 TOPOLOGY, RANKS, RATE = "ring:4", 4, "100Mbit"
 TIMEOUT_S = 6.0
@@ -93,8 +93,8 @@ class Fault:
 
 def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | None:
     """Carry out one run; None where the fault came too late, after set-up."""
-    from topoplan.runtime.emulate import emulate, parse_rate
-    from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
+    from topoplan.runtime.extras.emulate import emulate, parse_rate
+    from topoplan.runtime.extras.emulate.ranks import list_rank_variables, write_topology
     from topoplan.topo.loader.resolve import resolve
 
     draw = random.Random(f"{seed} {case} {run}")
@@ -150,7 +150,7 @@ def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | 
 
 def _strike(case: str, fault: Fault, network: Network, ranks: Sequence[Any]) -> list[int]:
     """Cause a fault; return the ranks that have to name the culprit."""
-    from topoplan.runtime.emulate import parse_rate
+    from topoplan.runtime.extras.emulate import parse_rate
 
     devices = network.blueprint.devices
     if case in ("cut", "cut-stock", "slow"):

@@ -94,7 +94,7 @@ def launch(
             inside = [
                 sys.executable,
                 "-m",
-                "topoplan.cli.emulate",
+                "topoplan.cli.extras.emulate",
                 machine,
                 "--slowest",
                 rate,

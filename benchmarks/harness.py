@@ -163,7 +163,7 @@ def start_ranks(
     variables: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen[bytes]]:
     """Start `script` once a rank, printing to `<rank>.out` and `<rank>.err` in `folder`."""
-    from topoplan.runtime.emulate.network import die_with_parent
+    from topoplan.runtime.extras.emulate.network import die_with_parent
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

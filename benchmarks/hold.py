@@ -109,7 +109,7 @@ def run_methods(
 
 @contextmanager
 def _keep_busy(count: int) -> Iterator[None]:
-    from topoplan.runtime.emulate.network import die_with_parent
+    from topoplan.runtime.extras.emulate.network import die_with_parent
 
     command = [sys.executable, "-c", _BUSY]
     processes = [subprocess.Popen(command, preexec_fn=die_with_parent) for _ in range(count)]

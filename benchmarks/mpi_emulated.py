@@ -26,7 +26,7 @@ from harness import make_parser
 from wire_speed import MACHINES, run, synthesize_to_file, topo
 
 from topoplan.cli.run import build_parser
-from topoplan.runtime.emulate import blueprint, parse_rate
+from topoplan.runtime.extras.emulate import blueprint, parse_rate
 from topoplan.synth.place.placing import place
 from topoplan.synth.plan import Plan
 from topoplan.topo.loader.resolve import resolve

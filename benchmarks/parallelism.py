@@ -101,7 +101,7 @@ def run(case: dict[str, Any], backend: str, folder: Path) -> list[list[float]]:
     """Run a script on an emulated machine; return the seconds of each step, by rank."""
     script = [sys.executable, str(FOLDER / f"{case['script']}.py"), "--save", str(folder)]
     script += ["--steps", str(case["steps"]), "--seed", str(case["seed"])]
-    emulate = [sys.executable, "-m", "topoplan.cli.emulate", case["machine"]]
+    emulate = [sys.executable, "-m", "topoplan.cli.extras.emulate", case["machine"]]
     command = [*emulate, "--slowest", case["slowest"], "--", *script]
     own = {"BACKEND": backend, "TOPOPLAN_CACHE": str(folder / "cache")}
     done = subprocess.run(

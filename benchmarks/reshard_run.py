@@ -89,7 +89,15 @@ def measure(case: str, seed: int, count: int, rate: str) -> dict[str, Any]:
             path = Path(folder) / "topology.json"
             path.write_text(join_hosts(*((2, 4) if case == "hosts" else (8, 2))), encoding="utf-8")
             topology = str(path)
-        command = [sys.executable, "-m", "topoplan.cli.emulate", topology, "--slowest", rate, "--"]
+        command = [
+            sys.executable,
+            "-m",
+            "topoplan.cli.extras.emulate",
+            topology,
+            "--slowest",
+            rate,
+            "--",
+        ]
         emulated = subprocess.run(
             [*command, sys.executable, __file__, "rank", case, str(seed)],
             check=False, capture_output=True, text=True,

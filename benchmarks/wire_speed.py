@@ -23,7 +23,7 @@ from typing import Any
 
 from harness import make_parser
 
-from topoplan.runtime.emulate.blueprint import blueprint, parse_rate
+from topoplan.runtime.extras.emulate.blueprint import blueprint, parse_rate
 from topoplan.synth.place.placing import place
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve

@@ -3,10 +3,9 @@
 import argparse
 import re
 import sys
-from importlib import import_module
 
+from .commands import import_command, list_own
 from .shared.common import Example, Parser, call_as, run_command
-from .topoplan import OWN
 from .topoplan import build_parser as build_whole
 
 PROG = "topoplan completion"
@@ -52,7 +51,7 @@ def write_script(shell: str) -> str:
 
     parsers: list[argparse.ArgumentParser] = [
         build_whole(with_options=True),
-        *(import_module(f".{name}", __package__).build_parser() for name in OWN),
+        *(import_command(name).build_parser() for name in list_own()),
     ]
     # Names of topologies that are not files.
     topologies = ["local", *(preset.example for preset in PRESETS.values())]

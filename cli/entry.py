@@ -10,10 +10,10 @@ import os
 import signal
 import sys
 from functools import partial
-from importlib import import_module
 
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 # Exit code after Ctrl-C, as shells report it: 128 + SIGINT.
@@ -25,12 +25,12 @@ _RETRY_S = 0.01
 _OBJECTS_BEFORE_GARBAGE = 50_000
 
 
-def _run(prog: str, module: str) -> int:
+def _run(prog: str, name: str) -> int:
     """Import a command's module and return the exit code of its main; 130 after Ctrl-C."""
     gc.set_threshold(_OBJECTS_BEFORE_GARBAGE, 20, 20)
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         # Ignored, as in a shell's background jobs.
-        return int(import_module(f".{module}", __package__).main())
+        return int(_import_main(prog, name)())
     interrupted = False
 
     def leave(signum: int, frame: FrameType | None) -> None:
@@ -52,7 +52,7 @@ def _run(prog: str, module: str) -> int:
             sys.__unraisablehook__(problem)
 
     signal.signal(signal.SIGINT, leave)
-    main = import_module(f".{module}", __package__).main
+    main = _import_main(prog, name)
     sys.unraisablehook = repeat
     signal.signal(signal.SIGINT, interrupt)
     try:
@@ -67,6 +67,25 @@ def _run(prog: str, module: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _import_main(prog: str, name: str) -> Callable[[], int]:
+    """Return `main` of a command, or what says in one line why there is none."""
+    from ..topo.errors import TopoplanError
+    from .commands import import_command
+
+    try:
+        return import_command(name).main
+    except TopoplanError as error:
+        from .shared.common import say_error
+
+        code, why = error.exit_code, str(error)
+
+        def explain() -> int:
+            say_error(prog, why)
+            return code
+
+        return explain
+
+
 def _say_interrupted(prog: str) -> None:
     try:
         os.write(2, f"{prog}: interrupted\n".encode())
@@ -74,11 +93,17 @@ def _say_interrupted(prog: str) -> None:
         return  # standard error is closed
 
 
+def __getattr__(name: str) -> Callable[[], int]:
+    """Return the entry point of another command, which an extra adds."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(_run, f"topo-{name}", name)
+
+
 topoplan = partial(_run, "topoplan", "topoplan")
 probe = partial(_run, "topo-probe", "probe")
 synth = partial(_run, "topo-synth", "synth")
 run = partial(_run, "topo-run", "run")
-emulate = partial(_run, "topo-emulate", "emulate")
 lab = partial(_run, "topo-lab", "lab")
 judge = partial(_run, "topo-judge", "judge")
 place = partial(_run, "topo-place", "place")

@@ -146,7 +146,7 @@ def build_parser() -> Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ..runtime.emulate.blueprint import parse_rate
+    from ..runtime.extras.emulate.blueprint import parse_rate
     from ..runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks
     from ..runtime.lab.runs import Lab
     from ..runtime.lab.settings import Settings, parse_hidden

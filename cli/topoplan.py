@@ -2,26 +2,12 @@
 
 import argparse
 import sys
-from importlib import import_module
 from itertools import takewhile
 
-from .shared.common import Example, Parser, call_as
+from .commands import import_command, is_command, list_commands
+from .shared.common import Example, Parser, call_as, run_command
 
 PROG = "topoplan"
-# `topoplan NAME` runs cli/NAME.py.
-COMMANDS = {
-    "probe": "show a machine's topology, check it, measure its links",
-    "synth": "synthesize a plan for a collective on a topology, with its bound",
-    "run": "run plans on real processes, beside the stock collectives",
-    "emulate": "run a command once per rank, on a machine emulated with network namespaces",
-    "lab": "train on real data with several systems, and report on them",
-    "judge": "compare logs and measurements of what runs today with the bound",
-    "place": "choose the GPU of each rank, with a bound on any order",
-    "report": "write an HTML page about a machine or a plan",
-    "completion": "print the script that lets a shell complete these commands",
-}
-# Subcommands that are also separate commands, topo-NAME.
-OWN = tuple(name for name in COMMANDS if name != "completion")
 # `topoplan help COMMAND` is `topoplan COMMAND --help`.
 HELP = "help"
 # Options that may stand before the subcommand too.
@@ -50,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = arguments[len(flags) :] or [HELP]
     if name == HELP:
         name, *rest = [*rest[:1], "--help"]
-    if name in COMMANDS:
+    if name != HELP and is_command(name):
         return _run(name, [*flags, *rest])
     build_parser().parse_args([name])  # exits: with help, with the version, or with an error
     raise AssertionError(f"{name} is no command, and the parser took it for one")
@@ -60,7 +46,7 @@ def _run(name: str, arguments: list[str]) -> int:
     """Run a subcommand, with its full name in errors and help."""
     call_as(f"{PROG} {name}")
     try:
-        return int(import_module(f".{name}", __package__).main(arguments))
+        return run_command(PROG, lambda: import_command(name).main(arguments))
     finally:
         call_as("")
 
@@ -75,12 +61,12 @@ def build_parser(*, with_options: bool = False) -> Parser:
         required=True,
         parser_class=argparse.ArgumentParser,
     )
-    for name, what in COMMANDS.items():
-        own = [import_module(f".{name}", __package__).build_parser()] if with_options else []
+    for name, what in list_commands().items():
+        own = [import_command(name).build_parser()] if with_options else []
         commands.add_parser(name, help=what, add_help=False, parents=own)
     asked = commands.add_parser(HELP, help="show the help of a command", add_help=False)
     if with_options:
-        asked.add_argument("name", nargs="?", choices=list(COMMANDS), help="the command")
+        asked.add_argument("name", nargs="?", choices=list(list_commands()), help="the command")
     return parser
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from topoplan.runtime.emulate import why_not
+from topoplan.runtime.extras.emulate import why_not
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = "demo-out/dgx1-allreduce.json"
@@ -76,7 +76,7 @@ def main() -> None:
             f"topo-emulate dgx1 --slowest 50Mbit -- topo-run {PLAN} -b 64K -e 1M -f 16 -n 3 -w 1",
             [
                 "-m",
-                "topoplan.cli.emulate",
+                "topoplan.cli.extras.emulate",
                 "dgx1",
                 "--slowest",
                 "50Mbit",

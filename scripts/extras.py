@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from topoplan.extras import EXPORTS, EXTRAS, Extra
+from topoplan.extras import COMMANDS, EXPORTS, EXTRAS, Extra
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("topo", "synth", "runtime", "cli")
@@ -159,7 +159,10 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     synth = ["-m", "topoplan.cli.synth", "allreduce"]
     _run("topo-synth", [*synth, "ring:2", "--strategy", "ring", "-o", "plan.json"], folder, env)
     _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
-    ask_for = {EXPORTS: lambda name: [*synth, "ring:2", "--format", name]}
+    ask_for = {
+        COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
+        EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
+    }
     for extra in removed:
         for group, added in extra.adds.items():
             for name in added:

@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 
-from topoplan.cli.shared.common import Parser
-from topoplan.cli.topoplan import COMMANDS
+from topoplan.cli.commands import import_command, list_commands
 from topoplan.topo.version import VERSION
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
@@ -41,18 +39,12 @@ folder `examples/` of the sources, from the first one of a command to the last.
 """
 
 
-def load_parser(name: str) -> Parser:
-    """Return the parser of a command, `topoplan` being one."""
-    parser: Parser = import_module(f"topoplan.cli.{name}").build_parser()
-    return parser
-
-
 def write_markdown() -> str:
     """Return docs/cli.md; COLUMNS says how wide helps are."""
-    parts = [HEAD]
-    for name in ("topoplan", *COMMANDS):
-        parser = load_parser(name)
-        what = "" if name == "topoplan" else f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}.\n\n"
+    parts, commands = [HEAD], list_commands()
+    for name in ("topoplan", *commands):
+        parser = import_command(name).build_parser()
+        what = "" if name == "topoplan" else f"{commands[name][0].upper()}{commands[name][1:]}.\n\n"
         parts.append(f"## {parser.prog}\n\n{what}```text\n{parser.format_help().rstrip()}\n```\n")
     return "\n".join(parts)
 
@@ -62,12 +54,12 @@ def write_man(folder: Path) -> list[Path]:
     from argparse_manpage.manpage import Manpage
 
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in ("topoplan", *COMMANDS):
-        parser = load_parser(name)
+    written, commands = [], list_commands()
+    for name in ("topoplan", *commands):
+        parser = import_command(name).build_parser()
         parser.prog = parser.prog.replace(" ", "-")
         parser.describe_in_prose()
-        parser.man_short_description = COMMANDS.get(name, "a topology-aware communication planner")  # type: ignore[attr-defined]
+        parser.man_short_description = commands.get(name, "a topology-aware communication planner")  # type: ignore[attr-defined]
         data = {"project_name": "topoplan", "version": VERSION, "manual_title": "topoplan"}
         page = Manpage(parser, _data=data)
         page.add_section(

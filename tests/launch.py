@@ -24,9 +24,7 @@ import forked_planners
 import patience
 import stacks
 
-from topoplan.runtime.emulate import Network
-from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
-from topoplan.runtime.ranks.launch import FROZEN, ForkedProcess
+from topoplan.runtime.ranks.launch import FROZEN
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,7 +130,7 @@ def run_command(
         finally:
             process.kill()
             process.wait()
-        return Ended(command, code, _read(out), _read(err))
+        return Ended(command, code, read_printed(out), read_printed(err))
 
 
 def run_module(
@@ -195,76 +193,20 @@ def run_modules(
                 **own,
             }
             told = {name: value for name, value in given.items() if value is not None}
-            call = (
-                module,
-                list(args),
-                told,
-                str(cwd or Path.cwd()),
-                folder / f"{number}.out",
-                folder / f"{number}.err",
-            )
-            processes.append(_SERVER.Process(target=_command_main, args=call))
+            out, err = folder / f"{number}.out", folder / f"{number}.err"
+            processes.append(fork_command(module, list(args), told, cwd or Path.cwd(), out, err))
         ends = _run_to_end(processes, quiet_s)
         ended = [
             Ended(
                 [module, *args],
                 code or 0,
-                _read(folder / f"{number}.out"),
-                _read(folder / f"{number}.err"),
+                read_printed(folder / f"{number}.out"),
+                read_printed(folder / f"{number}.err"),
             )
             for number, code in enumerate(ends.codes)
         ]
         assert not ends.stacks, f"waited in vain for the end of {ended}\n{ends.stacks}"
         return ended
-
-
-def run_emulated(
-    network: Network, folder: Path, module: str, *args: str, quiet_s: float = 200
-) -> list[Ended]:
-    """Run a command's module once a rank of an emulated machine; `folder` is what the ranks share.
-    Both kinds of output are in `stdout`.
-    """
-    write_topology(network, folder)
-    outputs = [folder / f"{rank}.out" for rank in range(len(network.blueprint.home))]
-    ranks: list[EmulatedRank] = []
-    try:
-        for rank, output in enumerate(outputs):
-            ranks.append(EmulatedRank(network, rank, folder, module, args, output))
-        codes = patience.wait_for_ends(ranks, f"the end of all ranks of {module}", quiet_s)
-    finally:
-        for started in ranks:
-            started.kill()
-            started.wait()
-    return [
-        Ended([module, *args], code, _read(output), "")
-        for code, output in zip(codes, outputs, strict=True)
-    ]
-
-
-class EmulatedRank(ForkedProcess):
-    """A command's module as one rank of an emulated machine, forked; with what tests need of
-    subprocess.Popen.
-
-    It differs from `topoplan.runtime.emulate.start_rank` in that its imports are done; `env` stands
-    in for the variables that say who the rank is.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        rank: int,
-        folder: Path,
-        module: str,
-        arguments: Sequence[str],
-        output: Path,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        own = list_rank_variables(network, rank, folder) if env is None else env
-        told = {**os.environ, **patient_ranks(), **own}
-        namespace = network.namespace_of(network.blueprint.home[rank])
-        self.output = output  # for `patience`
-        call = (module, list(arguments), told, str(Path.cwd()), output, output, namespace)
-        super().__init__(_SERVER.Process(target=_command_main, args=call))
 
 
 def lives(pid: int) -> bool:
@@ -335,7 +277,7 @@ def _run(
         # A rank that crashed says most, one that ended with neither error nor result least.
         code, number = min(failed, key=lambda x: (x[0] == 0, x[0] > 0), default=(0, 0))
         how = f"{code}" if code else "0 and without a result"
-        printed = _read(folder / f"{number}.out")
+        printed = read_printed(folder / f"{number}.out")
         assert not failed, f"rank {number} ended with {how}:\n{printed}\n{ends.stacks}"
         assert not ends.stacks, f"waited in vain for the end of all ranks\n{ends.stacks}"
         return [json.loads(ends.results[number]) for number in range(len(ranks))]
@@ -347,13 +289,30 @@ def _main(*call: object) -> None:
     rank_process.main(*call)  # type: ignore[arg-type]
 
 
+def fork_command(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    out: Path,
+    err: Path,
+    namespace: str | None = None,
+) -> BaseProcess:
+    """Return a process, not started, that calls `main` of a command's module as
+    `command_process.main` does.
+    """
+    call = (module, arguments, environment, str(folder), out, err, namespace)
+    return _SERVER.Process(target=_command_main, args=call)
+
+
 def _command_main(*call: object) -> None:
     import command_process
 
     command_process.main(*call)  # type: ignore[arg-type]
 
 
-def _read(printed: Path) -> str:
+def read_printed(printed: Path) -> str:
+    """Return what a process printed into a file, "" if it made none."""
     return printed.read_text(encoding="utf-8", errors="replace") if printed.exists() else ""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from write_screenshots import find_browser
 
-from topoplan.runtime.emulate import why_not, why_not_mpi
+from topoplan.extras import BY_NAME
 
 # Why tests may be skipped on CI, which has no GPUs and one version of torch. Recorded machines lie
 # outside the checkout.
@@ -62,9 +62,25 @@ def _why_no_browser() -> str:
     return "" if find_browser() else "no chromium (Debian: apt-get install chromium)"
 
 
+def _why_no_namespaces() -> str | None:
+    if not BY_NAME["emulate"].is_here:
+        return "the extra emulate is not in this copy"
+    from topoplan.runtime.extras.emulate import why_not
+
+    return why_not()
+
+
+def _why_no_mpi_between_namespaces() -> str | None:
+    if reason := _why_no_namespaces():
+        return reason
+    from topoplan.runtime.extras.emulate import why_not_mpi
+
+    return why_not_mpi()
+
+
 _CHECKS: dict[str, Callable[[], str | None]] = {
-    "namespaces": why_not,
-    "MPI between namespaces": why_not_mpi,
+    "namespaces": _why_no_namespaces,
+    "MPI between namespaces": _why_no_mpi_between_namespaces,
     "mpi4py": _why_no_mpi4py,
     "mpirun": _why_no_mpirun,
     "browser": _why_no_browser,

@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -20,12 +19,12 @@ from unittest import mock
 from judge_options import find_options_once
 from launch import run_command
 
+from topoplan.cli.commands import import_command, list_commands
 from topoplan.cli.shared.common import Parser
-from topoplan.cli.topoplan import COMMANDS
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # The modules of all commands: topoplan itself, and its subcommands.
-NAMES = ("topoplan", *COMMANDS)
+NAMES = ("topoplan", *list_commands())
 
 
 @dataclass
@@ -39,8 +38,7 @@ class Done:
 
 def build_parser(name: str) -> Parser:
     """Return the parser of a command, by its module's name."""
-    parser: Parser = import_module(f"topoplan.cli.{name}").build_parser()
-    return parser
+    return import_command(name).build_parser()
 
 
 def print_help(name: str, columns: int = 80) -> str:
@@ -112,9 +110,9 @@ def _run(line: str, folder: Path, piped: bytes) -> Done:
         contextlib.redirect_stderr(err),
     ):
         try:
-            code = import_module(f"topoplan.cli.{module}").main(arguments)
+            code = import_command(module).main(arguments)
         except SystemExit as ended:
-            code = ended.code
+            code = ended.code if isinstance(ended.code, int) else 1
     if target:
         (folder / target).write_text(out.getvalue())
     return Done(code, out.getvalue(), err.getvalue())
@@ -143,9 +141,9 @@ def _without_ranks() -> Iterator[None]:
     """Have commands check all that they can before they start ranks, namespaces or measurements,
     and end there with 0.
     """
-    from topoplan.runtime.emulate import cabled_network, mpi, network, ranks
-    from topoplan.runtime.emulate.blueprint import Blueprint
-    from topoplan.runtime.emulate.cabling import Cabling
+    from topoplan.runtime.extras.emulate import cabled_network, mpi, network, ranks
+    from topoplan.runtime.extras.emulate.blueprint import Blueprint
+    from topoplan.runtime.extras.emulate.cabling import Cabling
     from topoplan.runtime.fabric import probe
     from topoplan.runtime.lab.runs import Lab
     from topoplan.runtime.measuring import measure_links

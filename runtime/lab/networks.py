@@ -9,7 +9,7 @@ from ...topo.errors import InputError
 from ...topo.graph import Device, Link, Topology, both_directions
 from ...topo.loader.resolve import load_for_emulation
 from ...topo.presets import preset
-from ..emulate.blueprint import blueprint
+from ..extras.emulate.blueprint import blueprint
 
 LOOPBACK = "loopback"
 SLOW = "slow"

@@ -12,8 +12,8 @@ from ...synth.planner.synthesize import collective_on, synthesize
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError
 from ...topo.graph import Device, Topology
 from ...topo.loader.resolve import load_for_planning
-from ..emulate import EmulationError, emulate, why_not
-from ..emulate.ranks import run_ranks
+from ..extras.emulate import EmulationError, emulate, why_not
+from ..extras.emulate.ranks import run_ranks
 from ..ranks.launch import end_on_signals, is_rank, launch
 from .networks import LOOPBACK, SLOW, Site
 from .results import RunResult, summarize

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from launch import run_command
+from needs import why_unmet
 from shown_commands import (
     NAMES,
     build_parser,
@@ -26,10 +27,10 @@ from shown_commands import (
 )
 
 import topoplan
+from topoplan.cli.commands import list_commands, list_own
 from topoplan.cli.shared.common import name_option
 from topoplan.cli.synth import main as synth
-from topoplan.cli.topoplan import COMMANDS, OWN, main
-from topoplan.runtime.emulate import why_not, why_not_mpi
+from topoplan.cli.topoplan import main
 from topoplan.topo.errors import InputError
 
 write_cli_docs = import_module("write_cli_docs")
@@ -44,8 +45,8 @@ def test_the_examples_of_every_help_run_in_their_order(name: str, tmp_path: Path
     assert lines
     for line in lines:
         if os.environ.get(ALL):
-            if line.startswith("topo-emulate") and (
-                why_not_mpi() if "--mpi" in line else why_not()
+            if line.startswith("topo-emulate") and why_unmet(
+                "MPI between namespaces" if "--mpi" in line else "namespaces"
             ):
                 continue
             done = run_as_printed(line, folder)
@@ -247,7 +248,7 @@ def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
     pages = write_cli_docs.write_man(tmp_path)
     assert [page.name for page in pages] == [
         "topoplan.1",
-        *(f"topo-{name}.1" for name in OWN),
+        *(f"topo-{name}.1" for name in list_own()),
         "topoplan-completion.1",
     ]
     done = run_command("groff", "-man", "-Tascii", "-ww", *map(str, pages))
@@ -276,7 +277,7 @@ def test_bash_completes_commands_options_and_values(
     (tmp_path / "script.bash").write_text(capsys.readouterr().out)
     (tmp_path / "matrix.txt").write_text("")
     wanted: dict[tuple[str, ...], str] = {
-        ("topoplan", ""): " ".join([*COMMANDS, "help"]),
+        ("topoplan", ""): " ".join([*list_commands(), "help"]),
         ("topoplan", "sy"): "synth",
         ("topoplan", "help", "sy"): "synth",
         ("topo-synth", "allr"): "allreduce",
@@ -288,7 +289,7 @@ def test_bash_completes_commands_options_and_values(
         ("topo-probe", "mat"): "matrix.txt",
         ("topo-run", "mat"): "matrix.txt",
         ("topo-run", "--dtype", "bf"): "bfloat16",
-        **{(f"topo-{name}", "--vers"): "--version" for name in OWN},
+        **{(f"topo-{name}", "--vers"): "--version" for name in list_own()},
     }
     lines = [TRY, *(f"try {shlex.join(words)}" for words in wanted)]
     done = run_command("bash", "--norc", "-c", "\n".join(lines), cwd=tmp_path)
@@ -302,7 +303,7 @@ def test_other_shells_get_a_script_that_knows_the_values(
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "recursive-doubling" in script and "without-rank" in script
-    names = ["topoplan", *(f"topo-{name}" for name in OWN)]
+    names = ["topoplan", *(f"topo-{name}" for name in list_own())]
     if shell == "zsh":  # as a file, and by eval
         assert script.startswith(f"#compdef {' '.join(names)}\n")
         for name in names:

@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 from launch import run_module
 from shown_commands import build_parser
 
-from topoplan.cli.topoplan import COMMANDS, main
+from topoplan.cli.commands import list_commands
+from topoplan.cli.topoplan import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "output.schema.json").read_text())
@@ -63,5 +64,5 @@ def test_the_object_of_every_command_has_a_format_and_a_version(
 
 
 def test_every_command_with_json_is_tested() -> None:
-    with_json = {n for n in COMMANDS if "--json" in build_parser(n)._option_string_actions}
+    with_json = {n for n in list_commands() if "--json" in build_parser(n)._option_string_actions}
     assert with_json == {line.split()[0] for line in LINES}

@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from topoplan.cli.topoplan import COMMANDS, main
+from topoplan.cli.commands import list_commands
+from topoplan.cli.topoplan import main
 
 
 def run(line: str) -> int:
@@ -61,11 +62,11 @@ def test_topoplan_alone_lists_its_commands(line: str, capsys: pytest.CaptureFixt
     assert run(line) == 0
     said = capsys.readouterr()
     assert not said.err
-    for name, what in COMMANDS.items():
+    for name, what in list_commands().items():
         assert f"\n    {name} " in said.out and what.split()[0] in said.out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", list_commands())
 def test_help_shows_the_help_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"help {name}") == run(f"{name} --help") == 0
     first, second = capsys.readouterr().out.split(f"usage: topoplan {name}")[1:]

@@ -20,6 +20,7 @@ from needs import long_cases
 from shown_blocks import PROGRAMS, Command, Page, fits, read_page
 
 import topoplan
+from topoplan.cli.commands import import_command
 from topoplan.cli.shared.common import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,7 +218,7 @@ def test_the_commands_that_a_document_shows_print_what_it_shows(
             if example.name in read and not (tmp_path / example.name).exists():
                 shutil.copy(example, tmp_path)
         capsys.readouterr()
-        code = import_module(f"topoplan.cli.{module.removeprefix('topo-')}").main(arguments)
+        code = import_command(module.removeprefix("topo-")).main(arguments)
         captured = capsys.readouterr()
         assert code == 0, (shown.line, captured.err)
         assert shown.printed is None or fits(shown.printed, captured.out), (
@@ -279,7 +280,7 @@ def _check_options(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(Parser, "parse_args", note)
         with pytest.raises(_ParsedError):
-            import_module(f"topoplan.cli.{words[0].removeprefix('topo-')}").main([])
+            import_command(words[0].removeprefix("topo-")).main([])
     assert [option for option in options if option not in known and option.strip("-")] == [], words
 
 
@@ -301,7 +302,7 @@ def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patched:
         patched.setattr(Parser, "parse_args", parse)
         with pytest.raises(_ParsedError):
-            import_module(f"topoplan.cli.{program.removeprefix('topo-')}").main(arguments)
+            import_command(program.removeprefix("topo-")).main(arguments)
     if len(own) < len(arguments):  # topo-emulate
         _check_words(arguments[len(own) + 1 :], monkeypatch)
 

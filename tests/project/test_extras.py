@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import extras as script
 from topoplan import extras
-from topoplan.extras import EXPORTS, EXTRAS, Extra, Names
+from topoplan.cli import entry, topoplan
+from topoplan.cli.commands import import_command, list_commands
+from topoplan.extras import COMMANDS, EXPORTS, EXTRAS, Extra, Names
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.errors import InputError, TopoplanError
 
@@ -21,6 +24,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     exports = Names(EXPORTS)
     assert {*exports.describe()} >= {"mscclpp", "astra-sim"}
     assert all(isinstance(exports.find(name), ScheduleFormat) for name in exports.describe())
+    assert {*Names(COMMANDS).describe()} >= {"emulate"}
+    assert all(import_command(name).build_parser() for name in Names(COMMANDS).describe())
 
 
 def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +37,23 @@ def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.Mon
         names.find("mscclpp")
     with pytest.raises(InputError, match="nonsense: expected one of astra-sim"):
         names.find("nonsense")
+
+
+def test_a_deleted_command_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "emulate"))
+    assert "emulate" not in list_commands()
+    ways: dict[str, Callable[[], int]] = {
+        "topoplan emulate": lambda: topoplan.main(["emulate", "ring:2"]),
+        "topo-emulate": entry.emulate,
+    }
+    for shown, run in ways.items():
+        assert run() == 2
+        assert capsys.readouterr().err == (
+            f"{shown}: error: emulate: the extra 'emulate' is not in this copy of topoplan; "
+            "install a copy that has it\n"
+        )
 
 
 def test_an_extra_is_gone_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def list_unmarked(tree: ast.Module) -> list[str]:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     imported = {
         name.asname or name.name
-        for node in tree.body
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for name in node.names
     }
@@ -64,7 +64,7 @@ def test_what_needs_a_quiet_machine_is_in_the_network_tier() -> None:
 
 def test_a_helper_or_a_fixture_puts_its_tests_into_the_tier() -> None:
     source = """
-from topoplan.runtime.emulate import emulate
+from topoplan.runtime.extras.emulate import emulate
 def make(): return emulate(1, 2)
 @pytest.fixture
 def star(): return make()

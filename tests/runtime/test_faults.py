@@ -6,21 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fault_table
 import patience
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import EmulatedRank, run_ranks
+from launch import run_ranks
 from ranks import faults
 
-from topoplan.runtime.emulate import Network
 from topoplan.runtime.ranks.blame import Stuck, explain_blame, find_culprit, is_settled, list_ended
 from topoplan.runtime.ranks.faults import Call
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
+
+if TYPE_CHECKING:
+    from emulated import EmulatedRank
+
+    from topoplan.runtime.extras.emulate import Network
 
 Plans = Callable[..., str]
 
@@ -160,6 +165,8 @@ def test_survivors_name_the_culprit_in_time(plans: Plans, fault: fault_table.Fau
     """On an emulated machine, in the middle of adding up; benchmarks/fault_table.py does this to
     every rank and link.
     """
+
+    from emulated import EmulatedRank
 
     def start(
         network: Network, rank: int, folder: Path, arguments: list[str], output: Path
@@ -316,6 +323,8 @@ def test_a_rank_that_was_heard_of_has_not_ended() -> None:
 @pytest.mark.usefixtures("patient")
 def test_a_cut_link_is_named_though_the_store_is_behind_it(plans: Plans) -> None:
     """Rank 0 hosts the store; rank 1 reaches it over the cut link alone."""
+
+    from emulated import EmulatedRank
 
     def start(
         network: Network, rank: int, folder: Path, arguments: list[str], output: Path

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import Ended, run_emulated, run_joined, run_module
+from launch import Ended, run_joined, run_module
 from random_graphs import graphs
 from thorough import count_examples
 
-from topoplan.runtime.emulate import blueprint, emulate
 from topoplan.runtime.measuring.measure_links import (
     find_routes,
     group_contending,
@@ -342,6 +341,10 @@ def test_without_ranks_it_says_how_to_start_them() -> None:
 
 def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topology, Topology]:
     """The true and the believed machine: `declared` at 100 Mbit/s, changed in secret."""
+    from emulated import run_emulated
+
+    from topoplan.runtime.extras.emulate import blueprint, emulate
+
     scaled = blueprint(declared, Fraction(10**8)).topology
     true = degrade(scaled, change)
     (folder / "declared.json").write_text(scaled.dumps())

@@ -282,7 +282,15 @@ def test_hosts_with_equal_names_are_told_apart(
 
 def run_on_cables(machine: str, *options: str, script: Path) -> str:
     """Run a script on the ranks of emulated hosts that cables join; return what it prints."""
-    command = [sys.executable, "-m", "topoplan.cli.emulate", machine, "--cables", *options, "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "topoplan.cli.extras.emulate",
+        machine,
+        "--cables",
+        *options,
+        "--",
+    ]
     done = run_command(*command, sys.executable, str(script))
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -16,13 +16,11 @@ import patience
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import EmulatedRank, run_ranks
+from launch import run_ranks
 from rank_process import Events
 from ranks import recovering
 from reports import Reports
 
-from topoplan.runtime.emulate import emulate, parse_rate
-from topoplan.runtime.emulate.ranks import write_topology
 from topoplan.runtime.ranks.launch import list_ready
 from topoplan.runtime.recovery.partial_transport import PartialGloo, find_tree
 from topoplan.synth.plan import Plan
@@ -99,6 +97,11 @@ def test_a_cut_link_is_left_out_unless_the_rest_is_not_connected(
     """One cut costs topo-run seconds. If another two cut off a rank for which the others wait in a
     recovery, all end by an error that names both links.
     """
+    from emulated import EmulatedRank
+
+    from topoplan.runtime.extras.emulate import emulate, parse_rate
+    from topoplan.runtime.extras.emulate.ranks import write_topology
+
     plan = add_spares(Plan.load(plans("ring:4")), 1)
     plan.save(tmp_path / "plan.json")
     with (

@@ -15,12 +15,10 @@ import patience
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import EmulatedRank, run_ranks
+from launch import run_ranks
 from ranks import slowing
 from reports import Reports
 
-from topoplan.runtime.emulate import emulate, parse_rate
-from topoplan.runtime.emulate.ranks import write_topology
 from topoplan.runtime.recovery.believed import plan_at
 from topoplan.runtime.recovery.pace import Pace
 from topoplan.runtime.recovery.probe import (
@@ -237,6 +235,11 @@ def test_what_cannot_be_followed_is_refused(plans: Plans) -> None:
 @pytest.mark.network("namespaces")
 def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
     """All ranks change schedules at the same calls; the sums stay right."""
+    from emulated import EmulatedRank
+
+    from topoplan.runtime.extras.emulate import emulate, parse_rate
+    from topoplan.runtime.extras.emulate.ranks import write_topology
+
     with (
         emulate(preset("mesh:2x2"), parse_rate("100Mbit")) as network,
         Reports(tmp_path / "reports") as reports,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from ...topo.errors import InputError, TopoplanError, suggest
-from ..ranks.launch import list_ready
+from ....topo.errors import InputError, TopoplanError, suggest
+from ...ranks.launch import list_ready
 from .blueprint import Blueprint
 from .network import Network
 

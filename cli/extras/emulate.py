@@ -8,12 +8,12 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from ..topo.errors import InputError
-from .shared.common import Example, Parser, run_command
-from .shared.progress import ProgressReporter
+from ...topo.errors import InputError
+from ..shared.common import Example, Parser, run_command
+from ..shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
-    from ..runtime.emulate.network import Network
+    from ...runtime.extras.emulate.network import Network
 
 PROG = "topo-emulate"
 # Options that are followed by a value.
@@ -147,15 +147,15 @@ def build_parser() -> Parser:
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
-    from ..runtime.emulate.blueprint import blueprint, parse_order, parse_rate, put_in_order
-    from ..runtime.emulate.cabled_network import emulate_cabling
-    from ..runtime.emulate.cabling import plan_cabling
-    from ..runtime.emulate.mpi import find_open_mpi, run_mpi_ranks
-    from ..runtime.emulate.network import emulate_blueprint
-    from ..runtime.emulate.ranks import run_ranks
-    from ..runtime.emulate.rehearsal import Rehearsal, parse_faults
-    from ..runtime.ranks.launch import end_on_signals
-    from ..topo.loader.resolve import load_for_emulation
+    from ...runtime.extras.emulate.blueprint import blueprint, parse_order, parse_rate, put_in_order
+    from ...runtime.extras.emulate.cabled_network import emulate_cabling
+    from ...runtime.extras.emulate.cabling import plan_cabling
+    from ...runtime.extras.emulate.mpi import find_open_mpi, run_mpi_ranks
+    from ...runtime.extras.emulate.network import emulate_blueprint
+    from ...runtime.extras.emulate.ranks import run_ranks
+    from ...runtime.extras.emulate.rehearsal import Rehearsal, parse_faults
+    from ...runtime.ranks.launch import end_on_signals
+    from ...topo.loader.resolve import load_for_emulation
 
     topology = load_for_emulation(args.topology)
     rate = None if args.slowest is None else parse_rate(args.slowest)

@@ -16,14 +16,15 @@ from pathlib import Path
 
 import patience
 import pytest
+from emulated import run_emulated
 from hypothesis import given, settings
-from launch import lives, run_command, run_emulated
+from launch import lives, run_command
 from random_graphs import graphs
 from reports import Reports
 from thorough import count_examples
 
-from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate
-from topoplan.runtime.emulate.blueprint import parse_order
+from topoplan.runtime.extras.emulate import Blueprint, Network, blueprint, emulate, parse_rate
+from topoplan.runtime.extras.emulate.blueprint import parse_order
 from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.stripes import merge_switches
@@ -132,7 +133,7 @@ def test_one_way_machines_are_refused() -> None:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "topoplan.cli.emulate", *args]
+    return [sys.executable, "-m", "topoplan.cli.extras.emulate", *args]
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import patience
 import pytest
-from launch import EmulatedRank
+from emulated import EmulatedRank
 from ranks import place_reported
 
 from topoplan.cli.place import main
-from topoplan.runtime.emulate import Network, emulate
-from topoplan.runtime.emulate.network import IDENTITY
+from topoplan.runtime.extras.emulate import Network, emulate
+from topoplan.runtime.extras.emulate.network import IDENTITY
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 

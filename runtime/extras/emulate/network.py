@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
-from ...topo.errors import ExecutionError, TopoplanError
-from ...topo.graph import Topology
+from ....topo.errors import ExecutionError, TopoplanError
+from ....topo.graph import Topology
 from .blueprint import Blueprint, blueprint
 
 MTU = 9000  # bytes; jumbo frames: fewer packets for the host to forward

@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 from launch import patient_ranks, run_command
 
-from topoplan.runtime.emulate import blueprint, parse_rate
-from topoplan.runtime.emulate.rehearsal import EXAMPLE, Injection, parse_faults
+from topoplan.runtime.extras.emulate import blueprint, parse_rate
+from topoplan.runtime.extras.emulate.rehearsal import EXAMPLE, Injection, parse_faults
 from topoplan.topo.errors import InputError
 from topoplan.topo.presets import preset
 
@@ -88,7 +88,7 @@ def test_faults_are_caused_once_all_ranks_are_ready() -> None:
         "cut gpu0-gpu1 at 0.1s, kill rank 2 at 0s, slow gpu0-gpu2 x0.5 at 0s, mend gpu0-gpu1 at 99s"
     )
     done = run_command(
-        *(sys.executable, "-m", "topoplan.cli.emulate", "ring:3", "--slowest", "20Mbit"),
+        *(sys.executable, "-m", "topoplan.cli.extras.emulate", "ring:3", "--slowest", "20Mbit"),
         *("--inject", faults, "--", sys.executable, "-c", rank),
         env=patient_ranks(),
     )

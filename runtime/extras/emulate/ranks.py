@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from ...synth.cost.host_costs import HostCosts, host_of, with_host
-from ..ranks.launch import EMULATED, READY, RENDEZVOUS, run_together
+from ....synth.cost.host_costs import HostCosts, host_of, with_host
+from ...ranks.launch import EMULATED, READY, RENDEZVOUS, run_together
 from .cabled_network import CabledNetwork
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 from .rehearsal import Rehearsal, rehearse

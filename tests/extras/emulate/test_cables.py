@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.runtime.emulate.cabling import plan_cabling
+from topoplan.runtime.extras.emulate.cabling import plan_cabling
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset

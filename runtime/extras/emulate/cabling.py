@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from ipaddress import IPv4Address
 
-from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Device, Link, Topology
+from ....topo.errors import InfeasibleError, InputError
+from ....topo.graph import Device, Link, Topology
 from .blueprint import Blueprint, VethPair, find_scale
 
 # Private networks: management, cables, and switches.

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from ...topo.errors import InputError
-from ..ranks.launch import TRANSPORT, run_together
+from ....topo.errors import InputError
+from ...ranks.launch import TRANSPORT, run_together
 from .cabled_network import CabledNetwork
 from .network import IDENTITY, EmulationError, Network, die_with_parent, why_not
 from .ranks import list_rank_variables, share_folder, show_code, write_topology

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
-from ..ranks.launch import READY
-from ..ranks.machine import HOST
+from ...ranks.launch import READY
+from ...ranks.machine import HOST
 from .cabling import MANAGEMENT_PORT, CablePlan, Cabling, Port
 from .network import (
     EmulationError,

@@ -15,12 +15,12 @@ from functools import cached_property
 from ipaddress import IPv4Address
 from itertools import pairwise, product
 
-from ...topo.derived.forwarding import Forwarding
-from ...topo.derived.stripes import group_equal, merge_switches
-from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Topology
-from ...topo.routes import Router
-from ..ranks.machine import find_own_cores
+from ....topo.derived.forwarding import Forwarding
+from ....topo.derived.stripes import group_equal, merge_switches
+from ....topo.errors import InfeasibleError, InputError
+from ....topo.graph import Topology
+from ....topo.routes import Router
+from ...ranks.machine import find_own_cores
 
 # Private networks that only the namespaces see: of ranks, and of the ends of cables.
 _IDENTITY_NET, _CABLE_NET = IPv4Address("10.99.0.0"), IPv4Address("10.128.0.0")

@@ -19,11 +19,11 @@ import pytest
 from launch import lives
 from reports import Reports, tell
 
-from topoplan.cli import emulate as command
+from topoplan.cli.extras import emulate as command
 from topoplan.cli.place import main as place
-from topoplan.runtime.emulate import emulate, parse_rate
-from topoplan.runtime.emulate.mpi import Mpirun, enter_host, find_open_mpi, list_mpirun
-from topoplan.runtime.emulate.network import Network
+from topoplan.runtime.extras.emulate import emulate, parse_rate
+from topoplan.runtime.extras.emulate.mpi import Mpirun, enter_host, find_open_mpi, list_mpirun
+from topoplan.runtime.extras.emulate.network import Network
 from topoplan.topo.presets import preset
 
 HOSTS = ("alpha", "beta")
@@ -181,7 +181,17 @@ def test_nothing_stays_of_open_mpi_after_sigkill(tmp_path: Path) -> None:
     """Ranks, mpirun, Open MPI's daemon and the folder that they share go."""
     started = tmp_path / "started"
     body = f'echo "$$ $PPID $TOPOPLAN_RENDEZVOUS" > {started}; exec sleep 100000'
-    line = [sys.executable, "-m", "topoplan.cli.emulate", "path:2", "--mpi", "--", "sh", "-c", body]
+    line = [
+        sys.executable,
+        "-m",
+        "topoplan.cli.extras.emulate",
+        "path:2",
+        "--mpi",
+        "--",
+        "sh",
+        "-c",
+        body,
+    ]
     with Reports(started) as reports:
         running = subprocess.Popen(line, stderr=subprocess.DEVNULL)
         rows = [row.split() for row in reports.read(2, "two ranks", [running])]

@@ -1,0 +1,72 @@
+"""The commands: those of the core, and those that extras and other packages add.
+
+`topoplan NAME` runs `main` of the command NAME, and topo-NAME does where it is installed as one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ..extras import COMMANDS, EXTRAS, Names
+
+TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from .shared.common import Parser
+
+    class Command(Protocol):
+        """The module of a command."""
+
+        def main(self, argv: list[str] | None = None) -> int:
+            """Run the command and return its exit code."""
+
+        def build_parser(self) -> Parser:
+            """Return the parser of its arguments, which has its help."""
+
+
+# Each in a module of its name in this folder.
+_CORE = {
+    "probe": "show a machine's topology, check it, measure its links",
+    "synth": "synthesize a plan for a collective on a topology, with its bound",
+    "run": "run plans on real processes, beside the stock collectives",
+    "lab": "train on real data with several systems, and report on them",
+    "judge": "compare logs and measurements of what runs today with the bound",
+    "place": "choose the GPU of each rank, with a bound on any order",
+    "report": "write an HTML page about a machine or a plan",
+}
+COMPLETION = "completion"
+_COMPLETION = "print the script that lets a shell complete these commands"
+
+
+def list_commands() -> dict[str, str]:
+    """Return the line about each command that is here, by name; other packages' are left out."""
+    return {**_CORE, **Names(COMMANDS).describe(), COMPLETION: _COMPLETION}
+
+
+def list_own() -> list[str]:
+    """Return the commands that are also programs of their own, topo-NAME."""
+    return [name for name in list_commands() if name != COMPLETION]
+
+
+def is_command(name: str) -> bool:
+    """Return whether a command has a name, one of another package or of a missing extra too."""
+    return (
+        name in list_commands()
+        or any(name in extra.adds.get(COMMANDS, ()) for extra in EXTRAS)
+        or name in Names(COMMANDS)
+    )
+
+
+def import_command(name: str) -> Command:
+    """Return the module of a command, or of `topoplan` itself.
+
+    Raise InputError if nothing that is installed has it, TopoplanError if the package that has it
+    cannot be loaded.
+    """
+    command: Command = (
+        import_module(f".{name}", __package__)
+        if name in (*_CORE, COMPLETION, "topoplan")
+        else Names(COMMANDS).find(name)
+    )
+    return command

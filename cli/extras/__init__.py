@@ -1,0 +1,1 @@
+"""Commands beyond the core; see extras.py at the root."""
