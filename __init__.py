@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from .runtime.backend.new_group import new_group
     from .runtime.backend.options import Plans, backend_options
     from .runtime.backend.reconfigure import reconfigure, reconfigure_handle
-    from .runtime.choose import Choice, ChooseMode
+    from .runtime.choose import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
     from .runtime.mpi.launched import join_mpi
+    from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.mesh import device_mesh, mesh_groups
     from .runtime.ranks.nccl_graph import nccl_graph
@@ -83,7 +84,8 @@ __version__ = VERSION
 _HOMES = {
     "Bound": "synth.bounds.certificate",
     "Choice": "runtime.choose",
-    "ChooseMode": "runtime.choose",
+    "ChooseMode": "runtime.policy",
+    "Policy": "runtime.policy",
     "Chunk": "synth.ir.collective",
     "Collective": "synth.ir.collective",
     "CollectiveName": "synth.ir.collective",
@@ -199,6 +201,7 @@ __all__ = [
     "Plan",
     "PlanMismatchError",
     "Plans",
+    "Policy",
     "Request",
     "Reshard",
     "Router",

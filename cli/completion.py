@@ -100,7 +100,8 @@ def _join_zsh(scripts: list[str], function: str) -> str:
 
 def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:
     """Attach completions to the options of a parser: known words, or files."""
-    from ..runtime.measuring.bench_options import CODEC_NAMES, DTYPE_NAMES, OP_NAMES
+    from ..runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES
+    from ..runtime.option_names import CODEC_NAMES
     from ..synth.ir.collective import COLLECTIVES
     from ..synth.planner.names import STRATEGY_NAMES
 

@@ -252,18 +252,10 @@ def _run_job(
     settings = options.settings_for(options.collective_over(plan, transport.size))
     communicator = None
     if plan is not None:
-        replans = "replan" in (options.on_fault, options.on_slow)
-        communicator = Communicator(
-            plan,
-            None if replans else transport,  # it needs connections of its own
-            timeout,
-            options.choose,
-            options.compress,
-            options.reduction,
-            executor=options.executor,
-            on_fault=options.on_fault,
-            on_slow=options.on_slow,
-        )
+        policy = options.policy
+        # What goes on or follows needs connections of its own.
+        connections = None if policy.replans or policy.follows else transport
+        communicator = Communicator(plan, connections, policy=policy)
         if communicator.rank not in plan.collective.members:
             rows = await_rows(communicator, transport)
             return (

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -11,18 +10,17 @@ from typing import Annotated
 
 import torch
 from msgspec import Meta, Struct, structs
-from platformdirs import user_cache_path
 
 from ..topo.errors import InputError, TopoplanError
 from ..topo.files import write_whole
 from ..topo.schema import Index, Label, read_as
 from ..topo.version import VERSION
+from .environment import CACHE
 from .ranks.machine import Machine
 
 log = logging.getLogger("topoplan")
 
 # Environment variable: the cache folder.
-VARIABLE = "TOPOPLAN_CACHE"
 # Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether.
 MAX_FILES = 1024
 # Longest file that is read: a race of all candidates takes under 4,000 characters.
@@ -36,23 +34,10 @@ _Time = Annotated[float, Meta(gt=0, le=1e12)]
 _warned: set[Path | None] = set()
 
 
-def find_cache_folder(named: str | Path | None = None) -> Path | None:
-    """Return the folder for plans and races, or None if the home directory is not known.
-
-    It is `named`, else TOPOPLAN_CACHE, else topoplan in the user's cache folder.
-    """
-    try:
-        return Path(
-            named or os.environ.get(VARIABLE) or user_cache_path("topoplan", appauthor=False)
-        ).expanduser()
-    except RuntimeError:  # no HOME and no passwd entry, as for `docker run --user 1234`
-        return None
-
-
 def warn_without_cache(folder: Path | None, error: Exception | None = None) -> None:
     """Warn that a cache folder cannot be used, once per process and folder: training goes on.
 
-    `folder` is None if `find_cache_folder` found none.
+    `folder` is None if `environment.find_cache_folder` found none.
     """
     if folder in _warned:
         return
@@ -63,7 +48,7 @@ def warn_without_cache(folder: Path | None, error: Exception | None = None) -> N
         "set %s to a folder that this user can write to",
         "no cache folder" if folder is None else f"cache folder {folder}",
         reason or "no home directory is known (no HOME, no passwd entry)",
-        VARIABLE,
+        CACHE,
     )
 
 

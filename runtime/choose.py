@@ -27,10 +27,10 @@ from ..topo.errors import InputError
 from .cache import CachedRace, CachedRaces
 from .codecs import Codec
 from .kernels.model import list_shapes, rank_shapes
+from .option_names import AUTO, ONE_SIDED, SAME_BITS
+from .policy import ChooseMode, check_choose_mode
 from .program.lowering import lower
 from .program.one_sided.flat import (
-    AUTO,
-    ONE_SIDED,
     HostsSchedule,
     OneSidedSchedule,
     SharedSchedule,
@@ -45,13 +45,6 @@ from .summaries.summary import STOCK
 
 log = logging.getLogger("topoplan")
 
-# The names of the choose modes; Communicator explains them.
-SAME_BITS = "same-bits"
-MODES = ("race", "model", "plan", SAME_BITS)
-# How a Communicator picks the schedule for a size: a name in MODES, or a function. The function
-# gets the size in bytes and the candidates, and returns one of them, None for the stock collective,
-# or a name in MODES; it must return the same on all ranks.
-ChooseMode = str | Callable[[int, Sequence[Schedule]], Schedule | str | None]
 # Candidates whose predicted time exceeds this multiple of the best one do not race.
 _NEAR = 1.4
 # Most schedules that race besides the plan's own; each also races in a coarser segmentation.
@@ -94,20 +87,6 @@ class Sharing(Enum):
     NONE = "none"
     WITHIN_HOSTS = "those of each host"
     ALL = "all"
-
-
-def check_choose_mode(choose: object, compress: str | None) -> None:
-    """Raise InputError unless `choose` is a function or one of MODES, and fits the compression.
-
-    If bits must be reproducible, values cannot be compressed.
-    """
-    if not callable(choose) and choose not in MODES:
-        raise InputError(f"choose={choose!r}: expected one of {', '.join(MODES)}")
-    if choose == SAME_BITS and compress is not None:
-        raise InputError(
-            f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so "
-            "an element's bits depend on its place in the buffer; leave one of them out"
-        )
 
 
 @dataclass(frozen=True)

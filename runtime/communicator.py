@@ -1,9 +1,8 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
-import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -16,16 +15,16 @@ import torch.distributed as dist
 from ..synth.ir.collective import spell_ranks
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
-from .cache import find_cache_folder
 from .calls import CallCache
-from .choose import SAME_BITS, Choice, ChooseMode, check_choose_mode
+from .choose import Choice
 from .codecs import find_codec
 from .engine import Engine
 from .helpers.announcer import Announcer, HelpedExecutor
 from .helpers.parts import find_parts
 from .helpers.service import Service
+from .option_names import ON_FAULTS, ON_SLOWS, REPLAN
+from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
-from .program.one_sided.flat import EXECUTORS
 from .ranks.groups import GroupMaker
 from .ranks.launch import announce_ready
 from .ranks.transport import SharedTransport, Transport
@@ -34,18 +33,6 @@ from .reductions import check_are_tensors
 
 if TYPE_CHECKING:
     from .recovery.guard import Guard
-
-# Where values are rounded, see Communicator.
-REDUCTIONS = ("hops", "once")
-DEFAULT_TIMEOUT = timedelta(seconds=300)
-# The environment variable with the default of `executor`.
-EXECUTOR = "TOPOPLAN_EXECUTOR"
-# What to do when a link is lost, and the environment variable with the default.
-REPLAN = "replan"
-ON_FAULTS = ("raise", REPLAN)
-ON_FAULT = "TOPOPLAN_ON_FAULT"
-# What to do when a link becomes slow.
-ON_SLOWS = ("warn", REPLAN)
 
 
 class Communicator:
@@ -98,13 +85,15 @@ class Communicator:
     `on_slow` decides what happens when a link becomes slow: `warn` (default) logs it, `replan`
     (over gloo) also plans for the rates that are left, tries those schedules on the next calls, and
     uses them if they are faster, until the link has recovered.
+
+    `policy` has all these options at once, in place of the others.
     """
 
     # On members alone; see __getattr__.
     engine: Engine
     calls: CallCache
 
-    def __init__(  # noqa: C901, PLR0912, PLR0915 (options depend on each other)
+    def __init__(  # noqa: PLR0913, PLR0915 (what users set; ranks that make no calls)
         self,
         plan: Plan | str | Path,
         group: dist.ProcessGroup | GroupMaker | Transport | None = None,
@@ -116,35 +105,35 @@ class Communicator:
         executor: str | None = None,
         on_fault: str | None = None,
         on_slow: str = ON_SLOWS[0],
+        *,
+        policy: Policy | None = None,
     ) -> None:
-        check_choose_mode(choose, compress)
-        executor = find_executor(executor)
-        # The environment means communicators with connections of their own.
-        replans = find_on_fault(on_fault) == REPLAN and not (
-            on_fault is None and isinstance(group, Transport)
+        if isinstance(group, Transport) and policy is None:
+            # The environment means communicators with connections of their own.
+            on_fault = on_fault or ON_FAULTS[0]
+        policy = make_policy(
+            policy,
+            timeout=timeout,
+            choose=choose,
+            compress=compress,
+            reduction=reduction,
+            cache=cache,
+            executor=executor,
+            on_fault=on_fault,
+            on_slow=on_slow,
         )
-        if on_slow not in ON_SLOWS:
-            raise InputError(f"on_slow={on_slow!r}: expected one of {', '.join(ON_SLOWS)}")
-        follows = on_slow == REPLAN
-        if follows and (callable(choose) or choose == SAME_BITS):
-            raise InputError(
-                f"on_slow={REPLAN!r} changes schedules, which choose={choose!r} decides on; leave "
-                "one of them out"
-            )
-        if reduction not in REDUCTIONS:
-            raise InputError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
-        if reduction == "once" and compress is None:
-            raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
-        codec = None if compress is None else find_codec(compress)
+        codec = None if policy.compress is None else find_codec(policy.compress)
         if not isinstance(group, Transport) and not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)
-        opened = frozenset(list_sockets().values() if replans else ())
-        self._transport = group if isinstance(group, Transport) else Transport(group, timeout)
+        opened = frozenset(list_sockets().values() if policy.replans else ())
+        self._transport = (
+            group if isinstance(group, Transport) else Transport(group, policy.timeout)
+        )
         self._shares_transport = self._transport is group
-        if replans:
+        if policy.replans:
             self._check_can_replan("on_fault")
-        if follows:
+        if policy.follows:
             self._check_can_replan("on_slow")
         self._guard: Guard | None = self._transport.guard
         self._slow_rows: list[dict[str, Any]] = []
@@ -180,17 +169,19 @@ class Communicator:
                 helped = HelpedExecutor(announcer, self.plan, number, codec, parts.members.faults)
             make_engine = partial(
                 _make_engine,
-                self._slow_rows if follows else None,
+                self._slow_rows if policy.follows else None,
                 time.monotonic(),
-                choose=choose,
+                choose=policy.choose,
                 codec=codec,
-                cache=find_cache_folder(cache),
-                rounds_once=reduction == "once",
+                cache=policy.cache_folder,
+                rounds_once=policy.reduction == "once",
             )
-            self.engine = make_engine(self.plan, parts.members, executor=executor, helped=helped)
-            if follows and not self.plan.collective.has_all_gpus:
+            self.engine = make_engine(
+                self.plan, parts.members, executor=policy.executor, helped=helped
+            )
+            if policy.follows and not self.plan.collective.has_all_gpus:
                 raise InputError(f"on_slow={REPLAN!r}: expected a plan for all GPUs")
-            if replans:
+            if policy.replans:
                 if self.plan.used_helpers:
                     raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
                 self._guard = _make_guard(parts.members, opened)
@@ -420,32 +411,6 @@ def _make_engine(
 
         engine.watch = SlowWatch(engine, slow_rows, since)
     return engine
-
-
-def find_executor(name: str | None) -> str:
-    """Return the executor's name: `name`, else TOPOPLAN_EXECUTOR, else "auto".
-
-    Raise InputError if it is unknown.
-    """
-    return _find_option("executor", name, EXECUTOR, EXECUTORS)
-
-
-def find_on_fault(name: str | None) -> str:
-    """Return what to do on a fault: `name`, else TOPOPLAN_ON_FAULT, else "raise".
-
-    Raise InputError if it is unknown.
-    """
-    return _find_option("on_fault", name, ON_FAULT, ON_FAULTS)
-
-
-def _find_option(parameter: str, value: str | None, variable: str, known: Sequence[str]) -> str:
-    """Return `value`, else that of an environment variable, else the first of the `known` ones."""
-    chosen = value or os.environ.get(variable) or known[0]
-    if chosen not in known:
-        raise InputError(
-            f"{parameter if value else variable}={chosen!r}: expected one of {', '.join(known)}"
-        )
-    return chosen
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -19,16 +19,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .backend.account import Account, accounts, heed_log_level
-from .backend.options import OFF, VARIABLE, are_plans_off, bits_without_plans
+from .backend.options import OFF, are_plans_off, bits_without_plans
 from .backend.torch_tools import show_as
-from .choose import SAME_BITS, ChooseMode
-from .communicator import DEFAULT_TIMEOUT, ON_SLOWS, Communicator
+from .communicator import Communicator
+from .environment import PLANS
+from .option_names import ON_SLOWS
+from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .ranks.groups import make_group_maker
 from .summaries.summary import Summary
 from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
 
 
-def ddp_hook(
+def ddp_hook(  # noqa: PLR0913 (what users set)
     plan: Plan | str | Path,
     group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
@@ -39,6 +41,8 @@ def ddp_hook(
     executor: str | None = None,
     on_fault: str | None = None,
     on_slow: str = ON_SLOWS[0],
+    *,
+    policy: Policy | None = None,
 ) -> "DdpHook":
     """Return a communication hook that averages gradients by an allreduce plan.
 
@@ -53,18 +57,17 @@ def ddp_hook(
     divide_by_initial_world_size=False changes nothing. With TOPOPLAN_PLANS=off the hook averages as
     DDP does without one, and the plan is not read. Raise InputError and PlanMismatchError.
     """
-    return DdpHook(
-        plan,
-        group,
-        timeout,
-        choose,
-        compress,
-        error_feedback,
-        reduction,
-        executor,
-        on_fault,
-        on_slow,
+    policy = make_policy(
+        policy,
+        timeout=timeout,
+        choose=choose,
+        compress=compress,
+        reduction=reduction,
+        executor=executor,
+        on_fault=on_fault,
+        on_slow=on_slow,
     )
+    return DdpHook(plan, group, policy, error_feedback=error_feedback)
 
 
 class DdpHook:
@@ -78,23 +81,16 @@ class DdpHook:
         self,
         plan: Plan | str | Path,
         group: dist.ProcessGroup | None,
-        timeout: timedelta,
-        choose: ChooseMode,
-        compress: str | None,
+        policy: Policy,
+        *,
         error_feedback: bool,
-        reduction: str,
-        executor: str | None,
-        on_fault: str | None,
-        on_slow: str,
     ) -> None:
-        if error_feedback and compress is None:
+        if error_feedback and policy.compress is None:
             raise InputError(
                 "error_feedback without compress: nothing is lost that could be fed back; name a "
                 "codec"
             )
-        self.plan, self.timeout, self.choose = plan, timeout, choose
-        self.compress, self.error_feedback, self.reduction = compress, error_feedback, reduction
-        self.executor, self.on_fault, self.on_slow = executor, on_fault, on_slow
+        self.plan, self.policy, self.error_feedback = plan, policy, error_feedback
         self._prepare()
         self._group = group
         if not self._is_off and (dist.is_initialized() or group is not None):
@@ -103,7 +99,7 @@ class DdpHook:
     def _prepare(self) -> None:
         heed_log_level()
         self._is_off, self._group = are_plans_off(), None
-        if self._is_off and self.choose == SAME_BITS:
+        if self._is_off and self.policy.keeps_bits:
             raise bits_without_plans()
         # DDP logs the hook's name, which it reads as a function's.
         self.__name__ = self.__qualname__ = "ddp_hook"
@@ -118,26 +114,20 @@ class DdpHook:
         """
         if self._is_off:
             raise InputError(
-                f"{VARIABLE}={OFF}: the hook has no communicator, DDP averages as without it; "
+                f"{PLANS}={OFF}: the hook has no communicator, DDP averages as without it; "
                 "hook.summary() says what ran in either case"
             )
         communicator = Communicator(
             self.plan,
             None if group is None else make_group_maker(group),
-            self.timeout,
-            self.choose,
-            self.compress,
-            self.reduction,
-            executor=self.executor,
-            on_fault=self.on_fault,
-            on_slow=self.on_slow,
+            policy=self.policy,
         )
         if communicator.plan.collective.name != "allreduce":
             raise InputError(
                 "DDP needs a plan for allreduce, this one is for "
                 f"{communicator.plan.collective.name}"
             )
-        if self.compress is None:
+        if self.policy.compress is None:
             communicator.plan.check_same_bits()
         engine = communicator.engine
         engine.times_calls = True
@@ -162,7 +152,7 @@ class DdpHook:
             "ddp_hook",
             ranks,
             list_used,
-            self.choose,
+            self.policy.choose,
             is_first=is_first,
             stock=stock,
             is_hook=True,
@@ -204,7 +194,7 @@ class DdpHook:
         communicator, calls = self._met or self._meet()
         # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP
         # itself does.
-        divides_first = self.compress is not None or tensor.dtype == torch.float16
+        divides_first = self.policy.compress is not None or tensor.dtype == torch.float16
         return start(
             communicator.calls.prepare(
                 tensor,
@@ -222,20 +212,16 @@ class DdpHook:
     def __repr__(self) -> str:
         plan = self.plan if self._met is None else self._met[0].plan
         what = f"{plan.collective.name} on {plan.topology.name}" if isinstance(plan, Plan) else plan
-        shown = [
-            "choose",
-            *(["compress", "reduction"] if self.compress else []),
-            *(["error_feedback"] if self.error_feedback else []),
-        ]
-        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        shown: dict[str, object] = {"choose": self.policy.choose}
+        if self.policy.compress:
+            shown |= {"compress": self.policy.compress, "reduction": self.policy.reduction}
+        if self.error_feedback:
+            shown["error_feedback"] = True
+        options = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"<topoplan.ddp_hook of {what}: {options}>"
 
     def __getstate__(self) -> dict[str, object]:
-        names = (
-            "plan", "timeout", "choose", "compress", "error_feedback", "reduction", "executor",
-            "on_fault", "on_slow",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("plan", "policy", "error_feedback")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -19,15 +19,16 @@ from ..synth.ir.addition_order import rounded
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .choose import SAME_BITS, Choice, ChooseMode, Chooser, Sharing
+from .choose import Choice, Chooser, Sharing
 from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
 from .kernels.opening import open_kernels
 from .mpi.channel import has_collective, make_collective
+from .option_names import AUTO, ONE_SIDED, POINT_TO_POINT, SAME_BITS
 from .players.over_mpi import CollectivePlayer
+from .policy import ChooseMode
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
-from .program.one_sided.flat import AUTO, ONE_SIDED, POINT_TO_POINT
 from .ranks.machine import describe_machine
 from .ranks.shared_memory import HostMemory
 from .ranks.stock import StartedStock, has_stock, make_stock_call

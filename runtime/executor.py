@@ -27,6 +27,7 @@ from .compiled import (
     CompiledOneSided,
     CompiledWithinHosts,
 )
+from .environment import parse_scratch
 from .kernels.calls import KernelCalls
 from .native.library import suits
 from .players.contract import Player, PlayError, Stamp
@@ -37,7 +38,7 @@ from .program.one_sided.flat import HostsSchedule, OneSidedSchedule, SharedSched
 from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
-from .scratch import MAPPED_BYTES, parse_scratch, process_budget, trim_heap
+from .scratch import MAPPED_BYTES, process_budget, trim_heap
 from .summaries.tallies import Tallies
 
 # Limits on the cached programs: their number, and their instructions, counted again for each

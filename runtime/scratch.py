@@ -11,18 +11,14 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-import os
 import threading
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from ..synth.sizes import parse_size
-from ..topo.errors import InputError
 from .ranks.transport import Transport
 
-VARIABLE = "TOPOPLAN_SCRATCH"
 # The default budget, in multiples of the largest buffer: a program needs up to about one for
 # staging and one as work buffer.
 _BUFFERS = 2
@@ -37,27 +33,6 @@ MAPPED_BYTES = 1 << 20
 # An arena grows in steps of an eighth of a power of two, so that slowly growing buffers seldom move
 # it.
 _STEPS = 8
-
-
-def parse_scratch(value: str | int | None) -> int | None:
-    """Return a budget in bytes from an option, else from TOPOPLAN_SCRATCH; None for the default.
-
-    Raise InputError if the value is not a size.
-    """
-    where = "scratch"
-    if value is None:
-        where, value = VARIABLE, os.environ.get(VARIABLE) or None
-    if value is None:
-        return None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    try:
-        return parse_size(value if isinstance(value, str) else "")
-    except InputError:
-        raise InputError(
-            f"{where}={value!r}: expected the bytes of scratch memory to keep between calls, such "
-            "as 0, 64M or 2GiB"
-        ) from None
 
 
 def trim_heap() -> None:

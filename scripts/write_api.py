@@ -42,6 +42,7 @@ SECTIONS = {
     ),
     "Running": (
         "Communicator",
+        "Policy",
         "ChooseMode",
         "Choice",
         "GroupMaker",

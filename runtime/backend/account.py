@@ -18,8 +18,9 @@ from weakref import WeakValueDictionary
 import torch.distributed as dist
 
 from ...topo.errors import InputError
-from ..choose import ChooseMode
 from ..communicator import Communicator
+from ..environment import LOG, read
+from ..policy import ChooseMode
 from ..summaries.summary import STOCK, GroupSummary, SizeSummary, Summary, format_size
 
 log = logging.getLogger("topoplan")
@@ -27,7 +28,6 @@ log = logging.getLogger("topoplan")
 # WARNING, which says nothing about these lines.
 _savings_log = logging.getLogger("topoplan.savings")
 _savings_log.setLevel(logging.INFO)
-VARIABLE = "TOPOPLAN_LOG"
 # Levels of logging that users may name.
 LEVELS = ("debug", "info", "warning", "error")
 # Choices are listed for buffers below 2**48 bytes: more than any host has.
@@ -44,11 +44,11 @@ def heed_log_level() -> None:
     Logs go to standard error, unless the program has handlers. Raise InputError if the level is
     invalid.
     """
-    level = os.environ.get(VARIABLE)
+    level = read(LOG)
     if not level:
         return
     if level.lower() not in LEVELS:
-        raise InputError(f"{VARIABLE}={level!r}: expected one of {', '.join(LEVELS)}")
+        raise InputError(f"{LOG}={level!r}: expected one of {', '.join(LEVELS)}")
     log.setLevel(level.upper())
     if not log.hasHandlers():
         handler = logging.StreamHandler()

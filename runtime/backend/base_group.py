@@ -121,7 +121,8 @@ class BaseGroup(MemberGroup):
         if self.options.goes_on:
             why = explain_no_guard(self.transports["cuda"])
             self._refused.setdefault(
-                "cuda", f"on_fault={self.options.on_fault!r}: {why or 'only calls on CPUs go on'}"
+                "cuda",
+                f"on_fault={self.options.policy.on_fault!r}: {why or 'only calls on CPUs go on'}",
             )
 
     # Running

@@ -7,6 +7,7 @@ plan.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..helpers.announcer import Announcer
+from ..option_names import ON_FAULTS, POINT_TO_POINT
 from ..program.layout import MEETING
-from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.addresses import Addresses
 from ..ranks.groups import GroupMaker, make_group
 from ..ranks.roll_call import is_answering
@@ -168,8 +169,8 @@ class Communicators:
     ) -> None:
         self.name, self.plans, self.plain, self.transports = name, plans, plain, transports
         self.options = plans.options
-        if self.options.scratch_bytes is not None:
-            process_budget.given_bytes = self.options.scratch_bytes
+        if self.options.policy.scratch_bytes is not None:
+            process_budget.given_bytes = self.options.policy.scratch_bytes
         self.by_key: dict[Key, Communicator | None] = {}
         self._store, self._addresses = store, addresses
         self._preparations: dict[Key, Preparation] = {}
@@ -204,7 +205,7 @@ class Communicators:
             # that were named may have to be synthesized, too.
             may_wait = (
                 (
-                    (self.options.plans == AUTO and self.options.choose in ("race", "model"))
+                    (self.options.plans == AUTO and self.options.policy.choose in ("race", "model"))
                     or self.plans.is_remade
                 )
                 and self._codec(name) is None
@@ -261,7 +262,7 @@ class Communicators:
         (choose="same-bits"). `op` is None for collectives that add nothing.
         """
         return (
-            self.options.keeps_bits
+            self.options.policy.keeps_bits
             # The order does not matter for MIN and MAX.
             and kind_of_reduction(op) not in (None, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
             and (tensor.is_floating_point() or tensor.is_complex())
@@ -292,7 +293,7 @@ class Communicators:
         if self.plans.off:
             return "no plans"
         is_integer = not tensor.dtype.is_floating_point
-        min_bytes = _MIN_INTEGER_BYTES if is_integer else self.options.least_bytes
+        min_bytes = _MIN_INTEGER_BYTES if is_integer else self.options.policy.least_bytes
         if self.options.goes_on:  # what gloo carries could not
             min_bytes = 0
         if tensor.nbytes * parts < min_bytes and not self.must_plan(tensor, op):
@@ -310,7 +311,7 @@ class Communicators:
 
         Collectives that add nothing are sent uncompressed.
         """
-        return self.options.compress if name in _COMPRESSED else None
+        return self.options.policy.compress if name in _COMPRESSED else None
 
     def find_guard(self) -> "Guard":
         """Return the guard of all calls on CPU tensors.
@@ -327,7 +328,7 @@ class Communicators:
             )
             self.plans.meet(torch.device("cpu"))
             transport.cores_of_hosts  # noqa: B018 - asked while all links work
-            if options.executor != POINT_TO_POINT and options.compress is None:
+            if options.policy.executor != POINT_TO_POINT and options.policy.compress is None:
                 transport.open_shared_memory()
             from ..recovery.guard import Guard  # few jobs go on after faults
 
@@ -374,11 +375,12 @@ class Communicators:
             communicator = Communicator(
                 plan,
                 transport,
-                self.plans.timeout,
-                options.choose,
-                self._codec(collective),
-                cache=options.cache,
-                executor=options.executor,
+                policy=replace(
+                    options.policy,
+                    timeout=self.plans.timeout,
+                    compress=self._codec(collective),
+                    on_fault=ON_FAULTS[0],  # the group's own guard goes on
+                ),
             )
         communicator.engine.times_calls = True
         if plan.hash in self.plans.settled:

@@ -162,7 +162,7 @@ class MemberGroup(PlainCalls):
             f"group {place.group_id}",
             self.ranks,
             None if self.options.off else partial(_name_used, self.planned.by_key),
-            self.options.choose,
+            self.options.policy.choose,
             is_first=place.group_rank == 0,
             stock=find_engine(self.plain, torch.device("cuda")),
         )

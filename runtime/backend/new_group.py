@@ -65,13 +65,15 @@ def new_group(
     members = _check_ranks("ranks", ranks, world)
     if len(members) < 2:
         raise InputError(f"ranks: {list(members)}; expected at least two ranks")
-    helping = _choose_helpers(options.helpers if helpers is None else helpers, members, world)
-    if options.keeps_bits or options.off:
+    helping = _choose_helpers(
+        options.policy.helpers if helpers is None else helpers, members, world
+    )
+    if options.policy.keeps_bits or options.off:
         helping = ()
     if helping and options.goes_on:
         raise InputError(
-            f"on_fault={options.on_fault!r}: groups with helpers cannot go on after a fault; pass "
-            f"helpers={NONE!r}, or leave it out"
+            f"on_fault={options.policy.on_fault!r}: groups with helpers cannot go on after a "
+            f"fault; pass helpers={NONE!r}, or leave it out"
         )
     timeout, name = timeout or _TIMEOUT, f"topoplan/help/{next(_numbers)}"
     if not helping:
@@ -160,7 +162,7 @@ def _connect(
         group.planned.announcer = Announcer(transport, helped.members, helped.helpers)
         return
     transport.outlive_default_group()
-    codec = None if options.compress is None else find_codec(options.compress)
+    codec = None if options.policy.compress is None else find_codec(options.policy.compress)
 
     def take_plan(number: int) -> Plan:
         plan = take(transport.faults.store, f"plan/{number}", timeout)

@@ -1,7 +1,5 @@
 """Read the options of the backend "topo" from `backend_options` or environment variables."""
 
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,33 +8,24 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from ...synth.groups.ranks import NONE, REST, Helpers, parse_ranks
+from ...synth.groups.ranks import Helpers
 from ...synth.plan import Plan
 from ...topo.errors import InputError
-from ..cache import find_cache_folder
-from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode
-from ..codecs import find_codec
-from ..communicator import REPLAN, find_executor, find_on_fault
+from .. import environment
+from ..environment import read, read_yes
+from ..option_names import MODES, REPLAN, SAME_BITS
+from ..policy import ChooseMode, Policy, make_policy
 from ..ranks.transport import check_transport
 from ..recovery.connections import explain_no_guard
-from ..scratch import parse_scratch
 from .account import heed_log_level
-
-log = logging.getLogger("topoplan")
 
 AUTO, OFF = "auto", "off"
 _OFF_NAMES = (OFF, "stock")
-VARIABLE, HELPERS = "TOPOPLAN_PLANS", "TOPOPLAN_HELPERS"
 # A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
 # "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
-# Default limit for one synthesis, during which calls use the stock collectives (communicators.py).
-_TIME_LIMIT_S = 20.0
-# Default of `least_bytes`: gloo or NCCL handle smaller floating-point buffers.
-_MIN_BYTES = 1024
 # The sizes of the parts that each rank sends to each other, or those that this rank sends.
 ExpectedSplits = tuple[tuple[int, ...], ...] | tuple[int, ...]
-_YES, _NO = ("yes", "1", "true", "on"), ("no", "0", "false", "off", "")
 
 
 @dataclass(frozen=True)
@@ -60,34 +49,21 @@ class BackendOptions:
     """The options of the backend, validated; `backend_options` explains and creates them."""
 
     plans: Plans
-    choose: ChooseMode
-    time_limit_s: float
-    cache: Path | None
-    least_bytes: int
-    compress: str | None
+    policy: Policy
     even_alltoall: bool = False
     transport: str = "auto"
-    executor: str = "auto"
-    scratch_bytes: int | None = None
-    helpers: Helpers = REST
     helped: Helped | None = None
-    on_fault: str = "raise"
     expected_splits: ExpectedSplits = ()
 
     @property
     def goes_on(self) -> bool:
         """Whether calls on CPU tensors go on after a lost link."""
-        return self.on_fault == REPLAN and not self.off
+        return self.policy.replans and not self.off
 
     @property
     def off(self) -> bool:
         """Whether gloo or NCCL run everything."""
         return self.plans in _OFF_NAMES
-
-    @property
-    def keeps_bits(self) -> bool:
-        """Whether an element's sum must have the same bits in whatever buffer it is."""
-        return self.choose == SAME_BITS
 
     @property
     def _timeout(self) -> timedelta | None:
@@ -109,6 +85,8 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     helpers: Helpers | None = None,
     on_fault: str | None = None,
     expected_splits: Sequence[Any] | None = None,
+    *,
+    policy: Policy | None = None,
 ) -> Any:
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
@@ -153,50 +131,46 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     - `on_fault` (TOPOPLAN_ON_FAULT, raise): as for Communicator. With `replan`, all collectives on
       CPU tensors that plans can carry out, of any size, go on after a lost link, and so do barrier,
       gather and scatter; the stock collectives, which could not, take no part in races.
+    - `policy`: `choose`, `time_limit_s`, `cache`, `least_bytes`, `compress`, `scratch`, `executor`,
+      `helpers` and `on_fault` at once, in place of them.
 
     All ranks use rank 0's plans; the other options must be the same on all ranks. Raise InputError
     if an option is invalid or contradicts another one.
     """
     heed_log_level()
-    mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
-    codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
-    check_choose_mode(mode, codec)
-    if codec is not None:
-        find_codec(codec)
-    if time_limit_s is None:
-        time_limit_s = _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
-    if least_bytes is None:
-        least_bytes = int(_number("TOPOPLAN_LEAST_BYTES", _MIN_BYTES))
+    if policy is None:
+        choose = choose if choose is not None else read(environment.CHOOSE)
+        compress = compress or read(environment.COMPRESS)
+    policy = make_policy(
+        policy,
+        choose=MODES[0] if choose is None else choose,
+        time_limit_s=time_limit_s,
+        cache=cache,
+        least_bytes=least_bytes,
+        compress=compress,
+        scratch=scratch,
+        executor=executor,
+        helpers=helpers,
+        on_fault=on_fault,
+    )
     if are_plans_off():
         plans = OFF
     elif plans is None:
-        plans = os.environ.get(VARIABLE) or AUTO
-    if mode == SAME_BITS and plans in _OFF_NAMES:
+        plans = read(environment.PLANS) or AUTO
+    if policy.keeps_bits and plans in _OFF_NAMES:
         raise bits_without_plans()
-    if not time_limit_s > 0:
-        raise InputError(f"time_limit_s={time_limit_s:g}: expected seconds above 0")
-    if least_bytes < 0:
-        raise InputError(f"least_bytes={least_bytes}: expected 0 or more")
-    transport, fault = check_transport(transport), find_on_fault(on_fault)
-    if fault == REPLAN and plans not in _OFF_NAMES:
+    transport = check_transport(transport)
+    if policy.replans and plans not in _OFF_NAMES:
         why_not = explain_no_guard(transport)
         if why_not is not None:
             raise InputError(f"on_fault={REPLAN!r}: {why_not}")
     return BackendOptions(
         plans=plans,
-        choose=mode,
-        time_limit_s=time_limit_s,
-        cache=find_cache_folder(cache),
-        least_bytes=least_bytes,
-        compress=codec,
-        even_alltoall=even_alltoall
-        if even_alltoall is not None
-        else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
+        policy=policy,
+        even_alltoall=(
+            read_yes(environment.EVEN_ALLTOALL) if even_alltoall is None else even_alltoall
+        ),
         transport=transport,
-        executor=find_executor(executor),
-        scratch_bytes=parse_scratch(scratch),
-        helpers=_parse_helpers(helpers),
-        on_fault=fault,
         expected_splits=_read_splits(expected_splits),
     )
 
@@ -223,45 +197,14 @@ def _read_splits(given: Sequence[Any] | None) -> ExpectedSplits:
     return tuple(rows[0]) if isinstance(listed[0], int) else tuple(map(tuple, rows))
 
 
-def _parse_helpers(helpers: Helpers | None) -> Helpers:
-    """Return an option's helpers, else those of TOPOPLAN_HELPERS, by default all other ranks."""
-    if helpers is None:
-        text = os.environ.get(HELPERS) or REST
-        if text == NONE:
-            return NONE
-        return REST if text == REST else tuple(parse_ranks(text, HELPERS))
-    if not isinstance(helpers, str):
-        return tuple(helpers)
-    if helpers not in (REST, NONE):
-        raise InputError(f"helpers={helpers!r:.40}: expected {REST}, {NONE}, or a list of ranks")
-    return helpers
-
-
 def are_plans_off() -> bool:
     """Return whether TOPOPLAN_PLANS turns plans off, whatever a script says."""
-    return os.environ.get(VARIABLE) in _OFF_NAMES
+    return read(environment.PLANS) in _OFF_NAMES
 
 
 def bits_without_plans() -> InputError:
     """Return the error of asking for the same bits where plans are off."""
     return InputError(
-        f"choose={SAME_BITS!r} with plans {OFF} (an argument, or {VARIABLE}): gloo and NCCL do not "
-        "guarantee the same bits; give plans, or use auto"
+        f"choose={SAME_BITS!r} with plans {OFF} (an argument, or {environment.PLANS}): gloo and "
+        "NCCL do not guarantee the same bits; give plans, or use auto"
     )
-
-
-def _number(name: str, default: float) -> float:
-    text = os.environ.get(name)
-    if not text:
-        return default
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{name}={text!r}: expected a number") from None
-
-
-def _yes_or_no(name: str) -> bool:
-    text = os.environ.get(name, "").lower()
-    if text not in (*_NO, *_YES):
-        raise InputError(f"{name}={text!r}: expected yes or no")
-    return text in _YES

@@ -33,7 +33,7 @@ from ...topo.errors import (
     TopoplanError,
 )
 from ...topo.graph import Topology
-from ..choose import MODES
+from ..option_names import MODES
 from ..ranks.addresses import Addresses, find_ended
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
@@ -88,7 +88,7 @@ class PlanFinder:
         """Set when the group closes: ends all searches, at once."""
         self.is_closing = threading.Event()
         """Set some seconds earlier: rank 0 ends its searches, but answers the other ranks."""
-        self._wait_s = options.time_limit_s + _BUILD_S
+        self._wait_s = options.policy.time_limit_s + _BUILD_S
         self.demands: Demands | None = None
         """What an alltoall whose part sizes are announced has to move."""
         self.addresses: Addresses | None = None
@@ -150,7 +150,7 @@ class PlanFinder:
                 answer = take(
                     self.store,
                     key,
-                    self.timeout + timedelta(seconds=2 * self.options.time_limit_s),
+                    self.timeout + timedelta(seconds=2 * self.options.policy.time_limit_s),
                     self.stop,
                     self._check_rank_0,
                 )
@@ -207,7 +207,7 @@ class PlanFinder:
     def _find_joint(self, plan: Plan | None, device: torch.device) -> "JointPlan | None":
         """Return the joint plan that has to race as a whole before a plan of it is used."""
         options, source = self.options, self._source
-        races = options.choose == MODES[0] and options.compress is None
+        races = options.policy.choose == MODES[0] and options.policy.compress is None
         if plan is None or not isinstance(source, PlanFiles) or not races:
             return None
         if device.type != "cpu" or check_transport(options.transport) == "mpi":
@@ -231,7 +231,9 @@ class PlanFinder:
         from ..joint.choices import find_choice
 
         options = self.options
-        choice = find_choice(joint, self.timeout, options.executor, options.cache, self.stop)
+        choice = find_choice(
+            joint, self.timeout, options.policy.executor, options.policy.cache_folder, self.stop
+        )
         if choice is not None:
             for group in joint.groups:
                 self.settled[group.plan.hash] = group.call.size_bytes, choice.schedule_of(group)
@@ -338,9 +340,9 @@ class PlanFinder:
             return load_or_synthesize(
                 wanted,
                 topology,
-                None if is_listed else self.options.cache,
-                self.options.time_limit_s,
-                reproducible=self.options.keeps_bits and wanted.reduces,
+                None if is_listed else self.options.policy.cache_folder,
+                self.options.policy.time_limit_s,
+                reproducible=self.options.policy.keeps_bits and wanted.reduces,
                 router=router,
                 is_stopped=None if is_listed else is_stopped,
                 helpers=() if self.options.helped is None else self.options.helped.helpers,

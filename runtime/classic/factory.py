@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
-from ..communicator import DEFAULT_TIMEOUT
+from ..policy import DEFAULT_TIMEOUT
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
 from ..ranks.set_up import make_private

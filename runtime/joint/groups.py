@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from ...synth.groups.joint_plan import JointPlan
-from ..choose import ChooseMode
 from ..communicator import Communicator
+from ..policy import ChooseMode
 from ..ranks.transport import Transport
 
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ...synth.ir.collective import Collective
 from ...topo.errors import InputError, suggest
+from ..option_names import CODEC_NAMES
 
 if TYPE_CHECKING:
     from ...synth.plan import Plan
+    from ..policy import Policy
     from .bench_data import BenchSettings
 
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 OP_NAMES = ("sum", "avg", "prod", "max", "min")
-CODEC_NAMES = ("fp16", "bf16", "fp8", "fp8-e5m2", "int8")
 _OTHER_DTYPES = {
     "float": "float32",
     "fp32": "float32",
@@ -125,6 +127,23 @@ class BenchOptions:
             raise InputError(
                 f"timeout {self.timeout_s:g}: expected seconds above 0", parameter="timeout"
             )
+        self.policy  # noqa: B018 - which checks the options that it has
+
+    @property
+    def policy(self) -> Policy:
+        """How plans are carried out, as communicators take it."""
+        from ..policy import make_policy  # helps of commands need no more than names
+
+        return make_policy(
+            None,
+            choose=self.choose,
+            timeout=timedelta(seconds=self.timeout_s),
+            compress=self.compress,
+            reduction=self.reduction,
+            executor=self.executor,
+            on_fault=self.on_fault,
+            on_slow=self.on_slow,
+        )
 
     def list_sizes(self) -> list[int]:
         """Return the sizes to measure: the bytes of the collective's buffer, the smallest first."""
@@ -136,20 +155,11 @@ class BenchOptions:
     def check(self, plan: Plan | None, ranks: int) -> None:
         """Raise InputError if these options do not fit the plan or this machine."""
         collective = self.collective_over(plan, ranks)
-        if self.reduction == "once" and self.compress is None:
-            raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         default = BenchOptions()
         if self.choose == "same-bits" and plan is not None:
-            from ..choose import check_choose_mode
-
             plan.check_one_bracketing()
-            check_choose_mode(self.choose, self.compress)
         if (self.dtype, self.op, self.place) != (default.dtype, default.op, default.place):
             self.settings_for(collective)
-        if self.compress is not None:
-            from ..codecs import find_codec
-
-            find_codec(self.compress)
         if self.backend != default.backend:
             self.resolve_backend(ranks)
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 from functools import partial
 
 from ...synth.groups.joint_plan import GroupPlan, JointPlan
-from ..cache import find_cache_folder
 from ..communicator import Communicator
+from ..environment import find_cache_folder
 from ..joint.groups import JointGroups
 from ..joint.race import race_jointly
 from ..ranks.groups import device_of

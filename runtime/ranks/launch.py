@@ -22,8 +22,6 @@ RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
 EMULATED = "TOPOPLAN_EMULATED"
 # Environment variable: the folder in which emulated ranks say that they are ready.
 READY = "TOPOPLAN_READY"
-# Environment variable: the transport of messages: auto (gloo, or NCCL between GPUs), or mpi.
-TRANSPORT = "TOPOPLAN_TRANSPORT"
 # Environment variable: the file to which a rank's standard error goes, unless it is rank 0.
 _OWN_LOG = "TOPOPLAN_OWN_LOG"
 # Module that the process from which ranks are forked imports last.

@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixStore, Store
 
 from ...topo.errors import InputError
+from ..environment import TRANSPORT, read
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
+from ..option_names import TRANSPORTS
 from .addresses import Addresses
 from .cabled import CableMessages, find_cabling, find_messages, forget_messages
 from .faults import Faults, grace_s
@@ -28,18 +30,16 @@ from .groups import (
     make_group,
     uses_nccl,
 )
-from .launch import EMULATED, TRANSPORT
+from .launch import EMULATED
 from .machine import are_crowded, count_cores, find_own_cores
 from .set_up import make_private
 from .shared_memory import HostMemory, SharedMemory, open_shared_memory
 from .timing import find_slowest_s
 
-TRANSPORTS = ("auto", "mpi")
-
 
 def check_transport(name: str | None) -> str:
     """Return the transport's name: `name`, else TOPOPLAN_TRANSPORT; raise InputError if unknown."""
-    chosen = name or os.environ.get(TRANSPORT) or "auto"
+    chosen = name or read(TRANSPORT) or "auto"
     if chosen not in TRANSPORTS:
         raise InputError(
             f"{'transport' if name else TRANSPORT}={chosen!r}: expected one of "

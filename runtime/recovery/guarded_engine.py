@@ -14,8 +14,8 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InfeasibleError
 from ..compiled import Buffers, make_bindings
 from ..engine import Engine
+from ..option_names import POINT_TO_POINT
 from ..program.layout import IN_PLACE, MEETING
-from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
 from .agreement import Decision

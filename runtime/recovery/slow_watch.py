@@ -29,7 +29,7 @@ from ...synth.report.recoveries import describe_fault, describe_worth
 from ...topo.measured.flows import Hop
 from ..choose import Chooser
 from ..compiled import Buffers
-from ..program.one_sided.flat import POINT_TO_POINT
+from ..option_names import POINT_TO_POINT
 from ..ranks.turns import MAX_ENTRANTS, Trial
 from .believed import plan_at, slow_down
 from .pace import Pace

@@ -26,12 +26,12 @@ from ...synth.plan import Plan
 from ...synth.reshard.demands import Demands
 from ...topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from ...topo.graph import Topology
-from ..cache import find_cache_folder
-from ..choose import MODES, Chooser
-from ..communicator import DEFAULT_TIMEOUT
+from ..choose import Chooser
+from ..environment import find_cache_folder
 from ..executor import Executor
+from ..option_names import MODES, POINT_TO_POINT
+from ..policy import DEFAULT_TIMEOUT
 from ..program.lowering import lower
-from ..program.one_sided.flat import POINT_TO_POINT
 from ..ranks.faults import first_line
 from ..ranks.machine import describe_machine
 from ..ranks.transport import Transport

@@ -175,12 +175,8 @@ def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> 
     torch = pytest.importorskip("torch")
     from topoplan.runtime.codecs import CODECS
     from topoplan.runtime.measuring.bench_data import DTYPES, OPS
-    from topoplan.runtime.measuring.bench_options import (
-        CODEC_NAMES,
-        DTYPE_NAMES,
-        OP_NAMES,
-        spell_dtype,
-    )
+    from topoplan.runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES, spell_dtype
+    from topoplan.runtime.option_names import CODEC_NAMES
     from topoplan.synth.planner.names import STRATEGY_NAMES
     from topoplan.synth.strategies.built_in import STRATEGIES
 

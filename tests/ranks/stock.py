@@ -15,7 +15,7 @@ import topoplan
 import topoplan.runtime.register
 from ranks.checks import MEANS, SUMS, always_stock
 from ranks.training import wrapped
-from topoplan.runtime.choose import ChooseMode
+from topoplan.runtime.policy import ChooseMode
 
 # Length from which on 16-bit whole numbers go through plans: 1 MiB.
 ENOUGH = 600_000

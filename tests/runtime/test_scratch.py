@@ -52,5 +52,5 @@ def test_a_budget_that_is_no_size_is_refused(wrong: str | int) -> None:
         topoplan.InputError, match=f"scratch={wrong!r}: expected the bytes of scratch memory"
     ):
         topoplan.backend_options(scratch=wrong)
-    assert topoplan.backend_options(scratch=0).scratch_bytes == 0
-    assert topoplan.backend_options(scratch="512M").scratch_bytes == 512 * MIB
+    assert topoplan.backend_options(scratch=0).policy.scratch_bytes == 0
+    assert topoplan.backend_options(scratch="512M").policy.scratch_bytes == 512 * MIB

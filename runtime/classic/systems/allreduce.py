@@ -11,7 +11,7 @@ from ....topo.errors import InputError
 from ....topo.graph import Topology
 from ....topo.presets import preset
 from ...communicator import Communicator
-from ...program.one_sided.flat import POINT_TO_POINT
+from ...option_names import POINT_TO_POINT
 from ..base import Averaging, Setting
 from ..buckets import Flats, dequantize, quantize, quantized_bytes
 

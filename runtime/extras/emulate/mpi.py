@@ -27,7 +27,8 @@ from itertools import groupby
 from pathlib import Path
 
 from ....topo.errors import InputError
-from ...ranks.launch import TRANSPORT, run_together
+from ...environment import TRANSPORT
+from ...ranks.launch import run_together
 from .cabled_network import CabledNetwork
 from .network import IDENTITY, EmulationError, Network, die_with_parent, why_not
 from .ranks import list_rank_variables, share_folder, show_code, write_topology

@@ -28,7 +28,7 @@ from ... import classic
 from ...communicator import Communicator
 from ...ddp import ddp_hook
 from ...measuring.calibrate import calibrate
-from ...program.one_sided.flat import POINT_TO_POINT
+from ...option_names import POINT_TO_POINT
 from ...ranks.faults import first_line
 from ...ranks.launch import init_method
 from ..run_folder import Fault, RunFolder, TrainingJob

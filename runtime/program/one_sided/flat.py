@@ -17,11 +17,8 @@ from ....synth.verify import verify
 from ....topo.errors import InfeasibleError
 from ....topo.graph import Topology
 from ....topo.presets import preset
+from ...option_names import ONE_SIDED
 from .instructions import Mode
-
-# What executes schedules: point-to-point operations, one-sided programs, or the faster of both.
-POINT_TO_POINT, ONE_SIDED, AUTO = "point-to-point", "one-sided", "auto"
-EXECUTORS = (AUTO, ONE_SIDED, POINT_TO_POINT)
 
 
 class SharedSchedule(Schedule):

@@ -206,7 +206,7 @@ def test_options_come_from_arguments_then_environment(
         monkeypatch.delenv(f"TOPOPLAN_{name}", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plain = backend_options()
-    assert (plain.plans, plain.choose, plain.compress, plain.cache) == (
+    assert (plain.plans, plain.policy.choose, plain.policy.compress, plain.policy.cache_folder) == (
         "auto",
         "race",
         None,
@@ -217,7 +217,8 @@ def test_options_come_from_arguments_then_environment(
     monkeypatch.setenv("TOPOPLAN_TIME_LIMIT", "3.5")
     monkeypatch.setenv("TOPOPLAN_COMPRESS", "int8")
     options = backend_options(choose="plan")
-    assert (options.plans, options.choose, options.time_limit_s, options.compress) == (
+    policy = options.policy
+    assert (options.plans, policy.choose, policy.time_limit_s, policy.compress) == (
         "dgx1",
         "plan",
         3.5,

@@ -1,0 +1,20 @@
+"""The values that options have names for; commands show them without importing what they mean."""
+
+from typing import Final
+
+# How the schedule for a size is picked (Communicator explains it). With "same-bits" every schedule
+# that races adds each element up in one bracketing.
+SAME_BITS = "same-bits"
+MODES = ("race", "model", "plan", SAME_BITS)
+# How schedules are executed.
+POINT_TO_POINT, ONE_SIDED, AUTO = "point-to-point", "one-sided", "auto"
+EXECUTORS = (AUTO, ONE_SIDED, POINT_TO_POINT)
+# Formats in which values may be sent (codecs.py), and where values are then rounded.
+CODEC_NAMES = ("fp16", "bf16", "fp8", "fp8-e5m2", "int8")
+REDUCTIONS = ("hops", "once")
+# What to do when a link is lost, and when one becomes slow.
+REPLAN: Final = "replan"
+ON_FAULTS = ("raise", REPLAN)
+ON_SLOWS = ("warn", REPLAN)
+# What sends the messages of plans: gloo or NCCL, or MPI.
+TRANSPORTS = ("auto", "mpi")

@@ -1,0 +1,159 @@
+"""How plans are carried out: the one options object.
+
+Communicators, the DDP hook, the backend and the benchmark make or take the same one. It is checked
+when it is made, and imports no torch, so that commands can make it before they start ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ..synth.groups.ranks import NONE, REST, Helpers
+from ..synth.ir.schedule import Schedule
+from ..topo.errors import InputError, suggest
+from .environment import (
+    check_one_of,
+    find_cache_folder,
+    parse_scratch,
+    read_executor,
+    read_helpers,
+    read_least_bytes,
+    read_on_fault,
+    read_time_limit_s,
+)
+from .option_names import (
+    CODEC_NAMES,
+    EXECUTORS,
+    MODES,
+    ON_FAULTS,
+    ON_SLOWS,
+    REDUCTIONS,
+    REPLAN,
+    SAME_BITS,
+)
+
+# How the schedule for a size is picked: a name in MODES, or a function. The function gets the size
+# in bytes and the candidates, and returns one of them, None for the stock collective, or a name in
+# MODES; it must return the same on all ranks.
+ChooseMode = str | Callable[[int, Sequence[Schedule]], Schedule | str | None]
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How plans are carried out, for `policy=` of Communicator, ddp_hook and backend_options.
+
+    What each option does stands there; `time_limit_s`, `least_bytes`, `scratch` and `helpers` are
+    the backend's alone, whose timeout is its group's. Where `executor`, `on_fault`, `cache`,
+    `scratch`, `time_limit_s`, `least_bytes` or `helpers` are not given, environment variables
+    decide. Raise InputError if an option is invalid or contradicts another one, with the rule.
+    """
+
+    choose: ChooseMode = MODES[0]
+    timeout: timedelta = DEFAULT_TIMEOUT
+    compress: str | None = None
+    reduction: str = REDUCTIONS[0]
+    executor: str = field(default_factory=read_executor)
+    on_fault: str = field(default_factory=read_on_fault)
+    on_slow: str = ON_SLOWS[0]
+    cache: str | Path | None = None
+    scratch: str | int | None = None
+    time_limit_s: float = field(default_factory=read_time_limit_s)
+    least_bytes: int = field(default_factory=read_least_bytes)
+    helpers: Helpers = field(default_factory=read_helpers)
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("executor", EXECUTORS),
+            ("on_fault", ON_FAULTS),
+            ("on_slow", ON_SLOWS),
+            ("reduction", REDUCTIONS),
+        ):
+            check_one_of(name, getattr(self, name), known)
+        check_choose_mode(self.choose, self.compress)
+        if self.compress is not None and self.compress not in CODEC_NAMES:
+            raise InputError(
+                f"compress={self.compress!r}{suggest(self.compress, CODEC_NAMES)}: expected one of "
+                f"{', '.join(CODEC_NAMES)}"
+            )
+        if self.follows and (callable(self.choose) or self.choose == SAME_BITS):
+            raise InputError(
+                f"on_slow={REPLAN!r} changes schedules, which choose={self.choose!r} decides on; "
+                "leave one of them out"
+            )
+        if self.reduction == "once" and self.compress is None:
+            raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
+        parse_scratch(self.scratch)
+        if not self.time_limit_s > 0:
+            raise InputError(f"time_limit_s={self.time_limit_s:g}: expected seconds above 0")
+        if self.least_bytes < 0:
+            raise InputError(f"least_bytes={self.least_bytes}: expected 0 or more")
+        if isinstance(self.helpers, str) and self.helpers not in (REST, NONE):
+            raise InputError(
+                f"helpers={self.helpers!r:.40}: expected {REST}, {NONE}, or a list of ranks"
+            )
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """The folder for plans and races; None if there can be none."""
+        return find_cache_folder(self.cache)
+
+    @property
+    def scratch_bytes(self) -> int | None:
+        """The scratch memory that the process may hold between calls; None for the default."""
+        return parse_scratch(self.scratch)
+
+    @property
+    def replans(self) -> bool:
+        """Whether calls go on after a lost link."""
+        return self.on_fault == REPLAN
+
+    @property
+    def follows(self) -> bool:
+        """Whether plans follow slow links."""
+        return self.on_slow == REPLAN
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether an element's sum must have the same bits in whatever buffer it is."""
+        return self.choose == SAME_BITS
+
+
+def make_policy(policy: Policy | None, **given: Any) -> Policy:
+    """Return a policy, or the one that the options `given` make.
+
+    Of options without a fixed default, None and "" are what nobody gave. Raise InputError if there
+    are a policy and options.
+    """
+    defaults = {option.name: option.default for option in fields(Policy)}
+    given = {
+        name: value
+        for name, value in given.items()
+        if value not in (None, "") or defaults[name] not in (None, MISSING)
+    }
+    if policy is None:
+        return Policy(**given)
+    if others := [name for name, value in given.items() if value != defaults[name]]:
+        raise InputError(
+            f"policy and {', '.join(others)}: options are given in one place; put all of them into "
+            "the policy"
+        )
+    return policy
+
+
+def check_choose_mode(choose: object, compress: str | None) -> None:
+    """Raise InputError unless `choose` is a function or one of MODES, and fits the compression.
+
+    If bits must be reproducible, values cannot be compressed.
+    """
+    if not callable(choose):
+        check_one_of("choose", choose, MODES)
+    if choose == SAME_BITS and compress is not None:
+        raise InputError(
+            f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so "
+            "an element's bits depend on its place in the buffer; leave one of them out"
+        )
