@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .runtime.choose import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
-    from .runtime.mpi.launched import join_mpi
+    from .runtime.extras.mpi.launched import join_mpi
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.mesh import device_mesh, mesh_groups
@@ -137,7 +137,7 @@ _HOMES = {
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
     "device_mesh": "runtime.ranks.mesh",
-    "join_mpi": "runtime.mpi.launched",
+    "join_mpi": "runtime.extras.mpi.launched",
     "load": "topo.loader.resolve",
     "mesh_groups": "runtime.ranks.mesh",
     "nccl_graph": "runtime.ranks.nccl_graph",

@@ -7,6 +7,7 @@ nothing, and neither does one that needs it. `scripts/extras.py` lists, counts a
 The groups, and what an entry of each is:
 
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
+- `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-EXPORTS, COMMANDS = "exports", "commands"
+EXPORTS, COMMANDS, LINKS = "exports", "commands", "links"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
 
@@ -68,6 +69,17 @@ EXTRAS = (
                 )
             }
         },
+    ),
+    Extra(
+        "mpi",
+        (
+            "runtime/extras/mpi",
+            "tests/extras/mpi",
+            "tests/mpi_launch.py",
+            "tests/mpi_ranks.py",
+            "tests/ranks/over_mpi.py",
+        ),
+        {LINKS: {"mpi": ("runtime.extras.mpi.links:MpiLinks", "between ranks of MPI")}},
     ),
     Extra(
         "emulate",

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from harness import make_parser
 
 from topoplan import Communicator
-from topoplan.runtime.players.contract import LOCAL, Operation
 from topoplan.runtime.players.in_order import PlayerInOrder
+from topoplan.runtime.program.contract import LOCAL, Operation
 from topoplan.runtime.program.instructions import Program
 from topoplan.synth.sizes import parse_size
 

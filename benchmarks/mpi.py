@@ -28,9 +28,9 @@ import torch.distributed as dist
 from harness import make_parser
 
 from topoplan import Communicator, Plan, backend_options, synthesize
-from topoplan.runtime import compiled
-from topoplan.runtime.mpi.channel import MpiChannel
-from topoplan.runtime.mpi.launched import join_mpi
+from topoplan.runtime.extras.mpi import links
+from topoplan.runtime.extras.mpi.channel import MpiChannel
+from topoplan.runtime.extras.mpi.launched import join_mpi
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.works import get_done_work
 from topoplan.synth.ir.schedule import Schedule
@@ -69,7 +69,7 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
     options = backend_options(plans=plan, transport="mpi", cache=cache, least_bytes=0)
     dist.init_process_group("topo", pg_options=options, timeout=TIMEOUT)
     transport = Transport(None, TIMEOUT, "mpi")
-    channel = transport.mpi
+    channel = transport.links.channel
     assert channel is not None
     dist.Backend.register_backend(
         "bare", partial(_BareGroup, channel), extended_api=True, devices=["cpu"]
@@ -94,7 +94,7 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
         }
         schedule = plan.entry_for(size).schedule
         ways["in C++"] = make_player(planned, schedule, size // 4)
-        with mock.patch.object(compiled, "can_play_natively", lambda *_: False):
+        with mock.patch.object(links, "can_play_natively", lambda *_: False):
             ways["in Python"] = make_player(planned, schedule, size // 4)
         if over_gloo is not None:
             ways["plan over gloo"] = lambda x=x: over_gloo.allreduce(x)

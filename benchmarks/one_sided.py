@@ -34,7 +34,7 @@ from harness import make_parser
 from mpi import make_player, time_in_turns
 
 from topoplan import Communicator, Plan, backend_options, synthesize
-from topoplan.runtime.mpi.launched import join_mpi
+from topoplan.runtime.extras.mpi.launched import join_mpi
 from topoplan.runtime.program.one_sided.flat import SharedSchedule
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.collective import COLLECTIVES
@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace, cache: str) -> None:
     dist.init_process_group("topo", pg_options=options, timeout=TIMEOUT)
     gloo = dist.new_group(backend="gloo")
     transport = Transport(None, TIMEOUT, "mpi")
-    channel = transport.mpi
+    channel = transport.links.channel
     assert channel is not None
     raced = Communicator(plan, Transport(None, TIMEOUT), cache=cache, executor="one-sided")
     flat = [x for x in raced.engine.chooser.one_sided if x.strategy in ("direct", "one-shot")]

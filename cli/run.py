@@ -60,23 +60,24 @@ def main(argv: list[str] | None = None) -> int:
 
 def _leaves_errors_to_another_rank() -> bool:
     """Return whether another rank of this host reports bad arguments to the same stderr."""
-    from ..runtime.mpi.launched import number_of_launch
     from ..runtime.ranks.launch import has_own_log
+    from ..runtime.ranks.launchers import number_of_launch
 
     return os.environ.get("LOCAL_RANK", str(number_of_launch())) != "0" and not has_own_log()
 
 
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
-    from ..runtime.mpi.launched import join_mpi
     from ..runtime.ranks.launch import RENDEZVOUS, is_rank, launch
+    from ..runtime.ranks.launchers import join_launch
 
     options = read_options(args)
     args.nproc = read_ranks(args)
-    if join_mpi() and options.backend == "auto":
+    links = join_launch()
+    if links is not None and options.backend == "auto":
         import torch
 
         if not torch.cuda.is_available():
-            options = replace(options, backend="mpi")
+            options = replace(options, backend=links)
     check_files(args, is_writer=not is_rank() or os.environ["RANK"] == "0")
     joint = load_joint(args)
     plans = [] if joint is not None else load_plans(args)
@@ -200,10 +201,12 @@ def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iter
     from ..runtime.ranks.cabled import find_cabling
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
-    from ..runtime.ranks.transport import check_transport
+    from ..runtime.ranks.links import AUTO, check_transport
 
     backend = options.resolve_backend(world)
-    over, backend = ("mpi", _choose_beside_mpi(world)) if backend == "mpi" else ("auto", backend)
+    over = AUTO
+    if backend not in ("gloo", "nccl"):
+        over, backend = backend, _choose_beside(backend, world)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -284,19 +287,19 @@ def _run_job(
     return Run(options, settings, backend, engine, plan, rows, recoveries), trace, calibrated
 
 
-def _choose_beside_mpi(world: int) -> str:
-    """Return the backend over which ranks coordinate if MPI carries the data.
+def _choose_beside(links: str, world: int) -> str:
+    """Return the backend over which ranks coordinate if links of a name carry the data.
 
-    The backend selects the device: nccl if MPI supports GPU memory and each rank of this host has a
-    GPU, else gloo.
+    The backend selects the device: nccl if the links take GPU memory and each rank of this host has
+    a GPU, else gloo.
     """
     import torch
 
-    from ..runtime.mpi.library import takes_gpu_memory
+    from ..runtime.ranks.links import find_named
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     needed = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    return "nccl" if gpus >= needed and takes_gpu_memory() else "gloo"
+    return "nccl" if gpus >= needed and find_named(links).takes_gpu_memory() else "gloo"
 
 
 def _follow_sizes(work: Work, what: str, sizes: int) -> Say:

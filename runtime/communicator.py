@@ -194,12 +194,14 @@ class Communicator:
 
     def _check_can_replan(self, parameter: str) -> None:
         """Raise InputError unless links can be watched for what `parameter` is about."""
-        name = self._transport.name
+        links = self._transport.links
         why_not: str | None = "the communicator needs connections of its own; give it no Transport"
         if not self._shares_transport:
-            why_not = explain_no_guard(name)
-            if parameter == "on_slow" and name != "gloo":
-                why_not = f"links are measured over gloo's connections, not over {name}; use gloo"
+            why_not = explain_no_guard(links)
+            if parameter == "on_slow" and links.why_no_recovery is not None:
+                why_not = (
+                    f"links are measured over gloo's connections, not over {links.name}; use gloo"
+                )
         if why_not is not None:
             raise InputError(f"{parameter}={REPLAN!r}: {why_not}")
 

@@ -9,22 +9,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from ..synth.ir.schedule import Schedule, number_members
 from ..topo.errors import InputError
 from .codecs import Codec, EncodingBuffers, list_encoding_sizes
-from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
 from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
-from .players.over_mpi import PlayerAsTheyCome, PlayerInWaves, Requests, can_play_in_waves
-from .players.over_mpi_native import NativePlayerOverMpi, can_play_natively, encode
 from .players.shared_memory import PlayerInSharedMemory
 from .players.within_hosts import EncodedParts, PlayerWithinHosts
-from .program.dependencies import Wave, find_dependencies, find_waves
+from .program.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
 from .program.instructions import (
     Await,
     Combine,
@@ -43,6 +38,7 @@ from .program.lowering import lower
 from .program.one_sided.instructions import OneSidedProgram
 from .program.one_sided.lowering import lower_one_sided
 from .program.within_hosts import Outside
+from .ranks.links import MakePlayer
 from .ranks.shared_memory import HALF_BYTES, HostMemory, SharedMemory
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
@@ -270,38 +266,17 @@ class Compiled:
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
     ) -> Player:
         operations, transport = self._slice(work, staging, encoding), self.transport
-        if transport.mpi is not None:
-            requests = Requests(transport.mpi, self.messages, operations)
-            as_they_come = PlayerAsTheyCome(requests, self.dependencies)
-            op = self.op if self.schedule.collective.reduces else None
-            if encoding is None and can_play_natively(requests, self.dtype, op):
-                buffers = {"work": work, "staging": staging}
-                return NativePlayerOverMpi(requests, self.words, buffers, op, as_they_come)
-            waves = self.waves if can_play_in_waves(requests) else None
-            return as_they_come if waves is None else PlayerInWaves(requests, waves, as_they_come)
-        return PlayerInOrder(self._backend, self.messages, operations)
-
-    @property
-    def _backend(self) -> object:
-        # gloo's backend itself: posting through the group costs 5 us more.
-        if self.transport.batched:
-            return self.group
-        return self.transport.cables or self.group._get_backend(torch.device("cpu"))
+        if self._make_by_links is not None:
+            return self._make_by_links(operations, {"work": work, "staging": staging})
+        return PlayerInOrder(transport.links.backend, self.messages, operations)
 
     @cached_property
-    def dependencies(self) -> list[tuple[int, ...]]:
-        """The numbers of the instructions that each one must wait for (see `find_dependencies`)."""
-        return find_dependencies(self.messages)
-
-    @cached_property
-    def waves(self) -> list[Wave] | None:
-        """The program as waves (see `find_waves`); None if it is too large for them."""
-        return find_waves(self.messages, self.dependencies)
-
-    @cached_property
-    def words(self) -> NDArray[np.int64]:
-        """The program as the library in C++ plays it over MPI (see `encode`)."""
-        return encode(self.messages, self.dependencies, self.ranks, self.dtype.itemsize)
+    def _make_by_links(self) -> MakePlayer | None:
+        """What makes players of the program, if the links do not play it in its own order."""
+        op = self.op if self.schedule.collective.reduces else None
+        return self.transport.links.prepare(
+            self.messages, self.ranks, self.dtype, op, encodes=self.codec is not None
+        )
 
     def _slice(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
@@ -441,7 +416,9 @@ class CompiledWithinHosts(Compiled):
                 view = buffers[span.buffer][span.start : span.end]
                 peer = self.transport.number_of(post.peer)
                 messages[part.number] = [view], peer, self._tag(post)
-        return PlayerWithinHosts(self.encoded, self._backend, messages, buffers, op, self.call)
+        return PlayerWithinHosts(
+            self.encoded, self.transport.links.backend, messages, buffers, op, self.call
+        )
 
 
 def describe_call(name: str, op: object, root: int | None, numel: int, dtype: torch.dtype) -> str:

@@ -24,14 +24,12 @@ from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
 from .kernels.opening import open_kernels
-from .mpi.channel import has_collective, make_collective
 from .option_names import AUTO, ONE_SIDED, POINT_TO_POINT, SAME_BITS
-from .players.over_mpi import CollectivePlayer
 from .policy import ChooseMode
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.shared_memory import HostMemory
-from .ranks.stock import StartedStock, has_stock, make_stock_call
+from .ranks.stock import StartedStock, make_stock_call
 from .ranks.transport import Transport
 from .ranks.turns import Trial
 from .reductions import in_inference_mode, share_memory
@@ -67,15 +65,15 @@ class Engine:
         self.group, self.device = transport.group, transport.device
         self.rank, self.size, self._rounds_once = transport.label, transport.size, rounds_once
         self._check_compression(choose)
-        channel = transport.mpi
+        links = transport.links
         self.machine = describe_machine(
             plan.topology,
             transport.cores_of_hosts,
-            batched=transport.batched,
-            mpi=None if channel is None else channel.what,
+            batched=links.is_batched,
+            carrier=links.carrier,
+            costs=links.costs,
         )
         transport.faults.topology = plan.topology
-        self._of_mpi = None if channel is None else CollectivePlayer(transport.faults)
         self.executor = Executor(transport, plan.topology, codec)
         self._helped = helped
         # As the members' group numbers its ranks.
@@ -126,8 +124,8 @@ class Engine:
             memory = (
                 open_kernels(transport) if transport.batched else transport.open_shared_memory()
             )
-            if isinstance(memory, HostMemory) and transport.mpi is not None:
-                memory = "the ranks are on several hosts, within which MPI shares memory by itself"
+            if isinstance(memory, HostMemory):
+                memory = transport.links.why_not_within_hosts or memory
             why_not = memory if isinstance(memory, str) else None
         if executor == ONE_SIDED and why_not is not None:
             raise InputError(f"executor={ONE_SIDED!r}: {why_not}")
@@ -186,10 +184,9 @@ class Engine:
     def uses_stock(self, buffers: Buffers) -> bool:
         """Return whether `run` would use the stock collective, so that `start_stock` may be called.
 
-        False while no choice is made, over MPI, and with a watch.
+        False while no choice is made, over links that do not leave it, and with a watch.
         """
-        # MPI's own collectives cannot be started and left: they progress only inside MPI calls.
-        if self.transport.mpi is not None or not buffers.numel:
+        if not self.transport.links.leaves_stock or not buffers.numel:
             return False
         # Whether a call is started depends on the rank's own queue, and all must note the same.
         if self.watch is not None:
@@ -308,8 +305,10 @@ class Engine:
         if choice is None:
             return None
         if choice.schedule is None:
-            is_mpis = self.transport.mpi is not None and self.has_stock(buffers)
-            return self._make_stock(buffers) if is_mpis else None
+            is_quick = not self.transport.links.leaves_stock and self.has_stock(buffers)
+            play = self._make_stock(buffers) if is_quick else None
+            averages = buffers.op == dist.ReduceOp.AVG  # which torch divides
+            return partial(in_inference_mode, play) if averages and play is not None else play
         return self._bind(choice.schedule, buffers)
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
@@ -352,37 +351,16 @@ class Engine:
 
     def _make_stock(self, buffers: Buffers) -> Callable[..., None]:
         """Return the stock collective as a function of the call's number, if one was drawn."""
-        what, channel = self._describe_stock_call(buffers), self.transport.mpi
-        collective, source, target, op = (
-            self._of_members,
-            buffers.source,
-            buffers.target,
-            buffers.op,
-        )
-        if channel is not None and self._of_mpi is not None:
-            of_mpi = make_collective(channel, collective, source, target, op)
-            finish = (
-                partial(in_inference_mode, target.div_, self.size)
-                if op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
-                else None
-            )
-            carry_out, tally = self._of_mpi.carry_out, self._find_stock_tally(buffers)
+        links, tally = self.transport.links, self._find_stock_tally(buffers)
+        call = links.make_stock(self._of_members, buffers.source, buffers.target, buffers.op)
 
-            def run_by_mpi(number: int | None = None) -> None:
-                carry_out(of_mpi, what, finish, number)
-                tally.add()
-
-            return run_by_mpi
-        call = make_stock_call(collective, self.group, source, target, op)
-        tally = self._find_stock_tally(buffers)
-
-        def run(number: int | None = None) -> None:
-            with self.transport.faults.stock(what, number, may_refuse=True):
-                call()
+        def finish() -> None:
             self._divide(buffers)
             tally.add()
 
-        return run
+        divides = buffers.op == dist.ReduceOp.AVG
+        what = self._describe_stock_call(buffers)
+        return links.guard_stock(call, what, finish if divides else tally.add)
 
     def _find_stock_tally(self, buffers: Buffers) -> Tally:
         size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
@@ -407,9 +385,7 @@ class Engine:
         dtype = buffers.target.dtype
         if self.is_stock_excluded:
             return False
-        if self.transport.mpi is not None:
-            return has_collective(self.transport.mpi, self.plan.collective, dtype, buffers.op)
-        return has_stock(dtype)
+        return self.transport.links.has_stock(self.plan.collective, dtype, buffers.op)
 
     def _race(self, buffers: Buffers) -> Choice:
         """Choose by running the candidates one after the other in the same scratch memory.

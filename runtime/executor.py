@@ -30,9 +30,9 @@ from .compiled import (
 from .environment import parse_scratch
 from .kernels.calls import KernelCalls
 from .native.library import suits
-from .players.contract import Player, PlayError, Stamp
 from .players.local import is_numpys, make_quiet
 from .players.slow_links import MIN_WATCHED_BYTES, SlowLinks
+from .program.contract import Player, PlayError, Stamp
 from .program.layout import ends_with_result
 from .program.one_sided.flat import HostsSchedule, OneSidedSchedule, SharedSchedule
 from .ranks.blame import describe_route
@@ -183,7 +183,7 @@ class Executor:
         is_shared = isinstance(schedule, OneSidedSchedule)
         if is_shared and self._can_share(schedule, buffers):
             return False
-        return self.transport.mpi is None or not is_numpys(buffers.target.dtype)
+        return self.transport.links.uses_torch(is_numpys=is_numpys(buffers.target.dtype))
 
     def _play_on(
         self, compiled: Compiled, bound: BoundProgram, buffers: Buffers, number: int | None

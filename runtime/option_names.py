@@ -16,5 +16,3 @@ REDUCTIONS = ("hops", "once")
 REPLAN: Final = "replan"
 ON_FAULTS = ("raise", REPLAN)
 ON_SLOWS = ("warn", REPLAN)
-# What sends the messages of plans: gloo or NCCL, or MPI.
-TRANSPORTS = ("auto", "mpi")

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from rank_process import init
 
-from topoplan.runtime.mpi.launched import join_mpi
+from topoplan.runtime.extras.mpi.launched import join_mpi
 
 
 def main(calls: Path) -> None:

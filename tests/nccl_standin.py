@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from topoplan.runtime.compiled import NCCL_BATCH
 from topoplan.runtime.ranks.faults import Faults
+from topoplan.runtime.ranks.links import NcclLinks
 from topoplan.runtime.ranks.transport import Transport
 
 # What ProcessGroupNCCL has an NCCL type for (its table ncclDataType; the other 8-bit floats are
@@ -387,10 +388,10 @@ class StandInTransport(Transport):
     """A transport over the stand-in; made while its rank's host runs."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.device, self.batched = group, torch.device("cpu"), True
+        self.group, self.device = group, torch.device("cpu")
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.faults = Faults(group, timedelta(seconds=60), HashStore(), addresses={})
-        self.mpi = None
+        self.links = NcclLinks(group, self.device, self.faults)
         self._places = [("host", frozenset(range(8)))]
         self._memory = self.kernels = "the stand-in has no shared memory"
 

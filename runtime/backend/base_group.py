@@ -11,6 +11,7 @@ from ...topo.errors import ExecutionError, InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
+from ..ranks.links import Links, NcclLinks
 from ..recovery.connections import explain_no_guard
 from ..summaries.summary import Summary
 from ..works import get_done_work, start
@@ -119,7 +120,7 @@ class BaseGroup(MemberGroup):
             if backend != self.transports.get(device, backend)
         }
         if self.options.goes_on:
-            why = explain_no_guard(self.transports["cuda"])
+            why = explain_no_guard(NcclLinks if self.transports["cuda"] == "nccl" else Links)
             self._refused.setdefault(
                 "cuda",
                 f"on_fault={self.options.policy.on_fault!r}: {why or 'only calls on CPUs go on'}",

@@ -15,7 +15,7 @@ from .. import environment
 from ..environment import read, read_yes
 from ..option_names import MODES, REPLAN, SAME_BITS
 from ..policy import ChooseMode, Policy, make_policy
-from ..ranks.transport import check_transport
+from ..ranks.links import check_transport, find_kind
 from ..recovery.connections import explain_no_guard
 from .account import heed_log_level
 
@@ -161,7 +161,7 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
         raise bits_without_plans()
     transport = check_transport(transport)
     if policy.replans and plans not in _OFF_NAMES:
-        why_not = explain_no_guard(transport)
+        why_not = explain_no_guard(find_kind(transport))
         if why_not is not None:
             raise InputError(f"on_fault={REPLAN!r}: {why_not}")
     return BackendOptions(

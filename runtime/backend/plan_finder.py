@@ -35,9 +35,10 @@ from ...topo.errors import (
 from ...topo.graph import Topology
 from ..option_names import MODES
 from ..ranks.addresses import Addresses, find_ended
+from ..ranks.links import AUTO as OWN_LINKS
+from ..ranks.links import check_transport
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
-from ..ranks.transport import check_transport
 from .options import AUTO, BackendOptions, Helped, Plans
 from .plan_files import PlanFiles, is_plan_file, load_or_synthesize
 
@@ -210,7 +211,7 @@ class PlanFinder:
         races = options.policy.choose == MODES[0] and options.policy.compress is None
         if plan is None or not isinstance(source, PlanFiles) or not races:
             return None
-        if device.type != "cpu" or check_transport(options.transport) == "mpi":
+        if device.type != "cpu" or check_transport(options.transport) != OWN_LINKS:
             return None
         joint = source.find_joint(plan)
         if joint is None:

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..ranks.faults import first_line
 from ..ranks.groups import describe_place, leave_tables
+from ..ranks.links import find_kind
 from ..ranks.store import agree_on_name
 from .handles import Handle, check_alive, open_store, parse_handles
 from .membership import MemberGroup
@@ -109,8 +110,10 @@ def _check(group: MemberGroup, identity: int | None) -> None:
         if identity in group.identities:
             raise InputError(f"uuid {identity} was already used; expected a new one for each call")
         group.identities.add(identity)
-    if group.options.transport == "mpi":
-        raise InputError("reconfigure with transport=mpi: the ranks of an MPI launch are fixed")
+    transport = group.options.transport
+    why_fixed = find_kind(transport).why_fixed
+    if why_fixed is not None:
+        raise InputError(f"reconfigure with transport={transport}: {why_fixed}")
     if group is not dist.group.WORLD and group in dist.distributed_c10d._world.pg_map:
         raise InputError("reconfigure: expected the default group; make other groups anew after it")
 

@@ -7,8 +7,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from ...topo.errors import InputError
 from ...topo.fabric import FabricFacts
-from ..mpi.launched import join_mpi
 from ..ranks.launch import init_method, is_rank
+from ..ranks.launchers import join_launch
 from .finding import PortLaunch, collect_facts
 
 
@@ -18,7 +18,7 @@ def probe_fabric(timeout_s: float = 60.0) -> FabricFacts:
     torchrun, mpirun, srun or topo-emulate started them. Raise InputError outside a launch, and
     ExecutionError if a rank does not answer.
     """
-    if not is_rank() and not join_mpi():
+    if not is_rank() and join_launch() is None:
         raise InputError(
             "there are no ranks; start one on each host with torchrun (--nnodes and "
             "--rdzv-endpoint) or mpirun",

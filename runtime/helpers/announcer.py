@@ -12,7 +12,7 @@ from ...topo.errors import ExecutionError, InputError
 from ..codecs import Codec
 from ..compiled import Compiled
 from ..executor import Executor
-from ..players.contract import Player, PlayError
+from ..program.contract import Player, PlayError
 from ..ranks.faults import Call, Faults
 from ..ranks.store import put
 from ..ranks.transport import Transport

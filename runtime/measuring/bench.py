@@ -17,11 +17,9 @@ import torch.distributed as dist
 from ...synth.pictures.curves import Curve, draw_curves
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
-from ..mpi.channel import has_collective, make_collective
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
 from ..ranks.launch import announce_ready
-from ..ranks.stock import has_stock, make_stock_call
 from ..ranks.timing import time_call_s
 from ..ranks.transport import Transport
 from .bench_data import OPS, BenchBuffers, BenchSettings
@@ -235,22 +233,12 @@ def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], o
 
     gloo and MPI have no AVG, so the call sums and divides.
     """
-    settings, channel, op = buffers.settings, transport.mpi, OPS[buffers.settings.op]
-    is_there = (
-        has_stock(settings.dtype)
-        if channel is None
-        else has_collective(channel, settings.collective, settings.dtype, op)
-    )
-    if buffers.numel == 0 or not is_there:
+    settings, links, op = buffers.settings, transport.links, OPS[buffers.settings.op]
+    if buffers.numel == 0 or not links.has_stock(settings.collective, settings.dtype, op):
         return None
-    collective, source, target = settings.collective, buffers.input, buffers.output
     # Stock collectives are those of the default group, or of some ranks' own.
-    group = dist.group.WORLD if transport.size == dist.get_world_size() else transport.group
-    call: Callable[[], object] = (
-        make_stock_call(collective, group, source, target, op)
-        if channel is None
-        else make_collective(channel, collective, source, target, op)
-    )
+    group = dist.group.WORLD if transport.size == dist.get_world_size() else None
+    call = links.make_stock(settings.collective, buffers.input, buffers.output, op, group)
 
     def run() -> None:
         call()

@@ -192,10 +192,11 @@ class BenchOptions:
         import torch
 
         if self.backend == "auto":
-            from ..ranks.transport import check_transport
+            from ..ranks.links import check_transport
 
-            if check_transport(None) == "mpi":
-                return "mpi"
+            named = check_transport(None)
+            if named != "auto":
+                return named
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.backend == "nccl" and not gpus:
             raise InputError(

@@ -99,17 +99,13 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
     play = engine.make_play(schedule, engine.make_scratch(numel, torch.float32))
-    unrelated = torch.zeros(1024, device=device)
 
     call = f"calibrating with {schedule.label} at {size} bytes"
 
     def run_once() -> float:
         with engine.transport.faults.stock(call):
             # An unrelated call first: in training one seldom comes alone.
-            if transport.mpi is None:
-                dist.all_reduce(unrelated, group=group)
-            else:
-                transport.find_slowest_s([0.0])
+            transport.links.call_between(transport.timeout_s)
             return time_call_s(play, transport.meet, device)
 
     run_once()  # connects the ranks and fills caches

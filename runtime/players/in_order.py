@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from ...topo.errors import TopoplanError
+from ..program.contract import AWAIT, LOCAL, RECEIVE, SEND, Operation, PlayError, Stamp
 from ..program.instructions import Exchange, Program
 from ..ranks.half_messages import Waiting, check_arrived, watch
-from .contract import AWAIT, LOCAL, RECEIVE, SEND, Operation, PlayError, Stamp
 
 
 class PlayerInOrder:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from ...topo.errors import ExecutionError
 from ..native.library import load_library, number
+from ..program.contract import PlayError, Stamp
 from ..program.instructions import Post, Span
 from ..program.one_sided.instructions import END, Fold, OneSidedProgram, Part, Put, Signal, Wait
 from ..ranks.shared_memory import SharedMemory
 from ..reductions import ReduceOp
-from .contract import PlayError, Stamp
 
 # Codes of native/shared_memory.cpp, by their order there.
 _PUT, _SIGNAL, _WAIT, _COMBINE = range(4)

@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from ...topo.errors import ExecutionError, TopoplanError
 from ..native.library import load_library, number
+from ..program.contract import PlayError, Stamp
 from ..program.instructions import Post, Program
 from ..program.within_hosts import Arrived, Inside, Outside, split
 from ..ranks.half_messages import Waiting, check_arrived, watch
 from ..ranks.shared_memory import HostMemory
 from ..reductions import ReduceOp
-from .contract import PlayError, Stamp
 from .native_words import BUFFERS, encode_local, find_place
 from .shared_memory import DONE, GAVE_UP, PAUSED, REASONS, describe_end
 

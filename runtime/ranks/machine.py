@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...synth.cost.host_costs import OVER_MPI, OVER_NCCL, HostCosts, host_of
+from ...synth.cost.host_costs import OVER_NCCL, HostCosts, host_of
 from ...topo.derived.stripes import list_forms
 from ...topo.errors import InputError
 from ...topo.graph import Topology
@@ -66,15 +66,17 @@ def describe_machine(
     cores_of_hosts: Mapping[str, int],
     *,
     batched: bool,
-    mpi: str | None = None,
+    carrier: str = "",
+    costs: HostCosts | None = None,
 ) -> Machine:
     """Return the machine of a group's ranks from the plan's `topology`, or None for unknown links.
 
-    `cores_of_hosts` has the number of usable cores by host name. `mpi` names the MPI that carries
-    messages, None if none does.
+    `cores_of_hosts` has the number of usable cores by host name. `carrier` names what
+    carries messages if that is not torch's backend, and `costs` are its costs if nothing was
+    measured.
     """
-    cores, over = sum(cores_of_hosts.values()), f", over {mpi}" if mpi else ""
-    known = (host_of(topology) if topology is not None else None) or (OVER_MPI if mpi else None)
+    cores, over = sum(cores_of_hosts.values()), f", over {carrier}" if carrier else ""
+    known = (host_of(topology) if topology is not None else None) or costs
     emulated_machine = emulated()
     if emulated_machine is not None:
         # As drawn if the plan names all of its links, else with equal switches merged.

@@ -28,7 +28,7 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load_for_planning
 from ...topo.routes import Router
-from ..mpi.launched import count_hosts
+from .launchers import count_hosts
 
 VARIABLE = "NCCL_GRAPH_FILE"
 

@@ -1,8 +1,7 @@
-"""Carry the messages of communicators: a plain group with deadlines and fault handling, or MPI."""
+"""What carries the messages of communicators: a group that finds faults, and its links."""
 
 import os
 import pickle
-import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,40 +11,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixStore, Store
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store
 
-from ...topo.errors import InputError
-from ..environment import TRANSPORT, read
-from ..mpi.channel import MpiChannel, find_own_mpi_rank
-from ..mpi.library import describe_mpi, takes_gpu_memory
-from ..option_names import TRANSPORTS
 from .addresses import Addresses
-from .cabled import CableMessages, find_cabling, find_messages, forget_messages
 from .faults import Faults, grace_s
 from .groups import (
     GroupMaker,
     device_of,
-    find_engine,
     leave_tables,
     make_group,
-    uses_nccl,
 )
 from .launch import EMULATED
+from .links import AUTO, OVER_GLOO, Links, check_transport, connect, find_named
 from .machine import are_crowded, count_cores, find_own_cores
 from .set_up import make_private
 from .shared_memory import HostMemory, SharedMemory, open_shared_memory
-from .timing import find_slowest_s
-
-
-def check_transport(name: str | None) -> str:
-    """Return the transport's name: `name`, else TOPOPLAN_TRANSPORT; raise InputError if unknown."""
-    chosen = name or read(TRANSPORT) or "auto"
-    if chosen not in TRANSPORTS:
-        raise InputError(
-            f"{'transport' if name else TRANSPORT}={chosen!r}: expected one of "
-            f"{', '.join(TRANSPORTS)}"
-        )
-    return chosen
 
 
 class Transport:
@@ -53,14 +33,12 @@ class Transport:
 
     Communicators that share it must be called in one order on all ranks; after a failure none of
     them works any more. Construction is collective over the default group, like new_group; with a
-    GroupMaker, over the maker's ranks. `timeout` is the deadline of a call. With `over` mpi (None:
-    by TOPOPLAN_TRANSPORT) plans and stock collectives run over MPI, on the communicator `mpi`; the
-    group is then only used for agreements. `labels` are the ranks' numbers in plans and in errors,
-    ascending (default: those in the group). Raise InputError on ranks outside the group, and if MPI
-    is missing or cannot reach the device's memory.
+    GroupMaker, over the maker's ranks. `timeout` is the deadline of a call. Plans and stock
+    collectives run over `links`, those of the name `over` (None: by TOPOPLAN_TRANSPORT) or, with
+    "auto", the group's own; the group is then only used for agreements. `labels` are the ranks'
+    numbers in plans and in errors, ascending (default: those in the group). Raise InputError on
+    ranks outside the group, and if the links are missing or cannot reach the device's memory.
     """
-
-    mpi: MpiChannel | None
 
     def __init__(
         self,
@@ -70,7 +48,7 @@ class Transport:
         addresses: Addresses | None = None,
         labels: Sequence[int] | None = None,
     ) -> None:
-        is_mpi = check_transport(over) == "mpi"
+        self._named = check_transport(over)
         made = make_private("setting up a group for the plan", group, timeout, addresses)
         private, self._client = made.group, made.client
         faults = Faults(
@@ -82,9 +60,11 @@ class Transport:
             labels=labels,
         )
         self._begin(private, device_of(private), timeout, faults)
-        if is_mpi:
-            self.mpi = self._open_channel(private.group_name)
-        self.batched = self.mpi is None and uses_nccl(private)
+        self.links: Links = (
+            connect(private, self.device, faults)
+            if self._named == AUTO
+            else find_named(self._named).open(self, private.group_name)
+        )
         self._is_private = True
 
     def _begin(self, group: Any, device: torch.device, timeout: timedelta, faults: Faults) -> None:
@@ -98,10 +78,6 @@ class Transport:
         """Pairs of ranks without a connection; the smaller number comes first."""
         self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.timeout_s = timeout.total_seconds()
-        self.mpi, self.batched = None, False
-        self.cables = self._find_cables()
-        if self.cables is not None:
-            faults.on_hang_up.append(self.cables.hang_up)
         self.has_logged_new_race = False
         """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
@@ -109,44 +85,10 @@ class Transport:
         self.kernels: Any = None
         """The player of kernels on the ranks' GPUs, or why there is none; see kernels/opening."""
 
-    def _open_channel(self, name: str) -> MpiChannel:
-        """Return MPI's communicator over the group's ranks; if one rank refuses, all do.
-
-        Collective.
-        """
-        cabling = find_cabling()
-        try:
-            if cabling is not None:
-                cabling.check_mpi(describe_mpi())
-            mine: Any = find_own_mpi_rank(*find_own_cores())
-            if self.device.type == "cuda" and not takes_gpu_memory():
-                mine = (
-                    f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load "
-                    "a CUDA-aware "
-                    f"build, or leave {TRANSPORT} out"
-                )
-        except InputError as error:
-            mine = str(error)
-        answers = self.exchange(mine)
-        refused = [
-            f"rank {rank}: {answer}"
-            for rank, answer in enumerate(answers)
-            if isinstance(answer, str)
-        ]
-        if refused:
-            raise InputError(mine if isinstance(mine, str) else refused[0])
-        return MpiChannel(
-            answers,
-            self.rank,
-            name,
-            yields=are_crowded([(answer.host, answer.cores) for answer in answers]),
-        )
-
-    def _find_cables(self) -> CableMessages | None:
-        """Return what carries the messages of plans over cables; None if gloo itself does."""
-        if self.device.type != "cpu" or find_cabling() is None:
-            return None
-        return find_messages(self.group._get_backend(self.device))
+    @property
+    def batched(self) -> bool:
+        """Whether the messages of a step are posted together, as NCCL needs it."""
+        return self.links.is_batched
 
     @property
     def hosts(self) -> int:
@@ -219,7 +161,7 @@ class Transport:
             store=self._client.store,  # no user thread waits on it
         )
         timeout = timedelta(seconds=self.timeout_s)
-        return Transport(make, timeout, "auto" if self.mpi is None else "mpi", labels=labels)
+        return Transport(make, timeout, self._named, labels=labels)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of this rank's later calls, agreements included."""
@@ -246,8 +188,8 @@ class Transport:
 
     @property
     def name(self) -> str:
-        """The backend that carries the messages: "gloo", "nccl" or "mpi"."""
-        return "mpi" if self.mpi is not None else "nccl" if self.batched else "gloo"
+        """What carries the messages, for tables: "gloo", "nccl" or "mpi"."""
+        return self.links.name
 
     def exchange(self, value: object) -> list[Any]:
         """Return the values of all ranks, by rank; raise RuntimeError if a rank does not answer.
@@ -259,16 +201,14 @@ class Transport:
     @property
     def stock_engine(self) -> str:
         """The engine of stock collectives: "gloo", "mpi", or torch's name ("nccl", "nccl2")."""
-        return "mpi" if self.mpi is not None else find_engine(self.group, self.device)
+        return self.links.stock_engine
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
         """Return, for each item of `seconds`, the maximum over all ranks.
 
         Collective; raises like `meet`.
         """
-        if self.mpi is not None:
-            return self.mpi.find_largest(seconds, time.monotonic() + self.timeout_s)
-        return find_slowest_s(seconds, self.group, self.device)
+        return self.links.find_largest(seconds, self.timeout_s)
 
     def find_span_s(self, began: float, ended: float) -> float:
         """Return the seconds from the last rank's start of a call to the last rank's end.
@@ -286,22 +226,13 @@ class Transport:
 
         Raise RuntimeError if a rank does not come.
         """
-        if self.mpi is not None:
-            self.mpi.barrier(time.monotonic() + self.timeout_s)
-            return
-        options = BarrierOptions()
-        if self.device.type == "cuda":  # else NCCL guesses the device
-            options.device_ids = [self.device.index]
-        self.group.barrier(options).wait()
+        self.links.meet(self.timeout_s)
 
     def close(self) -> None:
         """Destroy the group if it is the transport's own; later calls raise ExecutionError."""
         if self._memory is not None and not isinstance(self._memory, str):
             self._memory.fail()
-        if self.mpi is not None:
-            self.mpi.close()
-        if self.cables is not None and self._is_private:
-            forget_messages(self.group._get_backend(self.device))
+        self.links.close(is_private=self._is_private)
         if self._is_private and self.group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self.group)
 
@@ -311,8 +242,8 @@ class SharedTransport(Transport):
 
     No other rank takes part. Messages of plans have tags from FIRST_TAG on, which users must not
     use. `store` is a separate client, so that no user thread blocks it; `addresses` are the
-    addresses that receive reports of trouble; `name` is the group's. With `over` mpi, `open` must
-    be called on all ranks.
+    addresses that receive reports of trouble; `name` is the group's. For links of a name, `open`
+    must be called on all ranks.
     """
 
     def __init__(
@@ -328,15 +259,18 @@ class SharedTransport(Transport):
         faults = Faults(
             plain, timeout, PrefixStore("faults", store), addresses, lambda: self.is_open, labels
         )
+        self._named = AUTO
         self._begin(plain, torch.device("cpu"), timeout, faults)
+        self.links = connect(plain, self.device, faults, OVER_GLOO)
 
     def open(self, over: str) -> None:
-        """Join MPI if `over` is "mpi" (the transport's name) and this has not been done.
+        """Open the links of the name `over`, a transport's, unless this has been done.
 
         Collective the first time.
         """
-        if check_transport(over) == "mpi" and self.mpi is None:
-            self.mpi = self._open_channel(self._name)
+        named = check_transport(over)
+        if named not in (AUTO, self._named):
+            self.links, self._named = find_named(named).open(self, self._name), named
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of this rank's later calls; the plain group has a timeout of its own."""

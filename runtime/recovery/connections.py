@@ -19,17 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..ranks.cabled import find_cabling
+from ..ranks.links import Links
 from ..ranks.reports import give_up_early
 
 log = logging.getLogger("topoplan")
 
 
-def explain_no_guard(transport: str) -> str | None:
-    """Return why calls over a transport ("gloo", "nccl", "mpi") cannot go on; None if they can."""
-    if transport == "nccl":
-        return "NCCL does not say which connection is lost, and cannot leave a call"
-    if transport == "mpi":
-        return "MPI ends the job when a connection is lost; use gloo"
+def explain_no_guard(links: Links | type[Links]) -> str | None:
+    """Return why calls over links, or a kind of them, cannot go on; None if they can."""
+    if links.why_no_recovery is not None:
+        return links.why_no_recovery
     if find_cabling() is not None:
         return "cables join the hosts, and other routes between them are not tried yet"
     if sys.platform != "linux":

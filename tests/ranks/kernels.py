@@ -251,11 +251,11 @@ def communicators(name: str, paths: dict[str, str]) -> None:
     from topoplan.runtime import engine
     from topoplan.runtime.kernels import calls as calls_room
     from topoplan.runtime.kernels.player import KernelPlayer
-    from topoplan.runtime.ranks import transport
+    from topoplan.runtime.ranks import links
 
     memory, _segment = share(name)
     player = KernelPlayer(memory)
-    patch.object(transport, "uses_nccl", lambda _: True).start()
+    patch.object(links, "uses_nccl", lambda _: True).start()
     for room in (calls_room, engine):
         patch.object(room, "open_kernels", lambda _: player).start()
     for collective, path in paths.items():

@@ -25,8 +25,9 @@ from ranks.one_sided import DTYPES, OPS, bits_of, first_difference, values
 from ranks.topo_backend import count_planned, end, start
 from topoplan import Communicator, ExecutionError, Plan
 from topoplan.runtime.codecs import CODECS
+from topoplan.runtime.extras.mpi import player as player_over_mpi
+from topoplan.runtime.extras.mpi.links import MpiLinks
 from topoplan.runtime.native.library import load_library
-from topoplan.runtime.players import over_mpi as player_over_mpi
 from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.ranks.transport import Transport
 
@@ -34,8 +35,8 @@ from topoplan.runtime.ranks.transport import Transport
 def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     """The same bits as over gloo by every schedule, averages, and MPI's own collective."""
     over_gloo, over_mpi = (Transport(None, timedelta(seconds=60), over) for over in ("auto", "mpi"))
-    assert over_mpi.mpi is not None
-    assert over_mpi.mpi.yields == (
+    assert isinstance(over_mpi.links, MpiLinks)
+    assert over_mpi.links.channel.yields == (
         dist.get_world_size() > len(os.sched_getaffinity(0))
     )  # mpirun bound them to no core
     x = torch.randn(10_007, generator=torch.Generator().manual_seed(dist.get_rank()))

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from ...topo.errors import TopoplanError
-from ..mpi.alarm import Alarm
-from ..mpi.channel import MpiChannel
-from ..program.dependencies import Wave
-from ..program.instructions import Program
-from ..ranks.faults import Call, Faults
-from .contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
+from ....topo.errors import TopoplanError
+from ...program.contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
+from ...program.dependencies import Wave
+from ...program.instructions import Program
+from ...ranks.faults import Call, Faults
+from .alarm import Alarm
+from .channel import MpiChannel
 
 # After adding or copying at least this many bytes, messages are tested before the next operation:
 # MPI moves them only when it is called.

@@ -2,86 +2,19 @@
 
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ...topo.errors import ExecutionError, InputError
+from ....topo.errors import ExecutionError, InputError
+from ...ranks.launchers import JOBS, Launcher, find_launcher
 from .library import describe_mpi, load_mpi
 
-# Environment variables in which launchers name the job.
-JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
 # More ranks than people wire to each other; mpirun answers look-ups of names one by one.
 _MAX_NAMED_RANKS = 256
 # Time for all ranks to publish their names (MPI_Init is behind them), and polling interval.
 _NAMES_s, _NAMES_POLL_s = 30.0, 0.01
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """A launcher of MPI ranks.
-
-    `rank`, `ranks` and `on_host` are the names of the environment variables that hold a process's
-    rank, the number of ranks, and that of the ranks on its host; `rank_on_host` is that of the rank
-    among these, if `mpirun` also lets ranks look up names that they publish.
-    """
-
-    name: str
-    rank: str
-    ranks: str
-    on_host: str
-    rank_on_host: str = ""
-
-
-# srun sets the rank in a batch script as well, but the number of a step's tasks only in the tasks
-# of a step
-LAUNCHERS = (
-    Launcher(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-    ),
-    Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-)
-
-
-def find_launcher() -> Launcher | None:
-    """Return the launcher that started this process as an MPI rank, or None.
-
-    None too if torch's own variables are set, which take precedence.
-    """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return None
-    return next((x for x in LAUNCHERS if x.rank in os.environ and x.ranks in os.environ), None)
-
-
-def number_of_launch() -> int:
-    """Return this process's global rank as its launcher set it (RANK, or MPI's); 0 if none did."""
-    launcher = find_launcher()
-    return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
-
-
-def count_hosts() -> tuple[int, str]:
-    """Return the number of equal hosts of this process's job, and the variables that say so.
-
-    They are torchrun's, then the launchers'. One host, by no variable, if none are set.
-    """
-    names = [("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((x.ranks, x.on_host) for x in LAUNCHERS)]
-    for pair in names:
-        # Slurm's is a list such as 8(x2), of as many ranks on two hosts.
-        numbers = [re.match(r"\d{1,9}", os.environ.get(name, "")) for name in pair]
-        if all(numbers):
-            ranks, on_host = (int(match[0]) for match in numbers if match)
-            if on_host:
-                texts = (f"{name}={os.environ[name]}" for name in pair)
-                return max(-(-ranks // on_host), 1), ", ".join(texts)
-    return 1, ""
 
 
 def join_mpi() -> bool:

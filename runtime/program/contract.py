@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ..program.instructions import Post
+from .instructions import Post
 
 SEND, RECEIVE, AWAIT, EXCHANGE, LOCAL = range(5)
 # One of the codes above, two operands, and a number.

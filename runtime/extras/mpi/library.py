@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...topo.errors import InputError
+from ....topo.errors import InputError
 
 _MPICHS = "libmpi.so.12"
 _HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip install 'topoplan[mpi]'"

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..native.library import load_library, number, suits
-from ..program.instructions import Await, Post, Program
-from ..reductions import ReduceOp
-from .contract import Player, PlayError, Stamp
-from .native_words import BUFFERS, encode_local
-from .over_mpi import Requests
+from ...native.library import load_library, number, suits
+from ...players.native_words import BUFFERS, encode_local
+from ...program.contract import Player, PlayError, Stamp
+from ...program.instructions import Await, Post, Program
+from ...reductions import ReduceOp
+from .player import Requests
 
 # Codes of native/over_mpi.cpp, by their order there.
 _MESSAGE, _LOCAL = range(2)

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from launch import run_module
 
-from topoplan.runtime.mpi import library
-from topoplan.runtime.mpi.channel import MpiRank, check_mpi_ranks
-from topoplan.runtime.mpi.launched import LAUNCHERS, find_launcher, join_mpi, number_of_launch
+from topoplan.runtime.extras.mpi import library
+from topoplan.runtime.extras.mpi.channel import MpiRank, check_mpi_ranks
+from topoplan.runtime.extras.mpi.launched import join_mpi
+from topoplan.runtime.ranks.launchers import LAUNCHERS, find_launcher, number_of_launch
 from topoplan.topo.errors import InputError
 
 SET_BY_JOINING = (

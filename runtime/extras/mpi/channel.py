@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...synth.ir.collective import Collective
-from ...topo.errors import InputError
-from .launched import JOBS
+from ....synth.ir.collective import Collective
+from ....topo.errors import InputError
+from ...ranks.launchers import JOBS
 from .library import describe_mpi, load_mpi
 
 # Tags needed: a message's number between two ranks takes 16 bits.

@@ -1,0 +1,1 @@
+"""MPI as links: the library, ranks started by mpirun, communicators, players, collectives."""

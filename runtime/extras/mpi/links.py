@@ -1,0 +1,198 @@
+"""MPI between the ranks of a group, as links of a transport: it carries the messages of plans, and
+its own collectives race against them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ....synth.cost.host_costs import OVER_MPI
+from ....synth.ir.collective import Collective
+from ....topo.errors import InputError
+from ...environment import TRANSPORT
+from ...program.contract import Operation, Player
+from ...program.dependencies import Wave, find_dependencies, find_waves
+from ...program.instructions import Program
+from ...ranks.cabled import find_cabling
+from ...ranks.links import MakePlayer, NamedLinks
+from ...ranks.machine import are_crowded, find_own_cores
+from ...ranks.transport import Transport
+from .channel import MpiChannel, find_own_mpi_rank, has_collective, make_collective
+from .launched import join_mpi
+from .library import describe_mpi, takes_gpu_memory
+from .native_player import NativePlayerOverMpi, can_play_natively, encode
+from .player import (
+    CollectivePlayer,
+    PlayerAsTheyCome,
+    PlayerInWaves,
+    Requests,
+    can_play_in_waves,
+)
+
+ReduceOp = dist.ReduceOp.RedOpType
+
+
+class MpiLinks(NamedLinks):
+    """MPI's own connections, on the communicator `channel`."""
+
+    name = "mpi"
+    costs = OVER_MPI
+    # MPI's collectives progress only inside MPI calls.
+    leaves_stock = False
+    why_no_recovery = "MPI ends the job when a connection is lost; use gloo"
+    why_fixed = "the ranks of an MPI launch are fixed"
+    why_not_within_hosts = (
+        "the ranks are on several hosts, within which MPI shares memory by itself"
+    )
+
+    def __init__(self, transport: Transport, channel: MpiChannel) -> None:
+        super().__init__(transport.group, transport.device, transport.faults)
+        self.channel, self.carrier = channel, channel.what
+        self._collectives = CollectivePlayer(transport.faults)
+
+    @classmethod
+    def open(cls, transport: Transport, name: str) -> MpiLinks:
+        """See NamedLinks."""
+        try:
+            cabling = find_cabling()
+            if cabling is not None:
+                cabling.check_mpi(describe_mpi())
+            mine: Any = find_own_mpi_rank(*find_own_cores())
+            if transport.device.type == "cuda" and not takes_gpu_memory():
+                mine = (
+                    f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load "
+                    f"a CUDA-aware build, or leave {TRANSPORT} out"
+                )
+        except InputError as error:
+            mine = str(error)
+        answers = transport.exchange(mine)
+        refused = [
+            f"rank {rank}: {answer}"
+            for rank, answer in enumerate(answers)
+            if isinstance(answer, str)
+        ]
+        if refused:
+            raise InputError(mine if isinstance(mine, str) else refused[0])
+        yields = are_crowded([(answer.host, answer.cores) for answer in answers])
+        return cls(transport, MpiChannel(answers, transport.rank, name, yields=yields))
+
+    @classmethod
+    def takes_gpu_memory(cls) -> bool:
+        """See NamedLinks."""
+        return takes_gpu_memory()
+
+    @classmethod
+    def join_launch(cls) -> bool:
+        """See NamedLinks."""
+        return join_mpi()
+
+    def prepare(
+        self,
+        program: Program,
+        ranks: int,
+        dtype: torch.dtype,
+        op: ReduceOp | None,
+        *,
+        encodes: bool,
+    ) -> MakePlayer:
+        """See Links."""
+        return _Players(self.channel, program, ranks, dtype, op, encodes=encodes)
+
+    def uses_torch(self, *, is_numpys: bool) -> bool:
+        """See Links."""
+        return not is_numpys
+
+    def has_stock(self, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
+        """See Links."""
+        return has_collective(self.channel, collective, dtype, op)
+
+    def make_stock(
+        self,
+        collective: Collective,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp,
+        group: Any = None,
+    ) -> Callable[[], object]:
+        """See Links."""
+        return make_collective(self.channel, collective, source, target, op)
+
+    def guard_stock(
+        self, call: Callable[[], object], what: str, finish: Callable[[], object]
+    ) -> Callable[..., None]:
+        """See Links."""
+        carry_out = self._collectives.carry_out
+
+        def run(number: int | None = None) -> None:
+            carry_out(call, what, finish, number)
+
+        return run
+
+    @property
+    def stock_engine(self) -> str:
+        """See Links."""
+        return self.name
+
+    def meet(self, timeout_s: float) -> None:
+        """See Links."""
+        self.channel.barrier(time.monotonic() + timeout_s)
+
+    def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
+        """See Links."""
+        return self.channel.find_largest(values, time.monotonic() + timeout_s)
+
+    def call_between(self, timeout_s: float) -> None:
+        """See Links."""
+        self.find_largest([0.0], timeout_s)
+
+    def close(self, *, is_private: bool) -> None:
+        """See Links."""
+        self.channel.close()
+
+
+class _Players:
+    """Makes the players of a program: by the library in C++ where it can play it, else in waves if
+    it is small, else as messages come.
+    """
+
+    def __init__(
+        self,
+        channel: MpiChannel,
+        program: Program,
+        ranks: int,
+        dtype: torch.dtype,
+        op: ReduceOp | None,
+        *,
+        encodes: bool,
+    ) -> None:
+        self._channel, self._program, self._ranks = channel, program, ranks
+        self._dtype, self._op, self._encodes = dtype, op, encodes
+
+    def __call__(self, operations: list[Operation], buffers: dict[str, torch.Tensor]) -> Player:
+        requests = Requests(self._channel, self._program, operations)
+        as_they_come = PlayerAsTheyCome(requests, self._dependencies)
+        if not self._encodes and can_play_natively(requests, self._dtype, self._op):
+            return NativePlayerOverMpi(requests, self._words, buffers, self._op, as_they_come)
+        waves = self._waves if can_play_in_waves(requests) else None
+        return as_they_come if waves is None else PlayerInWaves(requests, waves, as_they_come)
+
+    @cached_property
+    def _dependencies(self) -> list[tuple[int, ...]]:
+        return find_dependencies(self._program)
+
+    @cached_property
+    def _waves(self) -> list[Wave] | None:
+        return find_waves(self._program, self._dependencies)
+
+    @cached_property
+    def _words(self) -> NDArray[np.int64]:
+        """The program as the library in C++ plays it (see `encode`)."""
+        return encode(self._program, self._dependencies, self._ranks, self._dtype.itemsize)

@@ -1,1 +1,0 @@
-"""MPI as a third transport: library, ranks started by mpirun, communicators, collectives."""

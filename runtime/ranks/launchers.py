@@ -1,0 +1,89 @@
+"""What launchers other than torchrun say of the ranks that they started, in variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from .links import find_named
+
+# Environment variables in which launchers name the job.
+JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher of MPI ranks.
+
+    `rank`, `ranks` and `on_host` are the names of the environment variables that hold a process's
+    rank, the number of ranks, and that of the ranks on its host; `rank_on_host` is that of the rank
+    among these, if `mpirun` also lets ranks look up names that they publish. `links` are the name
+    of those that join the ranks (links.py).
+    """
+
+    name: str
+    rank: str
+    ranks: str
+    on_host: str
+    rank_on_host: str = ""
+    links: str = "mpi"
+
+
+# srun sets the rank in a batch script as well, but the number of a step's tasks only in the tasks
+# of a step
+LAUNCHERS = (
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+    Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+def find_launcher() -> Launcher | None:
+    """Return the launcher that started this process as an MPI rank, or None.
+
+    None too if torch's own variables are set, which take precedence.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return None
+    return next((x for x in LAUNCHERS if x.rank in os.environ and x.ranks in os.environ), None)
+
+
+def number_of_launch() -> int:
+    """Return this process's global rank as its launcher set it (RANK, or MPI's); 0 if none did."""
+    launcher = find_launcher()
+    return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
+
+
+def count_hosts() -> tuple[int, str]:
+    """Return the number of equal hosts of this process's job, and the variables that say so.
+
+    They are torchrun's, then the launchers'. One host, by no variable, if none are set.
+    """
+    names = [("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((x.ranks, x.on_host) for x in LAUNCHERS)]
+    for pair in names:
+        # Slurm's is a list such as 8(x2), of as many ranks on two hosts.
+        numbers = [re.match(r"\d{1,9}", os.environ.get(name, "")) for name in pair]
+        if all(numbers):
+            ranks, on_host = (int(match[0]) for match in numbers if match)
+            if on_host:
+                texts = (f"{name}={os.environ[name]}" for name in pair)
+                return max(-(-ranks // on_host), 1), ", ".join(texts)
+    return 1, ""
+
+
+def join_launch() -> str | None:
+    """Set torchrun's variables in a process that another launcher started as a rank.
+
+    Return the name of the links that join the ranks, or None, and do nothing, if no launcher of the
+    table started this process, or torchrun's variables are set. Collective over all ranks of the
+    launch. Raise InputError if the links are missing or do not suit the launcher.
+    """
+    launcher = find_launcher()
+    return launcher.links if launcher and find_named(launcher.links).join_launch() else None

@@ -1,0 +1,266 @@
+"""What carries the messages of plans between the ranks of a group, and its stock collectives.
+
+There is a class for each kind. A transport takes the kind that it is asked for by name, which an
+extra adds, else the first one of the table below that can connect its ranks. Nothing asks links
+for their name except to show it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import BarrierOptions
+
+from ...extras import LINKS, Names
+from ...synth.cost.host_costs import HostCosts
+from ...synth.ir.collective import Collective
+from ...topo.errors import InputError
+from ..environment import TRANSPORT, read
+from ..program.contract import Operation, Player
+from ..program.instructions import Program
+from .cabled import CableMessages, find_cabling, find_messages, forget_messages
+from .faults import Faults
+from .groups import find_engine, uses_nccl
+from .stock import has_stock, make_stock_call
+from .timing import find_slowest_s
+
+if TYPE_CHECKING:
+    from .transport import Transport
+
+# The transport's own choice, by the devices of the ranks.
+AUTO = "auto"
+ReduceOp = dist.ReduceOp.RedOpType
+# Makes the player of a program, given its instructions with views in place of ranges, and the
+# buffers "work" and "staging" that they are views of.
+MakePlayer = Callable[[list[Operation], dict[str, torch.Tensor]], Player]
+
+
+class Links:
+    """gloo's connections between ranks on CPUs, as a group of torch has them; the other kinds'
+    base.
+
+    `carrier` names in machines' descriptions what carries messages instead of the group's own
+    backend; `costs` are then those of the host if nothing was measured.
+    """
+
+    name: ClassVar[str] = "gloo"
+    carrier: str = ""
+    costs: ClassVar[HostCosts | None] = None
+    is_batched: ClassVar[bool] = False
+    """Whether the messages of a step are posted together, and the host does not wait for them."""
+    leaves_stock: ClassVar[bool] = True
+    """Whether a stock collective ends by itself when the rank that started it does other things."""
+    why_no_recovery: ClassVar[str | None] = None
+    """Why calls cannot go on after a lost link."""
+    why_fixed: ClassVar[str | None] = None
+    """Why the ranks of a group cannot change."""
+    why_not_within_hosts: ClassVar[str | None] = None
+    """Why ranks on several hosts need not share memory within each."""
+
+    def __init__(self, group: Any, device: torch.device, faults: Faults) -> None:
+        self.group, self.device, self.faults = group, device, faults
+
+    @classmethod
+    def can_connect(cls, group: Any, device: torch.device) -> bool:
+        """Return whether these links can join the ranks of a group with tensors on `device`."""
+        return True
+
+    @property
+    def backend(self) -> Any:
+        """What posts messages in the order of a program (players/in_order.py)."""
+        # gloo's backend itself: posting through the group costs 5 us more.
+        return self.group._get_backend(torch.device("cpu"))
+
+    def prepare(
+        self,
+        program: Program,
+        ranks: int,
+        dtype: torch.dtype,
+        op: ReduceOp | None,
+        *,
+        encodes: bool,
+    ) -> MakePlayer | None:
+        """Return what makes the players of a program; None: it is played in its own order.
+
+        `op` is what the program reduces by, `encodes` whether it sends values in another format.
+        """
+        return None
+
+    def uses_torch(self, *, is_numpys: bool) -> bool:
+        """Return whether torch carries out additions of programs in place on CPU tensors.
+
+        `is_numpys` says whether numpy can.
+        """
+        return True
+
+    def has_stock(self, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
+        """Return whether there is a stock collective; ranks need not ask each other."""
+        return has_stock(dtype)
+
+    def make_stock(
+        self,
+        collective: Collective,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: ReduceOp,
+        group: Any = None,
+    ) -> Callable[[], object]:
+        """Return a function that runs the stock collective; for AVG the result is the sum.
+
+        `group` has the same ranks, and may stand in for the transport's own.
+        """
+        return make_stock_call(collective, group or self.group, source, target, op)
+
+    def guard_stock(
+        self, call: Callable[[], object], what: str, finish: Callable[[], object]
+    ) -> Callable[..., None]:
+        """Return a function that runs a stock collective, then `finish`.
+
+        It takes the number of the call (None: the next one). `what` describes the call in the
+        error that it raises if a rank fails.
+        """
+
+        def run(number: int | None = None) -> None:
+            with self.faults.stock(what, number, may_refuse=True):
+                call()
+            finish()
+
+        return run
+
+    @property
+    def stock_engine(self) -> str:
+        """The engine of stock collectives, as torch names it: "gloo", "nccl", "nccl2"."""
+        return find_engine(self.group, self.device)
+
+    def meet(self, timeout_s: float) -> None:
+        """Wait for all ranks, with as little skew as there can be.
+
+        Raise RuntimeError if a rank does not come.
+        """
+        options = BarrierOptions()
+        if self.device.type == "cuda":  # else NCCL guesses the device
+            options.device_ids = [self.device.index]
+        self.group.barrier(options).wait()
+
+    def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
+        """Return, for each item of `values`, the maximum over all ranks; raises like `meet`."""
+        return find_slowest_s(values, self.group, self.device)
+
+    def call_between(self, timeout_s: float) -> None:
+        """Make a small call that is not a plan's. Collective."""
+        dist.all_reduce(torch.zeros(1024, device=self.device), group=self.group)
+
+    def close(self, *, is_private: bool) -> None:
+        """Free what is the links' own, if `is_private` with the group, which is then closed too."""
+
+
+class NcclLinks(Links):
+    """NCCL's connections between GPUs, or RCCL's."""
+
+    name = "nccl"
+    is_batched = True
+    why_no_recovery = "NCCL does not say which connection is lost, and cannot leave a call"
+
+    @classmethod
+    def can_connect(cls, group: Any, device: torch.device) -> bool:
+        """See Links."""
+        return uses_nccl(group)
+
+    @property
+    def backend(self) -> Any:
+        """See Links."""
+        return self.group
+
+
+class CabledLinks(Links):
+    """Connections along the cables that join hosts; stock collectives go by gloo's relays."""
+
+    def __init__(self, group: Any, device: torch.device, faults: Faults) -> None:
+        super().__init__(group, device, faults)
+        messages = find_messages(group._get_backend(device))
+        assert messages is not None
+        self._messages: CableMessages = messages
+        faults.on_hang_up.append(messages.hang_up)
+
+    @classmethod
+    def can_connect(cls, group: Any, device: torch.device) -> bool:
+        """See Links."""
+        if device.type != "cpu" or find_cabling() is None:
+            return False
+        return find_messages(group._get_backend(device)) is not None
+
+    @property
+    def backend(self) -> Any:
+        """See Links."""
+        return self._messages
+
+    def close(self, *, is_private: bool) -> None:
+        """See Links."""
+        if is_private:
+            forget_messages(self.group._get_backend(self.device))
+
+
+# The core's, in the order in which they are tried: for ranks on CPUs, and for all.
+OVER_GLOO: tuple[type[Links], ...] = (CabledLinks, Links)
+KINDS: tuple[type[Links], ...] = (NcclLinks, *OVER_GLOO)
+
+
+def connect(
+    group: Any, device: torch.device, faults: Faults, kinds: Iterable[type[Links]] = KINDS
+) -> Links:
+    """Return the first links that can join the ranks of a group."""
+    kind = next(kind for kind in kinds if kind.can_connect(group, device))
+    return kind(group, device, faults)
+
+
+def check_transport(name: str | None) -> str:
+    """Return the name of the links to use: `name`, else TOPOPLAN_TRANSPORT, else "auto".
+
+    Raise InputError if no extra adds links of that name.
+    """
+    chosen = name or read(TRANSPORT) or AUTO
+    if chosen != AUTO and chosen not in (known := [AUTO, *Names(LINKS)]):
+        raise InputError(
+            f"{'transport' if name else TRANSPORT}={chosen!r}: expected one of {', '.join(known)}"
+        )
+    return chosen
+
+
+class NamedLinks(Links, ABC):
+    """Links that an extra adds, used where they are asked for by their name."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, transport: Transport, name: str) -> NamedLinks:
+        """Connect the ranks of a transport, for messages of the group `name`. Collective.
+
+        Raise InputError, on all ranks, if one of them cannot.
+        """
+
+    @classmethod
+    @abstractmethod
+    def takes_gpu_memory(cls) -> bool:
+        """Return whether messages may be in the memory of GPUs."""
+
+    @classmethod
+    @abstractmethod
+    def join_launch(cls) -> bool:
+        """Join the ranks that another launcher started, as ranks/launchers.py says."""
+
+
+def find_kind(transport: str) -> type[Links]:
+    """Return the kind of links that a transport's name stands for on ranks with CPUs.
+
+    Raise InputError if there is none.
+    """
+    return Links if transport == AUTO else find_named(transport)
+
+
+def find_named(name: str) -> type[NamedLinks]:
+    """Return the links of a name that an extra adds; raise InputError if there are none."""
+    kind: type[NamedLinks] = Names(LINKS).find(name)
+    return kind
