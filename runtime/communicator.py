@@ -135,7 +135,7 @@ class Communicator:
             self._check_can_replan("on_fault")
         if policy.follows:
             self._check_can_replan("on_slow")
-        self._guard: Guard | None = self._transport.guard
+        self._guard = _find_guard(self._transport)
         self._slow_rows: list[dict[str, Any]] = []
         exchange = (self._transport if self._guard is None else self._guard).exchange
         # The backend makes communicators as part of a call of the user's, which has a number.
@@ -158,7 +158,7 @@ class Communicator:
                 announce_ready()
                 return
             helped = None
-            announcer, number = self._transport.announcer, 0
+            announcer, number = self._transport.find_part(Announcer), 0
             if parts.participants is not None:
                 announcer = Announcer(parts.participants, members, self.plan.used_helpers)
                 self._announcer = announcer
@@ -320,7 +320,7 @@ class Communicator:
         if self.rank not in self.plan.collective.members:
             return 0 if self._service is None else self._service.sent_bytes
         guard = self.engine.guard
-        return self.engine.sent_bytes if guard is None else int(guard.sent_bytes)
+        return self.engine.sent_bytes if guard is None else guard.sent_bytes
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
@@ -391,6 +391,13 @@ class Communicator:
                 "it"
             )
         check_are_tensors(name, tensors)
+
+
+def _find_guard(transport: Transport) -> "Guard | None":
+    """Return the guard that a transport's calls go through, if they are to go on after faults."""
+    from .recovery.guard import Guard
+
+    return transport.find_part(Guard)
 
 
 def _make_guard(transport: Transport, opened_since: Collection[str]) -> "Guard":

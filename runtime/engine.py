@@ -4,12 +4,14 @@ Users hold a `Communicator`; the benchmark, the calibration, the backend and the
 its engine.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,35 @@ from .reductions import in_inference_mode, share_memory
 from .scratch import allocate_zeros_like, free_arenas
 from .summaries.summary import STOCK
 from .summaries.tallies import Tally
+
+
+class CallGuard(Protocol):
+    """Carries out an engine's calls in its place, so that they go on after a lost link."""
+
+    engine: Engine
+    """The engine of the plan that is in use now."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent through schedules so far, by all engines."""
+
+    def run(self, buffers: Buffers, /) -> None:
+        """Carry out a call; see Engine.run."""
+
+    def exchange(self, value: object) -> list[Any]:
+        """Return the values of all ranks, whatever links are lost. Collective."""
+
+
+class CallWatch(Protocol):
+    """Carries out an engine's calls, and changes schedules when links become slow."""
+
+    def carry_out(self, buffers: Buffers, number: int | None) -> None:
+        """Carry out a call; `number` is as for Engine.run."""
+
+    def watch_play(
+        self, find_play: Callable[[Buffers], Callable[..., None] | None], buffers: Buffers
+    ) -> Callable[..., None] | None:
+        """Return what carries out calls on buffers repeatedly; `find_play` returns the engine's."""
 
 
 class Engine:
@@ -97,9 +128,9 @@ class Engine:
         """
         self.is_stock_excluded = False
         """Whether no stock collective may run: it could not be left when a connection is lost."""
-        self.guard: Any = None
+        self.guard: CallGuard | None = None
         """The Guard that carries out the calls, if they are to go on after a lost link."""
-        self.watch: Any = None
+        self.watch: CallWatch | None = None
         """The SlowWatch that makes choices follow the rates of links, if they are to."""
 
     def _find_sharing(self, executor: str, choose: ChooseMode) -> Sharing:

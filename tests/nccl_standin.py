@@ -39,6 +39,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from topoplan.runtime.compiled import NCCL_BATCH
+from topoplan.runtime.kernels.opening import Opened
 from topoplan.runtime.ranks.faults import Faults
 from topoplan.runtime.ranks.links import NcclLinks
 from topoplan.runtime.ranks.transport import Transport
@@ -393,7 +394,9 @@ class StandInTransport(Transport):
         self.faults = Faults(group, timedelta(seconds=60), HashStore(), addresses={})
         self.links = NcclLinks(group, self.device, self.faults)
         self._places = [("host", frozenset(range(8)))]
-        self._memory = self.kernels = "the stand-in has no shared memory"
+        self._parts = {}
+        self._memory = "the stand-in has no shared memory"
+        self.attach(Opened(self._memory))
 
 
 class NcclStandIn:

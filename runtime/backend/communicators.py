@@ -332,7 +332,8 @@ class Communicators:
                 transport.open_shared_memory()
             from ..recovery.guard import Guard  # few jobs go on after faults
 
-            transport.guard = self.guard = Guard(transport, opened)
+            self.guard = Guard(transport, opened)
+            transport.attach(self.guard)
             self.guard.on_give_up.append(self.transport("cpu").faults.break_off)
         return self.guard
 
@@ -370,8 +371,9 @@ class Communicators:
         ):
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
-            if options.helped is not None and options.helped.device == device:
-                transport.announcer = self.announcer
+            is_helped = options.helped is not None and options.helped.device == device
+            if is_helped and self.announcer is not None:
+                transport.attach(self.announcer)
             communicator = Communicator(
                 plan,
                 transport,

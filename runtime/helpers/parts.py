@@ -7,6 +7,7 @@ from ...synth.ir.collective import spell_ranks
 from ...synth.plan import Plan
 from ...topo.errors import PlanMismatchError
 from ..ranks.transport import Transport
+from .announcer import Announcer
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ def find_parts(plan: Plan, transport: Transport) -> Parts:
     The transport has a rank for each GPU of the topology, in its order, or for each participant,
     in ascending order. Raise PlanMismatchError if it has neither.
     """
-    if transport.announcer is not None:  # the members of a group that others help
+    if transport.find_part(Announcer) is not None:  # the members of a group that others help
         return Parts(transport.label, transport, None)
     labels = _label_ranks(plan, transport.size)
     if plan.collective.has_all_gpus:

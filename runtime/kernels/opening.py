@@ -8,6 +8,7 @@ offers it, as with some IOMMUs) leaves the group with messages.
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,17 +37,28 @@ _VALUES: Final = 251
 _MODES: Final[tuple[Mode, ...]] = ("pull", "push")
 
 
+@dataclass(frozen=True)
+class Opened:
+    """The player of kernels on a transport's GPUs, or why there is none."""
+
+    player: "KernelPlayer | str"
+
+
 def open_kernels(transport: "Transport") -> "KernelPlayer | str":
     """Return the player for a transport's ranks, or why there is none.
 
     Collective the first time: all ranks get a player, or all the same text.
     """
-    if transport.kernels is None:
-        transport.kernels = _open(transport)
-        if isinstance(transport.kernels, str) and transport.rank == 0:
-            log.info("plans are not played by kernels: %s", transport.kernels)
-    opened: KernelPlayer | str = transport.kernels
-    return opened
+    opened = transport.find_part(Opened)
+    if opened is None:
+        opened = Opened(_open(transport))
+        transport.attach(opened)
+        if isinstance(opened.player, str):
+            if transport.rank == 0:
+                log.info("plans are not played by kernels: %s", opened.player)
+        else:
+            transport.on_timeout.append(opened.player.set_timeout)
+    return opened.player
 
 
 def _open(transport: "Transport") -> Any:

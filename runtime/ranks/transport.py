@@ -3,11 +3,11 @@
 import os
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import contains
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from .links import AUTO, OVER_GLOO, Links, check_transport, connect, find_named
 from .machine import are_crowded, count_cores, find_own_cores
 from .set_up import make_private
 from .shared_memory import HostMemory, SharedMemory, open_shared_memory
+
+T = TypeVar("T")
 
 
 class Transport:
@@ -70,10 +72,9 @@ class Transport:
     def _begin(self, group: Any, device: torch.device, timeout: timedelta, faults: Faults) -> None:
         self.group, self.device, self.faults = group, device, faults
         self.rank, self.size = group.rank(), group.size()
-        self.announcer: Any = None
-        """The Announcer of a group of the backend that has helpers."""
-        self.guard: Any = None
-        """The Guard through which all calls go, if they are to go on after a lost link."""
+        self.on_timeout: list[Callable[[float], object]] = []
+        """Called with the seconds of a new deadline of calls."""
+        self._parts: dict[type, object] = {}
         self.unconnected: frozenset[tuple[int, int]] = frozenset()
         """Pairs of ranks without a connection; the smaller number comes first."""
         self._narrowed: Counter[tuple[int, ...]] = Counter()
@@ -82,8 +83,15 @@ class Transport:
         """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
         self._memory: SharedMemory | HostMemory | str | None = None
-        self.kernels: Any = None
-        """The player of kernels on the ranks' GPUs, or why there is none; see kernels/opening."""
+
+    def attach(self, part: object) -> None:
+        """Keep something with the transport, for all that use it; see `find_part`."""
+        self._parts[type(part)] = part
+
+    def find_part(self, kind: type[T]) -> T | None:
+        """Return what was attached of a type, None if nothing was."""
+        part = self._parts.get(kind)
+        return part if isinstance(part, kind) else None
 
     @property
     def batched(self) -> bool:
@@ -173,8 +181,8 @@ class Transport:
     def _set_deadline(self, timeout: timedelta) -> None:
         self.faults.set_timeout(timeout)
         self.timeout_s = timeout.total_seconds()
-        if self.kernels is not None and not isinstance(self.kernels, str):
-            self.kernels.set_timeout(self.timeout_s)
+        for tell in self.on_timeout:
+            tell(self.timeout_s)
 
     def outlive_default_group(self) -> None:
         """Keep the transport's group out of destroy_process_group(), which then leaves it open.
