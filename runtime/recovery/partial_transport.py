@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from ..ranks.faults import Faults
 from ..ranks.groups import describe_place, make_lazy_gloo_devices
+from ..ranks.links import AUTO, Links
 from ..ranks.transport import Transport
 from .connections import ConnectionWatch, find_listening_ports, list_sockets
 
@@ -105,6 +106,7 @@ class PartialTransport(Transport):
         faults.topology = old.topology
         self._is_private, self._gloo = False, gloo.backend
         self._begin(group, torch.device("cpu"), timeout, faults)
+        self._named, self.links = AUTO, Links(group, self.device, faults)
         self.unconnected = frozenset((min(pair), max(pair)) for pair in lost)
         tree = find_tree(range(self.size), lost)
         self._parent = tree[self.rank]

@@ -14,7 +14,7 @@ from rank_process import init
 import topoplan
 from ranks.checks import always_stock, reduce_scatter_single
 from ranks.stock import ENOUGH, topo_group
-from topoplan.runtime import engine
+from topoplan.runtime.ranks import links
 
 BAND, BXOR = dist.ReduceOp.BAND, dist.ReduceOp.BXOR
 # What torch says before an error that a future's callback raised.
@@ -101,7 +101,7 @@ def chosen_stock(path: str) -> Outcomes:
 
     They add 16-bit integers, which plans can do and gloo cannot.
     """
-    patched: Any = engine
+    patched: Any = links
     patched.has_stock = lambda dtype: True
     outcomes: Outcomes = {}
     communicator = topoplan.Communicator(path, choose=always_stock)

@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from topoplan.runtime.ranks.transport import Transport
+
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="triton is not installed (the extra `kernels`)"
 )
+
+
+class Ranks(SimpleNamespace):
+    """A transport as far as kernels ask it."""
+
+    _parts: dict[type, object]
+    attach, find_part = Transport.attach, Transport.find_part
 
 
 class Player:
@@ -47,12 +56,12 @@ def test_any_error_is_a_reason_for_messages(monkeypatch: pytest.MonkeyPatch) -> 
         (make_nothing, "rank 0: kernels fail: Command 'cc' returned non-zero exit status 1."),
     ):
         monkeypatch.setattr(memory, "make_symmetric", make)
-        transport: Any = SimpleNamespace(
-            kernels=None, rank=0, hosts=1, group=group, device=torch.device("cpu"),
+        transport: Any = Ranks(
+            _parts={}, rank=0, hosts=1, group=group, device=torch.device("cpu"),
             exchange=lambda value: [value],
         )  # fmt: skip
         assert open_kernels(transport) == reason
-    free[0], transport.kernels = 9 << 20, None
+    free[0], transport._parts = 9 << 20, {}
     reason = "rank 0: 9 MiB of GPU memory are free; kernels take 72"
     assert open_kernels(transport) == reason
 
@@ -77,8 +86,8 @@ def test_different_gpus_agree_on_the_grid_of_the_smallest(monkeypatch: pytest.Mo
         visible = {torch.device("cpu"): gpu, 0: large, 1: small}
         monkeypatch.setattr(torch.cuda, "get_device_properties", visible.get)
         peers = (None, (other.uuid, other.multi_processor_count))
-        transport: Any = SimpleNamespace(
-            kernels=None, rank=0, hosts=1, group=None, device=torch.device("cpu"),
+        transport: Any = Ranks(
+            _parts={}, rank=0, hosts=1, group=None, device=torch.device("cpu"),
             exchange=lambda value, peers=peers: [value, *[peers] * isinstance(value, tuple)],
         )  # fmt: skip
         assert open_kernels(transport) == "rank 0: no symmetric memory: enough"
