@@ -19,7 +19,7 @@ from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
 from .players.shared_memory import PlayerInSharedMemory
 from .players.within_hosts import EncodedParts, PlayerWithinHosts
-from .program.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
+from .program.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Observer, Operation, Player
 from .program.instructions import (
     Await,
     Combine,
@@ -129,13 +129,14 @@ def make_bindings(target: torch.Tensor) -> WeakKeyDictionary[Compiled, Binding] 
 class Compiled:
     """The program of one rank for a schedule, a length, a dtype and a device.
 
-    `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it, and
-    `tally` counts calls. Raise
-    InputError if two ranks have too many messages for each other.
+    `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it,
+    `tally` counts calls, and `observers` are told of them. Raise InputError if two ranks have too
+    many messages for each other.
     """
 
     # Whether messages cross links, which may become slow.
     crosses_links = True
+    observers: tuple[Observer, ...] = ()
 
     def __init__(
         self,

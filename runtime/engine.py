@@ -27,6 +27,7 @@ from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
 from .kernels.opening import open_kernels
 from .option_names import AUTO, ONE_SIDED, POINT_TO_POINT, SAME_BITS
+from .players.slow_links import list_watches
 from .policy import ChooseMode
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
@@ -106,6 +107,7 @@ class Engine:
         )
         transport.faults.topology = plan.topology
         self.executor = Executor(transport, plan.topology, codec)
+        self.executor.observe(list_watches(transport, plan.topology))
         self._helped = helped
         # As the members' group numbers its ranks.
         self._of_members = plan.collective.among(plan.collective.members)

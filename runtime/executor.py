@@ -8,7 +8,7 @@ host.
 
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,11 +31,9 @@ from .environment import parse_scratch
 from .kernels.calls import KernelCalls
 from .native.library import suits
 from .players.local import is_numpys, make_quiet
-from .players.slow_links import MIN_WATCHED_BYTES, SlowLinks
-from .program.contract import Player, PlayError, Stamp
+from .program.contract import Observer, Player, PlayError
 from .program.layout import ends_with_result
 from .program.one_sided.flat import HostsSchedule, OneSidedSchedule, SharedSchedule
-from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
 from .scratch import MAPPED_BYTES, process_budget, trim_heap
@@ -51,8 +49,7 @@ class Executor:
     """Runs this rank's programs over `transport`; all its ranks make the same calls in one order.
 
     `topology` names the links in errors, `codec` encodes messages. `sent_bytes` counts the bytes
-    that this rank has sent, `tallies` the calls; `stamp`, if set, is called with each message when
-    it is sent or received.
+    that this rank has sent, `tallies` the calls.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class Executor:
         self.topology, self.codec = topology, codec
         self.sent_bytes = 0
         self.tallies = Tallies()
-        self.stamp: Stamp | None = None
+        self._observers: list[Observer] = []
         self.rank = transport.label
         process_budget.environment_bytes = parse_scratch(None)
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
@@ -70,17 +67,15 @@ class Executor:
         self._too_fine: set[tuple[Schedule, int, torch.dtype]] = set()
         self._by_kernels = KernelCalls(transport, topology, self.tallies)
         self._quietly = make_quiet()
-        # Calls on GPUs end after `run` has returned: their time here says nothing about links.
-        self._watch = (
-            SlowLinks(
-                self.rank,
-                transport.labels,
-                self.faults.store,
-                partial(describe_route, Call("", 0, 0.0, topology).find_route),
-            )
-            if transport.device.type == "cpu" and not transport.batched
-            else None
-        )
+
+    def observe(self, observers: Sequence[Observer]) -> None:
+        """Tell these observers, and no others, of calls from now on."""
+        self._observers = list(observers)
+        for compiled in self._compiled.values():
+            compiled.observers = self._find_observers(compiled)
+
+    def _find_observers(self, compiled: Compiled) -> tuple[Observer, ...]:
+        return tuple(x for x in self._observers if x.wants(compiled))
 
     def run(self, schedule: Schedule, buffers: Buffers, number: int | None = None) -> None:
         """Run this rank's program of `schedule` once, compiling it if it is not cached.
@@ -246,6 +241,7 @@ class Executor:
                 is_shared = isinstance(schedule, HostsSchedule)
                 make = CompiledWithinHosts if is_shared else Compiled
                 compiled = make(schedule, buffers, self.transport, self.codec, tally)
+            compiled.observers = self._find_observers(compiled)
             nbytes = buffers.numel * like.element_size()
             process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
@@ -270,23 +266,18 @@ class Executor:
 
     def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
         number, deadline = self.faults.admit(number)
-        watch = (
-            self._watch
-            if compiled.crosses_links
-            and compiled.sent_bytes >= MIN_WATCHED_BYTES
-            and self.stamp is None
-            else None
-        )
-        record = None if watch is None else watch.begin(compiled)
+        observers = compiled.observers
+        # The stamp of the first that has one; most calls have no observer at all.
+        stamps = [x.begin(compiled) for x in observers] if observers else ()
         try:
-            self._quietly(player.play, deadline, self.stamp or record)
+            self._quietly(player.play, deadline, next(filter(None, stamps), None))
         except PlayError as interrupted:
             raise self._blame(compiled, number, deadline, interrupted) from interrupted
         except BaseException as error:
             self._break_off(compiled, error)
             raise
-        if watch is not None:
-            watch.end(compiled, compiled.call, number, record)
+        for observer in observers:
+            observer.end(compiled, number)
         self.sent_bytes += compiled.sent_bytes
         compiled.tally.add()
 

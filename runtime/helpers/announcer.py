@@ -12,6 +12,7 @@ from ...topo.errors import ExecutionError, InputError
 from ..codecs import Codec
 from ..compiled import Compiled
 from ..executor import Executor
+from ..players.slow_links import list_watches
 from ..program.contract import Player, PlayError
 from ..ranks.faults import Call, Faults
 from ..ranks.store import put
@@ -127,6 +128,7 @@ class HelpedExecutor(Executor):
         faults: Faults,
     ) -> None:
         super().__init__(announcer.transport, plan.topology, codec)
+        self.observe(list_watches(announcer.transport, plan.topology))
         announcer.transport.faults.topology = plan.topology
         self._announcer, self._plan_number, self._members = announcer, number, faults
         self._numbers = {sign_schedule(x): n for n, x in enumerate(plan.schedules)}

@@ -16,6 +16,7 @@ from ...synth.plan import Plan
 from ..codecs import Codec
 from ..compiled import Buffers
 from ..executor import Executor
+from ..players.slow_links import list_watches
 from ..ranks.faults import Call
 from ..ranks.transport import Transport
 from .announcer import has_left, say_left
@@ -144,6 +145,7 @@ class Service:
             plan = self._take_plan(header.plan)
             self.transport.faults.topology = plan.topology
             executor = Executor(self.transport, plan.topology, self._codec)
+            executor.observe(list_watches(self.transport, plan.topology))
             self._executors[header.plan] = plan, executor
         plan, executor = self._executors[header.plan]
         key = header.plan, header.schedule, header.segments, header.stepwise

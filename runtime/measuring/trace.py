@@ -20,6 +20,7 @@ from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.routes import HARDWARE
 from ..communicator import Communicator
 from ..executor import Executor
+from ..program.contract import ObservedProgram
 from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
@@ -111,7 +112,25 @@ def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
             (post.kind == "send", post.peer, post.number, (time.perf_counter() - began) * 1e6)
         )
 
-    executor.stamp = stamp
+    executor.observe([Stamping(stamp)])
+
+
+class Stamping:
+    """An observer of every message of every call."""
+
+    def __init__(self, stamp: Callable[[Post], object]) -> None:
+        self._stamp = stamp
+
+    def wants(self, program: ObservedProgram) -> bool:
+        """See Observer."""
+        return True
+
+    def begin(self, program: ObservedProgram) -> Callable[[Post], object]:
+        """See Observer."""
+        return self._stamp
+
+    def end(self, program: ObservedProgram, number: int) -> None:
+        """See Observer."""
 
 
 def pair_stamps(

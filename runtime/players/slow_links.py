@@ -14,17 +14,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch._C._distributed_c10d import Store
 
+from ...topo.graph import Topology
+from ..program.contract import ObservedProgram, Observer
 from ..program.instructions import Post
+from ..ranks.blame import describe_route
+from ..ranks.faults import Call
+from ..ranks.transport import Transport
 
 log = logging.getLogger("topoplan")
 
 # Calls that send less are not timed: timing would take a measurable part of their duration.
-MIN_WATCHED_BYTES = 1 << 16
+_MIN_WATCHED_BYTES = 1 << 16
 # A call is suspicious from this multiple of its fastest time on: twice is common on busy hosts.
 _SLOW = 3.0
 # It must also take this much longer: on a host with ten times as many running processes as cores,
@@ -112,8 +118,19 @@ class Record:
         )
 
 
+def list_watches(transport: Transport, topology: Topology | None) -> list[Observer]:
+    """Return what watches the links under an executor; `topology` has their names.
+
+    Nothing does on GPUs: calls there end after the host has started them.
+    """
+    if transport.device.type != "cpu" or transport.batched:
+        return []
+    describe = partial(describe_route, Call("", 0, 0.0, topology).find_route)
+    return [SlowLinks(transport.label, transport.labels, transport.faults.store, describe)]
+
+
 class SlowLinks:
-    """Watches the calls of one group's executor; the group's `ranks` share `store`.
+    """An observer of the calls of one group's executor; the group's `ranks` share `store`.
 
     `describe` names the link from one rank to another.
     """
@@ -129,21 +146,21 @@ class SlowLinks:
         self._stamps: object | None = None
         self._stamps_until = 0.0
         self._begun = 0.0
+        self._record: Record | None = None
 
-    def begin(self, program: object) -> Record | None:
-        """Note that a call of a program begins; return the Record to use as its stamp, or None.
+    def wants(self, program: ObservedProgram) -> bool:
+        """See Observer."""
+        return program.crosses_links and program.sent_bytes >= _MIN_WATCHED_BYTES
 
-        Most calls have none, since stamping takes time.
-        """
+    def begin(self, program: ObservedProgram) -> Record | None:
+        """See Observer. Most calls are not stamped, since that takes time."""
         self._begun = time.monotonic()
-        return Record() if self._stamps is program else None
+        self._record = Record() if self._stamps is program else None
+        return self._record
 
-    def end(self, program: object, what: str, number: int, record: Record | None) -> None:
-        """Note that the call begun last has ended; `record` is what `begin` returned.
-
-        `number` is the call's number in its group, `what` describes it in warnings.
-        """
-        seconds = time.monotonic() - self._begun
+    def end(self, program: ObservedProgram, number: int) -> None:
+        """See Observer."""
+        seconds, record = time.monotonic() - self._begun, self._record
         pace = self._paces.setdefault(program, _Pace())
         if record is not None:
             self._records[number] = record
@@ -153,7 +170,7 @@ class SlowLinks:
                 # In the background: the records are compared with those of other ranks.
                 thread = threading.Thread(
                     target=self._warn,
-                    args=(what, pace.best_s, seconds, records),
+                    args=(program.call, pace.best_s, seconds, records),
                     name="topoplan-slow",
                     daemon=True,
                 )

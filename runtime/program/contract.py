@@ -1,4 +1,4 @@
-"""The contract of players, one for gloo, NCCL and MPI, and the operations that they play."""
+"""The contract of players, the operations that they play, and what observers of calls are told."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -40,3 +40,28 @@ class Player(Protocol):
         send when it is about to be posted and for each receive when it has arrived; then the host
         waits for the device around each batch.
         """
+
+
+class ObservedProgram(Protocol):
+    """A compiled program as observers see it.
+
+    `call` describes its calls, `sent_bytes` are those that this rank sends in one, and
+    `crosses_links` says whether messages cross links.
+    """
+
+    call: str
+    sent_bytes: int
+    crosses_links: bool
+
+
+class Observer(Protocol):
+    """What an executor tells of its calls; it knows observers by these names alone."""
+
+    def wants(self, program: ObservedProgram, /) -> bool:
+        """Return whether calls of a program are of interest; asked once, when it is compiled."""
+
+    def begin(self, program: ObservedProgram, /) -> Stamp | None:
+        """Take note that a call begins; return what is to be called with each message, if any."""
+
+    def end(self, program: ObservedProgram, number: int, /) -> None:
+        """Take note that the call begun last has ended well, the group's call `number`."""

@@ -27,6 +27,7 @@ from topoplan import Communicator, ExecutionError, Plan
 from topoplan.runtime.codecs import CODECS
 from topoplan.runtime.extras.mpi import player as player_over_mpi
 from topoplan.runtime.extras.mpi.links import MpiLinks
+from topoplan.runtime.measuring.trace import Stamping
 from topoplan.runtime.native.library import load_library
 from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.ranks.transport import Transport
@@ -111,9 +112,9 @@ def compare_dtypes(ring: str, over_gloo: Transport, over_mpi: Transport) -> None
             traced = list[Post]()
             sent.allreduce(results[0], op)
             played.allreduce(results[1], op)
-            played.engine.executor.stamp = traced.append
+            played.engine.executor.observe([Stamping(traced.append)])
             played.allreduce(results[2], op)
-            played.engine.executor.stamp = None
+            played.engine.executor.observe([])
             assert traced or numel == 1
             for result in results[1:]:
                 same = torch.equal(bits_of(results[0]), bits_of(result))

@@ -40,7 +40,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Program:
-    """What calls are of: SlowLinks tells programs apart, and looks into none."""
+    """What calls are of."""
+
+    call, sent_bytes, crosses_links = "a call", 1 << 20, True
 
 
 def make_slow_calls(clock: Clock, *, is_sender_late: bool) -> None:
@@ -60,8 +62,8 @@ def make_slow_calls(clock: Clock, *, is_sender_late: bool) -> None:
             clock.pass_s(pause_s)
         if receives is not None:
             receives(RECEIVED)
-        source.end(program, "a call", number, sends)
-        target.end(program, "a call", number, receives)
+        source.end(program, number)
+        target.end(program, number)
     for thread in threading.enumerate():
         if thread.name == "topoplan-slow":
             thread.join()
@@ -74,9 +76,9 @@ def test_programs_that_are_called_no_more_hold_up_no_warning(
     links = SlowLinks(0, range(2), HashStore(), "link {} -> {}".format)
     for program in (Program(), Program()):
         for pause_s in (0.0, LONG_S, LONG_S, LONG_S):
-            record = links.begin(program)
+            links.begin(program)
             clock.pass_s(pause_s)
-            links.end(program, "a call", 0, record)
+            links.end(program, 0)
     assert links.begin(program) is not None
 
 
