@@ -119,7 +119,7 @@ def test_messages_that_troubleshooting_quotes_are_printed_by_something() -> None
     ]
     product = "".join(
         file.read_text("utf-8")
-        for x in ("runtime", "cli", "topo", "synth")
+        for x in ("runtime", "cli", "topo", "synth", "examples")
         for file in (ROOT / x).rglob("*.py")
     )
     product = re.sub(r'"\s*\n\s*f?"', "", product)  # a message that goes on in the next line
@@ -170,14 +170,13 @@ def _is_pattern(shown: Command) -> bool:
 
 def _list_run(page: Page) -> list[Command]:
     """The commands that are run here. Pages with slow ones run whole in `make package`, from the
-    wheel; topo-lab trains for minutes.
+    wheel.
     """
     return [
         shown
         for shown in page.commands
         if not (page.is_slow or shown.mark or _is_pattern(shown))
         and shown.words[0].startswith("topo-")
-        and shown.words[0] != "topo-lab"
     ]
 
 
@@ -236,14 +235,15 @@ def _check_words(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if first in ("mpirun", "srun"):
         first, *rest = words[next(i for i, word in enumerate(words) if word.startswith("topo-")) :]
     if first.startswith("topo-"):
-        _parse(first, rest, monkeypatch)
+        _parse(f"topoplan.cli.{first.removeprefix('topo-')}", rest, monkeypatch)
     elif (
         first in ("python", "torchrun")
         and "-m" in rest
         and rest[rest.index("-m") + 1].startswith("topoplan.cli.")
     ):
-        module = rest[rest.index("-m") + 1].removeprefix("topoplan.cli.")
-        _parse(f"topo-{module}", rest[rest.index("-m") + 2 :], monkeypatch)
+        _parse(rest[rest.index("-m") + 1], rest[rest.index("-m") + 2 :], monkeypatch)
+    elif first == "python" and rest[:2] == ["-m", "examples.lab"]:
+        _parse("examples.lab.command", rest[2:], monkeypatch)
     elif first in ("python", "torchrun"):
         files = [x for x in rest if x.endswith(".py") and "/" in x]
         assert [x for x in files if not (ROOT / x).exists()] == [], words
@@ -283,13 +283,13 @@ def _check_options(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert [option for option in options if option not in known and option.strip("-")] == [], words
 
 
-def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a command's own parser read arguments, and do nothing more; what follows `--` is a
-    command too.
+def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the parser of a command's module read arguments, and do nothing more; what follows `--`
+    is a command too.
     """
     own = (
         arguments[: arguments.index("--")]
-        if program == "topo-emulate" and "--" in arguments
+        if module == "topoplan.cli.emulate" and "--" in arguments
         else arguments
     )
     real = Parser.parse_args
@@ -301,7 +301,7 @@ def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patched:
         patched.setattr(Parser, "parse_args", parse)
         with pytest.raises(_ParsedError):
-            import_module(f"topoplan.cli.{program.removeprefix('topo-')}").main(arguments)
+            import_module(module).main(arguments)
     if len(own) < len(arguments):  # topo-emulate
         _check_words(arguments[len(own) + 1 :], monkeypatch)
 
