@@ -30,7 +30,6 @@ _CORE = {
     "probe": "show a machine's topology, check it, measure its links",
     "synth": "synthesize a plan for a collective on a topology, with its bound",
     "run": "run plans on real processes, beside the stock collectives",
-    "lab": "train on real data with several systems, and report on them",
     "judge": "compare logs and measurements of what runs today with the bound",
     "place": "choose the GPU of each rank, with a bound on any order",
     "report": "write an HTML page about a machine or a plan",

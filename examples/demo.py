@@ -120,7 +120,7 @@ def main() -> None:
             f"here: {reason})"
         )
         lab = ["--network", "loopback", *lab]
-    step(title, f"topo-lab {' '.join(lab)}", ["-m", "topoplan.cli.lab", *lab])
+    step(title, f"python -m examples.lab {' '.join(lab)}", ["-m", "examples.lab", *lab])
     print(END.format(plan=PLAN), flush=True)
 
 

@@ -140,11 +140,7 @@ def follow(document: Path, programs: Path, folder: Path) -> None:
                 (folder / shown[0]).write_text(shown[1], encoding="utf-8")
             continue
         words = shown.words
-        if (
-            not words[0].startswith("topo-")
-            or shown.mark.startswith("not run")
-            or words[0] == "topo-lab"
-        ):
+        if not words[0].startswith("topo-") or shown.mark.startswith("not run"):
             continue
         started = time.monotonic()
         printed = _run([str(programs / words[0]), *words[1:]], folder).stdout

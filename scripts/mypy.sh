@@ -1,5 +1,5 @@
 #!/bin/sh
-# Type-check the package under its import name, whatever the checkout is called, its tests, and the programs of docs/api.md:
+# Type-check the package under its import name, whatever the checkout is called, its tests, and programs of examples/:
 # mypy.sh MYPY.
 # The checkout itself is the package, so mypy sees it through a link called topoplan.
 set -eu
@@ -13,6 +13,8 @@ check() {
     "$mypy" --config-file "$checkout/pyproject.toml" --cache-dir "$checkout/.mypy_cache" "$@"
 }
 check -m topoplan -m topoplan.extras -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
+ln -s "$checkout/examples" "$view/examples"
+check -p examples.classic -p examples.lab
 # Tests are no package: they import each other, and the benchmarks and scripts that they try, by file names.
 MYPYPATH=$view:$checkout/tests:$checkout/benchmarks:$checkout/scripts check --explicit-package-bases "$checkout/tests"
 # In a folder of their own: what they import is the package alone.

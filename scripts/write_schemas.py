@@ -5,10 +5,10 @@ schemas`.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from topoplan.runtime.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.groups.joint_plan import JointPlanFile
 from topoplan.synth.plan_file import PlanFile
@@ -16,7 +16,11 @@ from topoplan.topo.output_head import OutputHead
 from topoplan.topo.schema import json_schema
 from topoplan.topo.topology_file import TopologyFile
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs/schemas"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # the last, as the folders of the package lie there too
+from examples.lab.settings import Settings  # noqa: E402
+
+FOLDER = ROOT / "docs/schemas"
 # The type that each file is read as, and the schema's title.
 DECLARED = {
     "topology": (TopologyFile, "a topology: --topology FILE, topo-probe --json"),
@@ -24,7 +28,7 @@ DECLARED = {
     "joint-plan": (JointPlanFile, "a joint plan: topo-synth --groups -o"),
     "host-costs": (HostCosts, 'the field "host" of a topology: topo-run --calibrate'),
     "output": (OutputHead, "what every --json but topo-probe's begins with"),
-    "lab-settings": (Settings, "what topo-lab trains"),
+    "lab-settings": (Settings, "what examples/lab trains"),
 }
 
 

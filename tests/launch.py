@@ -34,14 +34,14 @@ Ended = subprocess.CompletedProcess[str]
 # than most of what they do.
 _SERVER = multiprocessing.get_context("forkserver")
 _COMMANDS = [
-    "topoplan.cli.lab",
+    "examples.lab.command",
     "topoplan.cli.probe",
     "topoplan.cli.report",
     "topoplan.cli.run",
     "topoplan.cli.synth",
 ]
 _WHAT_COMMANDS_IMPORT = [
-    "topoplan.runtime.lab.runs",
+    "examples.lab.runs",
     "topoplan.runtime.measuring.bench",
     "topoplan.runtime.register",
     "topoplan.synth.groups.synthesize",

@@ -145,7 +145,6 @@ def _without_ranks() -> Iterator[None]:
     from topoplan.runtime.extras.emulate.blueprint import Blueprint
     from topoplan.runtime.extras.emulate.cabling import Cabling
     from topoplan.runtime.fabric import probe
-    from topoplan.runtime.lab.runs import Lab
     from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
     from topoplan.synth.judge import judging
@@ -185,7 +184,6 @@ def _without_ranks() -> Iterator[None]:
             (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
             (mpi, "run_mpi_ranks", lambda network, _, *asked: run_inside(network, *asked)),
             (judging, "find_options", find_options_once),
-            (Lab, "run", lambda self: []),
             (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
         ):
             patches.enter_context(mock.patch.object(where, what, instead))

@@ -13,7 +13,6 @@ OutputFormat = Literal[
     "topoplan-judge",
     "topoplan-judge-gate",
     "topoplan-place",
-    "topoplan-lab",
     "nccl-graph",
     "rccl-env",
     "nccl-tuner",

@@ -12,7 +12,7 @@ from launch import Ended, run_command
 from topoplan.cli.commands import import_command
 from topoplan.cli.topoplan import main
 
-COMMANDS = ("probe", "synth", "run", "lab", "judge")
+COMMANDS = ("probe", "synth", "run", "judge")
 INTERRUPTED_AT = """
 import os, signal, sys
 class Interrupt:
@@ -107,7 +107,6 @@ def test_a_full_standard_output_is_one_line(
         ("probe", ["dgx1"]),
         ("synth", ["--collective", "allreduce", "--topology", "dgx1"]),
         ("run", ["plan.json", "--calibrate"]),
-        ("lab", []),
     ],
 )
 def test_an_empty_name_of_a_file_is_refused(

@@ -73,7 +73,6 @@ def test_a_placement_as_json_has_the_hosts_of_ranks(tmp_path: Path) -> None:
         (["report", "dgx1", "-o", "x.svg"], ".html or .htm; --pictures"),
         (["run", "--stock", "--plot", "x.jpg"], ".svg, .png or .pdf"),
         (["run", "plan.json", "--trace", "x.svg"], "ends in .json"),
-        (["lab", "-o", "x.html"], "ends in .md or .json"),
     ],
 )
 def test_a_suffix_that_cannot_be_written_is_one_line(

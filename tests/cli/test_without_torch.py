@@ -33,7 +33,6 @@ PLANNING = {
 }
 RUNNING = {
     "run": ["--stock", "--nproc", "2"],
-    "lab": ["--network", "loopback", "--systems", "serial"],
     "probe": ["ring:2", "--measure"],
 }
 

@@ -99,7 +99,6 @@ LINES = (
     "topo-emulate ring:4 --slowest fast -- true",
     "topo-emulate ring:4 --order 0,0,1,2 -- true",
     "topo-emulate ring:4 --inject 'cut gpu0-gpu9 at 2s' -- true",
-    "topo-lab --systems fastest",
     "topoplan",
     "topoplan --version",
     "topoplan prob",

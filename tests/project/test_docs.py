@@ -120,7 +120,7 @@ def test_messages_that_troubleshooting_quotes_are_printed_by_something() -> None
     ]
     product = "".join(
         file.read_text("utf-8")
-        for x in ("runtime", "cli", "topo", "synth")
+        for x in ("runtime", "cli", "topo", "synth", "examples")
         for file in (ROOT / x).rglob("*.py")
     )
     product = re.sub(r'"\s*\n\s*f?"', "", product)  # a message that goes on in the next line
@@ -171,14 +171,13 @@ def _is_pattern(shown: Command) -> bool:
 
 def _list_run(page: Page) -> list[Command]:
     """The commands that are run here. Pages with slow ones run whole in `make package`, from the
-    wheel; topo-lab trains for minutes.
+    wheel.
     """
     return [
         shown
         for shown in page.commands
         if not (page.is_slow or shown.mark or _is_pattern(shown))
         and shown.words[0].startswith("topo-")
-        and shown.words[0] != "topo-lab"
     ]
 
 
@@ -237,14 +236,16 @@ def _check_words(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if first in ("mpirun", "srun"):
         first, *rest = words[next(i for i, word in enumerate(words) if word.startswith("topo-")) :]
     if first.startswith("topo-"):
-        _parse(first, rest, monkeypatch)
+        _parse(import_command(first.removeprefix("topo-")), rest, monkeypatch)
     elif (
         first in ("python", "torchrun")
         and "-m" in rest
         and rest[rest.index("-m") + 1].startswith("topoplan.cli.")
     ):
-        module = rest[rest.index("-m") + 1].removeprefix("topoplan.cli.")
-        _parse(f"topo-{module}", rest[rest.index("-m") + 2 :], monkeypatch)
+        name = rest[rest.index("-m") + 1].removeprefix("topoplan.cli.")
+        _parse(import_command(name), rest[rest.index("-m") + 2 :], monkeypatch)
+    elif first == "python" and rest[:2] == ["-m", "examples.lab"]:
+        _parse(import_module("examples.lab.command"), rest[2:], monkeypatch)
     elif first in ("python", "torchrun"):
         files = [x for x in rest if x.endswith(".py") and "/" in x]
         assert [x for x in files if not (ROOT / x).exists()] == [], words
@@ -284,13 +285,13 @@ def _check_options(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert [option for option in options if option not in known and option.strip("-")] == [], words
 
 
-def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a command's own parser read arguments, and do nothing more; what follows `--` is a
-    command too.
+def _parse(module: Any, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the parser of a command's module read arguments, and do nothing more; what follows `--`
+    is a command too.
     """
     own = (
         arguments[: arguments.index("--")]
-        if program == "topo-emulate" and "--" in arguments
+        if module.__name__.endswith(".emulate") and "--" in arguments
         else arguments
     )
     real = Parser.parse_args
@@ -302,7 +303,7 @@ def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patched:
         patched.setattr(Parser, "parse_args", parse)
         with pytest.raises(_ParsedError):
-            import_command(program.removeprefix("topo-")).main(arguments)
+            module.main(arguments)
     if len(own) < len(arguments):  # topo-emulate
         _check_words(arguments[len(own) + 1 :], monkeypatch)
 

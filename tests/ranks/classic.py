@@ -1,27 +1,25 @@
-"""The classic systems that average gradients, and those with helpers."""
+"""Every classic system: what it promises of replicas, bytes and staleness."""
 
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 from typing import Any
 
-import patience
 import torch
 import torch.distributed as dist
-from rank_process import Events, leave
+from rank_process import Events
 
-from ranks.checks import from_all, refused, same_everywhere
+from examples import classic
+from examples.classic import buckets
+from ranks.checks import from_all, same_everywhere
+from ranks.classic_neighbours import contract_and_train
 from ranks.classic_training import averaged, backward, flat, model, plain_sgd, sgd, two_boxes
-from topoplan.runtime import classic
-from topoplan.runtime.classic import buckets
-from topoplan.topo.errors import ExecutionError
 
 SYNCHRONOUS = ("gather", "ring", "hierarchical", "plan", "stock", "parameter-server", "bytegrad")
 NOT_IN_HALF_PRECISION = ("async-parameter-server", "hierarchical", "neighbours-8bit")
 
 
-def synchronous(plan: str) -> None:
+def every_system(plan: str) -> None:
     """`plan` is one for four ranks."""
     buckets.BUCKET_BYTES = 8192
     wanted, start = averaged(4, 10), flat(model())
@@ -29,8 +27,12 @@ def synchronous(plan: str) -> None:
         ten_steps(name, wanted, start)
     for name in classic.NAMES:
         if name not in NOT_IN_HALF_PRECISION:
-            three_steps_in_half_precision(name, plan)
+            for dtype in (torch.bfloat16, torch.float16):
+                two_steps_in_half_precision(name, plan, dtype)
     a_parameter_that_one_rank_used()
+    serve_synchronously()
+    serve_asynchronously()
+    contract_and_train()
 
 
 def ten_steps(name: str, wanted: torch.Tensor, start: torch.Tensor) -> None:
@@ -74,13 +76,13 @@ def averages_within_half_a_level(system: Any) -> None:
     assert 0 < (average - exact).abs().max() <= 2 * span / 510
 
 
-def three_steps_in_half_precision(name: str, plan: str) -> None:
+def two_steps_in_half_precision(name: str, plan: str, dtype: torch.dtype) -> None:
     rank = dist.get_rank()
-    net = model(7 + rank, torch.bfloat16)
+    net = model(7 + rank, dtype)
     system = classic.make(name, net, sgd, plan=plan if name == "plan" else None, choose="model")
     before = flat(net)
-    for step in range(3):
-        backward(net, rank, step, torch.bfloat16)
+    for step in range(2):
+        backward(net, rank, step, dtype)
         system.step()
     system.finish()
     assert same_everywhere(flat(net)), name
@@ -100,12 +102,6 @@ def a_parameter_that_one_rank_used() -> None:
     assert same_everywhere(flat(net))
 
 
-def two_helpers() -> None:
-    """Ranks 0 and 2 work, ranks 1 and 3 help."""
-    serve_synchronously()
-    serve_asynchronously()
-
-
 def assert_workers_agree(net: torch.nn.Module | None, start: torch.Tensor) -> None:
     rows = from_all(start if net is None else flat(net))
     assert torch.equal(rows[0], rows[2])
@@ -113,6 +109,7 @@ def assert_workers_agree(net: torch.nn.Module | None, start: torch.Tensor) -> No
 
 
 def serve_synchronously() -> None:
+    """Ranks 0 and 2 work, ranks 1 and 3 help."""
     rank = dist.get_rank()
     helping, start = rank in (1, 3), flat(model())
     net = None if helping else model(7 + rank)
@@ -144,8 +141,8 @@ def serve_synchronously() -> None:
 
 
 def serve_asynchronously() -> None:
-    """Worker 0 makes ten steps while worker 1 makes none, whose next gradients are ten steps
-    stale.
+    """Ranks 0 and 2 work, ranks 1 and 3 help. Worker 0 makes ten steps while worker 1 makes none,
+    whose next gradients are ten steps stale.
     """
     rank, events = dist.get_rank(), Events()
     start, worker = flat(model()), rank // 2
@@ -181,38 +178,3 @@ def serve_asynchronously() -> None:
     assert system.bytes_sent is not None
     assert abs(system.bytes_sent / 31 / start.nbytes - 1) <= 0.01
     assert_workers_agree(net, start)
-
-
-def a_worker_dies() -> None:
-    """Rank 1 dies between steps; rank 0 works on, rank 2 helps."""
-    rank, events = dist.get_rank(), Events()
-    helping = rank == 2
-    nets = [None if helping else model() for _ in range(2)]
-    synchronous = classic.make("parameter-server", nets[0], sgd, helpers=(2,))
-    asynchronous = classic.make("async-parameter-server", nets[1], sgd, helpers=(2,))
-    if helping:
-        asynchronous.serve()
-        report: Any = asynchronous.report()
-        assert report["lost"] == (1,), report
-        assert report["updates"] == 7, report
-        last_call = synchronous.serve
-    else:
-        assert nets[0] is not None
-        assert nets[1] is not None
-        for step in range(2 if rank == 1 else 5):
-            backward(nets[1], rank, step)
-            asynchronous.step()
-        if rank == 1:
-            events.tell("dead")
-            leave()
-        events.wait("dead")
-        asynchronous.finish()
-        backward(nets[0], rank, 0)
-        last_call = synchronous.step
-    begun = time.monotonic()
-    with refused("rank 1 does not answer", ExecutionError):
-        last_call()
-    assert time.monotonic() - begun < patience.seconds(60)
-    events.tell(f"done {rank}")
-    events.wait(f"done {2 - rank}")
-    leave()

@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 from ranks.checks import from_all
 from ranks.training import batch, network, seeded
-from topoplan.topo.graph import Device, Link, Topology, both_directions
+from topoplan import Device, Link, Topology
 
 
 def model(seed: int = 7, dtype: torch.dtype = torch.float32) -> Module:
@@ -71,8 +71,7 @@ def two_boxes() -> Topology:
         Device("s1", "switch", "pcie"),
         Device("net", "switch", "network"),
     ]
-    links = [
-        x for i in range(4) for x in both_directions(Link(f"gpu{i}", f"s{i // 2}", Fraction(10)))
-    ]
-    links += [x for i in range(2) for x in both_directions(Link(f"s{i}", "net", Fraction(1)))]
+    pairs = [(f"gpu{i}", f"s{i // 2}", Fraction(10)) for i in range(4)]
+    pairs += [(f"s{i}", "net", Fraction(1)) for i in range(2)]
+    links = [Link(*ends, rate) for a, b, rate in pairs for ends in ((a, b), (b, a))]
     return Topology("boxes", tuple(devices), tuple(links))

@@ -21,8 +21,10 @@ from torch._C._distributed_c10d import Store
 import topoplan
 from ranks.checks import SUMS, refused
 from topoplan import Communicator
-from topoplan.runtime.classic.point_to_point import PointToPoint
 from topoplan.runtime.measuring.calibrate import calibrate
+from topoplan.runtime.program.contract import AWAIT, LOCAL, RECEIVE, Operation, PlayError
+from topoplan.runtime.players.in_order import PlayerInOrder
+from topoplan.runtime.program.instructions import Await, Post, Program, Span
 from topoplan.runtime.ranks.set_up import set_up_in_time
 from topoplan.runtime.ranks.transport import Transport
 
@@ -168,21 +170,27 @@ def stops_in_a_race(path: str) -> str | None:
 
 def dies_within_a_message() -> str:
     """Return the error of rank 0, half of whose message has come when its connection is closed."""
-    group, size = dist.group.WORLD, 1 << 22
+    group, size, ready = dist.group.WORLD, 1 << 22, torch.ones(1)
     assert group is not None
-    messages, ready = PointToPoint(group), torch.ones(1)
+    gloo: Any = group._get_backend(torch.device("cpu"))
     if dist.get_rank() == 1:
         dist.recv(ready, 0)  # after the receive, on the same connection
         try:
-            messages.exchange([(0, make_half_readable(size))])
-        except topoplan.ExecutionError:
+            gloo.send([make_half_readable(size)], 0, 0).wait()
+        except RuntimeError:
             leave("")
         raise AssertionError("memory that cannot be read was sent")
-    wait = messages.post(receives=[(1, torch.zeros(size, dtype=torch.uint8))])
-    dist.send(ready, 1)
+    post = Post("receive", 1, 0, 0, 0, Span("work", 0, size))
+    program = Program(0, size, 0, 0, (), (), (post, Await(0)))
+    operations: list[Operation] = [
+        (RECEIVE, [torch.zeros(size, dtype=torch.uint8)], 1, 0),
+        (LOCAL, lambda: dist.send(ready, 1), 0, 0),
+        (AWAIT, None, None, 0),
+    ]
     try:
-        wait()
-    except topoplan.ExecutionError as error:
+        PlayerInOrder(gloo, program, operations).play(time.monotonic() + patience.seconds(60))
+    except PlayError as error:
+        assert error.post is post
         leave(str(error))
     raise AssertionError("half a message was taken for a whole one")
 

@@ -182,7 +182,6 @@ def test_survivors_name_the_culprit_in_time(plans: Plans, fault: fault_table.Fau
 def test_half_a_message_ends_with_its_connection() -> None:
     """Of which gloo tells all other messages: this one waited for its deadline."""
     error, _ = run_ranks(faults.dies_within_a_message, 2)
-    assert "receiving from rank 1 failed" in error
     assert "closed in the middle" in error
 
 

@@ -4,15 +4,12 @@ figures are.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from topoplan.cli import probe, synth
-from topoplan.runtime.lab.page import draw_bars
-from topoplan.runtime.lab.results import RunResult
 from topoplan.synth.pictures.heat_map import MAX_GPUS, draw_heat_map
 from topoplan.topo.presets import preset
 
@@ -85,18 +82,3 @@ def test_a_thousand_gpus_are_drawn_in_part_and_it_is_said() -> None:
     picture = draw_heat_map(preset("switch:1000"), alone=True)
     assert len(read_titles(picture, "rect")) == MAX_GPUS * (MAX_GPUS - 1)
     assert "the first 128 of 1000 GPUs" in picture
-
-
-def test_an_epoch_that_takes_twice_as_long_has_a_bar_twice_as_long() -> None:
-    rows = [
-        RunResult("slow", 4, "stock", "", 1.0, 0.9),
-        RunResult("slow", 4, "plan <fast>", "packing", 1.0, 0.45),
-        RunResult("slow", 4, "gather", reason="no helper", failed=True),
-    ]
-    picture = draw_bars("Lab", rows, alone=True)
-    lengths = [
-        float(x) for x in re.findall(r'class="f[ps]" x="190" y="[\d.]+" width="([\d.]+)"', picture)
-    ]
-    assert lengths[0] == 2 * lengths[1]
-    assert "2.00x stock" in picture and "failed: no helper" in picture
-    assert read_titles(picture, "rect")[1] == "plan <fast>: 0.450 s, packing"

@@ -16,7 +16,7 @@ from needs import long_cases
 from recorded_machines import READ
 from referencing import Registry, Resource
 
-from topoplan.runtime.lab.settings import Settings
+from examples.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.groups.joint import synthesize_joint
 from topoplan.synth.planner.synthesize import collective_on, synthesize

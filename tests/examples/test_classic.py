@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from launch import run_ranks
-from ranks import classic, classic_errors, classic_neighbours
+from ranks import classic, classic_faults
 
-from topoplan.runtime.classic import NAMES, system_of
-from topoplan.runtime.classic.buckets import (
+from examples.classic import NAMES, system_of
+from examples.classic.buckets import (
     BLOCK,
     BUCKET_BYTES,
     Buckets,
@@ -20,27 +20,23 @@ from topoplan.runtime.classic.buckets import (
     quantize,
     quantized_bytes,
 )
-from topoplan.topo.errors import InputError
+from topoplan import InputError
 
 
-def test_synchronous_systems_average_and_keep_replicas_bitwise_equal(
-    plans: Callable[..., str],
-) -> None:
-    """10 steps from different seeds: all begin as the first worker, end within 1e-6 of averaging in
-    one process (8-bit gradients: within 5 %), and send what they say. In several buckets; half
-    precision included.
+def test_every_system_keeps_what_it_promises(plans: Callable[..., str]) -> None:
+    """Those that average gradients, ten steps from different seeds: all begin as the first worker,
+    end within 1e-6 of averaging in one process (8-bit gradients: within 5 %), and send what they
+    say, in several buckets; half precision included.
+
+    With two workers and two helpers, the synchronous server adds up BytePS's shares. In the
+    asynchronous one, one worker makes ten steps while the other makes none, whose next gradients
+    are counted as ten steps stale; all end with the same model, having lowered the loss.
+
+    On a ring and a path, averaging with neighbours alone keeps the mean and contracts at least by
+    the second eigenvalue; with 8 bits, in 0.27 of the bytes, it contracts nearly as fast. Trained,
+    both reach a loss within 5 % of averaging all gradients.
     """
-    run_ranks(classic.synchronous, 4, plans("ring:4", "allreduce", "ring"))
-
-
-@pytest.mark.network  # long
-def test_helpers_serve_synchronously_and_asynchronously() -> None:
-    """Two workers, two helpers. Synchronous: the helpers add up BytePS's shares, replicas are
-    bitwise equal and near to averaging. Asynchronous: one worker makes ten steps while the other
-    makes none, whose next gradients are counted as ten steps stale; all end with the same model,
-    having lowered the loss.
-    """
-    run_ranks(classic.two_helpers, 4)
+    run_ranks(classic.every_system, 4, plans("ring:4", "allreduce", "ring"))
 
 
 def test_a_worker_that_dies_is_named_or_left_out() -> None:
@@ -48,20 +44,11 @@ def test_a_worker_that_dies_is_named_or_left_out() -> None:
     the loss; the synchronous system raises an error that names rank 1, on the worker and on the
     helper, long before the deadline.
     """
-    run_ranks(classic.a_worker_dies, 3)
-
-
-@pytest.mark.network  # long
-def test_neighbours_keep_the_mean_and_draw_together() -> None:
-    """On a ring, a path and a star: averaging alone keeps the mean and contracts at least by the
-    second eigenvalue; with 8 bits, in 0.27 of the bytes, it contracts nearly as fast. Trained, both
-    reach a loss within 5 % of averaging all gradients.
-    """
-    run_ranks(classic_neighbours.contract_and_train, 4)
+    run_ranks(classic_faults.a_worker_dies, 3)
 
 
 def test_wrong_use_is_the_same_error_on_every_rank() -> None:
-    run_ranks(classic_errors.wrong_use, 3)
+    run_ranks(classic_faults.wrong_use, 3)
 
 
 def test_every_system_says_what_it_promises_and_whence_it_is() -> None:

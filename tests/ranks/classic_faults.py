@@ -1,21 +1,30 @@
-"""Wrong use of the classic systems: one line, the same on every rank."""
+"""The classic systems with a worker that dies, and wrong use: one line, the same on every rank."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import patience
 import torch
 import torch.distributed as dist
+from rank_process import Events, leave
 from torch.nn import Linear, Module, ReLU
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import topoplan
+from examples import classic
 from ranks.checks import refused
-from ranks.classic_training import model, sgd
-from topoplan.runtime import classic
-from topoplan.synth.planner.synthesize import collective_on, synthesize
-from topoplan.topo.errors import InfeasibleError, InputError, TopoplanError
-from topoplan.topo.graph import Device, Link, Topology, both_directions
-from topoplan.topo.presets import preset
+from ranks.classic_training import backward, model, sgd
+from topoplan import (
+    Device,
+    ExecutionError,
+    InfeasibleError,
+    InputError,
+    Link,
+    Topology,
+    TopoplanError,
+)
 
 
 def assert_refused_by_all(
@@ -82,7 +91,7 @@ def wrong_topologies_and_plans() -> None:
     last = dist.get_rank() == 2
     check = assert_refused_by_all
     net_or_none = None if last else model()
-    ring3, ring4 = preset("ring:3"), preset("ring:4")
+    ring3, ring4 = topoplan.load("ring:3"), topoplan.load("ring:4")
     check(InputError, "does not follow a plan", "gather", model(), plan="plan.json")
     check(InputError, "needs a plan, or a topology", "hierarchical", model())
     check(InfeasibleError, "is one box", "hierarchical", model(), topology=ring3)
@@ -90,13 +99,12 @@ def wrong_topologies_and_plans() -> None:
     check(InputError, "has 4 GPUs, there are 3 workers", "neighbours", model(), topology=ring4)
     too_many = "has 4 GPUs, for 2 workers and 1 helpers"
     check(InputError, too_many, "parameter-server", net_or_none, topology=ring4, helpers=(2,))
-    two = Topology(
-        "parts", tuple(Device(f"gpu{i}") for i in range(3)), both_directions(Link("gpu0", "gpu1"))
-    )
+    pair = (Link("gpu0", "gpu1"), Link("gpu1", "gpu0"))
+    two = Topology("parts", tuple(Device(f"gpu{i}") for i in range(3)), pair)
     check(InfeasibleError, "rank 2 and rank 0 are not joined", "neighbours", model(), topology=two)
-    packing = synthesize(collective_on("allreduce", ring3), ring3, "packing", 5).plan
+    packing = topoplan.synthesize("allreduce", ring3, "packing", time_limit_s=5)
     check(InputError, "this one has packing, too", "ring", model(), plan=packing)
-    allgather = synthesize(collective_on("allgather", ring3), ring3, "ring", 5).plan
+    allgather = topoplan.synthesize("allgather", ring3, "ring", time_limit_s=5)
     check(InputError, "this one is for allgather", "plan", model(), plan=allgather)
 
 
@@ -124,3 +132,38 @@ def wrong_use() -> None:
     wrong_arguments()
     wrong_topologies_and_plans()
     wrong_calls()
+
+
+def a_worker_dies() -> None:
+    """Rank 1 dies between steps; rank 0 works on, rank 2 helps."""
+    rank, events = dist.get_rank(), Events()
+    helping = rank == 2
+    nets = [None if helping else model() for _ in range(2)]
+    synchronous = classic.make("parameter-server", nets[0], sgd, helpers=(2,))
+    asynchronous = classic.make("async-parameter-server", nets[1], sgd, helpers=(2,))
+    if helping:
+        asynchronous.serve()
+        report: Any = asynchronous.report()
+        assert report["lost"] == (1,), report
+        assert report["updates"] == 7, report
+        last_call = synchronous.serve
+    else:
+        assert nets[0] is not None
+        assert nets[1] is not None
+        for step in range(2 if rank == 1 else 5):
+            backward(nets[1], rank, step)
+            asynchronous.step()
+        if rank == 1:
+            events.tell("dead")
+            leave()
+        events.wait("dead")
+        asynchronous.finish()
+        backward(nets[0], rank, 0)
+        last_call = synchronous.step
+    begun = time.monotonic()
+    with refused("rank 1 failed", ExecutionError):
+        last_call()
+    assert time.monotonic() - begun < patience.seconds(60)
+    events.tell(f"done {rank}")
+    events.wait(f"done {2 - rank}")
+    leave()

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ...topo.errors import InputError
-from ...topo.graph import Device, Link, Topology, both_directions
-from ...topo.loader.resolve import load_for_emulation
-from ...topo.presets import preset
-from ..extras.emulate.blueprint import blueprint
+import topoplan
+from topoplan import Device, InputError, Link, Topology
+from topoplan.runtime.extras.emulate import blueprint, parse_rate
+from topoplan.topo.loader.resolve import load_for_emulation
 
 LOOPBACK = "loopback"
 SLOW = "slow"
@@ -61,13 +60,14 @@ class Site:
         )
 
 
-def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
+def list_sites(networks: list[str], ranks: tuple[int, ...], slowest: str) -> list[Site]:
     """Return a site for each network and number of ranks; a topology has its own number.
 
-    `slowest_bps` is the rate of the slowest emulated link, in bit/s. Raise InputError if a network
-    is unknown or cannot be emulated.
+    `slowest` is the rate of the slowest emulated link, such as 100Mbit. Raise InputError if it is
+    no rate, or if a network is unknown or cannot be emulated.
     """
     out: list[Site] = []
+    slowest_bps = parse_rate(slowest)
     for network in networks:
         if network in _MAKERS:
             out += [
@@ -109,14 +109,18 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
         if len(members) > 1:
             devices.append(Device(ends[-1], "switch"))
             for member in members:
-                links += both_directions(Link(member, ends[-1], Fraction(_RATE_INSIDE)))
-    links += both_directions(Link(ends[0], ends[1], Fraction(1)))
+                links += _link(member, ends[-1], _RATE_INSIDE)
+    links += _link(ends[0], ends[1], 1)
     return Topology(f"two hosts, {gpus} GPUs", tuple(devices), tuple(links))
+
+
+def _link(one: str, other: str, rate: int) -> list[Link]:
+    return [Link(one, other, Fraction(rate)), Link(other, one, Fraction(rate))]
 
 
 # The built-in networks, by the numbers of ranks and helpers.
 _MAKERS: dict[str, Callable[[int, int], Topology]] = {
-    LOOPBACK: lambda ranks, helpers: preset(f"switch:{ranks + helpers}"),
+    LOOPBACK: lambda ranks, helpers: topoplan.load(f"switch:{ranks + helpers}"),
     SLOW: two_hosts,
 }
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....topo.errors import ExecutionError, InputError
-from ....topo.graph import Topology
+from topoplan import ExecutionError, InputError, Topology
+
 from ..base import Averaging, Setting, System
 from ..buckets import Flats, average_in_order
 from ..point_to_point import Message, PointToPoint
@@ -146,7 +146,6 @@ class ParameterServer(Averaging):
 
     def _serve(self) -> None:
         while True:
-            self.p2p.begin(f"{self.name}, step {self.steps}")
             self.p2p.exchange(receives=[(self.setting.first, self._word)])
             if self._word.item() == END:
                 return
@@ -330,7 +329,6 @@ class AsyncParameterServer(System):
         trained = [p for p in self._parameters if p.numel()]
         self.optimizer = self.setting.make_optimizer(trained) if trained else None
         self._lock, self._version = Lock(), 0
-        # Without faults: a worker that dies is dropped, which must not end the others' calls.
         self._p2p_by_worker = {w: PointToPoint(self.setting.group) for w in self.workers}
 
     def _serve(self) -> None:

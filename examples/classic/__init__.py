@@ -1,6 +1,6 @@
 """The classic systems for data-parallel training, which differ in how they synchronize replicas.
 
-    from topoplan.runtime import classic
+    from examples import classic    # from the root of topoplan's sources
 
     system = classic.make("ring", model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     for x, y in batches:

@@ -1,4 +1,4 @@
-"""Run one rank: `python -m topoplan.runtime.lab.training.rank FOLDER`, started by lab/runs.py.
+"""Run one rank: `python -m examples.lab.training.rank FOLDER`, started by lab/runs.py.
 
 All systems of a run are trained in the same processes, taking turns by epoch, so that other load on
 the machine affects all of them equally. Rank 0 writes progress and results into the run's folder.
@@ -21,16 +21,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ....synth.cost.host_costs import HostCosts
-from ....topo.errors import ExecutionError, TopoplanError
-from ....topo.graph import Topology
+import topoplan
+from topoplan import ExecutionError, Topology, TopoplanError
+from topoplan.runtime.ranks.launch import init_method
+
 from ... import classic
-from ...communicator import Communicator
-from ...ddp import ddp_hook
-from ...measuring.calibrate import calibrate
-from ...option_names import POINT_TO_POINT
-from ...ranks.faults import first_line
-from ...ranks.launch import init_method
 from ..run_folder import Fault, RunFolder, TrainingJob
 from ..settings import Settings
 from ..systems import SERIAL, SYSTEMS, LabSystem
@@ -38,7 +33,7 @@ from .dataset import Dataset
 from .trainer import Trainer, make_falling_sgd
 
 _TIMEOUT = timedelta(seconds=120)
-# The schedule's label while its race goes on.
+# The schedule's label while races go on.
 _UNDECIDED = "undecided"
 # Offset of tcpi_bytes_received in tcp_info, since Linux 4.1 (include/uapi/linux/tcp.h).
 _RECEIVED_AT = 128
@@ -124,12 +119,10 @@ class SystemRun:
         workers: Workers,
         topology: Topology,
         plan: str | None,
-        host: HostCosts | None,
     ) -> None:
         self.system, self.trainer, self.workers = system, trainer, workers
-        self.communicator: Communicator | None = None
+        self.hook: topoplan.DdpHook | None = None
         self.classic: classic.System | None = None
-        self.buckets: Counter[int] = Counter()
         self.seconds: list[float] = []
         self.bytes: list[int] = []
         self.loss = 0.0
@@ -141,37 +134,16 @@ class SystemRun:
         elif system.name != SERIAL:
             trainer.model = model = DistributedDataParallel(trainer.net)
             if plan is not None:
-                model.register_comm_hook(None, self._make_hook(plan, host))
-
-    def _make_hook(self, plan: str, host: HostCosts | None) -> Any:
-        """Return the DDP hook of a plan, which also counts the sizes of its buckets."""
-        hook: Any = ddp_hook(
-            plan,
-            timeout=_TIMEOUT,
-            choose=self.system.choose,
-            compress=self.system.compress,
-            error_feedback=self.system.compress is not None,
-            # Like the other systems: on loopback, too, they are compared by what they send.
-            executor=POINT_TO_POINT,
-        )
-        self.communicator = hook.communicator
-        if host is not None:
-            hook.communicator.engine.set_host_costs(host)
-
-        def count_and_average(
-            state: object,
-            bucket: dist.GradBucket,  # type: ignore[name-defined]
-        ) -> torch.futures.Future[torch.Tensor]:
-            self.buckets[bucket.buffer().numel()] += 1
-            averaged: torch.futures.Future[torch.Tensor] = hook(state, bucket)
-            return averaged
-
-        # DDP compares annotations with the types themselves; this module's are text.
-        count_and_average.__annotations__ = {
-            "bucket": dist.GradBucket,  # type: ignore[attr-defined]
-            "return": torch.futures.Future[torch.Tensor],
-        }
-        return count_and_average
+                self.hook = topoplan.ddp_hook(
+                    plan,
+                    timeout=_TIMEOUT,
+                    choose=system.choose,
+                    compress=system.compress,
+                    error_feedback=system.compress is not None,
+                    # Like the other systems: on loopback, too, they are compared by what they send.
+                    executor="point-to-point",
+                )
+                model.register_comm_hook(None, self.hook)
 
     def train_epoch(self, number: int) -> None:
         """Train for epoch `number`; record its time, bytes and loss over all workers.
@@ -193,17 +165,16 @@ class SystemRun:
     def find_schedule(self) -> str:
         """Return the label of the schedule that most gradients used, empty without a plan.
 
-        "undecided" if the race for their size has not ended.
+        "undecided" if no race has ended.
         """
-        if self.communicator is None:
+        if self.hook is None:
             return ""
         used: Counter[str] = Counter()
-        # Weighted by elements, as small buckets move few of the gradients.
-        for numel, times in self.buckets.items():
-            size = self.communicator.engine.wire_size(numel, torch.float32)
-            choice = self.communicator.choice(size)
-            used[_UNDECIDED if choice is None else choice.label] += times * numel
-        return used.most_common(1)[0][0] if used else ""
+        # Weighted by bytes, as small buckets move few of the gradients.
+        for group in self.hook.summary().groups:
+            for size in group.sizes:
+                used[size.schedule] += size.calls * size.size_bytes
+        return used.most_common(1)[0][0] if used else _UNDECIDED
 
     def result(self) -> dict[str, Any]:
         """End the training; return the measurements as lab/results.py reads them."""
@@ -286,15 +257,6 @@ class Rank:
                 helper.serve()
                 workers.add_over_all(_subtract(received_bytes(), before))
             return []
-        # Host costs are a property of the machine, not of a plan: they are fitted once, for all
-        # systems.
-        planned = [name for name in job["systems"] if name in job["plans"]]
-        self.system = planned[-1] if planned else ""
-        host = (
-            calibrate(Communicator(job["plans"][self.system], timeout=_TIMEOUT))
-            if planned
-            else None
-        )
         runs = []
         for self.system in job["systems"]:
             runs.append(
@@ -304,7 +266,6 @@ class Rank:
                     workers,
                     topology,
                     job["plans"].get(self.system),
-                    host,
                 )
             )
         for epoch in range(settings.epochs):
@@ -327,11 +288,12 @@ class Rank:
                 dist.barrier()
         except (TopoplanError, RuntimeError) as error:
             known = isinstance(error, TopoplanError)
+            reason = str(error).partition("\n")[0]
             self.folder.write(
                 f"fault{self.rank}",
                 Fault(
                     system=self.system or self.job["systems"][0],
-                    why=str(error) if known else f"rank {self.rank}: {first_line(error)}",
+                    why=str(error) if known else f"rank {self.rank}: {reason}",
                     known=known,
                 ),
             )

@@ -16,9 +16,8 @@ import networkx as nx
 import numpy as np
 import torch
 
-from ....topo.errors import InfeasibleError, InputError
-from ....topo.graph import Topology
-from ....topo.routes import Router
+from topoplan import InfeasibleError, InputError, Router, Topology
+
 from ..base import Setting, System
 from ..buckets import Flats, dequantize, quantize, quantized_bytes, sum_dtype
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from ...topo.errors import InputError
+from topoplan import InputError
 
 # Largest bucket, unless one parameter alone is larger (as in DDP).
 BUCKET_BYTES = 25 << 20

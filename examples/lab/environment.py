@@ -8,15 +8,12 @@ from pathlib import Path
 
 import torch
 
-from ...topo.facts import load_facts
-from ...topo.facts.keys import NVML, NVML_DRIVER
-from ...topo.graph import Topology
-from ...topo.probe.join import probe_local
-from ...topo.version import VERSION
-from ..ranks.machine import find_own_cores
+import topoplan
+from topoplan import Topology
+
 from .networks import Site
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_SOURCES = Path(__file__).resolve().parents[2]
 
 
 def describe_environment(sites: list[Site]) -> dict[str, str]:
@@ -24,19 +21,18 @@ def describe_environment(sites: list[Site]) -> dict[str, str]:
 
     Those of the sites' networks are among them.
     """
-    topology = probe_local()
+    topology = topoplan.probe()
     lines: dict[str, str | None] = {
         "processor": _describe_processor(topology),
         "memory": _describe_memory(),
         "GPUs": _describe_gpus(topology),
         "links of this machine": _describe_links(topology),
         **{f"network {site.network}, {site.ranks} ranks": site.links for site in sites},
-        "driver": load_facts(topology.extra, topology.name).get_text(NVML, NVML_DRIVER),
         "CUDA, NCCL": _describe_cuda(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
         "torch": torch.__version__,
-        "topoplan": ", commit ".join(filter(None, (VERSION, _find_commit()))),
+        "topoplan": ", commit ".join(filter(None, (topoplan.__version__, _find_commit()))),
     }
     return {key: value for key, value in lines.items() if value is not None}
 
@@ -47,9 +43,10 @@ def _describe_processor(topology: Topology) -> str:
         for device in topology.devices
         if device.kind == "cpu" and device.extra.get("name")
     }
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
         f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, "
-        f"{len(find_own_cores()[1])} cores for this process"
+        f"{cores} cores for this process"
     )
 
 
@@ -85,14 +82,14 @@ def _describe_cuda() -> str | None:
 
 
 def _find_commit() -> str | None:
-    """Return the commit of the checkout, None if the package is installed without one."""
-    if not (_PACKAGE / ".git").exists():
+    """Return the commit of the checkout, None if the sources are not one."""
+    if not (_SOURCES / ".git").exists():
         return None
     # Without tags (--exclude), so that the commit itself is printed.
     options = ["--always", "--dirty=, with changes", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(
-            ["git", "-C", _PACKAGE, "describe", *options],
+            ["git", "-C", _SOURCES, "describe", *options],
             capture_output=True,
             text=True,
             check=False,

@@ -12,15 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ...synth.plan import Plan
-from ...topo.errors import ExecutionError, InputError, TopoplanError
-from ...topo.graph import Topology
-from ..policy import DEFAULT_TIMEOUT
-from ..ranks.faults import first_line
-from ..ranks.groups import device_of
-from ..ranks.set_up import make_private
+from topoplan import InputError, Plan, Topology, TopoplanError
+
 from .base import MakeOptimizer, Setting, System
 from .buckets import Buckets
+from .point_to_point import explain_failure
 from .systems.allreduce import ByteGrad, Hierarchical, Planned, Ring, Stock
 from .systems.neighbours import Neighbours, Neighbours8Bit
 from .systems.parameter_server import AsyncParameterServer, Gather, ParameterServer
@@ -41,6 +37,7 @@ _SYSTEMS: dict[str, type[System]] = {
     )
 }
 NAMES = tuple(_SYSTEMS)
+DEFAULT_TIMEOUT = timedelta(seconds=300)  # a Communicator's
 
 
 def system_of(name: str) -> type[System]:
@@ -87,9 +84,8 @@ def make(
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
     try:
-        made = make_private(f"setting up a group for {name}", group, timeout)
-        own_group = made.group
-        device = device_of(own_group)
+        own_group = _make_group(group, timeout)
+        device = _device_of(own_group)
         helper_ranks = tuple(helpers)
         problem, buckets = _check_arguments(
             name, model, optimizer, own_group, device, helper_ranks, plan
@@ -105,7 +101,6 @@ def make(
         return system_of(name)(
             Setting(
                 group=own_group,
-                addresses=made.addresses,
                 rank=dist.get_rank(own_group),
                 workers=workers,
                 helpers=helper_ranks,
@@ -124,10 +119,22 @@ def make(
     except TopoplanError:
         raise
     except RuntimeError as error:
-        raise ExecutionError(
-            f"rank {dist.get_rank()}: the ranks could not set up {name}: {first_line(error)}; "
-            "did all of them call make, and can they reach each other?"
-        ) from error
+        what = f"setting up {name} (did all ranks call make, and can they reach each other?)"
+        raise explain_failure(dist.get_rank(), what, error) from error
+
+
+def _make_group(group: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
+    """Make a group over the ranks of `group` (None: all), so that messages mix with no others'."""
+    made = dist.new_group(dist.get_process_group_ranks(group), timeout)
+    if not isinstance(made, dist.ProcessGroup):
+        raise InputError(f"rank {dist.get_rank()} is not in the group that the system is for")
+    return made
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    if dist.get_backend(group) == dist.Backend.NCCL:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _check_arguments(

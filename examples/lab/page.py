@@ -3,11 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
-from ...synth.pictures.drawing import choose_step, draw_text, start_svg
-from ...topo.output_head import output_head
-from ...topo.printable import quote
+from topoplan.synth.pictures.drawing import choose_step, draw_text, start_svg
+
 from .results import RunResult, list_findings
 from .settings import Settings
 from .systems import SERIAL, SYSTEMS
@@ -130,7 +130,8 @@ class LabReport:
         """Return the whole report as one object."""
         data = self.dataset
         return {
-            **output_head("topoplan-lab"),
+            "format": "topoplan-lab",
+            "version": 1,
             "dataset": {
                 "name": data.name,
                 "classes": data.classes,
@@ -155,15 +156,14 @@ class LabReport:
 METHOD = """\
 All runs train the same model on the same batches, from the same seed. Ranks share a batch; each
 uses one thread. The systems of one network and number of ranks are trained in the same processes,
-taking turns by epoch, so that they see the same machine. Before that, the host costs of a message
-and a byte are fitted, as by topo-run --calibrate. An epoch's time is the slowest rank's, from a
-barrier on; "epoch s" is the median without epoch 1, in which schedules race and DDP settles its
-buckets. "MB/epoch" is what all ranks together send, as the kernel counts what arrives on their TCP
-connections (with the same median; payload with gloo's own headers, without those of TCP and IP).
-"schedule" is what most gradients went through; "stock" there means that the backend's allreduce won
-the race, "undecided" that the race had not ended by the last step. Accuracy is that of the last
-epoch's model on the held-out samples. Emulated networks are network namespaces with rate-limited
-links."""
+taking turns by epoch, so that they see the same machine. An epoch's time is the slowest rank's,
+from a barrier on; "epoch s" is the median without epoch 1, in which schedules race and DDP settles
+its buckets. "MB/epoch" is what all ranks together send, as the kernel counts what arrives on their
+TCP connections (with the same median; payload with gloo's own headers, without those of TCP and
+IP). "schedule" is what most gradients went through; "stock" there means that the backend's
+allreduce won the race, "undecided" that no race had ended by the last step. Accuracy is that of the
+last epoch's model on the held-out samples. Emulated networks are network namespaces with
+rate-limited links."""
 
 
 def _format_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
@@ -223,6 +223,6 @@ def _draw_row(row: RunResult, stock_s: float | None, y: float, pixels_a_second: 
     return [
         name,
         f'<rect class="{"fs" if row.system == "stock" else "fp"}" x="{_LEFT}" y="{y:.1f}" '
-        f'width="{length:.1f}" height="{_BAR}"><title>{quote(title)}</title></rect>',
+        f'width="{length:.1f}" height="{_BAR}"><title>{escape(title)}</title></rect>',
         draw_text(_LEFT + length + 6, middle, f"{row.epoch_s:.3f} s{compared}", 11, look="f"),
     ]

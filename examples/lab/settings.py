@@ -7,8 +7,8 @@ from typing import Annotated, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from ...topo.errors import InputError
-from ...topo.schema import Count, expected, read_as
+from topoplan import InputError
+from topoplan.topo.schema import Count, expected, read_as
 
 _Width = Annotated[int, Meta(ge=1, le=1 << 16)]
 

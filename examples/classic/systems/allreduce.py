@@ -6,14 +6,12 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from ....synth.plan import Plan
-from ....topo.errors import InputError
-from ....topo.graph import Topology
-from ....topo.presets import preset
-from ...communicator import Communicator
-from ...option_names import POINT_TO_POINT
+import topoplan
+from topoplan import Communicator, InputError, Plan, Topology
+
 from ..base import Averaging, Setting
 from ..buckets import Flats, dequantize, quantize, quantized_bytes
+from ..point_to_point import explain_failure
 
 _SYNTHESIS_S = 20.0  # chosen: the other ranks wait meanwhile, by default at most 300 s
 
@@ -54,7 +52,7 @@ class Planned(Averaging):
             # A race could replace this system's strategy by stock.
             setting.choose if self.strategy == "auto" else "model",
             # Like all other systems: they are compared by the messages that they send.
-            executor=POINT_TO_POINT,
+            executor="point-to-point",
         )
         self._check_plan(self._communicator.plan)
         self._bytes_before, self._stock_bytes = self._communicator.wire_bytes, 0
@@ -94,14 +92,11 @@ class Planned(Averaging):
         """
 
         def synthesize_as_text() -> str:
-            # imported by rank 0 alone: the solvers load slowly
-            from ....synth.planner.synthesize import collective_on, synthesize
-
             topology = setting.topology or self._default_topology(setting)
             setting.check_gpus(topology)
-            plan = synthesize(
-                collective_on("allreduce", topology), topology, self.strategy, _SYNTHESIS_S
-            ).plan
+            plan = topoplan.synthesize(
+                "allreduce", topology, self.strategy, time_limit_s=_SYNTHESIS_S
+            )
             return json.dumps(plan.to_json())
 
         return Plan.loads(setting.compute_on_rank_0(synthesize_as_text), self.name)
@@ -142,7 +137,7 @@ class Ring(Planned):
     strategy = "ring"
 
     def _default_topology(self, setting: Setting) -> Topology:
-        return preset(f"ring:{len(setting.workers)}")
+        return topoplan.load(f"ring:{len(setting.workers)}")
 
 
 class Hierarchical(Planned):
@@ -173,10 +168,12 @@ class Stock(Averaging):
     def average(self, flats: Flats) -> None:
         """Allreduce each bucket."""
         ranks = len(self.workers)
-        for number, flat in enumerate(flats):
-            with self.faults.stock(f"{self.name}, step {self.steps}, bucket {number}"):
+        for flat in flats:
+            try:
                 # Divided before the sum, as in DDP, so that half precision does not overflow.
                 dist.all_reduce(flat.div_(ranks), group=self.setting.group)
+            except RuntimeError as error:
+                raise explain_failure(self.rank, "the allreduce", error) from error
             self.p2p.bytes_sent += count_ring_bytes(ranks, flat.nbytes)
 
     @property
@@ -204,9 +201,11 @@ class ByteGrad(Averaging):
 
     def average(self, flats: Flats) -> None:
         """Average each bucket."""
-        for number, flat in enumerate(flats):
-            with self.faults.stock(f"{self.name}, step {self.steps}, bucket {number}"):
+        for flat in flats:
+            try:
                 self._average_bucket(flat)
+            except RuntimeError as error:
+                raise explain_failure(self.rank, "the alltoall or the allgather", error) from error
 
     def _average_bucket(self, flat: torch.Tensor) -> None:
         ranks, group = len(self.workers), self.setting.group

@@ -10,22 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
+from math import lcm
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
 
-from ...synth.cost.loads import DirectedLink
-from ...synth.forest.weigh import round_shares
-from ...synth.numeric.linear import Floats, Rows, minimise
-from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Device, Link, Topology, both_directions
-from ...topo.routes import Router, route_links
+from topoplan import Device, InfeasibleError, InputError, Link, Router, Topology
 
+DirectedLink = tuple[str, str]
+Floats = NDArray[np.float64]
 # Weight of the largest share in the objective, next to the time: it selects the most even one of
 # equally fast divisions.
 _EVEN = 1e-4
 # Denominators of the exact divisions that are tried, coarse and readable ones first.
 _DENOMINATORS = (10**3, 10**4, 10**5, 10**6)
-_MAX_SERVERS = 4096  # columns of the linear program
+_FINE = 10**9  # the denominator of a division that is near to any other
+_MAX_SERVERS = 1024  # columns of the linear program, whose matrix is dense
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ def equal_hosts(workers: int, helpers: int) -> Topology:
         f"{workers} worker and {helpers} helper hosts",
         (*hosts, Device("network0", "switch", "network")),
         tuple(
-            x for host in hosts for x in both_directions(Link(host.id, "network0", kind="network"))
+            Link(src, dst, kind="network")
+            for host in hosts
+            for src, dst in ((host.id, "network0"), ("network0", host.id))
         ),
     )
 
@@ -143,8 +147,7 @@ def _count_uses(
             push, pull = router.find_route(worker, server), router.find_route(server, worker)
             if push is None or pull is None:
                 return None
-            uses.update(route_links(push))
-            uses.update(route_links(pull))
+            uses.update([*pairwise(push), *pairwise(pull)])
     return uses
 
 
@@ -156,14 +159,25 @@ def _find_best(
     # Without the weight for evenness, too: it may cost the fastest division a little time.
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)
-        candidates.append(round_shares(floats, columns, capacity, [0] * len(columns)))
-        candidates += (
-            [Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS
-        )
+        for most in _DENOMINATORS:
+            near = [Fraction(float(x)).limit_denominator(most) for x in floats]
+            candidates.append(near)
+            common = lcm(*(share.denominator for share in near))
+            candidates.append(_round(floats, min(common, _FINE)))
+        candidates.append(_round(floats, _FINE))
     return min(
         (shares for shares in candidates if sum(shares) == 1),
         key=lambda shares: (_compute_time(shares, columns, capacity), max(shares)),
     )
+
+
+def _round(shares: Floats, denominator: int) -> list[Fraction]:
+    """Return fractions near `shares` that sum up to 1, by largest remainders."""
+    wanted = shares.clip(0) * (denominator / shares.clip(0).sum())
+    counts = np.floor(wanted).astype(np.int64)
+    missing = denominator - int(counts.sum())
+    counts[np.argsort(counts - wanted, kind="stable")[:missing]] += 1
+    return [Fraction(int(count), denominator) for count in counts]
 
 
 def _compute_time(
@@ -196,25 +210,26 @@ def _solve(
 
     No link is busy for longer than t, and no share is larger than m.
     """
-    servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
+    servers, links = len(columns), len(capacity)
     # Times are scaled to numbers near 1, whatever the unit of the capacities.
-    at_most, equal = Rows(), Rows()
-    for row, c in enumerate(capacity):
-        terms = [
-            (j, column[row] * scale / float(c) / len(capacity))
-            for j, column in enumerate(columns)
-            if row in column
-        ]
-        at_most.add([*terms, (servers, -1.0)], 0.0)
-    for j in range(servers):
-        at_most.add([(j, 1.0), (servers + 1, -1.0)], 0.0)
-    equal.add([(j, 1.0) for j in range(servers)], 1.0)
-    objective = np.zeros(servers + 2)
-    objective[servers:] = 1.0, even
-    solution = minimise(objective, at_most, equal)
-    if solution is None:
-        return np.full(servers, 1.0 / servers), np.full(len(capacity), 1.0 / max(1, len(capacity)))
-    return solution.x[:servers], np.maximum(-solution.at_most_duals[: len(capacity)], 0.0)
+    scale = float(sum(capacity, Fraction(0))) / max(1, links)
+    at_most = np.zeros((links + servers, servers + 2))
+    for server, column in enumerate(columns):
+        for row, times in column.items():
+            at_most[row, server] = times * scale / float(capacity[row])
+        at_most[links + server, [server, servers + 1]] = 1.0, -1.0
+    at_most[:links, servers] = -1.0
+    found = linprog(
+        [*[0.0] * servers, 1.0, even],
+        A_ub=at_most,
+        b_ub=np.zeros(links + servers),
+        A_eq=[[*[1.0] * servers, 0.0, 0.0]],
+        b_eq=[1.0],
+        method="highs-ds",
+    )
+    if not found.success:
+        return np.full(servers, 1.0 / servers), np.full(links, 1.0 / max(1, links))
+    return found.x[:servers], np.maximum(-found.ineqlin.marginals[:links], 0.0)
 
 
 def _lower_bound(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> Fraction:

@@ -9,13 +9,9 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
-from ...synth.plan import Plan
-from ...topo.errors import InputError, TopoplanError
-from ...topo.graph import Topology
-from ..ranks.addresses import Addresses
-from ..ranks.faults import Faults
+from topoplan import InputError, Plan, Topology, TopoplanError
+
 from .buckets import DTYPES, Buckets, Flats, average_in_order
 from .point_to_point import PointToPoint
 
@@ -32,7 +28,6 @@ class Setting:
     """
 
     group: dist.ProcessGroup
-    addresses: Addresses
     rank: int
     workers: tuple[int, ...]
     helpers: tuple[int, ...]
@@ -98,22 +93,10 @@ class System(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rank, self.workers, self.helpers = setting.rank, setting.workers, setting.helpers
-        self.faults = Faults(
-            setting.group,
-            setting.timeout,
-            # Separate keys: the default store is shared by all groups.
-            PrefixStore(
-                f"topoplan-classic/{setting.group.group_name}",
-                dist.distributed_c10d._get_default_store(),
-            ),
-            setting.addresses,
-        )
-        self.p2p = PointToPoint(setting.group, self.faults)
+        self.p2p = PointToPoint(setting.group)
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self._finished = False
-        # Call names are the same on all ranks: faults compare by them where each rank is stuck.
-        self.p2p.begin(f"{self.name}, the start")
         if setting.model is not None:
             self._copy_initial_model(setting.model)
 
@@ -134,7 +117,6 @@ class System(ABC):
         likes).
         """
         self._check_worker("step")
-        self.p2p.begin(f"{self.name}, step {self.steps}")
         self._advance()
         self.steps += 1
         self.buckets.clear_gradients()
@@ -145,7 +127,6 @@ class System(ABC):
         Helpers then return from `serve`.
         """
         self._check_worker("finish")
-        self.p2p.begin(f"{self.name}, the end after {self.steps} steps")
         self._end()
         self._finished = True
 

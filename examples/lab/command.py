@@ -1,4 +1,4 @@
-"""topo-lab: train on real data, serially and with several systems on several ranks, and compare."""
+"""Train on real data, serially and with several systems on several ranks, and compare."""
 
 from __future__ import annotations
 
@@ -10,42 +10,52 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .shared.common import Example, Parser, run_command
-from .shared.formats import check_pictures, choose_format
-from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, rows_csv, write_extra
-from .shared.progress import ProgressReporter
+from topoplan.cli.shared.common import Example, Parser, run_command
+from topoplan.cli.shared.formats import check_pictures, choose_format
+from topoplan.cli.shared.outputs import (
+    OUTPUT,
+    add_csv,
+    add_force,
+    check_outputs,
+    rows_csv,
+    write_extra,
+)
+from topoplan.cli.shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
-    from ..runtime.lab.page import LabReport
+    from .page import LabReport
 
-PROG = "topo-lab"
+PROG = "python -m examples.lab"
 # Width in characters of a table if the output is not a terminal.
 WIDTH = 140
 # Columns of the table to omit on a narrow terminal, in this order.
 _LEAVE_OUT = ("epoch 1 s", "MB/epoch", "schedule", "vs serial")
 EXAMPLES: tuple[Example, ...] = (
     (
-        "topo-lab -o report.md",
+        "python -m examples.lab -o report.md",
         "digits, serially and on 2 and 4 ranks, loopback and a slow network: minutes",
     ),
     (
-        "topo-lab --dataset mine.npz --epochs 20 --ranks 2",
+        "python -m examples.lab --dataset examples/mine.npz --epochs 20 --ranks 2",
         "arrays x (one sample per row) and y (integers)",
     ),
     (
-        "topo-lab --dataset mine.csv --hidden 64 --network loopback",
+        "python -m examples.lab --dataset examples/mine.csv --hidden 64 --network loopback",
         "the last column is the label; one small hidden layer",
     ),
     (
-        "topo-lab --network dgx1 --slowest 50Mbit --systems serial,stock,plan,plan-int8",
+        "python -m examples.lab --network dgx1 --slowest 50Mbit --systems stock,plan",
         "8 ranks on an emulated DGX-1",
     ),
-    ("topo-lab --systems all --ranks 4 --network slow", "all systems side by side"),
+    ("python -m examples.lab --systems all --ranks 4 --network slow", "all systems side by side"),
     (
-        "topo-lab --network loopback --ranks 2 --json > report.json",
+        "python -m examples.lab --network loopback --ranks 2 --json > report.json",
         "all figures, for other programs",
     ),
-    ("topo-lab --network loopback --systems stock,plan --csv rows.csv", "the table as rows"),
+    (
+        "python -m examples.lab --network loopback --systems stock,plan --csv rows.csv",
+        "the table as rows",
+    ),
 )
 ABOUT = """\
 Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by
@@ -59,13 +69,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     The code is 0 if done, 1 if a training run failed, 130 if interrupted, else that of the error
-    (see topo/errors.py).
+    (an exception's `exit_code`).
     """
     return run_command(PROG, lambda: _run(build_parser().parse_args(argv)))
 
 
 def build_parser() -> Parser:
-    """Return the parser of topo-lab's command line."""
+    """Return the parser of the lab's command line."""
     parser = Parser(
         PROG, EXAMPLES, ABOUT, "[--dataset D] [--systems LIST] [--network LIST] [-o FILE] ..."
     )
@@ -146,31 +156,28 @@ def build_parser() -> Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ..runtime.extras.emulate.blueprint import parse_rate
-    from ..runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks
-    from ..runtime.lab.runs import Lab
-    from ..runtime.lab.settings import Settings, parse_hidden
-    from ..runtime.lab.systems import DEFAULT, parse_systems
-    from ..runtime.lab.training.dataset import load
+    from .networks import LOOPBACK, SLOW, list_sites, parse_ranks
+    from .runs import Lab
+    from .settings import Settings, parse_hidden
+    from .systems import DEFAULT, parse_systems
+    from .training.dataset import load
 
     settings = Settings(
         args.epochs, args.batch, args.learning_rate, parse_hidden(args.hidden), args.seed
     )
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
     networks = ",".join(args.network or [LOOPBACK, SLOW]).split(",")
-    sites = list_sites(
-        list(map(str.strip, networks)), parse_ranks(args.ranks), parse_rate(args.slowest)
-    )
+    sites = list_sites(list(map(str.strip, networks)), parse_ranks(args.ranks), args.slowest)
     choose_format(args, {".md": "markdown", ".json": "json"}, "markdown")
     check_pictures(args, "plot")
     check_outputs(args, "output", "plot", "csv")
     progress = ProgressReporter(PROG, args)
-    from ..runtime.lab.environment import describe_environment  # needs torch: fail before training
+    from .environment import describe_environment  # needs torch: fail before training
 
     dataset = load(args.dataset, args.seed)
     with progress.follow("training ...") as work:
         rows = Lab(dataset, settings, systems, sites, work.advance).run()
-    from ..runtime.lab.page import LabReport, draw_bars
+    from .page import LabReport, draw_bars
 
     report = LabReport(rows, settings, dataset, describe_environment(sites), _repeat_command(args))
     if args.json:
@@ -188,7 +195,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _repeat_command(args: argparse.Namespace) -> str:
     """Return the command line that repeats the report, with files as bare names."""
-    parts = [PROG]
+    parts = PROG.split()
     defaults = vars(build_parser().parse_args([]))
     for name, value in vars(args).items():
         if value != defaults[name] and name not in (
@@ -212,9 +219,10 @@ def _print(report: LabReport) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from ..runtime.lab.page import HEAD
-    from ..topo.pictures.console import SafeConsole
-    from ..topo.pictures.fit import choose_columns
+    from topoplan.topo.pictures.console import SafeConsole
+    from topoplan.topo.pictures.fit import choose_columns
+
+    from .page import HEAD
 
     console = SafeConsole(
         width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False
@@ -235,7 +243,3 @@ def _print(report: LabReport) -> None:
     environment = (f"{key}: {value}" for key, value in report.environment.items())
     for line in (*(f"- {finding}" for finding in report.findings), "", *environment):
         console.print(line)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

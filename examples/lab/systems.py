@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from ...topo.errors import InputError, suggest
+from topoplan import InputError
+from topoplan.topo.errors import suggest
 
 SERIAL = "serial"
 ALL = "all"
@@ -13,8 +14,8 @@ class LabSystem:
     """One system: its name, and how it averages gradients.
 
     `what` describes it in the report. `strategy` synthesizes its plan, None if it needs no plan;
-    `choose` and `compress` are arguments of ddp_hook. A `classic` system is one of runtime/classic;
-    `helpers` is the number of ranks without a model that it needs.
+    `choose` and `compress` are arguments of ddp_hook. A `classic` system is one of
+    examples/classic; `helpers` is the number of ranks without a model that it needs.
     """
 
     name: str

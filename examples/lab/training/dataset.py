@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ....topo.errors import InputError
+from topoplan import InputError
 
 DIGITS = "digits"
 # One sample in four is held out for the test.

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ...synth.planner.synthesize import collective_on, synthesize
-from ...topo.errors import InfeasibleError, InputError, TimeLimitError
-from ...topo.graph import Device, Topology
-from ...topo.loader.resolve import load_for_planning
-from ..extras.emulate import EmulationError, emulate, why_not
-from ..extras.emulate.ranks import run_ranks
-from ..ranks.launch import end_on_signals, is_rank, launch
+import topoplan
+from topoplan import Device, InfeasibleError, InputError, TimeLimitError, Topology
+from topoplan.runtime.extras.emulate import EmulationError, emulate, why_not
+from topoplan.runtime.extras.emulate.ranks import run_ranks
+from topoplan.runtime.ranks.launch import end_on_signals, is_rank, launch
+
 from .networks import LOOPBACK, SLOW, Site
 from .results import RunResult, summarize
 from .run_folder import RunFolder, TrainingJob
@@ -55,7 +54,7 @@ class Lab:
         """
         if is_rank():
             raise InputError(
-                "topo-lab starts its ranks itself; run it once, not under torchrun or topo-emulate"
+                "the lab starts its ranks itself; run it once, not under torchrun or topo-emulate"
             )
         results: list[RunResult] = []
         with tempfile.TemporaryDirectory(prefix="topoplan-") as name, end_on_signals():
@@ -103,15 +102,15 @@ class Lab:
         """
         plans: dict[str, str] = {}
         failures: list[RunResult] = []
-        topology, _ = load_for_planning(site.topology)
         for strategy in dict.fromkeys(x.strategy for x in systems if x.strategy is not None):
             self.say(f"{site.network}, {site.ranks} ranks: planning ({strategy})", 0, 0)
             planned = [system for system in systems if system.strategy == strategy]
             path = Path(tempfile.mkdtemp(dir=folder)) / "plan.json"
             try:
-                synthesize(
-                    collective_on("allreduce", topology), topology, strategy, _SYNTHESIS_S
-                ).plan.save(path)
+                plan = topoplan.synthesize(
+                    "allreduce", site.topology, strategy, time_limit_s=_SYNTHESIS_S
+                )
+                plan.save(path)
             except (InfeasibleError, TimeLimitError) as error:
                 failures += [_explain_missing(site, system, str(error)) for system in planned]
             else:

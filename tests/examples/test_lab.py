@@ -1,4 +1,4 @@
-"""topo-lab: a small report from end to end, what datasets may be, and that every rank does its
+"""The lab: a small report from end to end, what datasets may be, and that every rank does its
 share and no more.
 """
 
@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,23 +21,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import Ended, run_module
+from launch import run_command, run_module
 from thorough import count_examples
 from torch import nn
 
-from topoplan.runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
-from topoplan.runtime.lab.page import LabReport
-from topoplan.runtime.lab.results import RunResult, list_findings
-from topoplan.runtime.lab.run_folder import Fault, RunFolder
-from topoplan.runtime.lab.runs import Lab
-from topoplan.runtime.lab.settings import Settings, parse_hidden
-from topoplan.runtime.lab.systems import SYSTEMS, parse_systems
-from topoplan.runtime.lab.training.dataset import Dataset, load, prepare
-from topoplan.runtime.lab.training.rank import received_bytes
-from topoplan.runtime.lab.training.trainer import Trainer
-from topoplan.topo.errors import InputError
+from examples.lab.command import main
+from examples.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
+from examples.lab.page import LabReport, draw_bars
+from examples.lab.results import RunResult, list_findings
+from examples.lab.run_folder import Fault, RunFolder
+from examples.lab.runs import Lab
+from examples.lab.settings import Settings
+from examples.lab.systems import parse_systems
+from examples.lab.training.dataset import Dataset, load, prepare
+from examples.lab.training.rank import received_bytes
+from examples.lab.training.trainer import Trainer
+from topoplan import InputError
 
-RATE = Fraction(10**8)
+ROOT = Path(__file__).resolve().parents[2]
+RATE = "100Mbit"
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
@@ -57,39 +60,31 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def lab(*args: str) -> Ended:
-    return run_module("topoplan.cli.lab", *args, quiet_s=250)
+def test_help_is_printed_at_once() -> None:
+    done = run_command(
+        *(sys.executable, "-X", "importtime", "-m", "examples.lab", "--help"), cwd=ROOT
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: python -m examples.lab ")
+    assert not re.search(r"\| +(torch|scipy|sklearn)$", done.stderr, re.MULTILINE)
 
 
 def test_a_report_has_every_system_its_bytes_and_its_accuracy(npz: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report.md"
-    done = lab(
-        *(
-            "--dataset",
-            str(npz),
-            "--systems",
-            "serial,stock,plan,plan-int8,parameter-server",
-            "--network",
-            "loopback",
-        ),
-        *(
-            "--ranks",
-            "2",
-            "--epochs",
-            "3",
-            "--batch",
-            "50",
-            "--hidden",
-            "64",
-            "--json",
-            "-o",
-            str(report),
-        ),
+    report, csv, plot = (tmp_path / name for name in ("report.md", "rows.csv", "bars.svg"))
+    systems = "serial,stock,plan,plan-fp16,plan-fp8,parameter-server"
+    done = run_module(
+        "examples.lab.command",
+        *("--dataset", str(npz), "--systems", systems, "--network", "loopback", "--ranks", "2"),
+        *("--epochs", "3", "--batch", "50", "--hidden", "64"),
+        *("--json", "-o", str(report), "--csv", str(csv), "--plot", str(plot)),
+        quiet_s=250,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    assert (found["format"], found["version"]) == ("topoplan-lab", 1)
     rows = {row["system"]: row for row in found["rows"]}
-    assert list(rows) == ["serial", "stock", "plan", "plan-int8", "parameter-server"]
+    assert ",".join(rows) == systems
     assert all(
         row["accuracy_percent"] == 100 and row["serial_points"] == 0 for row in rows.values()
     )
@@ -102,7 +97,8 @@ def test_a_report_has_every_system_its_bytes_and_its_accuracy(npz: Path, tmp_pat
     for system, buffers in (
         ("stock", 2),
         ("plan", 2),
-        ("plan-int8", 2 * 33 / 128),
+        ("plan-fp16", 1),
+        ("plan-fp8", 2 * 33 / 128),
         ("parameter-server", 3),
     ):
         sent = rows[system]["bytes_per_epoch"] / (3 * buffer)
@@ -110,7 +106,9 @@ def test_a_report_has_every_system_its_bytes_and_its_accuracy(npz: Path, tmp_pat
     assert rows["plan"]["schedule"]
     text = report.read_text()
     assert all(f"| {system} |" in text for system in rows)
-    assert f"topo-lab --dataset blobs.npz --systems {','.join(rows)}" in text
+    assert f"python -m examples.lab --dataset blobs.npz --systems {systems}" in text
+    assert csv.read_text().count("\n") == 1 + len(rows)
+    assert plot.read_text().startswith("<svg ")
     for private in (str(tmp_path), str(npz.parent), str(Path.home())):
         assert private not in text
         assert private not in done.stdout
@@ -120,8 +118,6 @@ def test_a_report_has_every_system_its_bytes_and_its_accuracy(npz: Path, tmp_pat
 def test_where_nothing_can_be_emulated_the_report_says_why_and_goes_on(
     npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from topoplan.cli.lab import main
-
     monkeypatch.setenv("PATH", "/none")
     assert (
         main(
@@ -138,14 +134,15 @@ def test_where_nothing_can_be_emulated_the_report_says_why_and_goes_on(
 
 
 def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(
-    npz: Path, tmp_path: Path
+    npz: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.md"
     report.write_text("mine")
-    done = lab("--dataset", str(npz), "-o", str(report))
-    assert done.returncode == 2
-    assert done.stderr.strip().endswith(
-        "already exists and was not changed; name another file, or give --force"
+    assert main(["--dataset", str(npz), "-o", str(report)]) == 2
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith("already exists and was not changed; name another file, or give --force")
     )
     assert report.read_text() == "mine"
 
@@ -156,6 +153,7 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(
         (["--dataset", "nothing.npz"], "no such file (--dataset)"),
         (["--dataset", "data.txt"], "expected digits, or a file"),
         (["--systems", "plan-int9"], "did you mean 'plan-int8'?"),
+        (["--systems", " , "], "no system given"),
         (["--network", "nowhere"], "unknown topology"),
         (
             ["--ranks", "1"],
@@ -165,13 +163,12 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(
         (["--epochs", "0"], "epochs 0: expected a whole number from 1 to 10000 (--epochs)"),
         (["--hidden", "512,x"], "expected widths"),
         (["-o", "/nowhere/report.md"], "cannot be written: there is no folder"),
+        (["-o", "x.html"], "ends in .md or .json"),
     ],
 )
 def test_bad_input_is_one_line(
     args: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from topoplan.cli.lab import main
-
     assert main(args) == 2
     said = capsys.readouterr().err
     assert says in said
@@ -313,17 +310,6 @@ def test_serial_training_is_the_plain_loop_bit_for_bit() -> None:
     )
 
 
-@settings(max_examples=count_examples(30))
-@given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 3))
-def test_ranks_share_every_batch_and_leave_nothing_out(world: int, batch: int, epoch: int) -> None:
-    data, job = small(batch)
-    ranks = [list(Trainer(data, job, rank, world).batches(epoch)) for rank in range(world)]
-    whole = [batch for _, batch in Trainer(data, job).batches(epoch)]
-    assert sorted(torch.cat(whole).tolist()) == list(range(len(data.train_y)))
-    for number, together in enumerate(whole):
-        assert torch.equal(torch.cat([rank[number][1] for rank in ranks]), together)
-
-
 @pytest.mark.parametrize("batch", [7, 2])
 def test_the_mean_of_unequal_shares_gradients_is_the_batchs(batch: int) -> None:
     """Also where a batch has fewer samples than there are ranks."""
@@ -398,7 +384,7 @@ def test_a_system_that_fails_has_a_row_with_the_reason_and_the_others_go_on(tmp_
     assert by_name["ring"] == RunResult(LOOPBACK, 2, "ring", reason="rank 1 is gone", failed=True)
     assert (by_name["plan"].first_epoch_s, by_name["plan"].epoch_s) == (3.0, 1.5)
     assert (by_name["plan"].bytes_per_epoch, by_name["plan"].accuracy_percent) == (6, 50)
-    report = LabReport(rows, job, data, {}, "topo-lab")
+    report = LabReport(rows, job, data, {}, "python -m examples.lab")
     assert report.failed
     assert "Failed: ring on loopback with 2 ranks: rank 1 is gone" in report.findings
 
@@ -427,14 +413,6 @@ def test_networks_are_what_they_are_said_to_be() -> None:
         list_sites(["ring:64"], (2,), RATE)
     with refused("expected numbers from 2"):
         parse_ranks("2,,4")
-
-
-def test_lists_of_systems_keep_the_tables_order_and_all_means_all() -> None:
-    assert [system.name for system in parse_systems("plan, serial")] == ["serial", "plan"]
-    assert [system.name for system in parse_systems("all")] == list(SYSTEMS)
-    assert parse_hidden("none") == ()
-    with refused("no system given"):
-        parse_systems(" , ")
 
 
 def test_findings_are_computed_from_the_rows() -> None:
@@ -474,3 +452,18 @@ def test_findings_are_computed_from_the_rows() -> None:
         in list_findings(same, 200)
     )
     assert said[6] == "Not run: hierarchical on slow with 2 ranks: one box"
+
+
+def test_an_epoch_that_takes_twice_as_long_has_a_bar_twice_as_long() -> None:
+    rows = [
+        RunResult("slow", 4, "stock", "", 1.0, 0.9),
+        RunResult("slow", 4, "plan <fast>", "packing", 1.0, 0.45),
+        RunResult("slow", 4, "gather", reason="no helper", failed=True),
+    ]
+    picture = draw_bars("Lab", rows, alone=True)
+    lengths = [
+        float(x) for x in re.findall(r'class="f[ps]" x="190" y="[\d.]+" width="([\d.]+)"', picture)
+    ]
+    assert lengths[0] == 2 * lengths[1]
+    assert "2.00x stock" in picture and "failed: no helper" in picture
+    assert "<title>plan &lt;fast&gt;: 0.450 s, packing</title>" in picture
