@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from .runtime.choose import Choice, ChooseMode
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
+    from .runtime.extras.reshard.state_dict import reshard_state_dict
+    from .runtime.extras.reshard.transfer import Reshard, reshard
     from .runtime.mpi.launched import join_mpi
     from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.mesh import device_mesh, mesh_groups
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
-    from .runtime.reshard.state_dict import reshard_state_dict
-    from .runtime.reshard.transfer import Reshard, reshard
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
@@ -114,7 +114,7 @@ _HOMES = {
     "PlanMismatchError": "topo.errors",
     "Plans": "runtime.backend.options",
     "Request": "synth.request",
-    "Reshard": "runtime.reshard.transfer",
+    "Reshard": "runtime.extras.reshard.transfer",
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
@@ -145,8 +145,8 @@ _HOMES = {
     "probe": "topo.loader.resolve",
     "reconfigure": "runtime.backend.reconfigure",
     "reconfigure_handle": "runtime.backend.reconfigure",
-    "reshard": "runtime.reshard.transfer",
-    "reshard_state_dict": "runtime.reshard.state_dict",
+    "reshard": "runtime.extras.reshard.transfer",
+    "reshard_state_dict": "runtime.extras.reshard.state_dict",
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",

@@ -12,10 +12,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ..topo.errors import InputError
 from ..topo.schema import Count, Index, Label
 from .bounds.certificate import BoundFields, SinglePathBoundFields
+from .demands.demands import DemandRows
 from .ir.collective import CollectiveName, DemandName
 from .ir.columns import MAX_COLUMN_BYTES
 from .ir.schedule import MAX_STEPS, RANKS_ABOUT, Ranks, ScheduleFields, Segments
-from .reshard.demands import DemandRows
 
 FORMAT = "topoplan-plan"
 # The format of plans of several groups in one file (groups/joint_plan.py).

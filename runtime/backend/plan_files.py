@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...synth.cost.host_costs import FIELD as HOST
+from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...synth.plan_file import FORMAT, JOINT_FORMAT, MAX_PLAN_BYTES, PlanHead
 from ...synth.planner.names import DECORATED
-from ...synth.reshard.demands import Demands
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
 from ...topo.files import read_file, read_start
 from ...topo.graph import Topology

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
-from ...synth.reshard.demands import Demands
 from ...topo import errors
 from ...topo.errors import (
     ExecutionError,

@@ -20,6 +20,7 @@ import pytest
 from needs import long_cases
 
 from topoplan.runtime.backend.plan_files import PlanFiles
+from topoplan.synth.demands.demands import read_demands
 from topoplan.synth.export.nccl_tuner import read_measured
 from topoplan.synth.groups.calls import read_calls
 from topoplan.synth.groups.joint_plan import JointPlan
@@ -30,7 +31,6 @@ from topoplan.synth.msccl.read import read_algorithm
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
 from topoplan.synth.planner.synthesize import synthesize
-from topoplan.synth.reshard.demands import read_demands
 from topoplan.synth.traffic import read_matrix
 from topoplan.topo import files
 from topoplan.topo.errors import InputError

@@ -14,7 +14,7 @@ from thorough import count_examples
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 
-from topoplan.runtime.reshard.bundles import find_bundles, list_demands
+from topoplan.runtime.extras.reshard.bundles import find_bundles, list_demands
 from topoplan.topo.errors import InputError
 
 

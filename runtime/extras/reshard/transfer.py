@@ -20,21 +20,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
 
-from ...synth.groups.ranks import REST, Helpers
-from ...synth.ir.schedule import Schedule
-from ...synth.plan import Plan
-from ...synth.reshard.demands import Demands
-from ...topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
-from ...topo.graph import Topology
-from ..cache import find_cache_folder
-from ..choose import MODES, Chooser
-from ..communicator import DEFAULT_TIMEOUT
-from ..executor import Executor
-from ..program.lowering import lower
-from ..program.one_sided.flat import POINT_TO_POINT
-from ..ranks.faults import first_line
-from ..ranks.machine import describe_machine
-from ..ranks.transport import Transport
+from ....synth.demands.demands import Demands
+from ....synth.groups.ranks import REST, Helpers
+from ....synth.ir.schedule import Schedule
+from ....synth.plan import Plan
+from ....topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
+from ....topo.graph import Topology
+from ...cache import find_cache_folder
+from ...choose import MODES, Chooser
+from ...communicator import DEFAULT_TIMEOUT
+from ...executor import Executor
+from ...program.lowering import lower
+from ...program.one_sided.flat import POINT_TO_POINT
+from ...ranks.faults import first_line
+from ...ranks.machine import describe_machine
+from ...ranks.transport import Transport
 from .bundles import Bundle, find_bundles, list_demands
 from .copying import Ends
 from .placements import Mesh, read_shards
@@ -397,9 +397,9 @@ def make_plan(
     demands: Demands | None, world: int, topology: Machine, helpers: Helpers, time_limit_s: float
 ) -> Plan:
     """Return the plan for demands on a machine whose GPU i runs rank i."""
-    from ...synth.groups.ranks import choose_helpers
-    from ...synth.reshard.synthesize import synthesize_demands
-    from ...topo.loader.resolve import load_for_planning
+    from ....synth.demands.synthesize import synthesize_demands
+    from ....synth.groups.ranks import choose_helpers
+    from ....topo.loader.resolve import load_for_planning
 
     assert demands is not None
     machine, router = load_for_planning(f"switch:{world}" if topology is None else topology)

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from ...topo.errors import InputError
+from ....topo.errors import InputError
 from .shards import Copied, Laid, Shards, Split, Term
 
 # A DeviceMesh, or the ranks in the shape of the mesh, where a rank cannot make the DeviceMesh.

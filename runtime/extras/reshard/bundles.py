@@ -13,8 +13,8 @@ from functools import cache, cached_property
 from itertools import accumulate, pairwise, product
 from math import prod
 
-from ...synth.reshard.demands import Demand
-from ...topo.errors import InputError
+from ....synth.demands.demands import Demand
+from ....topo.errors import InputError
 from .shards import Box, Interval, Shards
 
 Ranks = tuple[int, ...]

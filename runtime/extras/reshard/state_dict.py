@@ -13,9 +13,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from ...synth.groups.ranks import REST, Helpers
-from ...topo.errors import InputError
-from ..communicator import DEFAULT_TIMEOUT
+from ....synth.groups.ranks import REST, Helpers
+from ....topo.errors import InputError
+from ...communicator import DEFAULT_TIMEOUT
 from .placements import read_shards
 from .shards import Shards
 from .transfer import Machine, Reshard, agree, find_transfers

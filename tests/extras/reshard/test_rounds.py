@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from played import play
 from thorough import count_examples
 
+from topoplan.runtime.extras.reshard.bundles import find_bundles, list_demands
+from topoplan.runtime.extras.reshard.copying import Ends, walk_rows
+from topoplan.runtime.extras.reshard.rounds import RoundBuffers, list_rounds
 from topoplan.runtime.program.layout import Move, ends_numel
 from topoplan.runtime.program.lowering import lower
-from topoplan.runtime.reshard.bundles import find_bundles, list_demands
-from topoplan.runtime.reshard.copying import Ends, walk_rows
-from topoplan.runtime.reshard.rounds import RoundBuffers, list_rounds
+from topoplan.synth.demands.demands import Demands
 from topoplan.synth.ir.collective import Chunk
 from topoplan.synth.ir.schedule import Schedule, find_helpers
 from topoplan.synth.ir.transfers import Transfer, Transfers
-from topoplan.synth.reshard.demands import Demands
 
 WORLD = 8
 

@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ...topo.errors import InputError
+from ....topo.errors import InputError
 
 # From the first position to that after the last, along one dimension.
 Interval = tuple[int, int]

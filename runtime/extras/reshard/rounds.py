@@ -13,10 +13,10 @@ from fractions import Fraction
 
 import torch
 
-from ...synth.ir.schedule import Schedule
-from ...synth.reshard.demands import Demands
-from ..compiled import Buffers
-from ..program.layout import Move
+from ....synth.demands.demands import Demands
+from ....synth.ir.schedule import Schedule
+from ...compiled import Buffers
+from ...program.layout import Move
 from .bundles import Bundle
 from .copying import Ends
 

@@ -14,10 +14,10 @@ from played import play
 from topoplan.runtime.program.layout import ends_numel
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.cost.affine import tighten
+from topoplan.synth.demands.demands import Demand, Demands, from_matrix, read_demands
 from topoplan.synth.ir.collective import Chunk
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer, Transfers
-from topoplan.synth.reshard.demands import Demand, Demands, from_matrix, read_demands
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.presets import preset

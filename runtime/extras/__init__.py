@@ -1,0 +1,1 @@
+"""What running offers beyond the core, an extra in each folder; see extras.py at the root."""
