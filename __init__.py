@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-# The module that each public name is in.
+# The module that each public name of the core is in; extras.py has those of extras.
 _HOMES = {
     "Bound": "synth.bounds.certificate",
     "Choice": "runtime.choose",
@@ -114,7 +114,6 @@ _HOMES = {
     "PlanMismatchError": "topo.errors",
     "Plans": "runtime.backend.options",
     "Request": "synth.request",
-    "Reshard": "runtime.extras.reshard.transfer",
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
@@ -145,8 +144,6 @@ _HOMES = {
     "probe": "topo.loader.resolve",
     "reconfigure": "runtime.backend.reconfigure",
     "reconfigure_handle": "runtime.backend.reconfigure",
-    "reshard": "runtime.extras.reshard.transfer",
-    "reshard_state_dict": "runtime.extras.reshard.state_dict",
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
@@ -251,16 +248,28 @@ if not TYPE_CHECKING:  # with __getattr__, type checkers would accept names that
             message = f"topoplan.{name} goes with version 0.2; use {instead}"
             warn(message, DeprecationWarning, stacklevel=2)
             return getattr(import_module(f".{home}", __name__), now)
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+            if name in _HOMES:
+                value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+            else:
+                from .extras import NAMES, Names
+
+                value = Names(NAMES).find(name)
         except ImportError as error:
             from .runtime.ranks.torch_extra import explain_import_error
 
             raise explain_import_error(error) from None
         globals()[name] = value
         return value
+
+
+def _list_homes() -> dict[str, str]:
+    """Return the module of each public name, but of names of extras that are not here."""
+    from .extras import NAMES, Names
+
+    return {**_HOMES, **Names(NAMES).list_modules()}
 
 
 def __dir__() -> list[str]:
@@ -271,5 +280,7 @@ def __dir__() -> list[str]:
     from importlib.util import find_spec
 
     runs = find_spec("torch") is not None
-    public = (name for name in __all__ if runs or not _HOMES[name].startswith("runtime."))
+    public = (
+        name for name, home in _list_homes().items() if runs or not home.startswith("runtime.")
+    )
     return sorted({*public, *(name for name in globals() if name.startswith("__"))})

@@ -7,6 +7,7 @@ nothing, and neither does one that needs it. `scripts/extras.py` lists, counts a
 The groups, and what an entry of each is:
 
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
+- `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
 at only for names that no extra here has, and for listings.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS = "exports"
+NAMES = "names"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
 
@@ -68,6 +70,23 @@ EXTRAS = (
             }
         },
     ),
+    Extra(
+        "reshard",
+        (
+            *("runtime/extras/reshard", "tests/extras/reshard", "tests/ranks/resharding.py"),
+            *("tests/drawn_layouts.py", "benchmarks/reshard_run.py", "examples/move_weights.py"),
+        ),
+        {
+            NAMES: {
+                "Reshard": ("runtime.extras.reshard.transfer:Reshard", "a planned move of tensors"),
+                "reshard": ("runtime.extras.reshard.transfer:reshard", "plans the move of one"),
+                "reshard_state_dict": (
+                    "runtime.extras.reshard.state_dict:reshard_state_dict",
+                    "moves a state dict of DTensors",
+                ),
+            }
+        },
+    ),
 )
 BY_NAME = {extra.name: extra for extra in EXTRAS}
 
@@ -91,12 +110,11 @@ class Names:
 
     def describe(self) -> dict[str, str]:
         """Return the line about each name that an extra here has."""
-        return {
-            name: about
-            for extra in EXTRAS
-            if extra.is_here
-            for name, (_, about) in extra.adds.get(self.group, {}).items()
-        }
+        return {name: about for name, (_, about) in self._list_added()}
+
+    def list_modules(self) -> dict[str, str]:
+        """Return the module, in this package, of each name that an extra here has."""
+        return {name: where.partition(":")[0] for name, (where, _) in self._list_added()}
 
     def find(self, name: str) -> Any:
         """Return what has a name.
@@ -127,6 +145,11 @@ class Names:
                         f"{type(error).__name__}: {error}; mend or remove the package that has it"
                     ) from error
         raise InputError(f"{name}: expected one of {', '.join(self)}")
+
+    def _list_added(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        for extra in EXTRAS:
+            if extra.is_here:
+                yield from extra.adds.get(self.group, {}).items()
 
     def _list_points(self) -> list[EntryPoint]:
         from importlib.metadata import entry_points  # looks at all packages, which takes time

@@ -23,10 +23,21 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from topoplan.extras import EXPORTS, EXTRAS, Extra
+from topoplan.extras import EXPORTS, EXTRAS, NAMES, Extra
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("topo", "synth", "runtime", "cli")
+# Prints why the facade does not have the name that it is given.
+_NAME = """
+import sys
+import topoplan
+
+try:
+    getattr(topoplan, sys.argv[1])
+except topoplan.InputError as error:
+    print(error)
+    sys.exit(2)
+"""
 # Ranks of the smoke: the backend, a communicator, and the hook, on CPUs over gloo.
 _SMOKE = """
 import sys
@@ -159,7 +170,10 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     synth = ["-m", "topoplan.cli.synth", "allreduce"]
     _run("topo-synth", [*synth, "ring:2", "--strategy", "ring", "-o", "plan.json"], folder, env)
     _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
-    ask_for = {EXPORTS: lambda name: [*synth, "ring:2", "--format", name]}
+    ask_for = {
+        EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
+        NAMES: lambda name: ["-c", _NAME, name],
+    }
     for extra in removed:
         for group, added in extra.adds.items():
             for name in added:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import extras as script
+import topoplan
 from topoplan import extras
-from topoplan.extras import EXPORTS, EXTRAS, Extra, Names
+from topoplan.extras import EXPORTS, EXTRAS, NAMES, Extra, Names
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.errors import InputError, TopoplanError
 
@@ -21,6 +22,9 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     exports = Names(EXPORTS)
     assert {*exports.describe()} >= {"mscclpp", "astra-sim"}
     assert all(isinstance(exports.find(name), ScheduleFormat) for name in exports.describe())
+    names = Names(NAMES)
+    assert {*names.describe()} == {*topoplan.__all__} - {*topoplan._HOMES}
+    assert all(names.find(name) is getattr(topoplan, name) for name in names.describe())
 
 
 def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +36,15 @@ def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.Mon
         names.find("mscclpp")
     with pytest.raises(InputError, match="nonsense: expected one of astra-sim"):
         names.find("nonsense")
+
+
+def test_the_facade_refuses_a_name_of_what_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "reshard" in dir(topoplan)
+    monkeypatch.delitem(vars(topoplan), "reshard", raising=False)  # it may have been used
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "reshard"))
+    assert "reshard" not in dir(topoplan)
+    with pytest.raises(InputError, match="reshard: the extra 'reshard' is not in this copy"):
+        topoplan.reshard  # noqa: B018
 
 
 def test_an_extra_is_gone_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
