@@ -32,20 +32,21 @@ if TYPE_CHECKING:
     from .runtime.choose import Choice, ChooseMode
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
+    from .runtime.extras.joint.mesh import mesh_groups
     from .runtime.extras.reshard.state_dict import reshard_state_dict
     from .runtime.extras.reshard.transfer import Reshard, reshard
     from .runtime.mpi.launched import join_mpi
     from .runtime.ranks.groups import GroupMaker
-    from .runtime.ranks.mesh import device_mesh, mesh_groups
+    from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
-    from .synth.groups.calls import JointCall
-    from .synth.groups.joint import synthesize_joint
-    from .synth.groups.joint_bound import JointBound
-    from .synth.groups.joint_plan import GroupPlan, JointPlan
+    from .synth.extras.joint.bound import JointBound
+    from .synth.extras.joint.calls import JointCall
+    from .synth.extras.joint.plan import GroupPlan, JointPlan
+    from .synth.extras.joint.synthesize import synthesize_joint
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
@@ -95,15 +96,11 @@ _HOMES = {
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",
-    "GroupPlan": "synth.groups.joint_plan",
     "GroupSummary": "runtime.summaries.summary",
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
     "Job": "synth.place.job",
-    "JointBound": "synth.groups.joint_bound",
-    "JointCall": "synth.groups.calls",
-    "JointPlan": "synth.groups.joint_plan",
     "Link": "topo.devices",
     "Note": "topo.notes",
     "ParetoFront": "synth.planner.front",
@@ -136,7 +133,6 @@ _HOMES = {
     "device_mesh": "runtime.ranks.mesh",
     "join_mpi": "runtime.mpi.launched",
     "load": "topo.loader.resolve",
-    "mesh_groups": "runtime.ranks.mesh",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "new_group": "runtime.backend.new_group",
     "pareto": "synth.planner.api",
@@ -147,7 +143,6 @@ _HOMES = {
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
-    "synthesize_joint": "synth.groups.joint",
     "verify": "synth.planner.api",
 }
 

@@ -8,6 +8,11 @@ The groups, and what an entry of each is:
 
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
+- `modes`: a function of the parsed arguments that is what `topo-synth --NAME` does.
+- `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
+  backend is given.
+- `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py).
+- `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
 at only for names that no extra here has, and for listings.
@@ -26,6 +31,11 @@ if TYPE_CHECKING:
 
 EXPORTS = "exports"
 NAMES = "names"
+MODES = "modes"
+PLANS = "plans"
+RUNS = "runs"
+SCHEMAS = "schemas"
+_JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
 
@@ -87,6 +97,36 @@ EXTRAS = (
             }
         },
     ),
+    Extra(
+        "joint",
+        (
+            *("synth/extras/joint", "runtime/extras/joint", "cli/extras/joint"),
+            *("tests/extras/joint", "tests/ranks/meshes.py", "docs/schemas/joint-plan.schema.json"),
+            *("benchmarks/joint.py", "benchmarks/joint_run.py"),
+        ),
+        {
+            NAMES: {
+                "GroupPlan": ("synth.extras.joint.plan:GroupPlan", "a group's part of one"),
+                "JointBound": ("synth.extras.joint.bound:JointBound", "a bound of several calls"),
+                "JointCall": ("synth.extras.joint.calls:JointCall", "a group's call"),
+                "JointPlan": ("synth.extras.joint.plan:JointPlan", "plans of several groups"),
+                "mesh_groups": ("runtime.extras.joint.mesh:mesh_groups", "a DeviceMesh's groups"),
+                "synthesize_joint": (
+                    "synth.extras.joint.synthesize:synthesize_joint",
+                    "plans for several groups at once",
+                ),
+            },
+            MODES: {"groups": ("cli.extras.joint.synth:run", "plans for several groups at once")},
+            PLANS: {_JOINT: ("runtime.extras.joint.plan_set:JOINT_PLANS", "of several groups")},
+            RUNS: {_JOINT: ("cli.extras.joint.run:load", "all groups' calls at once")},
+            SCHEMAS: {
+                "joint-plan": (
+                    "synth.extras.joint.plan:JointPlanFile",
+                    "a joint plan: topo-synth --groups -o",
+                )
+            },
+        },
+    ),
 )
 BY_NAME = {extra.name: extra for extra in EXTRAS}
 
@@ -111,6 +151,10 @@ class Names:
     def describe(self) -> dict[str, str]:
         """Return the line about each name that an extra here has."""
         return {name: about for name, (_, about) in self._list_added()}
+
+    def list_all(self) -> list[str]:
+        """Return the names that extras have, also those of extras that are not here."""
+        return [name for extra in EXTRAS for name in extra.adds.get(self.group, ())]
 
     def list_modules(self) -> dict[str, str]:
         """Return the module, in this package, of each name that an extra here has."""

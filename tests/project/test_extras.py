@@ -10,7 +10,10 @@ import pytest
 import extras as script
 import topoplan
 from topoplan import extras
-from topoplan.extras import EXPORTS, EXTRAS, NAMES, Extra, Names
+from topoplan.cli import run, synth
+from topoplan.extras import EXPORTS, EXTRAS, MODES, NAMES, PLANS, RUNS, SCHEMAS, Extra, Names
+from topoplan.runtime.backend.plan_files import PlanFiles
+from topoplan.runtime.backend.plan_sets import PlanSetFormat
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.errors import InputError, TopoplanError
 
@@ -25,6 +28,11 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     names = Names(NAMES)
     assert {*names.describe()} == {*topoplan.__all__} - {*topoplan._HOMES}
     assert all(names.find(name) is getattr(topoplan, name) for name in names.describe())
+    plans = Names(PLANS)
+    assert all(isinstance(plans.find(form), PlanSetFormat) for form in plans.describe())
+    assert [*plans.describe()] == [*Names(RUNS).describe()]
+    for group in (MODES, RUNS, SCHEMAS):
+        assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
 
 def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +53,25 @@ def test_the_facade_refuses_a_name_of_what_is_deleted(monkeypatch: pytest.Monkey
     assert "reshard" not in dir(topoplan)
     with pytest.raises(InputError, match="reshard: the extra 'reshard' is not in this copy"):
         topoplan.reshard  # noqa: B018
+
+
+def test_a_joint_plan_is_refused_where_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "joint.json"
+    file.write_text('{"format": "topoplan-joint-plan"}')
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "joint"))
+    said = "the extra 'joint' is not in this copy of topoplan; install a copy that has it"
+    for path in (file, tmp_path):
+        with pytest.raises(InputError, match=f"topoplan-joint-plan: {said}"):
+            PlanFiles([path])
+    for main, arguments in (
+        (synth.main, ["allreduce", "ring:4", "--groups", "tp=0,1|2,3"]),
+        (run.main, [str(file)]),
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err and len(captured.err.splitlines()) == 1 and not captured.out
 
 
 def test_an_extra_is_gone_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

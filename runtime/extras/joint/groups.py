@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
-from ...synth.groups.joint_plan import JointPlan
-from ..choose import ChooseMode
-from ..communicator import Communicator
-from ..ranks.transport import Transport
+from ....synth.extras.joint.plan import JointPlan
+from ...choose import ChooseMode
+from ...communicator import Communicator
+from ...ranks.transport import Transport
 
 
 class JointGroups:

@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
-from ...topo.errors import InfeasibleError
-from ...topo.exact import fraction_to_json
-from ...topo.graph import Topology
-from ...topo.routes import Route, Router
-from ..bounds.multipath import DENOMINATORS
-from ..forest.machine.links import Floats
-from ..forest.machine.routes import Metric, OwnRoutes, RoutedMetric
-from ..forest.trees import levels
-from ..forest.weigh import TOLERANCE, SharePacking
-from ..numeric.arborescence import cheapest_out_tree
-from ..numeric.effort import Effort
-from ..numeric.linear import Rows, minimise
-from ..numeric.steiner import SteinerTrees
+from ....topo.errors import InfeasibleError
+from ....topo.exact import fraction_to_json
+from ....topo.graph import Topology
+from ....topo.routes import Route, Router
+from ...bounds.multipath import DENOMINATORS
+from ...forest.machine.links import Floats
+from ...forest.machine.routes import Metric, OwnRoutes, RoutedMetric
+from ...forest.trees import levels
+from ...forest.weigh import TOLERANCE, SharePacking
+from ...numeric.arborescence import cheapest_out_tree
+from ...numeric.effort import Effort
+from ...numeric.linear import Rows, minimise
+from ...numeric.steiner import SteinerTrees
+from .bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
 from .calls import JointCall, helpers_of
-from .joint_bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
 
 # Work in seconds of an idle core: for all distances, and per tree that is priced.
 _METRIC_S, _TREE_S = 1e-3, 5e-4

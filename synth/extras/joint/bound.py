@@ -31,12 +31,12 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ...topo.derived.degrade import keep_gpus
-from ...topo.errors import VerificationError
-from ...topo.exact import fraction_to_json
-from ...topo.graph import Topology
-from ...topo.routes import Router
-from ..bounds.certificate import (
+from ....topo.derived.degrade import keep_gpus
+from ....topo.errors import VerificationError
+from ....topo.exact import fraction_to_json
+from ....topo.graph import Topology
+from ....topo.routes import Router
+from ...bounds.certificate import (
     SINGLE_PATH,
     CertificateFields,
     certificate_from_fields,
@@ -44,8 +44,8 @@ from ..bounds.certificate import (
     price_data,
     read_prices,
 )
-from ..bounds.prices import Distances, path_distances, route_distances
-from ..cost.loads import computes_in_network
+from ...bounds.prices import Distances, path_distances, route_distances
+from ...cost.loads import computes_in_network
 from .calls import JointCall, helpers_of
 
 MULTIPATH_KIND = "joint-prices"
@@ -65,7 +65,7 @@ class JointBound:
     """A proof that the calls of several groups, made together, take at least `time_s` seconds.
 
     `certificate` is the proof. `kind` is "joint-prices", or "route-joint-prices" if it holds for
-    schedules on the hardware's routes; see synth/groups/joint_bound.py.
+    schedules on the hardware's routes; see synth/extras/joint/bound.py.
     """
 
     time_s: Fraction

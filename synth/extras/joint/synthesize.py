@@ -14,28 +14,28 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from os import PathLike
 
-from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Topology
-from ...topo.loader.resolve import load_for_planning
-from ...topo.routes import Router
-from ..bounds.certificate import SINGLE_PATH, Bound, join_devices
-from ..bounds.cuts import cut_bound
-from ..bounds.multipath import directed_bounds, find_nearest_gpu
-from ..bounds.single_path import Bounds
-from ..cost.affine import costs_between_gpus
-from ..cost.loads import DirectedLink, computes_in_network, list_computing
-from ..forest.machine.routes import OwnRoutes
-from ..numeric.effort import USUAL_LIMIT_S, Effort
-from ..plan import Entry, Plan
-from ..planner.synthesize import lower_envelope
-from ..request import segment_counts
-from .bounds import SubMachine
+from ....topo.errors import InfeasibleError, InputError
+from ....topo.graph import Topology
+from ....topo.loader.resolve import load_for_planning
+from ....topo.routes import Router
+from ...bounds.certificate import SINGLE_PATH, Bound, join_devices
+from ...bounds.cuts import cut_bound
+from ...bounds.multipath import directed_bounds, find_nearest_gpu
+from ...bounds.single_path import Bounds
+from ...cost.affine import costs_between_gpus
+from ...cost.loads import DirectedLink, computes_in_network, list_computing
+from ...forest.machine.routes import OwnRoutes
+from ...groups.bounds import SubMachine
+from ...groups.ranks import REST
+from ...numeric.effort import USUAL_LIMIT_S, Effort
+from ...plan import Entry, Plan
+from ...planner.synthesize import lower_envelope
+from ...request import segment_counts
+from .bound import JointBound
 from .calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_calls
 from .draw import draw_schedule, measure_seconds
-from .joint_bound import JointBound
-from .joint_plan import GroupPlan, JointPlan, share_out
 from .packing import BY_PATHS, Branches, Columns, JointPacking, prove
-from .ranks import REST
+from .plan import GroupPlan, JointPlan, share_out
 
 # Shares of the work and of the time left for the packing on the hardware's routes, and then for the
 # bound on any use of the links.

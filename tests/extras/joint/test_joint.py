@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
 
-from topoplan.synth.groups.calls import JointCall, read_calls
-from topoplan.synth.groups.joint import plan_jointly, synthesize_joint
-from topoplan.synth.groups.joint_plan import JointPlan
+from topoplan.synth.extras.joint.calls import JointCall, read_calls
+from topoplan.synth.extras.joint.plan import FORMAT, JointPlan
+from topoplan.synth.extras.joint.synthesize import plan_jointly, synthesize_joint
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
-from topoplan.synth.plan_file import JOINT_FORMAT as FORMAT
 from topoplan.synth.plan_text import hash_of
 from topoplan.topo.errors import InfeasibleError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology

@@ -8,7 +8,7 @@ import patience
 from launch import run_ranks
 from ranks import meshes
 
-from topoplan.synth.groups.joint import synthesize_joint
+from topoplan.synth.extras.joint.synthesize import synthesize_joint
 
 # Both dimensions of a 2 x 2 mesh, whose groups of tp make a second call.
 GROUPS = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3 experts:allgather:64K=0,1|2,3"
@@ -17,6 +17,11 @@ GROUPS = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3 experts:allgather:64
 def save(path: Path, helpers: str) -> str:
     synthesize_joint(GROUPS, "full:4", helpers=helpers).save(path)
     return str(path)
+
+
+def test_the_groups_of_a_device_mesh_are_calls_of_a_joint_plan() -> None:
+    for groups in run_ranks(meshes.list_groups, 4):
+        assert "tp: allgather over ranks 2, 3 of 4 KiB" in groups and len(groups) == 4
 
 
 def test_each_group_of_a_mesh_uses_its_own_plan(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launch import run_module
 
-from topoplan.synth.groups.joint import synthesize_joint
+from topoplan.synth.extras.joint.synthesize import synthesize_joint
 
 
 def test_groups_make_their_calls_at_once_with_right_results(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ...topo.errors import InputError
-from ...topo.exact import parse_positive
-from ...topo.files import read_file
-from ...topo.graph import Topology
-from ..ir.collective import Collective, spell_ranks
-from ..numeric.steiner import MAX_TERMINALS
-from ..sizes import parse_size, show_size
-from .ranks import REST, check_ranks, parse_helpers, parse_ranks
+from ....topo.errors import InputError
+from ....topo.exact import parse_positive
+from ....topo.files import read_file
+from ....topo.graph import Topology
+from ...groups.ranks import REST, check_ranks, parse_helpers, parse_ranks
+from ...ir.collective import Collective, spell_ranks
+from ...numeric.steiner import MAX_TERMINALS
+from ...sizes import parse_size, show_size
 
 ONE = Fraction(1)
 # Bytes of a file: 4,096 groups of 64 ranks take 1.5 MB.

@@ -13,13 +13,13 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from ...synth.groups.joint_plan import GroupPlan
-from ...synth.ir.schedule import Schedule
-from ..cache import CachedRace, CachedRaces
-from ..choose import FAR_OFF, is_worthwhile
-from ..compiled import Buffers
-from ..ranks.turns import Turns
-from ..summaries.summary import STOCK
+from ....synth.extras.joint.plan import GroupPlan
+from ....synth.ir.schedule import Schedule
+from ...cache import CachedRace, CachedRaces
+from ...choose import FAR_OFF, is_worthwhile
+from ...compiled import Buffers
+from ...ranks.turns import Turns
+from ...summaries.summary import STOCK
 from .groups import JointGroups
 
 log = logging.getLogger("topoplan")

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
-from ...synth.groups.joint_plan import GroupPlan, JointPlan
-from ..cache import find_cache_folder
-from ..communicator import Communicator
-from ..joint.groups import JointGroups
-from ..joint.race import race_jointly
-from ..ranks.groups import device_of
-from ..ranks.transport import Transport
-from .bench import choose_plan_call, find_scale, prepare_stock
-from .bench_data import BenchBuffers
-from .bench_options import BenchOptions
+from ....synth.extras.joint.plan import GroupPlan, JointPlan
+from ...cache import find_cache_folder
+from ...communicator import Communicator
+from ...measuring.bench import choose_plan_call, find_scale, prepare_stock
+from ...measuring.bench_data import BenchBuffers
+from ...measuring.bench_options import BenchOptions
+from ...ranks.groups import device_of
+from ...ranks.transport import Transport
+from .groups import JointGroups
+from .race import race_jointly
 
 Call = Callable[[], object]
 

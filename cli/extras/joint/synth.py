@@ -8,28 +8,28 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from ...topo.output_head import output_head
-from ..shared.progress import ProgressReporter
-from .job import NO_GAP, WIDTH, measure_cpu_s
-from .options import PROG
+from ....topo.output_head import output_head
+from ...shared.progress import ProgressReporter
+from ...synthesis.job import NO_GAP, WIDTH, measure_cpu_s
+from ...synthesis.options import PROG
 
 if TYPE_CHECKING:
     import argparse
 
-    from ...synth.groups.joint import JointSynthesis
-    from ...synth.groups.joint_bound import JointBound
-    from ...synth.groups.joint_plan import GroupPlan
-    from ...topo.graph import Topology
+    from ....synth.extras.joint.bound import JointBound
+    from ....synth.extras.joint.plan import GroupPlan
+    from ....synth.extras.joint.synthesize import JointSynthesis
+    from ....topo.graph import Topology
 
 
 def run(args: argparse.Namespace) -> None:
     """Synthesize a joint plan, print it and write the requested file."""
-    from ...synth.groups.calls import choose_any_helpers, read_calls
-    from ...synth.groups.describe import print_joint
-    from ...synth.groups.joint import plan_jointly
-    from ...synth.numeric.effort import Effort
-    from ...topo.loader.resolve import load_for_planning
-    from ...topo.pictures.console import SafeConsole
+    from ....synth.extras.joint.calls import choose_any_helpers, read_calls
+    from ....synth.extras.joint.describe import print_joint
+    from ....synth.extras.joint.synthesize import plan_jointly
+    from ....synth.numeric.effort import Effort
+    from ....topo.loader.resolve import load_for_planning
+    from ....topo.pictures.console import SafeConsole
 
     started, cpu_started_s = time.monotonic(), measure_cpu_s()
     topology, router = load_for_planning(args.topology)
@@ -89,7 +89,7 @@ def _to_json(result: JointSynthesis) -> dict[str, Any]:
 
 
 def _bound_json(bound: JointBound, topology: Topology) -> dict[str, Any]:
-    from ...synth.bounds.assumptions import list_assumptions
+    from ....synth.bounds.assumptions import list_assumptions
 
     return {
         "time_s": float(bound.time_s),

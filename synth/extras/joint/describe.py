@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from ...topo.printable import printable
-from ..bounds.assumptions import join_assumptions, list_assumptions
-from ..describe import WIDTH, count, show_us
-from ..ir.collective import spell_ranks
-from ..sizes import show_size
+from ....topo.printable import printable
+from ...bounds.assumptions import join_assumptions, list_assumptions
+from ...describe import WIDTH, count, show_us
+from ...ir.collective import spell_ranks
+from ...sizes import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from .joint import Separate
-    from .joint_bound import JointBound
-    from .joint_plan import JointPlan
+    from .bound import JointBound
+    from .plan import JointPlan
+    from .synthesize import Separate
 
 _TITLES = (
     *("group", "collective", "size", "weight", "helpers", "trees", "steps", "segments"),
@@ -31,7 +31,7 @@ _LEAVE_OUT = ("steps", "segments", "trees", "weight", "helpers", "algbw GB/s")
 
 def describe_joint(plan: JointPlan) -> str:
     """Return the table of `print_joint` as text."""
-    from ...topo.pictures.console import SafeConsole
+    from ....topo.pictures.console import SafeConsole
 
     buffer = io.StringIO()
     print_joint(SafeConsole(file=buffer, width=WIDTH, color_system=None), plan, None)
@@ -45,7 +45,7 @@ def print_joint(console: Console, plan: JointPlan, separate: Separate | None) ->
     """
     from rich.markup import escape
 
-    from ...topo.pictures.fit import print_table
+    from ....topo.pictures.fit import print_table
 
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=not console.is_terminal)

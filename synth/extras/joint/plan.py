@@ -20,23 +20,23 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ...topo.errors import InputError, TopoplanError, VerificationError
-from ...topo.exact import fraction_to_json
-from ...topo.files import write_whole
-from ...topo.graph import Topology
-from ...topo.routes import HARDWARE, Router
-from ...topo.schema import Index, Label, read_as
-from ..cost.affine import bandwidth_s_per_GB, costs_between_gpus
-from ..cost.loads import DirectedLink
-from ..ir.collective import spell_collective
-from ..ir.schedule import Schedule
-from ..plan import Plan
-from ..plan_file import JOINT_FORMAT as FORMAT
-from ..plan_text import check_hash, dumps, hash_of, parse, read_text
-from ..verify import verify
+from ....topo.errors import InputError, TopoplanError, VerificationError
+from ....topo.exact import fraction_to_json
+from ....topo.files import write_whole
+from ....topo.graph import Topology
+from ....topo.routes import HARDWARE, Router
+from ....topo.schema import Index, Label, read_as
+from ...cost.affine import bandwidth_s_per_GB, costs_between_gpus
+from ...cost.loads import DirectedLink
+from ...ir.collective import spell_collective
+from ...ir.schedule import Schedule
+from ...plan import Plan
+from ...plan_text import check_hash, dumps, hash_of, parse, read_text
+from ...verify import verify
+from .bound import MULTIPATH_KIND, JointBound, JointBoundFields, check_joint_bound
 from .calls import JointCall, check_calls
-from .joint_bound import MULTIPATH_KIND, JointBound, JointBoundFields, check_joint_bound
 
+FORMAT = "topoplan-joint-plan"
 # Only files of this version are read.
 VERSION = 1
 # Groups in a file: 64 kinds of 64 groups.

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...synth.groups.joint_plan import JointPlan
-from ..ranks.groups import make_group, name_attempt
-from ..ranks.store import find_client, may_outlive_ranks
-from ..ranks.transport import Transport
+from ....synth.extras.joint.plan import JointPlan
+from ...ranks.groups import make_group, name_attempt
+from ...ranks.store import find_client, may_outlive_ranks
+from ...ranks.transport import Transport
 from .groups import JointGroups
 from .race import JointChoice, race_jointly
 

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.synth.groups.calls import JointCall, choose_any_helpers, list_mesh_calls, read_calls
+from topoplan.synth.extras.joint.calls import (
+    JointCall,
+    choose_any_helpers,
+    list_mesh_calls,
+    read_calls,
+)
 from topoplan.topo.errors import InputError
 from topoplan.topo.presets import preset
 

@@ -4,14 +4,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...topo.graph import Topology
-from ...topo.routes import Route
-from ..cost.affine import tighten, total_seconds
-from ..cost.loads import DirectedLink
-from ..forest.trees import levels
-from ..ir.collective import Chunk
-from ..ir.schedule import Schedule
-from ..ir.transfers import COPY, REDUCE, Transfers
+from ....topo.graph import Topology
+from ....topo.routes import Route
+from ...cost.affine import tighten, total_seconds
+from ...cost.loads import DirectedLink
+from ...forest.trees import levels
+from ...ir.collective import Chunk
+from ...ir.schedule import Schedule
+from ...ir.transfers import COPY, REDUCE, Transfers
 from .calls import JointCall
 from .packing import Columns
 
