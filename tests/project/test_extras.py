@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,27 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert [*plans.describe()] == [*Names(RUNS).describe()]
     for group in (MODES, RUNS, SCHEMAS):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
+
+
+def test_an_extra_imports_the_core_and_what_it_needs() -> None:
+    owners = {script.ROOT / path: extra for extra in EXTRAS for path in extra.paths}
+    for folder, extra in owners.items():
+        for file in folder.rglob("*.py"):
+            others = {
+                owner.name
+                for imported in _list_imports(file)
+                for path, owner in owners.items()
+                if imported.is_relative_to(path)
+            }
+            assert others <= {extra.name, *extra.needs}, file
+
+
+def _list_imports(file: Path) -> Iterator[Path]:
+    """Yield where what a file imports relatively is, by module and name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            module = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            yield from (module / alias.name for alias in node.names)
 
 
 def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
