@@ -10,8 +10,8 @@ The groups, and what an entry of each is:
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME` does.
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
-  backend is given.
-- `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py).
+  backend is given; only the extras here add.
+- `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
