@@ -32,21 +32,22 @@ if TYPE_CHECKING:
     from .runtime.choose import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
+    from .runtime.extras.joint.mesh import mesh_groups
     from .runtime.extras.mpi.launched import join_mpi
+    from .runtime.extras.reshard.state_dict import reshard_state_dict
+    from .runtime.extras.reshard.transfer import Reshard, reshard
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
-    from .runtime.ranks.mesh import device_mesh, mesh_groups
+    from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
-    from .runtime.reshard.state_dict import reshard_state_dict
-    from .runtime.reshard.transfer import Reshard, reshard
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
-    from .synth.groups.calls import JointCall
-    from .synth.groups.joint import synthesize_joint
-    from .synth.groups.joint_bound import JointBound
-    from .synth.groups.joint_plan import GroupPlan, JointPlan
+    from .synth.extras.joint.bound import JointBound
+    from .synth.extras.joint.calls import JointCall
+    from .synth.extras.joint.plan import GroupPlan, JointPlan
+    from .synth.extras.joint.synthesize import synthesize_joint
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-# The module that each public name is in.
+# The module that each public name of the core is in; extras.py has those of extras.
 _HOMES = {
     "Bound": "synth.bounds.certificate",
     "Choice": "runtime.choose",
@@ -97,15 +98,11 @@ _HOMES = {
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",
-    "GroupPlan": "synth.groups.joint_plan",
     "GroupSummary": "runtime.summaries.summary",
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
     "Job": "synth.place.job",
-    "JointBound": "synth.groups.joint_bound",
-    "JointCall": "synth.groups.calls",
-    "JointPlan": "synth.groups.joint_plan",
     "Link": "topo.devices",
     "Note": "topo.notes",
     "ParetoFront": "synth.planner.front",
@@ -116,7 +113,6 @@ _HOMES = {
     "PlanMismatchError": "topo.errors",
     "Plans": "runtime.backend.options",
     "Request": "synth.request",
-    "Reshard": "runtime.reshard.transfer",
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
@@ -137,9 +133,7 @@ _HOMES = {
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
     "device_mesh": "runtime.ranks.mesh",
-    "join_mpi": "runtime.extras.mpi.launched",
     "load": "topo.loader.resolve",
-    "mesh_groups": "runtime.ranks.mesh",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "new_group": "runtime.backend.new_group",
     "pareto": "synth.planner.api",
@@ -147,12 +141,9 @@ _HOMES = {
     "probe": "topo.loader.resolve",
     "reconfigure": "runtime.backend.reconfigure",
     "reconfigure_handle": "runtime.backend.reconfigure",
-    "reshard": "runtime.reshard.transfer",
-    "reshard_state_dict": "runtime.reshard.state_dict",
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
-    "synthesize_joint": "synth.groups.joint",
     "verify": "synth.planner.api",
 }
 
@@ -254,16 +245,28 @@ if not TYPE_CHECKING:  # with __getattr__, type checkers would accept names that
             message = f"topoplan.{name} goes with version 0.2; use {instead}"
             warn(message, DeprecationWarning, stacklevel=2)
             return getattr(import_module(f".{home}", __name__), now)
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+            if name in _HOMES:
+                value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+            else:
+                from .extras import NAMES, Names
+
+                value = Names(NAMES).find(name)
         except ImportError as error:
             from .runtime.ranks.torch_extra import explain_import_error
 
             raise explain_import_error(error) from None
         globals()[name] = value
         return value
+
+
+def _list_homes() -> dict[str, str]:
+    """Return the module of each public name, but of names of extras that are not here."""
+    from .extras import NAMES, Names
+
+    return {**_HOMES, **Names(NAMES).list_modules()}
 
 
 def __dir__() -> list[str]:
@@ -274,5 +277,7 @@ def __dir__() -> list[str]:
     from importlib.util import find_spec
 
     runs = find_spec("torch") is not None
-    public = (name for name in __all__ if runs or not _HOMES[name].startswith("runtime."))
+    public = (
+        name for name, home in _list_homes().items() if runs or not home.startswith("runtime.")
+    )
     return sorted({*public, *(name for name in globals() if name.startswith("__"))})

@@ -9,6 +9,12 @@ The groups, and what an entry of each is:
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
 - `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
+- `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
+- `modes`: a function of the parsed arguments that is what `topo-synth --NAME` does.
+- `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
+  backend is given; only the extras here add.
+- `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
+- `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
 at only for names that no extra here has, and for listings.
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS = "exports", "commands", "links"
+NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
+_JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
 
@@ -79,7 +87,10 @@ EXTRAS = (
             "tests/mpi_ranks.py",
             "tests/ranks/over_mpi.py",
         ),
-        {LINKS: {"mpi": ("runtime.extras.mpi.links:MpiLinks", "between ranks of MPI")}},
+        {
+            LINKS: {"mpi": ("runtime.extras.mpi.links:MpiLinks", "between ranks of MPI")},
+            NAMES: {"join_mpi": ("runtime.extras.mpi.launched:join_mpi", "joins mpirun's ranks")},
+        },
     ),
     Extra(
         "emulate",
@@ -88,6 +99,7 @@ EXTRAS = (
             "cli/extras/emulate.py",
             "tests/extras/emulate",
             "tests/emulated.py",
+            "tests/emulated_mpi_rank.py",
         ),
         {
             COMMANDS: {
@@ -96,6 +108,53 @@ EXTRAS = (
                     "run a command once per rank, on a machine emulated with network namespaces",
                 )
             }
+        },
+    ),
+    Extra(
+        "reshard",
+        (
+            *("runtime/extras/reshard", "tests/extras/reshard", "tests/ranks/resharding.py"),
+            *("tests/drawn_layouts.py", "benchmarks/reshard_run.py", "examples/move_weights.py"),
+        ),
+        {
+            NAMES: {
+                "Reshard": ("runtime.extras.reshard.transfer:Reshard", "a planned move of tensors"),
+                "reshard": ("runtime.extras.reshard.transfer:reshard", "plans the move of one"),
+                "reshard_state_dict": (
+                    "runtime.extras.reshard.state_dict:reshard_state_dict",
+                    "moves a state dict of DTensors",
+                ),
+            }
+        },
+    ),
+    Extra(
+        "joint",
+        (
+            *("synth/extras/joint", "runtime/extras/joint", "cli/extras/joint"),
+            *("tests/extras/joint", "tests/ranks/meshes.py", "docs/schemas/joint-plan.schema.json"),
+            *("benchmarks/joint.py", "benchmarks/joint_run.py"),
+        ),
+        {
+            NAMES: {
+                "GroupPlan": ("synth.extras.joint.plan:GroupPlan", "a group's part of one"),
+                "JointBound": ("synth.extras.joint.bound:JointBound", "a bound of several calls"),
+                "JointCall": ("synth.extras.joint.calls:JointCall", "a group's call"),
+                "JointPlan": ("synth.extras.joint.plan:JointPlan", "plans of several groups"),
+                "mesh_groups": ("runtime.extras.joint.mesh:mesh_groups", "a DeviceMesh's groups"),
+                "synthesize_joint": (
+                    "synth.extras.joint.synthesize:synthesize_joint",
+                    "plans for several groups at once",
+                ),
+            },
+            MODES: {"groups": ("cli.extras.joint.synth:run", "plans for several groups at once")},
+            PLANS: {_JOINT: ("runtime.extras.joint.plan_set:JOINT_PLANS", "of several groups")},
+            RUNS: {_JOINT: ("cli.extras.joint.run:load", "all groups' calls at once")},
+            SCHEMAS: {
+                "joint-plan": (
+                    "synth.extras.joint.plan:JointPlanFile",
+                    "a joint plan: topo-synth --groups -o",
+                )
+            },
         },
     ),
 )
@@ -121,12 +180,15 @@ class Names:
 
     def describe(self) -> dict[str, str]:
         """Return the line about each name that an extra here has."""
-        return {
-            name: about
-            for extra in EXTRAS
-            if extra.is_here
-            for name, (_, about) in extra.adds.get(self.group, {}).items()
-        }
+        return {name: about for name, (_, about) in self._list_added()}
+
+    def list_all(self) -> list[str]:
+        """Return the names that extras have, also those of extras that are not here."""
+        return [name for extra in EXTRAS for name in extra.adds.get(self.group, ())]
+
+    def list_modules(self) -> dict[str, str]:
+        """Return the module, in this package, of each name that an extra here has."""
+        return {name: where.partition(":")[0] for name, (where, _) in self._list_added()}
 
     def find(self, name: str) -> Any:
         """Return what has a name.
@@ -157,6 +219,11 @@ class Names:
                         f"{type(error).__name__}: {error}; mend or remove the package that has it"
                     ) from error
         raise InputError(f"{name}: expected one of {', '.join(self)}")
+
+    def _list_added(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        for extra in EXTRAS:
+            if extra.is_here:
+                yield from extra.adds.get(self.group, {}).items()
 
     def _list_points(self) -> list[EntryPoint]:
         from importlib.metadata import entry_points  # looks at all packages, which takes time

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .running.joint import load_joint
 from .running.nccl_tests import read_ranks
 from .running.options import (
     PROG,
@@ -27,6 +26,7 @@ from .running.options import (
     load_plans,
     read_options,
 )
+from .running.plan_sets import load_set
 from .shared.common import run_command
 from .shared.outputs import rows_csv, write_extra, write_output
 from .shared.progress import ProgressReporter, Say, Work
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from ..runtime.measuring.bench_options import BenchOptions
     from ..runtime.ranks.transport import Transport
     from ..synth.cost.host_costs import HostCosts
-    from ..synth.groups.joint_plan import JointPlan
     from ..synth.plan import Plan
     from ..topo.graph import Topology
+    from .running.plan_sets import LoadedSet
     from .running.rows import Run
 
     Job = tuple[BenchOptions, Plan | None]
@@ -79,14 +79,14 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         if not torch.cuda.is_available():
             options = replace(options, backend=links)
     check_files(args, is_writer=not is_rank() or os.environ["RANK"] == "0")
-    joint = load_joint(args)
-    plans = [] if joint is not None else load_plans(args)
+    plan_set = load_set(args)
+    plans = [] if plan_set is not None else load_plans(args)
     check_on_fault(args, plans)
     jobs: list[Job] = [(options, plan) for plan in plans] or [
         (replace(options, collective=name), None) for name in list_collectives(args.collective)
     ]
-    if joint is not None:
-        jobs, ranks = [], len(joint.topology.ranks)
+    if plan_set is not None:
+        jobs, ranks = [], plan_set.ranks
         described = f"{ranks} ranks"
     else:
         ranks = count_ranks(plans[0]) if plans else args.nproc
@@ -120,8 +120,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     is_unchecked = RENDEZVOUS not in os.environ and not args.calibrate
     _check_jobs(jobs, world, local, with_memory=is_unchecked)
-    if joint is not None:
-        return _run_joint(args, options, joint)
+    if plan_set is not None:
+        return _run_set(args, options, plan_set)
     return _run_rank(args, jobs, world)
 
 
@@ -163,26 +163,23 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     return 1 if any(row.wrong for run in runs for row in run.rows) else 0
 
 
-def _run_joint(args: argparse.Namespace, options: BenchOptions, joint: JointPlan) -> int:
-    """Join the other ranks, make all groups' calls at once, print on rank 0; return the code."""
+def _run_set(args: argparse.Namespace, options: BenchOptions, plan_set: LoadedSet) -> int:
+    """Join the other ranks, make all plans' calls at once, print on rank 0; return the code."""
     from datetime import timedelta
 
-    from ..runtime.measuring.joint import run_joint
     from ..runtime.ranks.transport import Transport
-    from .running.joint import print_joint, write_joint
 
     rank, timeout = int(os.environ["RANK"]), timedelta(seconds=options.timeout_s)
     progress = ProgressReporter(PROG, args, speaks=rank == 0)
-    world = len(joint.topology.ranks)
-    with _joined(args, options, world) as over, progress.follow("starting ...") as work:
+    with (
+        _joined(args, options, plan_set.ranks) as over,
+        progress.follow("starting ...") as work,
+    ):
         transport = Transport(None, timeout, over)
-        times = run_joint(joint, options, transport, timeout, lambda text: work.advance(text, 0, 0))
-        backend = transport.name
-    if rank == 0 and args.json:
-        print(write_joint(joint, times, backend))
-    elif rank == 0:
-        print_joint(joint, times, backend)
-    return 1 if any(row.wrong for row in times.groups) else 0
+        outcome = plan_set.measure(options, transport, lambda text: work.advance(text, 0, 0))
+    if rank == 0:
+        print(json.dumps(outcome.figures) if args.json else outcome.text)
+    return 1 if outcome.is_wrong else 0
 
 
 @contextmanager

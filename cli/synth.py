@@ -1,12 +1,14 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each mode is in a module of cli/synthesis: plan, bound, front, explain, joint,
-schedule_files.
+Each mode is in a module of cli/synthesis: plan, bound, front, explain, schedule_files. Extras add
+--groups and formats.
 """
 
 import argparse
 import sys
+from collections.abc import Callable
 
+from ..extras import MODES, Names
 from .shared.common import run_command
 from .synthesis.options import PLAN, PROG, build_parser, check_options, is_of_schedules
 
@@ -22,9 +24,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     check_options(args)
     if args.groups:
-        from .synthesis.joint import run as run_joint
-
-        run_joint(args)
+        run_groups: Callable[[argparse.Namespace], None] = Names(MODES).find("groups")
+        run_groups(args)
         return 0
     from .synthesis.job import make_job
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from ..synth.cost.host_costs import HostCosts
 from ..synth.cost.segmentation import Family, families, fastest, reroute, time_us
+from ..synth.demands.demands import Demands
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
-from ..synth.reshard.demands import Demands
 from ..topo.errors import InputError
 from .cache import CachedRace, CachedRaces
 from .codecs import Codec

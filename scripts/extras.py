@@ -20,13 +20,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from topoplan.extras import COMMANDS, EXPORTS, EXTRAS, Extra
+from topoplan.extras import COMMANDS, EXPORTS, EXTRAS, LINKS, MODES, NAMES, PLANS, RUNS, Extra
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("topo", "synth", "runtime", "cli")
+# Prints why the facade does not have a name, or the backend does not read a file.
+_TRY = """
+import sys
+import topoplan
+from topoplan.runtime.backend.plan_files import PlanFiles
+
+try:
+    getattr(topoplan, sys.argv[1]) if sys.argv[1:] else PlanFiles(["file.json"])
+except topoplan.InputError as error:
+    print(error)
+    sys.exit(2)
+"""
 # Ranks of the smoke: the backend, a communicator, and the hook, on CPUs over gloo.
 _SMOKE = """
 import sys
@@ -159,13 +171,19 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     synth = ["-m", "topoplan.cli.synth", "allreduce"]
     _run("topo-synth", [*synth, "ring:2", "--strategy", "ring", "-o", "plan.json"], folder, env)
     _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
-    ask_for = {
+    ask_for: dict[str, Callable[[str], list[str]]] = {
         COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
         EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
-    }
+        LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
+        NAMES: lambda name: ["-c", _TRY, name],
+        MODES: lambda name: [*synth, "ring:2", f"--{name}", "-"],
+        PLANS: lambda _: ["-c", _TRY],
+        RUNS: lambda _: ["-m", "topoplan.cli.run", "file.json"],
+    }  # schemas have no command
     for extra in removed:
         for group, added in extra.adds.items():
-            for name in added:
+            for name in added if group in ask_for else ():
+                (folder / "file.json").write_text(json.dumps({"format": name}), encoding="utf-8")
                 said = _run(name, ask_for[group](name), folder, env, code=2)
                 if "Traceback" in said or len(said.strip().splitlines()) != 1:
                     raise SystemExit(f"extras: {name} is not refused in one line:\n{said}")

@@ -200,7 +200,7 @@ def _read_comment_above(file: Path, line: int) -> str:
 
 def _find_file(name: str) -> Path:
     """Return the file in which a public name is defined."""
-    return ROOT / (topoplan._HOMES[name].replace(".", "/") + ".py")
+    return ROOT / (topoplan._list_homes()[name].replace(".", "/") + ".py")
 
 
 @cache

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from topoplan.extras import SCHEMAS, Names
 from topoplan.synth.cost.host_costs import HostCosts
-from topoplan.synth.groups.joint_plan import JointPlanFile
 from topoplan.synth.plan_file import PlanFile
 from topoplan.topo.output_head import OutputHead
 from topoplan.topo.schema import json_schema
@@ -25,10 +25,13 @@ FOLDER = ROOT / "docs/schemas"
 DECLARED = {
     "topology": (TopologyFile, "a topology: --topology FILE, topo-probe --json"),
     "plan": (PlanFile, "a plan: topo-synth -o"),
-    "joint-plan": (JointPlanFile, "a joint plan: topo-synth --groups -o"),
     "host-costs": (HostCosts, 'the field "host" of a topology: topo-run --calibrate'),
     "output": (OutputHead, "what every --json but topo-probe's begins with"),
     "lab-settings": (Settings, "what examples/lab trains"),
+    **{
+        name: (Names(SCHEMAS).find(name), about)
+        for name, about in Names(SCHEMAS).describe().items()
+    },
 }
 
 

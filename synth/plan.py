@@ -35,6 +35,7 @@ from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import list_omitted, reroute_unless_in_network, time_us
+from .demands.demands import Demands
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
@@ -49,7 +50,6 @@ from .plan_file import (
     check_counts,
 )
 from .plan_text import check_hash, dumps, hash_of, parse, read_text
-from .reshard.demands import Demands
 from .verify import verify
 
 

@@ -9,17 +9,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from ..extras import PLANS, Names
 from ..topo.errors import InputError
 from ..topo.schema import Count, Index, Label
 from .bounds.certificate import BoundFields, SinglePathBoundFields
+from .demands.demands import DemandRows
 from .ir.collective import CollectiveName, DemandName
 from .ir.columns import MAX_COLUMN_BYTES
 from .ir.schedule import MAX_STEPS, RANKS_ABOUT, Ranks, ScheduleFields, Segments
-from .reshard.demands import DemandRows
 
 FORMAT = "topoplan-plan"
-# The format of plans of several groups in one file (groups/joint_plan.py).
-JOINT_FORMAT = "topoplan-joint-plan"
 # Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, demands,
 # spares, and columns in place of rows for many ranks. A plan is written in the lowest version that
 # can hold it.
@@ -32,6 +31,8 @@ MAX_ENTRIES = 256
 MAX_ALTERNATIVES = 256
 # A spare for each link of a machine with some hundred GPUs, or each NIC of a larger one.
 MAX_SPARES = 1024
+# A plan names its format at its beginning; a topology in the same folder may be large.
+HEAD_BYTES = 4096
 MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES + 4 * MAX_SPARES
 
 
@@ -134,6 +135,15 @@ class PlanFile(Struct, forbid_unknown_fields=True):
     reduction_order: Label = ""
     dtypes: Label = ""
     hash: Annotated[Label, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
+
+
+def find_format(head: bytes) -> str | None:
+    """Return the format of plans that a file's first HEAD_BYTES name; None if it is no plan.
+
+    Formats of extras come first: their files may hold plans in this one.
+    """
+    known = (*Names(PLANS).list_all(), FORMAT)
+    return next((name for name in known if f'"{name}"'.encode() in head), None)
 
 
 class PlanHead(Struct):

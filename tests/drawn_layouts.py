@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from topoplan.runtime.reshard.placements import read_shards
-from topoplan.runtime.reshard.shards import Shards
+from topoplan.runtime.extras.reshard.placements import read_shards
+from topoplan.runtime.extras.reshard.shards import Shards
 
 Laid = tuple[np.ndarray, list[Placement]]
 

@@ -1,1 +1,1 @@
-"""Commands beyond the core; see extras.py at the root."""
+"""What commands offer beyond the core, an extra in each folder; see extras.py at the root."""

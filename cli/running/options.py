@@ -6,6 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
+from ...extras import MODES, Names
 from ...synth.sizes import parse_size
 from ...topo.errors import InputError
 from ..shared.common import Example, Parser
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
     from ...synth.plan import Plan
 
 PROG = "topo-run"
+# What topo-synth --groups writes, if that can do anything.
+_GROUPS_EXAMPLES: tuple[Example, ...] = (
+    (
+        "topo-synth allreduce full:4 --size 9K --groups 'a=0,1|2,3 b=0,2|1,3' -o j.json",
+        "a plan for calls of several groups at once",
+    ),
+    ("topo-run j.json", "run them together, on 4 ranks"),
+)
+_HAS_GROUPS = "groups" in Names(MODES).describe()
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce topo.xml -o plan.json",
@@ -44,11 +54,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     ("topo-synth allreduce full:4 --group 0,1 -o two.json", "a plan for two of four GPUs"),
     ("topo-run two.json -e 16M", "run it on 4 ranks, with the others as helpers"),
-    (
-        "topo-synth allreduce full:4 --size 9K --groups 'a=0,1|2,3 b=0,2|1,3' -o j.json",
-        "a plan for calls of several groups at once",
-    ),
-    ("topo-run j.json", "run them together, on 4 ranks"),
+    *(_GROUPS_EXAMPLES if _HAS_GROUPS else ()),
     ("mpirun -n 2 topo-run plan.json", "the same over MPI, compared with MPI's own allreduce"),
     (
         "topo-run plan.json --calibrate -o machine.json",
@@ -65,8 +71,12 @@ At each size the plan and the backend's own (stock) collective take turns. Every
 results is checked, on random data, against float64. Exit code 1 if any element is wrong. A plan
 for some GPUs of a machine (topo-synth --group) runs with a rank for each GPU: members make the
 calls, and run the stock collective among themselves; helpers carry bytes; the others wait.
-A joint plan (topo-synth --groups) is timed until the calls of all its groups have ended.
 """
+if _HAS_GROUPS:
+    ABOUT += (
+        "A joint plan (topo-synth --groups) is timed until the calls of all its groups have "
+        "ended.\n"
+    )
 
 
 def build_parser() -> Parser:

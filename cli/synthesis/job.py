@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...synth.bounds.certificate import Bound
+    from ...synth.demands.demands import Demands
     from ...synth.groups.bounds import SubMachine
     from ...synth.ir.collective import Collective
     from ...synth.plan import Entry, Plan
-    from ...synth.reshard.demands import Demands
     from ...topo.graph import Topology
     from ...topo.routes import Router
 
@@ -290,8 +290,8 @@ def _read_demands(
     args: argparse.Namespace, topology: Topology
 ) -> tuple[Demands, tuple[int, ...] | None]:
     """Return the demands of --traffic or --demands, and the helpers that the file names, if any."""
+    from ...synth.demands.demands import from_matrix, read_demands
     from ...synth.groups.ranks import choose_helpers, group_on, parse_ranks
-    from ...synth.reshard.demands import from_matrix, read_demands
 
     gpus = len(topology.ranks)
     if args.demands is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ...extras import EXPORTS, Names
+from ...extras import EXPORTS, MODES, Names
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
@@ -14,7 +15,6 @@ from ..shared.formats import check_pictures, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Mapping
 
     from ...synth.request import TreeLimits
@@ -29,6 +29,12 @@ PLAN = "plan"
 # the plan.
 _LIBRARY_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner", "nccl-env", "mlx-hostfile")
 SCHEDULE_FORMATS = Names(EXPORTS)
+# Whether --groups can do anything: it is in the help then, and else refused.
+_HAS_GROUPS = "groups" in Names(MODES).describe()
+_GROUPS_EXAMPLE: Example = (
+    "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'",
+    "a plan for groups that run at once",
+)
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce dgx1",
@@ -83,10 +89,7 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-synth allreduce ring:4 --strategy file:ring.xml",
         "what the schedule of an MSCCL file reaches on this topology",
     ),
-    (
-        "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'",
-        "a plan for groups that run at once",
-    ),
+    *((_GROUPS_EXAMPLE,) if _HAS_GROUPS else ()),
     (
         "topo-synth alltoallv two-hosts.json --traffic bytes.csv",
         "an uneven alltoall: row i, column j is what rank i sends to rank j",
@@ -169,7 +172,9 @@ def build_parser() -> Parser:
         metavar="G",
         help="plan for several groups at once, which share the links: kinds of groups such as "
         "'tp:allreduce:64M=0,1|2,3 dp=0,2|1,3' (after the kind's name: collective, bytes and "
-        "weight, else COLLECTIVE, --size and 1), or a file of them",
+        "weight, else COLLECTIVE, --size and 1), or a file of them"
+        if _HAS_GROUPS
+        else argparse.SUPPRESS,
     )
     add(
         "--root",

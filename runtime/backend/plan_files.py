@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...extras import PLANS, Names
 from ...synth.cost.host_costs import FIELD as HOST
+from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
-from ...synth.plan_file import FORMAT, JOINT_FORMAT, MAX_PLAN_BYTES, PlanHead
+from ...synth.plan_file import FORMAT, HEAD_BYTES, MAX_PLAN_BYTES, PlanHead, find_format
+from ...synth.plan_text import read_text
 from ...synth.planner.names import DECORATED
-from ...synth.reshard.demands import Demands
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
 from ...topo.files import read_file, read_start
 from ...topo.graph import Topology
@@ -23,34 +25,20 @@ from ...topo.routes import HARDWARE, Router
 from ...topo.schema import CONVERTING
 from ...topo.version import VERSION
 from ..cache import warn_without_cache
+from .plan_sets import PlanSet, PlanSetFormat
 
 if TYPE_CHECKING:
-    from ...synth.groups.joint_plan import JointPlan
     from ...synth.planner.apart import FoundPlan
     from ...synth.planner.synthesize import Synthesis
 
 log = logging.getLogger("topoplan")
-# A plan names its format at its beginning; a topology in the same folder may be large.
-_HEAD_BYTES = 4096
-
-
-class _GroupHead(msgspec.Struct):
-    """What identifies a group's plan in a joint plan."""
-
-    plan: PlanHead
-
-
-class _JointHead(msgspec.Struct):
-    """What identifies the plans of a joint plan."""
-
-    groups: list[_GroupHead]
 
 
 @dataclass(frozen=True)
 class _PlanEntry:
     """A plan, or its file, with its collective, number of ranks, members if listed, and root.
 
-    `group` is its place in the file of a joint plan, None in a file of its own.
+    In a file of several plans, which has another `form` than FORMAT, `place` is that of the plan.
     """
 
     collective: str
@@ -58,7 +46,8 @@ class _PlanEntry:
     members: tuple[int, ...]
     root: int | None
     plan: Plan | Path
-    group: int | None = None
+    form: str = FORMAT
+    place: int = 0
 
 
 class PlanFiles:
@@ -69,7 +58,7 @@ class PlanFiles:
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
         self.entries = [entry for plan in plans for entry in _list_plans(plan)]
-        self._joint: dict[Path, JointPlan] = {}
+        self._sets: dict[Path, PlanSet] = {}
 
     def find(self, wanted: Collective, *, strict: bool, ranks: Sequence[int] = ()) -> Plan | None:
         """Return the plan for a collective, or None if there is none.
@@ -96,7 +85,7 @@ class PlanFiles:
                 "start as many ranks, or synthesize a plan for this number"
             )
         exact = [entry for entry in fitting if entry.root == wanted.root]
-        # Kinds of groups in a joint plan may have the same members.
+        # In a file of several plans some may be for the same members.
         if len({entry.plan for entry in exact}) > 1:
             names = ", ".join(str(entry.plan) for entry in exact if isinstance(entry.plan, Path))
             raise InputError(
@@ -105,11 +94,11 @@ class PlanFiles:
             )
         return self._load(exact[0]) if exact else None
 
-    def find_joint(self, plan: Plan) -> "JointPlan | None":
-        """Return the joint plan that a plan returned by `find` is a part of, None without one."""
-        for joint in self._joint.values():
-            if any(group.plan is plan for group in joint.groups):
-                return joint
+    def find_set(self, plan: Plan) -> PlanSet | None:
+        """Return the plans that share a file with one returned by `find`, None without such."""
+        for plan_set in self._sets.values():
+            if any(one is plan for one in plan_set.plans):
+                return plan_set
         return None
 
     def _find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
@@ -162,19 +151,23 @@ class PlanFiles:
     def _load(self, entry: _PlanEntry) -> Plan:
         if isinstance(entry.plan, Plan):
             return entry.plan
-        if entry.group is None:
+        if entry.form == FORMAT:
             return Plan.load(entry.plan)
-        if entry.plan not in self._joint:
-            from ...synth.groups.joint_plan import JointPlan  # few scripts need it
-
-            self._joint[entry.plan] = JointPlan.load(entry.plan)
-        return self._joint[entry.plan].groups[entry.group].plan
+        if entry.plan not in self._sets:
+            text = read_text(entry.plan)
+            self._sets[entry.plan] = find_set_format(entry.form).loads(text, str(entry.plan))
+        return self._sets[entry.plan].plans[entry.place]
 
 
 def is_plan_file(path: Path) -> bool:
     """Return whether a file's first characters are those of a plan; the rest is not read."""
-    head = read_start(path, _HEAD_BYTES)
-    return any(f'"{name}"'.encode() in head for name in (FORMAT, JOINT_FORMAT))
+    return find_format(read_start(path, HEAD_BYTES)) is not None
+
+
+def find_set_format(form: str) -> PlanSetFormat:
+    """Return what reads files of several plans of a format; raise InputError if nothing does."""
+    found: PlanSetFormat = Names(PLANS).find(form)
+    return found
 
 
 def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
@@ -197,28 +190,27 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
 
 
 def _read_heads(path: Path) -> list[_PlanEntry]:
-    """Read the collectives of a file's plan, or joint plan, without verifying it."""
+    """Read the collectives of a file's plan, or plans, without verifying them."""
     try:
         data = read_file(path, MAX_PLAN_BYTES + 1)
         if len(data) > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
         with CONVERTING:
-            if f'"{JOINT_FORMAT}"'.encode() in data[:_HEAD_BYTES]:
-                joint = msgspec.json.decode(data, type=_JointHead)
-                return [
-                    _PlanEntry(
-                        head.collective, head.ranks, tuple(head.members), head.root, path, group
-                    )
-                    for group, head in enumerate(x.plan for x in joint.groups)
-                ]
-            head = msgspec.json.decode(data, type=PlanHead)
+            form = find_format(data[:HEAD_BYTES]) or FORMAT
+            if form == FORMAT:
+                heads = [msgspec.json.decode(data, type=PlanHead)]
+            else:
+                heads = find_set_format(form).read_heads(data)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InputError(
             f"{path}: not a plan, or damaged; expected a file written by topo-synth -o"
         ) from None
-    return [_PlanEntry(head.collective, head.ranks, tuple(head.members), head.root, path)]
+    return [
+        _PlanEntry(head.collective, head.ranks, tuple(head.members), head.root, path, form, place)
+        for place, head in enumerate(heads)
+    ]
 
 
 def _list_members(collective: Collective) -> tuple[int, ...]:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
-from ...synth.reshard.demands import Demands
 from ...topo import errors
 from ...topo.errors import (
     ExecutionError,
@@ -40,10 +40,10 @@ from ..ranks.links import check_transport
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
 from .options import AUTO, BackendOptions, Helped, Plans
-from .plan_files import PlanFiles, is_plan_file, load_or_synthesize
+from .plan_files import PlanFiles, find_set_format, is_plan_file, load_or_synthesize
 
 if TYPE_CHECKING:
-    from ...synth.groups.joint_plan import JointPlan
+    from .plan_sets import PlanSet
 
 log = logging.getLogger("topoplan")
 # Held by the thread that makes a plan: several at once would take as long, and more memory. It
@@ -98,8 +98,8 @@ class PlanFinder:
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
         self.settled: dict[str, tuple[int, Schedule | None]] = {}
-        """The size in bytes and the schedule (None: stock) that a race of a joint plan has settled
-        for one of its plans, by the plan's hash.
+        """The size in bytes and the schedule (None: stock) that a race of a file's plans together
+        has settled for one of them, by the plan's hash.
         """
         self.whys: dict[str, str] = {}
         """Why there is no plan for a collective, by its name; on rank 0 only."""
@@ -138,13 +138,13 @@ class PlanFinder:
             machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
                 plan, answer = self._make_answer(wanted, machine, is_over)
-                joint = self._find_joint(plan, device)
-                if joint is not None:
-                    put(self.store, f"{key}/joint", joint.to_json())
-                    answer["joint"] = True
+                plan_set = self._find_set(plan, device)
+                if plan_set is not None:
+                    answer["set"] = plan_set.form
+                    put(self.store, f"{key}/set", plan_set.dumps())
                 put(self.store, key, answer)
-                if joint is not None:
-                    self._settle(joint)
+                if plan_set is not None:
+                    self._settle(plan_set)
                 if "error" not in answer:
                     return plan
             else:
@@ -155,8 +155,8 @@ class PlanFinder:
                     self.stop,
                     self._check_rank_0,
                 )
-                if "joint" in answer:
-                    self._settle_by(f"{key}/joint")
+                if "set" in answer:
+                    self._settle_by(f"{key}/set", answer["set"])
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -182,7 +182,7 @@ class PlanFinder:
     ) -> Plan | None:
         """Return the plan for a collective on CPU tensors like `find`, but without the store.
 
-        `exchange` gives all ranks the values of all, by rank. Joint plans do not race as a whole.
+        `exchange` gives all ranks the values of all, by rank. Plans never race together.
         """
         answer: dict[str, Any] | None = None
         if self.rank == 0:
@@ -205,39 +205,27 @@ class PlanFinder:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
-    def _find_joint(self, plan: Plan | None, device: torch.device) -> "JointPlan | None":
-        """Return the joint plan that has to race as a whole before a plan of it is used."""
+    def _find_set(self, plan: Plan | None, device: torch.device) -> "PlanSet | None":
+        """Return the plans of a file that have to race together before `plan` is used."""
         options, source = self.options, self._source
         races = options.policy.choose == MODES[0] and options.policy.compress is None
         if plan is None or not isinstance(source, PlanFiles) or not races:
             return None
         if device.type != "cpu" or check_transport(options.transport) != OWN_LINKS:
             return None
-        joint = source.find_joint(plan)
-        if joint is None:
-            return None
-        from ..joint.choices import suits_launch
+        plan_set = source.find_set(plan)
+        return plan_set if plan_set is not None and plan_set.suits_launch() else None
 
-        return joint if suits_launch(joint) else None
+    def _settle_by(self, key: str, form: str) -> None:
+        """Settle the plans of the file of a format that rank 0 has put into the store."""
+        text = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
+        self._settle(find_set_format(form).loads(text, "rank 0's file of plans"))
 
-    def _settle_by(self, key: str) -> None:
-        """Settle the plans of the joint plan that rank 0 has put into the store."""
-        from ...synth.groups.joint_plan import JointPlan
-
-        data = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
-        self._settle(JointPlan.loads(json.dumps(data), "rank 0's joint plan"))
-
-    def _settle(self, joint: "JointPlan") -> None:
-        """Race a joint plan on the ranks of all its groups, and store what its plans use then."""
-        from ..joint.choices import find_choice
-
-        options = self.options
-        choice = find_choice(
-            joint, self.timeout, options.policy.executor, options.policy.cache_folder, self.stop
-        )
-        if choice is not None:
-            for group in joint.groups:
-                self.settled[group.plan.hash] = group.call.size_bytes, choice.schedule_of(group)
+    def _settle(self, plan_set: "PlanSet") -> None:
+        """Race a file's plans on the ranks of all their groups, and store what they use then."""
+        policy = self.options.policy
+        raced = plan_set.race(self.timeout, policy.executor, policy.cache_folder, self.stop)
+        self.settled.update(raced)
 
     def _check_rank_0(self) -> None:
         """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""

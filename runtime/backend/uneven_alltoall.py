@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ...synth.reshard.demands import Demand, Demands
+from ...synth.demands.demands import Demand, Demands
 from ...topo.errors import InputError
 from ..calls import PersistentCall
 from ..compiled import Buffers

@@ -1,1 +1,1 @@
-"""What the runtime offers beyond the core, an extra in each folder; see extras.py at the root."""
+"""What running offers beyond the core, an extra in each folder; see extras.py at the root."""

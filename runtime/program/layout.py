@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
 from ...synth.ir.schedule import Schedule
-from ...synth.reshard.demands import Demands
 
 Range = tuple[int, int]
 # Collectives whose input and output are one tensor.

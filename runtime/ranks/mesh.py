@@ -1,11 +1,9 @@
-"""Make the DeviceMesh of a placement, and groups for joint plans of a DeviceMesh."""
+"""Make the DeviceMesh of a placement."""
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...synth.describe import count_bytes
-from ...synth.groups.calls import JointCall, list_mesh_calls
 from ...synth.place.orders import make_mesh
 from ...synth.place.placement import Placement
 from ...topo.errors import InputError
@@ -34,15 +32,3 @@ def device_mesh(placement: Placement, device_type: str | None = None) -> DeviceM
         torch.tensor(make_mesh(placement)),
         mesh_dim_names=tuple(name for name, _ in placement.job.dimensions),
     )
-
-
-def mesh_groups(mesh: DeviceMesh, **calls: tuple[str, int | str]) -> tuple[JointCall, ...]:
-    """Return the calls of a mesh's groups that run at the same time, for `synthesize_joint`.
-
-    Each keyword is a dimension of the mesh, with a collective and the bytes of a call:
-    `mesh_groups(mesh, tp=("allreduce", "64M"), dp=("allreduce", "1G"))`. All groups of a dimension
-    make its call. Rank i of the mesh must run on GPU i of the topology. Raise InputError for a
-    dimension that the mesh lacks.
-    """
-    listed = [(name, collective, count_bytes(size)) for name, (collective, size) in calls.items()]
-    return list_mesh_calls(mesh.mesh.tolist(), mesh.mesh_dim_names, listed)

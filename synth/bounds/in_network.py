@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from ...topo.graph import Device, Topology
 from ..cost.loads import computes_in_network
+from ..demands.bounds import find_multipath_bound
+from ..demands.demands import Demands
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
-from ..reshard.bounds import find_multipath_bound
-from ..reshard.demands import Demands
 from .certificate import Bound
 from .cuts import cut_bound
 from .multipath import bound

@@ -16,13 +16,13 @@ from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
+from ..demands.bounds import find_demand_bounds
+from ..demands.demands import Demands
 from ..forest.machine.routes import OwnRoutes
 from ..forest.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..numeric.steiner import MAX_TERMINALS
-from ..reshard.bounds import find_demand_bounds
-from ..reshard.demands import Demands
 from .certificate import Bound, Bounds, bound_of, keep_crossed
 from .cuts import cut_bound
 from .multipath import bound, directed_bounds

@@ -18,13 +18,13 @@ from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
 from ..bounds.multipath import check_connected
 from ..bounds.single_path import Bounds
+from ..demands.demands import Demands
+from ..demands.synthesize import synthesize_demands
 from ..ir.collective import Collective, spell_ranks
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..planner.names import AUTO
 from ..planner.synthesize import Costed, Synthesis, cost_all, plan_of, synthesize
 from ..request import Request, TreeLimits
-from ..reshard.demands import Demands
-from ..reshard.synthesize import synthesize_demands
 from ..strategies import packing
 from .bounds import GroupBounds, SubMachine, find_group_bounds
 

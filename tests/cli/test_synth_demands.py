@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from called import call_command
 
+from topoplan.synth.demands.demands import Demands
 from topoplan.synth.plan import Plan
-from topoplan.synth.reshard.demands import Demands
 
 
 def synth(*args: str, code: int = 0) -> str:

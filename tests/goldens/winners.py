@@ -24,7 +24,7 @@ import topoplan
 from goldens.store import INPUTS
 from topoplan import Plan
 from topoplan.runtime.choose import Chooser, Sharing, is_worthwhile
-from topoplan.runtime.joint import race as joint_race
+from topoplan.runtime.extras.joint import race as joint_race
 from topoplan.runtime.ranks.turns import Trial, Turns
 from topoplan.runtime.recovery.pace import Pace
 from topoplan.runtime.recovery.slow_watch import SlowWatch, find_change

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import extras as script
+import topoplan
 from topoplan import extras
-from topoplan.cli import entry, topoplan
+from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
-from topoplan.extras import COMMANDS, EXPORTS, EXTRAS, Extra, Names
+from topoplan.cli.topoplan import main as whole
+from topoplan.extras import (
+    COMMANDS,
+    EXPORTS,
+    EXTRAS,
+    LINKS,
+    MODES,
+    NAMES,
+    PLANS,
+    RUNS,
+    SCHEMAS,
+    Extra,
+    Names,
+)
+from topoplan.runtime.backend.plan_files import PlanFiles
+from topoplan.runtime.backend.plan_sets import PlanSetFormat
+from topoplan.runtime.ranks.links import NamedLinks
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.errors import InputError, TopoplanError
 
@@ -26,6 +44,37 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(exports.find(name), ScheduleFormat) for name in exports.describe())
     assert {*Names(COMMANDS).describe()} >= {"emulate"}
     assert all(import_command(name).build_parser() for name in Names(COMMANDS).describe())
+    links = Names(LINKS)
+    assert all(issubclass(links.find(name), NamedLinks) for name in links.describe())
+    names = Names(NAMES)
+    assert {*names.describe()} == {*topoplan.__all__} - {*topoplan._HOMES}
+    assert all(names.find(name) is getattr(topoplan, name) for name in names.describe())
+    plans = Names(PLANS)
+    assert all(isinstance(plans.find(form), PlanSetFormat) for form in plans.describe())
+    assert [*plans.describe()] == [*Names(RUNS).describe()]
+    for group in (MODES, RUNS, SCHEMAS):
+        assert all(callable(Names(group).find(name)) for name in Names(group).describe())
+
+
+def test_an_extra_imports_the_core_and_what_it_needs() -> None:
+    owners = {script.ROOT / path: extra for extra in EXTRAS for path in extra.paths}
+    for folder, extra in owners.items():
+        for file in folder.rglob("*.py"):
+            others = {
+                owner.name
+                for imported in _list_imports(file)
+                for path, owner in owners.items()
+                if imported.is_relative_to(path)
+            }
+            assert others <= {extra.name, *extra.needs}, file
+
+
+def _list_imports(file: Path) -> Iterator[Path]:
+    """Yield where what a file imports relatively is, by module and name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            module = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            yield from (module / alias.name for alias in node.names)
 
 
 def test_what_is_deleted_is_refused_and_no_longer_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,15 +94,43 @@ def test_a_deleted_command_is_refused_in_one_line(
     monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "emulate"))
     assert "emulate" not in list_commands()
     ways: dict[str, Callable[[], int]] = {
-        "topoplan emulate": lambda: topoplan.main(["emulate", "ring:2"]),
+        "topoplan emulate": lambda: whole(["emulate", "ring:2"]),
         "topo-emulate": entry.emulate,
     }
-    for shown, run in ways.items():
-        assert run() == 2
+    for shown, ask in ways.items():
+        assert ask() == 2
         assert capsys.readouterr().err == (
             f"{shown}: error: emulate: the extra 'emulate' is not in this copy of topoplan; "
             "install a copy that has it\n"
         )
+
+
+def test_the_facade_refuses_a_name_of_what_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "reshard" in dir(topoplan)
+    monkeypatch.delitem(vars(topoplan), "reshard", raising=False)  # it may have been used
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "reshard"))
+    assert "reshard" not in dir(topoplan)
+    with pytest.raises(InputError, match="reshard: the extra 'reshard' is not in this copy"):
+        topoplan.reshard  # noqa: B018
+
+
+def test_a_joint_plan_is_refused_where_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "joint.json"
+    file.write_text('{"format": "topoplan-joint-plan"}')
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "joint"))
+    said = "the extra 'joint' is not in this copy of topoplan; install a copy that has it"
+    for path in (file, tmp_path):
+        with pytest.raises(InputError, match=f"topoplan-joint-plan: {said}"):
+            PlanFiles([path])
+    for main, arguments in (
+        (synth.main, ["allreduce", "ring:4", "--groups", "tp=0,1|2,3"]),
+        (run.main, [str(file)]),
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err and len(captured.err.splitlines()) == 1 and not captured.out
 
 
 def test_an_extra_is_gone_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ import topoplan
 from ranks.checks import SUMS, refused
 from topoplan import Communicator
 from topoplan.runtime.measuring.calibrate import calibrate
-from topoplan.runtime.program.contract import AWAIT, LOCAL, RECEIVE, Operation, PlayError
 from topoplan.runtime.players.in_order import PlayerInOrder
+from topoplan.runtime.program.contract import AWAIT, LOCAL, RECEIVE, Operation, PlayError
 from topoplan.runtime.program.instructions import Await, Post, Program, Span
 from topoplan.runtime.ranks.set_up import set_up_in_time
 from topoplan.runtime.ranks.transport import Transport

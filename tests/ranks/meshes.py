@@ -7,9 +7,18 @@ import logging
 import torch
 import torch.distributed as dist
 from rank_process import Events
+from torch.distributed.device_mesh import DeviceMesh
 
 import topoplan
-from topoplan.runtime.joint import choices
+from topoplan.runtime.extras.joint import choices
+
+
+def list_groups() -> list[str]:
+    """Return the calls of the groups of a 2 x 2 mesh, whose rows are tp."""
+    ranks = torch.arange(4).reshape(2, 2)
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"))
+    calls = topoplan.mesh_groups(mesh, dp=("allreduce", "64M"), tp=("allgather", 4096))
+    return [f"{call}" for call in calls]
 
 
 def calls_by_a_joint_plan(path: str) -> list[str]:

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import topoplan
 from ranks.checks import from_all, refused
-from topoplan.runtime.reshard import transfer
+from topoplan.runtime.extras.reshard import transfer
 
 Laid = tuple[DeviceMesh, list[Placement]]
 Named = dict[str, DTensor]

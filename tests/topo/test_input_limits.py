@@ -20,9 +20,8 @@ import pytest
 from needs import long_cases
 
 from topoplan.runtime.backend.plan_files import PlanFiles
+from topoplan.synth.demands.demands import read_demands
 from topoplan.synth.export.nccl_tuner import read_measured
-from topoplan.synth.groups.calls import read_calls
-from topoplan.synth.groups.joint_plan import JointPlan
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.judge.readers.detect import read_file as read_log
 from topoplan.synth.judge.readers.json_results import read_json
@@ -30,7 +29,6 @@ from topoplan.synth.msccl.read import read_algorithm
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
 from topoplan.synth.planner.synthesize import synthesize
-from topoplan.synth.reshard.demands import read_demands
 from topoplan.synth.traffic import read_matrix
 from topoplan.topo import files
 from topoplan.topo.errors import InputError
@@ -322,14 +320,12 @@ def test_a_device_that_never_ends_is_no_plan() -> None:
 
 READERS: dict[str, Callable[[str], object]] = {
     "plan.json": Plan.load,
-    "joint.json": JointPlan.load,
     "topology.json": Topology.load,
     "topology": resolve,
     "plans": lambda path: PlanFiles([path]),
     "traffic.csv": lambda path: read_matrix(path, 2),
     "traffic.npy": lambda path: read_matrix(path, 2),
     "demands.json": lambda path: read_demands(path, 2),
-    "groups": lambda path: read_calls(path, preset("ring:2"), None, "1M"),
     "msccl.xml": lambda path: read_algorithm(path, Collective("allreduce", 2)),
     "log": read_log,
     "times.json": lambda path: read_measured(f"Ring/LL/1={path}", Collective("allreduce", 2)),

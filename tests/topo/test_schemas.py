@@ -18,7 +18,6 @@ from referencing import Registry, Resource
 
 from examples.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.groups.joint import synthesize_joint
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import probe_json
@@ -83,8 +82,6 @@ def test_plans_host_costs_and_settings_are_valid(tmp_path: Path) -> None:
             plan = synthesize(collective_on(collective, topology), topology, "packing").plan
             plan.save(tmp_path / "plan.json", overwrite=True)
             validate(json.loads((tmp_path / "plan.json").read_text()), "plan")
-    synthesize_joint("tp:allgather:1M=0,1|2,3", "ring:4").save(tmp_path / "joint.json")
-    validate(json.loads((tmp_path / "joint.json").read_text()), "joint-plan")
 
 
 DEVICES = [{"id": "a"}, {"id": "b"}]

@@ -26,10 +26,10 @@ from topoplan.runtime.backend import plan_finder
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.backend.plan_files import PlanFiles, load_or_synthesize
 from topoplan.runtime.ranks.places import restrict
+from topoplan.synth.demands.demands import Demand, Demands
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import synthesize
-from topoplan.synth.reshard.demands import Demand, Demands
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

@@ -1,0 +1,454 @@
+"""Move tensors from one mesh to another: `topoplan.reshard`, and what it returns."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import operator
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fractions import Fraction
+from math import ceil, prod
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Placement
+
+from ....synth.demands.demands import Demands
+from ....synth.groups.ranks import REST, Helpers
+from ....synth.ir.schedule import Schedule
+from ....synth.plan import Plan
+from ....topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
+from ....topo.graph import Topology
+from ...choose import Chooser
+from ...environment import find_cache_folder
+from ...executor import Executor
+from ...option_names import MODES, POINT_TO_POINT
+from ...players.slow_links import list_watches
+from ...policy import DEFAULT_TIMEOUT
+from ...program.lowering import lower
+from ...ranks.faults import first_line
+from ...ranks.machine import describe_machine
+from ...ranks.transport import Transport
+from .bundles import Bundle, find_bundles, list_demands
+from .copying import Ends
+from .placements import Mesh, read_shards
+from .rounds import Round, RoundBuffers, list_rounds
+from .shards import Shards
+
+log = logging.getLogger("topoplan")
+
+# Scratch memory of a call, in multiples of the largest shard; arenas are up to an eighth larger.
+_SCRATCH = Fraction(3, 2)
+# Less scratch memory than this is not worth another round.
+_MIN_SCRATCH_BYTES = 1 << 20
+# Limit in seconds for planning, as for the backend's plans.
+_TIME_LIMIT_S = 20.0
+# The same as a part of a call's deadline, by which the other ranks wait for the plan.
+_PLANNING = 0.5
+# A machine to plan for: None for one port of equal speed at each rank.
+Machine = Topology | str | os.PathLike[str] | None
+# A mesh with the placements of a tensor on it.
+Layout = tuple[Mesh, Sequence[Placement]]
+# One rank's shard; None on ranks outside the mesh.
+Local = torch.Tensor | None
+
+_T = TypeVar("_T")
+
+
+@dataclass(eq=False)
+class GroupTransfers:
+    """What all transfers between the ranks of one default group share.
+
+    `plans` are those of `reshard_state_dict`, by what they move.
+    """
+
+    transport: Transport
+    plans: OrderedDict[tuple[bytes, ...], dict[torch.dtype, Reshard]] = field(
+        default_factory=OrderedDict
+    )
+
+
+_transfers: WeakKeyDictionary[dist.ProcessGroup, GroupTransfers] = WeakKeyDictionary()
+
+
+class Reshard:
+    """A transfer of tensors of one dtype from one mesh to another, which can run repeatedly.
+
+    `topoplan.reshard` makes it for one tensor. `demands` are the pieces that have to move, in
+    elements, None if none has, and `plan` is the plan for them. The first calls try its schedules
+    and segmentations in turns; the fastest is used from then on. `rounds` is the number of times
+    that the last call played its schedule, so that scratch memory stays within 1.5 times the
+    largest shard, or 1 MiB. `timeout` is the deadline of a call. After a failure it does not work
+    any more.
+    """
+
+    def __init__(
+        self,
+        tensors: Callable[[], tuple[list[tuple[Shards, Shards]], torch.dtype]],
+        transport: Transport,
+        topology: Machine = None,
+        helpers: Helpers = REST,
+        time_limit_s: float = _TIME_LIMIT_S,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._transport, self.timeout = transport, timeout
+        with transport.faults.stock("planning to move tensors between meshes"):
+            self._tensors, self.dtype, self._bundles = agree(
+                transport, lambda: _read_bundles(tensors)
+            )
+            pieces = list_demands(self._bundles)
+            self.demands = Demands.of(pieces, transport.size, where="reshard") if pieces else None
+            self._check_same()
+            self.plan: Plan | None = None
+            self._chooser: Chooser | None = None
+            if self.demands is not None:
+                self.plan = self._find_plan(topology, helpers, time_limit_s)
+                machine = describe_machine(
+                    self.plan.topology, transport.cores_of_hosts, batched=transport.batched
+                )
+                self._chooser = Chooser(
+                    self.plan,
+                    machine,
+                    transport,
+                    MODES[0],
+                    find_cache_folder(None),
+                    executor=POINT_TO_POINT,
+                )
+        topology = None if self.plan is None else self.plan.topology
+        self._executor = Executor(transport, topology)
+        self._executor.observe(list_watches(transport, topology))
+        # By the identity of the schedule, which the chooser holds.
+        self._rounds: dict[int, list[Round]] = {}
+        self.rounds = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent so far."""
+        return self._executor.sent_bytes
+
+    def run(
+        self, source: Local | Sequence[Local] = None, destination: Local | Sequence[Local] = None
+    ) -> None:
+        """Copy the local shard `source` to the shards of the destination, on all ranks.
+
+        Every rank of the default group calls it, with its local shards: tensors or DTensors, and
+        None on ranks outside the mesh. The two must not share memory. Raise InputError on every
+        rank if a shard does not fit, ExecutionError if a rank fails or the deadline passes.
+        """
+        transport, rank = self._transport, self._transport.rank
+        transport.set_timeout(self.timeout)
+        with transport.faults.stock("checking the shards to move"):
+            sources, destinations = agree(transport, lambda: self._check_ends(source, destination))
+        ends = Ends(rank, self._tensors, sources, destinations)
+        with torch.inference_mode():  # as in all calls: a serving model's weights may be of it
+            if self._chooser is not None:
+                self._move(self._chooser, ends)
+            for bundle in self._bundles:
+                has_it = len(bundle.holders) == 1 and rank in bundle.holders[0]
+                if has_it and rank in bundle.receivers:
+                    ends.copy(bundle, 0, bundle.numel, adds=False)
+            for (before, _), tensor in zip(self._tensors, destinations, strict=True):
+                if before.averaged > 1 and tensor is not None:
+                    tensor.div_(before.averaged)
+
+    def _move(self, chooser: Chooser, ends: Ends) -> None:
+        """Move what has to move, by the chosen schedule, or the next one of the trial."""
+        assert self.demands is not None
+        transport, size_bytes = self._transport, self.demands.size * self.dtype.itemsize
+        is_known = chooser.known(size_bytes) is not None
+        trial = None if is_known else chooser.find_trial(size_bytes, has_stock=False, number=None)
+        if trial is None or trial.entrant is None:
+            choice = chooser.known(size_bytes)
+            assert choice is not None
+            self._play(choice.schedule or choice.own, ends)
+            return
+        began = time.monotonic()
+        self._play(trial.entrant, ends)
+        with transport.faults.stock("the times of a trial"):
+            trial.record(transport.find_span_s(began, time.monotonic()))
+        if trial.is_over:
+            chooser.end_trial(size_bytes, trial)
+
+    def _play(self, schedule: Schedule, ends: Ends) -> None:
+        if id(schedule) not in self._rounds:
+            self._rounds[id(schedule)] = self._divide(schedule)
+        rounds = self._rounds[id(schedule)]
+        self.rounds = len(rounds)
+        like = torch.empty(0, dtype=self.dtype, device=self._transport.device)
+        for part in rounds:
+            buffers = RoundBuffers(
+                part.numel, like, like, ends=ends, bundles=self._bundles, ranges=part.ranges
+            )
+            self._executor.run(part.schedule, buffers)
+        if like.is_cuda:  # a call returns before the device has made its copies
+            torch.cuda.current_stream(like.device).synchronize()
+
+    def _check_ends(
+        self, source: Local | Sequence[Local], destination: Local | Sequence[Local]
+    ) -> tuple[list[Local], list[Local]]:
+        """Return the local shards; raise InputError if one does not fit, or shares memory.
+
+        A destination may be its own source if it stays as it is, and two may be one, as tied
+        weights are, unless terms are added to it.
+        """
+        sources, destinations = self._check_shards(source, 0), self._check_shards(destination, 1)
+        spans: list[tuple[int, int, int, str]] = []
+        for (before, after), held, needed in zip(self._tensors, sources, destinations, strict=True):
+            is_own = (
+                held is not None
+                and needed is not None
+                and held.is_set_to(needed)
+                and before.holds_as(after, self._transport.rank)
+            )
+            spans += [
+                (*_find_span(tensor), kind, shards.where)
+                for tensor, kind, shards in (
+                    (held, 0, before),
+                    (needed, 1 + (before.terms > 1), after),
+                )
+                if tensor is not None and not is_own
+            ]
+        # The end of the last source so far, of the last destination, and of one of a sum.
+        last = [(0, "")] * 3
+        for lo, hi, kind, where in sorted(spans):
+            end, other = max(x for i, x in enumerate(last) if i != kind or kind > 1)
+            if end > lo:
+                raise InputError(
+                    f"{where}: shares memory with {other}, so values would be lost, or added "
+                    "twice; clone one of them, or leave it out"
+                )
+            last[kind] = max(last[kind], (hi, where))
+        return sources, destinations
+
+    def _check_shards(self, given: Local | Sequence[Local], end: int) -> list[Local]:
+        """Return local shards as plain tensors; raise InputError if one does not fit."""
+        listed = given if isinstance(given, (list, tuple)) else [given]
+        if len(listed) != len(self._tensors):
+            raise InputError(f"{len(listed)} shards for {len(self._tensors)} tensors")
+        return [
+            self._check_shard(tensor, both[end], end)
+            for tensor, both in zip(listed, self._tensors, strict=True)
+        ]
+
+    def _check_shard(self, tensor: object, shards: Shards, end: int) -> Local:
+        rank, device = self._transport.rank, self._transport.device
+        shape = shards.shape_of(rank)
+        if rank not in shards.places or not prod(shape):
+            return None
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(
+                f"{shards.where}: {type(tensor).__name__} on rank {rank}; expected its shard, a "
+                f"tensor of shape {shape}"
+            )
+        if tensor.shape != shape or tensor.dtype != self.dtype:
+            raise InputError(
+                f"{shards.where}: shard of shape {tuple(tensor.shape)} and {tensor.dtype} on rank "
+                f"{rank}; expected {shape} and {self.dtype}"
+            )
+        if tensor.device.type != device.type:
+            raise InputError(
+                f"{shards.where}: shard on {tensor.device}; the process group moves data on "
+                f"{device.type}"
+            )
+        if end and any(
+            of > 1 and not step for of, step in zip(shape, tensor.stride(), strict=True)
+        ):
+            raise InputError(
+                f"{shards.where}: shard on rank {rank} whose elements share memory, as expand "
+                "makes; give each its own (contiguous())"
+            )
+        return tensor.detach()
+
+    def _check_same(self) -> None:
+        """Raise InputError unless all ranks have described the same transfer."""
+        divisors = [source.averaged for source, _ in self._tensors]
+        whole = repr((self._bundles, divisors, self.dtype))
+        others = self._transport.exchange(hashlib.sha256(whole.encode()).digest())
+        if len(set(others)) > 1:
+            other = next(rank for rank, theirs in enumerate(others) if theirs != others[0])
+            raise InputError(
+                f"reshard: ranks 0 and {other} describe different transfers; give all of them the "
+                "same meshes, placements, shapes and dtypes, in one order"
+            )
+
+    def _find_plan(self, topology: Machine, helpers: Helpers, time_limit_s: float) -> Plan:
+        """Return the plan that rank 0 makes."""
+        answer: list[Any] = [None]
+        if self._transport.rank == 0:
+            limit_s = min(time_limit_s, _PLANNING * self.timeout.total_seconds())
+            try:
+                plan = make_plan(self.demands, self._transport.size, topology, helpers, limit_s)
+                answer = [plan.to_json()]
+            except TopoplanError as error:
+                answer = [error]
+            except Exception as error:  # any: the other ranks wait for the answer
+                log.debug("planning failed", exc_info=error)
+                answer = [
+                    ExecutionError(
+                        "rank 0 cannot plan what has to move "
+                        f"({type(error).__name__}: {first_line(error)})"
+                    )
+                ]
+        dist.broadcast_object_list(
+            answer, group=self._transport.group, group_src=0, device=self._transport.device
+        )
+        if isinstance(answer[0], TopoplanError):
+            raise answer[0]
+        return Plan.from_json(answer[0], "rank 0's plan to move tensors")
+
+    def _divide(self, schedule: Schedule) -> list[Round]:
+        """Return the rounds that scratch memory allows. Collective."""
+        assert self.demands is not None
+        width, transport = self.dtype.itemsize, self._transport
+        program = lower(schedule, transport.rank, self.demands.size, batched=transport.batched)
+        largest = max(
+            shards.numel_of(rank)
+            for both in self._tensors
+            for shards in both
+            for rank in shards.places
+        )
+        limit = max(int(_SCRATCH * largest * width), _MIN_SCRATCH_BYTES)
+        scratch_bytes = (program.work_numel + program.staging_numel) * width
+        with transport.faults.stock("the scratch memory of a transfer"):
+            needed = max(transport.exchange(scratch_bytes))
+        return list_rounds(schedule, self._bundles, ceil(Fraction(needed, limit)))
+
+
+def _find_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor's elements, and that after the last."""
+    steps = map(operator.mul, (size - 1 for size in tensor.shape), tensor.stride())
+    return (start := tensor.data_ptr()), start + (1 + sum(steps)) * tensor.itemsize
+
+
+def reshard(
+    src: Layout,
+    dst: Layout,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    topology: Machine = None,
+    *,
+    helpers: Helpers = REST,
+    time_limit_s: float = _TIME_LIMIT_S,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> Reshard:
+    """Plan how a tensor moves from one mesh to another, and return a `Reshard` that moves it.
+
+    Collective over all ranks of the default process group. `src` and `dst` are each a mesh (a
+    DeviceMesh, or an array of ranks where a rank cannot make one) and the DTensor placements of a
+    tensor of the global `shape` on it: Shard, Replicate, and on the source Partial of a sum or an
+    average, whose terms are added in the order of their ranks. Shards may be uneven. The meshes may
+    overlap or be equal. An array's ranks may be in any order, those of a DeviceMesh must ascend
+    along the dimensions that split the tensor.
+
+    `topology` is the machine, whose GPU i runs rank i (default: any two ranks are joined by ports
+    of one speed). `helpers` are the other ranks that may relay: `rest`, `none`, or a list. Rank 0
+    plans, for `time_limit_s` and half of `timeout` at most; `timeout` is the deadline of a call.
+    Raise InputError on every rank if an argument of one of them does not fit, or they differ.
+
+        plan = topoplan.reshard((training, [Shard(0)]), (serving, [Shard(1)]), (4096, 4096), dtype)
+        plan.run(source.to_local(), destination.to_local())    # after each step
+    """
+    transport = find_transfers(timeout).transport
+
+    def read() -> tuple[list[tuple[Shards, Shards]], torch.dtype]:
+        if not isinstance(dtype, torch.dtype):
+            raise InputError(f"dtype {dtype!r:.40}: expected a dtype of torch")
+        try:
+            whole = tuple(int(size) for size in shape)
+        except (TypeError, ValueError):
+            raise InputError(f"shape {shape!r:.60}: expected integers") from None
+        both = []
+        for where, laid in (("src", src), ("dst", dst)):
+            try:
+                mesh, [*listed] = laid
+            except (TypeError, ValueError):
+                raise InputError(f"{where}: expected a mesh and its placements") from None
+            both.append(read_shards(mesh, listed, whole, where, transport.size))
+        return [(both[0], both[1])], dtype
+
+    return Reshard(read, transport, topology, helpers, time_limit_s, timeout)
+
+
+def _read_bundles(
+    read: Callable[[], tuple[list[tuple[Shards, Shards]], torch.dtype]],
+) -> tuple[list[tuple[Shards, Shards]], torch.dtype, list[Bundle]]:
+    tensors, dtype = read()
+    for source, _ in tensors:
+        kind, total = "an average" if source.averaged > 1 else "a sum", torch.empty(1, dtype=dtype)
+        try:
+            if source.terms > 1:
+                total.add_(total)
+            if source.averaged > 1:
+                total.div_(source.averaged)
+        except RuntimeError:  # torch has no such operation
+            raise InputError(
+                f"{source.where}: Partial of {kind} of {dtype}, which torch cannot compute"
+            ) from None
+    return tensors, dtype, find_bundles(tensors)
+
+
+def make_plan(
+    demands: Demands | None, world: int, topology: Machine, helpers: Helpers, time_limit_s: float
+) -> Plan:
+    """Return the plan for demands on a machine whose GPU i runs rank i."""
+    from ....synth.demands.synthesize import synthesize_demands
+    from ....synth.groups.ranks import choose_helpers
+    from ....topo.loader.resolve import load_for_planning
+
+    assert demands is not None
+    machine, router = load_for_planning(f"switch:{world}" if topology is None else topology)
+    if len(machine.ranks) != world:
+        raise PlanMismatchError(
+            f"topology {machine.name!r} has {len(machine.ranks)} GPUs, {world} ranks are running; "
+            "start as many"
+        )
+    others = choose_helpers("none" if topology is None else helpers, demands, machine)
+    synthesis = synthesize_demands(
+        demands, others, machine, time_limit_s=time_limit_s, router=router
+    )
+    return synthesis.plan
+
+
+def agree(transport: Transport, make: Callable[[], _T]) -> _T:
+    """Return what `make` returns on this rank; if it raises on some rank, raise on all of them.
+
+    Collective.
+    """
+    error: Exception | None = None
+    try:
+        made = make()
+    except Exception as raised:  # any: the other ranks wait for the answer
+        error = raised
+    answers = transport.exchange(None if error is None else first_line(error))
+    if error is not None:
+        raise error
+    for rank, answer in enumerate(answers):
+        if answer is not None:
+            raise InputError(f"rank {rank}: {answer}")
+    return made
+
+
+def find_transfers(timeout: timedelta) -> GroupTransfers:
+    """Return what the transfers of the default group share; `timeout` is the next call's deadline.
+
+    Collective the first time, and after a failure.
+    """
+    if not dist.is_initialized():
+        raise InputError("torch.distributed is not initialised; call init_process_group first")
+    world = dist.group.WORLD
+    assert world is not None
+    shared = _transfers.get(world)
+    if shared is None or shared.transport.faults.broken is not None:
+        _transfers.clear()  # a destroyed default group lives on in DeviceMesh
+        shared = _transfers[world] = GroupTransfers(Transport(None, timeout))
+    shared.transport.set_timeout(timeout)
+    return shared
