@@ -6,8 +6,6 @@ import os
 import re
 from dataclasses import dataclass
 
-from .links import find_named
-
 # Environment variables in which launchers name the job.
 JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
 
@@ -86,4 +84,8 @@ def join_launch() -> str | None:
     launch. Raise InputError if the links are missing or do not suit the launcher.
     """
     launcher = find_launcher()
-    return launcher.links if launcher and find_named(launcher.links).join_launch() else None
+    if launcher is None:
+        return None
+    from .links import find_named  # imports torch, without which commands can plan
+
+    return launcher.links if find_named(launcher.links).join_launch() else None
