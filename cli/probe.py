@@ -77,6 +77,10 @@ EXAMPLES: tuple[Example, ...] = (
         "--rate pcie=48 --rate nic=50",
     ),
     (
+        "topo-probe matrix.txt --measured nvbandwidth.txt -o machine.json",
+        "a machine whose links have the rates that nvbandwidth measured between its GPUs",
+    ),
+    (
         "torchrun --nproc-per-node 2 -m topoplan.cli.probe --json",
         "started by torchrun, on several hosts (--nnodes 2 --rdzv-endpoint HOST:PORT), "
         "each host probed by its own ranks: one topology of all",
@@ -122,6 +126,10 @@ def main(argv: list[str] | None = None) -> int:
         (
             arguments.fabric and (arguments.topologies or arguments.measure or arguments.for_vm),
             "--fabric finds the hosts' cables; leave TOPOLOGY, --measure and --for-vm out",
+        ),
+        (
+            arguments.measured is not None and (arguments.measure or arguments.fabric),
+            "--measured takes the rates of a file; leave --measure and --fabric out",
         ),
     ):
         if is_wrong:
@@ -217,6 +225,12 @@ def build_parser() -> Parser:
         help="under torchrun: measure the links by sending, one rank a GPU",
     )
     parser.add_argument(
+        "--measured",
+        metavar="FILE",
+        help="correct rates by those between GPUs that nvbandwidth, p2pBandwidthLatencyTest or "
+        "nvloom printed, by the rules of --measure",
+    )
+    parser.add_argument(
         "--fabric",
         action="store_true",
         help="under torchrun or mpirun: find how the hosts are joined, by cables or switches, with "
@@ -252,7 +266,7 @@ def _probe(arguments: argparse.Namespace) -> int:
         if arguments.fabric
         else _measure(arguments, progress)
         if arguments.measure
-        else _named_topology(arguments)
+        else _correct(_named_topology(arguments), arguments.measured)
     )
     if not _reports():
         return 0
@@ -270,6 +284,19 @@ def _probe(arguments: argparse.Namespace) -> int:
         progress.tell(f"{form} written to {arguments.output}")
     write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
     return _report_errors(topology, printed=form == "check") if arguments.check else 0
+
+
+def _correct(topology: Topology, measured: str | None) -> Topology:
+    """Return a topology, with the rates that a file of other tools' measurements proves."""
+    if measured is None:
+        return topology
+    from ..topo.formats.pasted import clean
+    from ..topo.loader.resolve import read_text
+    from ..topo.measured.believe import believe
+    from ..topo.measured.matrices import read_measurements
+
+    text = clean(read_text(Path(measured)))
+    return believe(topology, read_measurements(text, Path(measured).name, topology))
 
 
 def _named_topology(arguments: argparse.Namespace) -> Topology:

@@ -42,6 +42,16 @@ class PairRates:
         ]
 
     @property
+    def is_read(self) -> bool:
+        """Whether the GPU of the row reads from that of the column."""
+        return "<- " in self.test or "_read_" in f"{self.test}_"
+
+    @property
+    def is_through_memory(self) -> bool:
+        """Whether copies went through the host's memory, without peer-to-peer."""
+        return "disabled" in self.test
+
+    @property
     def count(self) -> int:
         """The number of GPUs."""
         return max(len(self.rows), *map(len, self.rows))
@@ -119,14 +129,14 @@ def describe(text: str) -> str | None:
     ways = "one way" if best.is_one_way else "both ways together"
     return (
         f"rates {kind} {best.count} GPUs, measured by {best.tool} ({best.test}: "
-        f"{span} {ways}), which do not say what joins the GPUs; state them as the rate of links "
-        "(pcie, nvlink) that a topology leaves open"
+        f"{span} {ways}), which do not say what joins the GPUs; correct the rates of a topology "
+        "by them"
     )
 
 
 def _rank(rates: PairRates) -> tuple[bool, bool, bool]:
     """Order matrices: plans send between pairs, one way and directly."""
-    return rates.is_of_pairs, rates.is_one_way, "disabled" not in rates.test
+    return rates.is_of_pairs, rates.is_one_way, not rates.is_through_memory
 
 
 def _read_rows(lines: Sequence[str]) -> _Rows:

@@ -89,7 +89,7 @@ def resolve(argument: str, box: str | None = None) -> Topology:
             raise _unused_box(argument)
         return probe("/" if is_local else path)
     if exists:
-        text = _read_text(path)
+        text = read_text(path)
         if nccl_xml.is_skeleton(text):
             return nccl_xml.fill_skeleton(text, argument, probe())
         from ..formats.clusters import read_box  # a file can be a cluster's
@@ -120,7 +120,8 @@ def is_archive(path: Path) -> bool:
     return start.startswith((b"BZh", b"\x1f\x8b", b"\xfd7zXZ\0")) or start[257:262] == b"ustar"
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file that a user names; raise InputError if it is none, or too large."""
     try:
         raw = read_file(path, MAX_FILE_BYTES + 1)
     except OSError as error:

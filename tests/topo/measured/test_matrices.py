@@ -1,0 +1,100 @@
+"""Rates between GPUs that other tools measured correct those of a topology."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from topoplan.cli.probe import main
+from topoplan.topo.errors import InputError
+from topoplan.topo.graph import Topology
+from topoplan.topo.measured.believe import believe
+from topoplan.topo.measured.matrices import read_measurements
+from topoplan.topo.presets import preset
+
+HEADS = {
+    "read": "memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)",
+    "write": "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)",
+    "both": "memcpy CE GPU(row) <-> GPU(column) bandwidth (GB/s)",
+    "samples": "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)",
+    "disabled": "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)",
+}
+
+
+def matrix(kind: str, *rows: tuple[str | float, ...]) -> str:
+    lines = [HEADS[kind], "   " + " ".join(str(number) for number in range(len(rows)))]
+    for number, row in enumerate(rows):  # with places, as the tools print rates
+        cells = [x if isinstance(x, str) else f"{x:.2f}" for x in row]
+        lines.append(f" {number} {' '.join(cells)}")
+    return "\n".join(lines) + "\n\n"
+
+
+def rates_of(text: str, name: str = "ring:2") -> dict[tuple[int, int], Fraction]:
+    found = read_measurements(text, "file", preset(name)).experiments
+    return {pair: rate for experiment in found for pair, rate in experiment.rates_GBps.items()}
+
+
+def test_readers_receive_and_writers_send() -> None:
+    assert rates_of(matrix("write", ("N/A", 3), (2, "N/A"))) == {(0, 1): 3, (1, 0): 2}
+    assert rates_of(matrix("read", ("N/A", 3), (2, "N/A"))) == {(1, 0): 3, (0, 1): 2}
+    assert rates_of(matrix("samples", (900, 3), (2, 900))) == {(0, 1): 3, (1, 0): 2}
+
+
+def test_a_pair_has_the_best_of_what_was_measured_one_way_and_directly() -> None:
+    text = (
+        matrix("read", ("N/A", 3), (2, "N/A"))
+        + matrix("write", ("N/A", 2.5), (2.75, "N/A"))
+        + matrix("both", ("N/A", 9), (9, "N/A"))
+        + matrix("disabled", (900, 8), (8, 900))
+    )
+    assert rates_of(text) == {(1, 0): 3, (0, 1): Fraction(5, 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "no matrix\n",
+            "as nvbandwidth, p2pBandwidthLatencyTest or nvloom print them; it has none",
+        ),
+        (matrix("both", ("N/A", 9), (9, "N/A")), "it has nvbandwidth's CE copies GPU <-> GPU"),
+        (matrix("disabled", (1, 9), (9, 1)), "it has p2pBandwidthLatencyTest's P2P disabled"),
+        (matrix("write", ("N/A", 9, 9), (9, "N/A", 9), (9, 9, "N/A")), "of 3 GPUs, and topology"),
+    ],
+)
+def test_what_says_nothing_of_these_gpus_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError) as raised:
+        rates_of(text)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_slow_link_is_believed_and_pairs_that_were_not_measured_are_named() -> None:
+    ring = preset("ring:4@25")
+    rows: list[list[str | float]] = [
+        [24 if abs(i - j) in (1, 3) else "N/A" for j in range(4)] for i in range(4)
+    ]
+    rows[1][2] = 12
+    text = matrix("write", *map(tuple, rows))
+    corrected = believe(ring, read_measurements(text, "file", ring))
+    slow = [link for link in corrected.links if link.bandwidth_GBps != 25]
+    assert [(x.src, x.dst, x.bandwidth_GBps) for x in slow] == [("gpu1", "gpu2", Fraction(12))]
+    assert any("no rate of 0 -> 2, 1 -> 3, 2 -> 0, 3 -> 1" in note for note in corrected.notes)
+
+
+def test_topo_probe_writes_the_corrected_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "nvbandwidth.txt"
+    file.write_text(matrix("write", ("N/A", 12), (20, "N/A")), encoding="utf-8")
+    assert main(["path:2@20", "--measured", str(file), "--json"]) == 0
+    topology = Topology.loads(capsys.readouterr().out)
+    assert [link.bandwidth_GBps for link in topology.links] == [12, 20]
+    measured = json.loads(topology.dumps())["measured"]
+    assert measured["over"] == "nvbandwidth" and len(measured["pairs"]) == 2
+    assert main(["path:2@20", "--measured", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt: cannot be read" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--measured", str(file), "--measure"])
