@@ -77,7 +77,7 @@ EXAMPLES: tuple[Example, ...] = (
         "--rate pcie=48 --rate nic=50",
     ),
     (
-        "topo-probe matrix.txt --measured nvbandwidth.txt -o machine.json",
+        "topo-probe matrix.txt --measured nvbandwidth.txt -o rates.json",
         "a machine whose links have the rates that nvbandwidth measured between its GPUs",
     ),
     (
