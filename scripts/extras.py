@@ -4,10 +4,11 @@
     python scripts/extras.py --count [--json]    statements: of each extra, the core, the whole
     python scripts/extras.py --check             install a copy without any extra, and try it
     python scripts/extras.py --check mscclpp     without this one, and those that need it
+    python scripts/extras.py --check --quick     tests are collected, not run
 
-A check installs the copy into a folder of its own, and runs the commands, the backend, the DDP hook
-and the tests that are left, but for those of the whole checkout and its documents (tests/project).
-What an extra added has to be refused in one line.
+A check installs the copy into a folder of its own, imports all modules that are left, and runs the
+commands, the backend, the DDP hook and the tests that are left, but for those of the whole checkout
+and its documents (tests/project). What an extra added has to be refused in one line.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ try:
 except topoplan.InputError as error:
     print(error)
     sys.exit(2)
+"""
+# Imports every module of the package.
+_IMPORT_ALL = """
+import importlib
+import pkgutil
+import topoplan
+
+for module in pkgutil.walk_packages(topoplan.__path__, "topoplan."):
+    if module.name.split(".")[1] in ("topo", "synth", "runtime", "cli", "extras"):
+        importlib.import_module(module.name)
 """
 # Ranks of the smoke: the backend, a communicator, and the hook, on CPUs over gloo.
 _SMOKE = """
@@ -75,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check", nargs="*", metavar="NAME", help="try a copy without these (default: all)"
     )
+    parser.add_argument("--quick", action="store_true", help="with --check: run no tests")
     args = parser.parse_args(argv)
     if args.list:
         print(json.dumps([_to_json(extra) for extra in EXTRAS], indent=1))
@@ -85,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown := [name for name in args.check if name not in known]:
             print(f"extras: {unknown[0]}: expected some of {', '.join(known)}", file=sys.stderr)
             return 2
-        return _check([known[name] for name in args.check] or list(EXTRAS))
+        gone = [known[name] for name in args.check] or list(EXTRAS)
+        return _check(gone, runs_tests=not args.quick)
     else:
         parser.print_usage(sys.stderr)
         return 2
@@ -126,8 +139,11 @@ def _count(path: Path) -> int:
     return sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(path.read_text("utf-8"))))
 
 
-def _check(gone: Iterable[Extra]) -> int:
-    """Try a copy without these extras and those that need them; return the exit code."""
+def _check(gone: Iterable[Extra], *, runs_tests: bool) -> int:
+    """Try a copy without these extras and those that need them; return the exit code.
+
+    Without `runs_tests` the tests that are left are collected alone.
+    """
     names = {extra.name for extra in gone}
     while more := {x.name for x in EXTRAS if names & {*x.needs}} - names:
         names |= more
@@ -142,12 +158,14 @@ def _check(gone: Iterable[Extra]) -> int:
         imported = _run("import", ["-c", where], Path(folder), env).strip()
         if not Path(imported).is_relative_to(site):
             raise SystemExit(f"extras: topoplan was imported from {imported}, not from the copy")
+        _run("import of all modules", ["-c", _IMPORT_ALL], Path(folder), env)
         _try_commands(removed, Path(folder), env)
         smoke = Path(folder, "smoke.py")
         smoke.write_text(_SMOKE, encoding="utf-8")
         _run("backend and hook", [str(smoke), str(Path(folder, "store"))], Path(folder), env)
-        tests = ["-m", "pytest", "-q", "-m", "not gpu and not network", "-n", "4"]
-        _run("the tests that are left", [*tests, "--ignore=tests/project"], copy, env)
+        tests = ["-m", "pytest", "-q", "--ignore=tests/project"]
+        how = ["-m", "not gpu and not network", "-n", "4"] if runs_tests else ["--collect-only"]
+        _run("the tests that are left", [*tests, *how], copy, env)
     print(f"works without {', '.join(sorted(names))}")
     return 0
 

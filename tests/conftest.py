@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from needs import list_unexpected_skips, why_unmet
 from thorough import VARIABLE, count_examples
 
+from topoplan.extras import BY_NAME
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
@@ -34,6 +35,8 @@ settings.register_profile(
     derandomize=VARIABLE not in os.environ,
 )
 settings.load_profile("topoplan")
+# The lab emulates networks.
+collect_ignore = [] if BY_NAME["emulate"].is_here else ["examples/test_lab.py"]
 gc.disable()  # until all is imported
 # xdist's workers have one; tables are to be the same with and without them.
 os.environ.pop("COLUMNS", None)

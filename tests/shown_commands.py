@@ -21,6 +21,7 @@ from launch import run_command
 
 from topoplan.cli.commands import import_command, list_commands
 from topoplan.cli.shared.common import Parser
+from topoplan.extras import BY_NAME
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # The modules of all commands: topoplan itself, and its subcommands.
@@ -141,9 +142,6 @@ def _without_ranks() -> Iterator[None]:
     """Have commands check all that they can before they start ranks, namespaces or measurements,
     and end there with 0.
     """
-    from topoplan.runtime.extras.emulate import cabled_network, mpi, network, ranks
-    from topoplan.runtime.extras.emulate.blueprint import Blueprint
-    from topoplan.runtime.extras.emulate.cabling import Cabling
     from topoplan.runtime.fabric import probe
     from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
@@ -157,6 +155,26 @@ def _without_ranks() -> Iterator[None]:
         ),
         answers=tuple(PortAnswer(i, "port0", 1 - i, "port0", 1 - i, "port0") for i in (0, 1)),
     )
+
+    with contextlib.ExitStack() as patches:
+        for where, what, instead in (
+            (launch, "launch", lambda *_: 0),
+            (probe, "probe_fabric", lambda: pair),
+            (judging, "find_options", find_options_once),
+            (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
+            *(_list_emulations() if BY_NAME["emulate"].is_here else ()),
+        ):
+            patches.enter_context(mock.patch.object(where, what, instead))
+        yield
+
+
+def _list_emulations() -> list[tuple[object, str, object]]:
+    """Return what of the emulator is replaced: networks are planned alone, and commands of ranks
+    run once here.
+    """
+    from topoplan.runtime.extras.emulate import cabled_network, mpi, network, ranks
+    from topoplan.runtime.extras.emulate.blueprint import Blueprint
+    from topoplan.runtime.extras.emulate.cabling import Cabling
 
     @contextlib.contextmanager
     def plan_network(built: Blueprint) -> Iterator[SimpleNamespace]:
@@ -174,17 +192,10 @@ def _without_ranks() -> Iterator[None]:
         )  # there a rank, which it is not here
         return _run(shlex.join([*command, *more]), Path.cwd(), b"").code
 
-    with contextlib.ExitStack() as patches:
-        for where, what, instead in (
-            (launch, "launch", lambda *_: 0),
-            (network, "emulate_blueprint", plan_network),
-            (cabled_network, "emulate_cabling", plan_cables),
-            (probe, "probe_fabric", lambda: pair),
-            (ranks, "run_ranks", run_inside),
-            (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
-            (mpi, "run_mpi_ranks", lambda network, _, *asked: run_inside(network, *asked)),
-            (judging, "find_options", find_options_once),
-            (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
-        ):
-            patches.enter_context(mock.patch.object(where, what, instead))
-        yield
+    return [
+        (network, "emulate_blueprint", plan_network),
+        (cabled_network, "emulate_cabling", plan_cables),
+        (ranks, "run_ranks", run_inside),
+        (mpi, "find_open_mpi", lambda: mpi.OpenMpi("mpirun", 4)),
+        (mpi, "run_mpi_ranks", lambda network, _, *asked: run_inside(network, *asked)),
+    ]
