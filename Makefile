@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 TRAINERS := .venv-trainers
 TORCH_VERSION ?= 2.13.0
 N ?= 10
+EXTRAS_ARGS ?= --quick
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-network flaky goldens torch-suite conformance-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
+.PHONY: demo test test-network flaky extras goldens torch-suite conformance-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -25,6 +26,10 @@ test-network: $(VENV)/.dev
 # The tests of `make test` N times, in random order, beside busy loops: which ones fail by chance?
 flaky: $(VENV)/.dev
 	$(BIN)/python scripts/flaky.py $(N) $(FLAKY_ARGS)
+
+# A copy without any extra: its modules, commands, backend and hook. EXTRAS_ARGS= runs all tests that are left, too.
+extras: $(VENV)/.dev
+	$(BIN)/python scripts/extras.py --check $(EXTRAS_ARGS)
 
 # What the product does beside what is recorded in tests/goldens; make goldens RENEW=1 records it anew.
 goldens: $(VENV)/.dev

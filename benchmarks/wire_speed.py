@@ -23,7 +23,6 @@ from typing import Any
 
 from harness import make_parser
 
-from topoplan.runtime.extras.emulate.blueprint import blueprint, parse_rate
 from topoplan.synth.place.placing import place
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
@@ -117,6 +116,8 @@ def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: lis
     """
     slowest = [] if rate is None else ["--slowest", rate]
     machine = resolve(topology)
+    from topoplan.runtime.extras.emulate.blueprint import blueprint, parse_rate
+
     built = blueprint(machine, None if rate is None else parse_rate(rate))
     plan = synthesize_to_file(name, topology, folder)
     calibrated = folder / f"{name}.calibrated.json"

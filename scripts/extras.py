@@ -47,7 +47,9 @@ import pkgutil
 import topoplan
 
 for module in pkgutil.walk_packages(topoplan.__path__, "topoplan."):
-    if module.name.split(".")[1] in ("topo", "synth", "runtime", "cli", "extras"):
+    floor, last = module.name.split(".")[1], module.name.rpartition(".")[2]
+    # The library in C++ is no module.
+    if floor in ("topo", "synth", "runtime", "cli", "extras") and not last.startswith("_"):
         importlib.import_module(module.name)
 """
 # Ranks of the smoke: the backend, a communicator, and the hook, on CPUs over gloo.
