@@ -147,7 +147,13 @@ def build_parser() -> Parser:
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
-    from ...runtime.extras.emulate.blueprint import blueprint, parse_order, parse_rate, put_in_order
+    from ...runtime.extras.emulate.blueprint import (
+        blueprint,
+        load_machine,
+        parse_order,
+        parse_rate,
+        put_in_order,
+    )
     from ...runtime.extras.emulate.cabled_network import emulate_cabling
     from ...runtime.extras.emulate.cabling import plan_cabling
     from ...runtime.extras.emulate.mpi import find_open_mpi, run_mpi_ranks
@@ -155,9 +161,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     from ...runtime.extras.emulate.ranks import run_ranks
     from ...runtime.extras.emulate.rehearsal import Rehearsal, parse_faults
     from ...runtime.ranks.launch import end_on_signals
-    from ...topo.loader.resolve import load_for_emulation
 
-    topology = load_for_emulation(args.topology)
+    topology = load_machine(args.topology)
     rate = None if args.slowest is None else parse_rate(args.slowest)
     listed = None if args.order is None else parse_order(args.order, len(topology.ranks))
     if not topology.links:

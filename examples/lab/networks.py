@@ -8,7 +8,7 @@ from pathlib import Path
 import topoplan
 from topoplan import Device, InputError, Link, Topology
 from topoplan.runtime.extras.emulate import blueprint, parse_rate
-from topoplan.topo.loader.resolve import load_for_emulation
+from topoplan.runtime.extras.emulate.blueprint import load_machine
 
 LOOPBACK = "loopback"
 SLOW = "slow"
@@ -80,7 +80,7 @@ def list_sites(networks: list[str], ranks: tuple[int, ...], slowest: str) -> lis
 
 
 def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
-    topology = load_for_emulation(argument)
+    topology = load_machine(argument)
     name = Path(argument).name if Path(argument).exists() else argument
     if not 2 <= len(topology.ranks) <= _MAX_RANKS:
         raise InputError(

@@ -3,7 +3,7 @@
 from os import PathLike, fspath
 from pathlib import Path
 
-from ..derived.stripes import merge_nvswitches, merge_switches
+from ..derived.stripes import merge_switches
 from ..errors import InputError
 from ..files import read_file, read_start
 from ..formats import nccl_xml
@@ -47,14 +47,6 @@ def load_for_planning(machine: str | PathLike[str] | Topology) -> tuple[Topology
     """
     topology = merge_switches(machine if isinstance(machine, Topology) else load(machine))
     return topology, HARDWARE.on(topology)
-
-
-def load_for_emulation(machine: str | PathLike[str]) -> Topology:
-    """Return the topology that emulators build for a path or a name: only NVSwitches are merged.
-
-    Raise InputError if `machine` names no topology.
-    """
-    return merge_nvswitches(load(machine))
 
 
 def probe(root: str | PathLike[str] = "/") -> Topology:

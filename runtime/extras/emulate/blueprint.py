@@ -14,11 +14,13 @@ from fractions import Fraction
 from functools import cached_property
 from ipaddress import IPv4Address
 from itertools import pairwise, product
+from os import PathLike
 
 from ....topo.derived.forwarding import Forwarding
-from ....topo.derived.stripes import group_equal, merge_switches
+from ....topo.derived.stripes import group_equal, merge_nvswitches, merge_switches
 from ....topo.errors import InfeasibleError, InputError
 from ....topo.graph import Topology
+from ....topo.loader.resolve import load
 from ....topo.routes import Router
 from ...ranks.machine import find_own_cores
 
@@ -105,6 +107,14 @@ class Blueprint:
     @cached_property
     def _cables(self) -> dict[frozenset[int], VethPair]:
         return {frozenset((c.a, c.b)): c for c in self.cables}
+
+
+def load_machine(machine: str | PathLike[str]) -> Topology:
+    """Return the topology to emulate for a path or a name: only NVSwitches are merged.
+
+    Raise InputError if `machine` names no topology.
+    """
+    return merge_nvswitches(load(machine))
 
 
 def parse_rate(text: str) -> Fraction:
