@@ -220,14 +220,16 @@ def connect(
 def check_transport(name: str | None) -> str:
     """Return the name of the links to use: `name`, else TOPOPLAN_TRANSPORT, else "auto".
 
-    Raise InputError if no extra adds links of that name.
+    Raise InputError if neither an extra nor another package adds links of that name.
     """
-    chosen = name or read(TRANSPORT) or AUTO
-    if chosen != AUTO and chosen not in (known := [AUTO, *Names(LINKS)]):
-        raise InputError(
-            f"{'transport' if name else TRANSPORT}={chosen!r}: expected one of {', '.join(known)}"
-        )
-    return chosen
+    chosen, links = name or read(TRANSPORT) or AUTO, Names(LINKS)
+    # Those of an extra that is not here are refused by its name when they are to be used.
+    if chosen == AUTO or chosen in links.list_all() or chosen in links:
+        return chosen
+    raise InputError(
+        f"{'transport' if name else TRANSPORT}={chosen!r}: expected one of "
+        f"{', '.join([AUTO, *links])}"
+    )
 
 
 class NamedLinks(Links, ABC):
