@@ -11,6 +11,7 @@ import shlex
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ _SERVER.set_forkserver_preload(
     ]
 )
 _PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+_STARTING = threading.Lock()  # commands may be started by several threads
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -229,9 +231,14 @@ def patient_ranks() -> dict[str, str]:
     return {patience.VARIABLE: str(patience.factor()), "PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
-@cache
 def _serve_planners() -> str:
-    """Start the process that planners are forked from; return its socket's path."""
+    """Start the process that planners are forked from, once; return its socket's path."""
+    with _STARTING:
+        return _start_planners()
+
+
+@cache
+def _start_planners() -> str:
     path = f"{_keep_folder().name}/planners"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
