@@ -17,6 +17,7 @@ from launch import Ended, run_module
 from shown_commands import make_folder
 
 from goldens.store import INPUTS
+from topoplan.cli.commands import import_command
 
 # As many at once as the two cores that the goldens are meant for.
 _AT_ONCE = 2
@@ -132,7 +133,9 @@ def _run_line(line: str) -> dict[str, Any]:
         for command in line.split(" && "):
             program, *arguments = shlex.split(command)
             done = run_module(
-                f"topoplan.cli.{program.removeprefix('topo-')}", *arguments, cwd=folder
+                import_command(program.removeprefix("topo-")).main.__module__,
+                *arguments,
+                cwd=folder,
             )
         written = sorted(path for path in folder.iterdir() if path.name not in given)
         return _describe(
