@@ -135,7 +135,8 @@ class Communicator:
             self._check_can_replan("on_fault")
         if policy.follows:
             self._check_can_replan("on_slow")
-        self._guard = _find_guard(self._transport)
+        # A group of its own has none yet.
+        self._guard = _find_guard(self._transport) if self._shares_transport else None
         self._slow_rows: list[dict[str, Any]] = []
         exchange = (self._transport if self._guard is None else self._guard).exchange
         # The backend makes communicators as part of a call of the user's, which has a number.
