@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 import topoplan
 from topoplan.runtime.backend import membership
-from topoplan.runtime.ranks import transport as transports
+from topoplan.runtime.ranks import control
 
 RANKS = 3
 # Beyond the timeout of the group.
@@ -90,7 +90,7 @@ MOMENTS: dict[str, Callable[[Callable[[], None]], None]] = {
     "after gloo": lambda action: before(membership, "meet_made", action),
     "before a communicator": lambda action: before(topoplan, "Communicator", action),
     "in its gloo": partial(within_gloo, 2),
-    "before its agreement": lambda action: before(transports, "gather_objects", action),
+    "before its agreement": lambda action: before(control, "gather_objects", action),
     "before a group": lambda action: before(dist, "new_group", action, 2),
     "in its gloo too": partial(within_gloo, 3),
     "before a call": lambda action: before(dist, "all_reduce", action),

@@ -259,7 +259,14 @@ def _run_job(
         if communicator.rank not in plan.collective.members:
             rows = await_rows(communicator, transport)
             return (
-                Run(options, settings, transport.name, transport.stock_engine, plan, rows),
+                Run(
+                    options,
+                    settings,
+                    transport.links.name,
+                    transport.links.stock_engine,
+                    plan,
+                    rows,
+                ),
                 None,
                 None,
             )
@@ -278,7 +285,7 @@ def _run_job(
     if communicator is not None and "replan" in (options.on_fault, options.on_slow):
         recoveries = list_recoveries(communicator)
         communicator.close()
-    backend, engine = transport.name, transport.stock_engine
+    backend, engine = transport.links.name, transport.links.stock_engine
     if communicator is not None and not communicator.plan.collective.has_all_gpus:
         hand_out_rows(communicator, transport, rows)
     return Run(options, settings, backend, engine, plan, rows, recoveries), trace, calibrated

@@ -369,7 +369,7 @@ class Chooser:
             fits = cached is not None and self._fits(cached, size_bytes, with_stock=with_stock)
             answer = self._find_near_best(size_bytes, is_raced=is_raced), cached if fits else None
         with transport.faults.stock(f"what to try at {size_bytes} bytes", number, is_part=True):
-            order, cached = transport.exchange(answer)[0]
+            order, cached = transport.control.exchange(answer)[0]
         return order, cached
 
     def _races(self, *, with_stock: bool) -> CachedRaces:
@@ -497,7 +497,7 @@ class Chooser:
         """Return whether a schedule needs little enough memory to race; the same on all ranks."""
         if size_bytes < _LEAN_BYTES or isinstance(schedule, OneSidedSchedule):
             return True
-        return _find_staging(schedule, self.transport.batched) <= _MAX_STAGING
+        return _find_staging(schedule, self.transport.links.is_batched) <= _MAX_STAGING
 
     def _race(
         self,

@@ -138,7 +138,7 @@ class Communicator:
         # A group of its own has none yet.
         self._guard = _find_guard(self._transport) if self._shares_transport else None
         self._slow_rows: list[dict[str, Any]] = []
-        exchange = (self._transport if self._guard is None else self._guard).exchange
+        exchange = (self._transport.control if self._guard is None else self._guard).exchange
         # The backend makes communicators as part of a call of the user's, which has a number.
         is_in_call = isinstance(group, SharedTransport) or self._guard is not None
         with (
@@ -348,7 +348,7 @@ class Communicator:
         if announcer is None:
             return {}
         with transport.faults.stock("the counts of helpers' bytes"):
-            return dict(transport.exchange(announcer.count_sent())[0])
+            return dict(transport.control.exchange(announcer.count_sent())[0])
 
     def close(self) -> None:
         """Destroy the process group unless it is shared; a later call raises ExecutionError.

@@ -154,7 +154,9 @@ class Compiled:
         self.op, self.codec = buffers.op, codec
         collective = schedule.collective
         # Helpers have neither input nor output: they run on work buffers of their own.
-        self.in_place = collective.name in IN_PLACE and transport.label in collective.members
+        self.in_place = (
+            collective.name in IN_PLACE and transport.control.label in collective.members
+        )
         # An average is divided when sums are completed: except in an allreduce that is at the end
         # anyway, and encoded sums are rounded then.
         self.divides = (
@@ -188,9 +190,9 @@ class Compiled:
         """Return this rank's program, and the elements (bytes with a codec) that it sends."""
         program = self.messages = lower(
             self.schedule,
-            self.transport.label,
+            self.transport.control.label,
             numel,
-            batched=self.transport.batched,
+            batched=self.transport.links.is_batched,
             codec=self.codec,
             averages=self.divides,
         )
@@ -284,7 +286,7 @@ class Compiled:
     ) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
         transport, width = self.transport, work.element_size()
-        local = LocalOperations(on_stream=transport.batched)
+        local = LocalOperations(on_stream=transport.links.is_batched)
         buffers = {"work": work, "staging": staging}
         if encoding is not None:
             buffers["wire"] = encoding.wire
@@ -302,7 +304,7 @@ class Compiled:
             match x:
                 case Post():
                     code = SEND if x.kind == "send" else RECEIVE
-                    return code, [view(x.span)], transport.number_of(x.peer), self._tag(x)
+                    return code, [view(x.span)], transport.control.number_of(x.peer), self._tag(x)
                 case Await():
                     return AWAIT, None, None, x.post
                 case Exchange():
@@ -350,7 +352,7 @@ class Compiled:
                 dist.P2POp(
                     start,
                     data,
-                    dist.get_global_rank(self.group, self.transport.number_of(post.peer)),
+                    dist.get_global_rank(self.group, self.transport.control.number_of(post.peer)),
                     self.group,
                     self._tag(post),
                 )
@@ -391,7 +393,7 @@ class CompiledOneSided(Compiled):
         memory = self.transport.open_shared_memory()
         assert isinstance(memory, SharedMemory)
         op = self.op if self.schedule.collective.reduces else None
-        labels = self.transport.labels
+        labels = self.transport.control.labels
         return PlayerInSharedMemory(memory, self._one_sided, work, op, self.call, labels)
 
 
@@ -401,7 +403,7 @@ class CompiledWithinHosts(Compiled):
     @cached_property
     def encoded(self) -> EncodedParts:
         """The program's parts, as the library in C++ plays those within the host."""
-        memory, labels = self.transport.open_shared_memory(), self.transport.labels
+        memory, labels = self.transport.open_shared_memory(), self.transport.control.labels
         assert isinstance(memory, HostMemory)
         return EncodedParts(self.messages, memory, labels, self.ranks, self.dtype.itemsize)
 
@@ -415,7 +417,7 @@ class CompiledWithinHosts(Compiled):
             if isinstance(part, Outside) and part.begins:
                 post, span = part.post, part.post.span
                 view = buffers[span.buffer][span.start : span.end]
-                peer = self.transport.number_of(post.peer)
+                peer = self.transport.control.number_of(post.peer)
                 messages[part.number] = [view], peer, self._tag(post)
         return PlayerWithinHosts(
             self.encoded, self.transport.links.backend, messages, buffers, op, self.call

@@ -136,7 +136,7 @@ class DdpHook:
         # The thread ends with the model that had the hook.
         weakref.finalize(self, calls.close, engine.transport.faults.break_off)
         self._open_account(
-            group, lambda: {"allreduce": communicator}, engine.transport.stock_engine
+            group, lambda: {"allreduce": communicator}, engine.transport.links.stock_engine
         )
         self._met = communicator, calls
         return self._met

@@ -95,12 +95,16 @@ class Engine:
     ) -> None:
         self.plan, self.transport, self.codec = plan, transport, codec
         self.group, self.device = transport.group, transport.device
-        self.rank, self.size, self._rounds_once = transport.label, transport.size, rounds_once
+        self.rank, self.size, self._rounds_once = (
+            transport.control.label,
+            transport.size,
+            rounds_once,
+        )
         self._check_compression(choose)
         links = transport.links
         self.machine = describe_machine(
             plan.topology,
-            transport.cores_of_hosts,
+            transport.control.cores_of_hosts,
             batched=links.is_batched,
             carrier=links.carrier,
             costs=links.costs,
@@ -143,9 +147,9 @@ class Engine:
         transport, why_not = self.transport, None
         if self.codec is not None:
             why_not = "values that are compressed are sent as messages"
-        elif transport.batched and not self.plan.collective.has_all_gpus:
+        elif transport.links.is_batched and not self.plan.collective.has_all_gpus:
             why_not = "kernels play plans for all GPUs alone"
-        elif transport.batched and choose == SAME_BITS:
+        elif transport.links.is_batched and choose == SAME_BITS:
             why_not = (
                 "kernels add half precision in float32, messages do not, and "
                 f"choose={SAME_BITS!r} promises the same bits; leave executor out"
@@ -155,7 +159,9 @@ class Engine:
         memory = None
         if why_not is None:
             memory = (
-                open_kernels(transport) if transport.batched else transport.open_shared_memory()
+                open_kernels(transport)
+                if transport.links.is_batched
+                else transport.open_shared_memory()
             )
             if isinstance(memory, HostMemory):
                 memory = transport.links.why_not_within_hosts or memory

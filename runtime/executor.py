@@ -60,7 +60,7 @@ class Executor:
         self.sent_bytes = 0
         self.tallies = Tallies()
         self._observers: list[Observer] = []
-        self.rank = transport.label
+        self.rank = transport.control.label
         process_budget.environment_bytes = parse_scratch(None)
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         # One-sided schedules with too many chunks for the shared memory: sent as messages.
@@ -84,7 +84,7 @@ class Executor:
         its group if it was drawn before (None: the next one). Raise ExecutionError, naming the rank
         to blame, if a peer fails or the deadline passes.
         """
-        if isinstance(schedule, OneSidedSchedule) and self.transport.batched:
+        if isinstance(schedule, OneSidedSchedule) and self.transport.links.is_batched:
             sent_bytes = self._by_kernels.run(schedule, buffers, number)
             if sent_bytes is not None:
                 self.sent_bytes += sent_bytes
@@ -97,7 +97,7 @@ class Executor:
             # replays with other calls.
             self._play_on(compiled, compiled.bind_apart(), buffers, number)
         else:
-            if self.transport.device.type == "cuda" or self.transport.batched:
+            if self.transport.device.type == "cuda" or self.transport.links.is_batched:
                 arena.follow_last_call()
             arena.busy = True
             try:
@@ -119,7 +119,7 @@ class Executor:
         once. None if a call takes more than running the program: copying, encoding, or dividing at
         the end.
         """
-        if isinstance(schedule, OneSidedSchedule) and self.transport.batched:
+        if isinstance(schedule, OneSidedSchedule) and self.transport.links.is_batched:
             return None
         compiled = self._compile(schedule, buffers)
         binding = compiled.find_binding(buffers)

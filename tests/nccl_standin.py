@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from topoplan.runtime.compiled import NCCL_BATCH
 from topoplan.runtime.kernels.opening import Opened
+from topoplan.runtime.ranks.control import Control
 from topoplan.runtime.ranks.faults import Faults
 from topoplan.runtime.ranks.links import NcclLinks
 from topoplan.runtime.ranks.transport import Transport
@@ -385,16 +386,21 @@ class _Group(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
 
 
+class OneHost(Control):
+    """Ranks that need not ask each other where they are."""
+
+    def find_places(self) -> list[tuple[str, frozenset[int]]]:
+        return [("host", frozenset(range(8)))]
+
+
 class StandInTransport(Transport):
     """A transport over the stand-in; made while its rank's host runs."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.device = group, torch.device("cpu")
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.faults = Faults(group, timedelta(seconds=60), HashStore(), addresses={})
-        self.links = NcclLinks(group, self.device, self.faults)
-        self._places = [("host", frozenset(range(8)))]
-        self._parts = {}
+        timeout, cpu = timedelta(seconds=60), torch.device("cpu")
+        faults = Faults(group, timeout, HashStore(), addresses={})
+        self._begin(OneHost(group, cpu, timeout, faults, owns_group=False))
+        self.links = NcclLinks(group, cpu, faults)
         self._memory = "the stand-in has no shared memory"
         self.attach(Opened(self._memory))
 

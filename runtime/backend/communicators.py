@@ -327,7 +327,7 @@ class Communicators:
                 self._addresses,
             )
             self.plans.meet(torch.device("cpu"))
-            transport.cores_of_hosts  # noqa: B018 - asked while all links work
+            transport.control.cores_of_hosts  # noqa: B018 - asked while all links work
             if options.policy.executor != POINT_TO_POINT and options.policy.compress is None:
                 transport.open_shared_memory()
             from ..recovery.guard import Guard  # few jobs go on after faults
@@ -429,7 +429,7 @@ class Communicators:
             transports.append(self.announcer.transport)
         transports += [x.engine.transport for x in self.by_key.values() if x is not None]
         for transport in dict.fromkeys(transports):
-            transport.set_timeout(timeout)
+            transport.control.set_timeout(timeout)
 
     def break_off(self, error: ExecutionError) -> None:
         """Let all calls on CPU tensors fail with an error, those in progress too."""

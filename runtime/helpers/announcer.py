@@ -35,7 +35,7 @@ class Announcer:
         self, transport: Transport, members: Sequence[int], helpers: Sequence[int]
     ) -> None:
         self.transport, self.members, self.helpers = transport, members, helpers
-        self.is_leader = transport.label == members[0]
+        self.is_leader = transport.control.label == members[0]
         self.channel = HeaderChannel(transport)
         self._is_over = False
         self._plans = 0
@@ -89,9 +89,9 @@ class Announcer:
         left = [helper for helper in self.helpers if has_left(self.transport.faults, helper)]
         if not left:
             return None
-        names = ", ".join(map(str, left))
+        me, names = self.transport.control.label, ", ".join(map(str, left))
         return ExecutionError(
-            f"rank {self.transport.label}: rank {names}, which helped, has left; helpers serve "
+            f"rank {me}: rank {names}, which helped, has left; helpers serve "
             "until the members have closed their communicators"
         )
 
@@ -136,7 +136,7 @@ class HelpedExecutor(Executor):
         self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
 
     def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
-        if self.transport.batched and torch.cuda.is_current_stream_capturing():
+        if self.transport.links.is_batched and torch.cuda.is_current_stream_capturing():
             raise InputError(
                 "a CUDA graph would replay this call without its helpers: leave helpers out "
                 "(helpers='none', or a plan without them) where calls are captured"

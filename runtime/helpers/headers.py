@@ -98,7 +98,9 @@ class HeaderChannel:
         numbers = range(transport.size)
         # Over NCCL and MPI receives occupy a GPU or a core: headers have gloo connections there.
         self._control = (
-            transport.narrow(numbers, transport.labels, "gloo") if transport.batched else transport
+            transport.narrow(numbers, transport.control.labels, "gloo")
+            if transport.links.is_batched
+            else transport
         )
         self._gloo: Any = self._control.group._get_backend(torch.device("cpu"))
         self._transport = transport
@@ -108,7 +110,7 @@ class HeaderChannel:
     def send(self, header: Header, helper: int) -> None:
         """Start to send a header; raise RuntimeError if the connection is closed."""
         words = header.encode()
-        work = self._gloo.send([words], self._transport.number_of(helper), _HEADER_TAG)
+        work = self._gloo.send([words], self._transport.control.number_of(helper), _HEADER_TAG)
         self._in_flight.append((work, words))
         if len(self._in_flight) > _MAX_IN_FLIGHT:
             self._in_flight.popleft()[0].wait()
@@ -116,7 +118,7 @@ class HeaderChannel:
     def listen(self, member: int) -> None:
         """Post the receive of a member's next header, so that it arrives before `receive`."""
         words = torch.zeros(_WORDS, dtype=torch.int64)
-        work = self._gloo.recv([words], self._transport.number_of(member), _HEADER_TAG)
+        work = self._gloo.recv([words], self._transport.control.number_of(member), _HEADER_TAG)
         self._next = work, words
 
     def receive(self, member: int) -> Header:
@@ -136,12 +138,12 @@ class HeaderChannel:
     def reply(self, count: int, member: int) -> None:
         """Answer a header that asks for a count."""
         words = torch.tensor([count])
-        self._gloo.send([words], self._transport.number_of(member), _REPLY_TAG).wait()
+        self._gloo.send([words], self._transport.control.number_of(member), _REPLY_TAG).wait()
 
     def hear_count(self, helper: int) -> int:
         """Return a helper's answer to a header that asks for a count."""
         words = torch.zeros(1, dtype=torch.int64)
-        self._gloo.recv([words], self._transport.number_of(helper), _REPLY_TAG).wait()
+        self._gloo.recv([words], self._transport.control.number_of(helper), _REPLY_TAG).wait()
         return int(words)
 
     def say_goodbye(self, helpers: Iterable[int]) -> None:
@@ -151,7 +153,7 @@ class HeaderChannel:
                 self.send(Header(HeaderKind.LEAVE), helper)
         # Until the deadline of a call: when a wait times out, gloo closes the connections of all
         # participants, and other members may still need the helpers in the last call.
-        ends_at = time.monotonic() + self._transport.timeout_s
+        ends_at = time.monotonic() + self._transport.control.timeout_s
         while self._in_flight:
             left_s = max(0.001, ends_at - time.monotonic())
             with suppress(RuntimeError):

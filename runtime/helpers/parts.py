@@ -30,13 +30,13 @@ def find_parts(plan: Plan, transport: Transport) -> Parts:
     in ascending order. Raise PlanMismatchError if it has neither.
     """
     if transport.find_part(Announcer) is not None:  # the members of a group that others help
-        return Parts(transport.label, transport, None)
+        return Parts(transport.control.label, transport, None)
     labels = _label_ranks(plan, transport.size)
     if plan.collective.has_all_gpus:
-        return Parts(transport.label, transport, None)
+        return Parts(transport.control.label, transport, None)
     own, helpers = labels[transport.rank], plan.used_helpers
     members = plan.collective.members
-    if not helpers and list(transport.labels) == list(members):
+    if not helpers and list(transport.control.labels) == list(members):
         return Parts(own, transport, None)
     taking_part = sorted((*members, *helpers))
     participants = (

@@ -119,7 +119,7 @@ class Service:
                 faults.hang_up()  # the members must not wait for this rank
             if not self._is_leaving:
                 self._error = error
-                log.warning("rank %d, helping: %s", self.transport.label, error)
+                log.warning("rank %d, helping: %s", self.transport.control.label, error)
 
     def _serve_next(self) -> None:
         try:

@@ -7,7 +7,7 @@ offers it, as with some IOMMUs) leaves the group with messages.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,7 @@ import torch
 from ...synth.ir.collective import Collective
 from ..program.one_sided.flat import build_flat
 from ..program.one_sided.instructions import Mode
+from ..ranks.control import find_first
 from ..ranks.faults import first_line
 
 if TYPE_CHECKING:
@@ -57,19 +58,19 @@ def open_kernels(transport: "Transport") -> "KernelPlayer | str":
             if transport.rank == 0:
                 log.info("plans are not played by kernels: %s", opened.player)
         else:
-            transport.on_timeout.append(opened.player.set_timeout)
+            transport.control.on_timeout.append(opened.player.set_timeout)
     return opened.player
 
 
 def _open(transport: "Transport") -> Any:
-    group, device, exchange = transport.group, transport.device, transport.exchange
-    why_not = _find_missing(transport.hosts)
+    control, group, device = transport.control, transport.group, transport.device
+    why_not = _find_missing(control.hosts)
     gpu = None if why_not else torch.cuda.get_device_properties(device)
-    answers = exchange((why_not, gpu and (str(gpu.uuid), gpu.multi_processor_count)))
-    if first := _find_first(why for why, _ in answers):
+    answers = control.exchange((why_not, gpu and (str(gpu.uuid), gpu.multi_processor_count)))
+    if first := find_first(why for why, _ in answers):
         return first
     uuids, multiprocessors = zip(*(gpu for _, gpu in answers), strict=True)
-    if first := _find_first(exchange(_find_unreachable(device, uuids))):
+    if first := control.agree(_find_unreachable(device, uuids)):
         return first
     player: Any = None
     # Any error, here and in the check: the other ranks wait for the answer, and whoever has no
@@ -84,17 +85,12 @@ def _open(transport: "Transport") -> Any:
         why_not = f"Triton or symmetric memory cannot be imported: {first_line(error)}"
     except Exception as error:
         why_not = f"no symmetric memory: {first_line(error)}"
-    if first := _find_first(exchange(why_not)):
+    if first := control.agree(why_not):
         return first
-    if first := _find_first(exchange(_check_kernels(player, group.rank(), group.size(), device))):
+    if first := control.agree(_check_kernels(player, control.rank, control.size, device)):
         return first
-    player.set_timeout(transport.timeout_s)
+    player.set_timeout(control.timeout_s)
     return player
-
-
-def _find_first(reasons: Iterator[str | None] | list[str | None]) -> str | None:
-    """Return the first rank's reason, with its number, or None if no rank has one."""
-    return next((f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why), None)
 
 
 def _find_missing(hosts: int) -> str | None:

@@ -97,7 +97,7 @@ def list_recoveries(communicator: Communicator) -> list[dict[str, Any]]:
     Collective.
     """
     engine = communicator.engine
-    exchange = engine.transport.exchange if engine.guard is None else engine.guard.exchange
+    exchange = engine.transport.control.exchange if engine.guard is None else engine.guard.exchange
     parts = exchange(communicator.recoveries)
     resent: Counter[int] = Counter()
     for row in (row for rows in parts for row in rows if "recovery" in row):
@@ -114,7 +114,7 @@ def _measure_size(
     settings, options = buffers.settings, buffers.settings.options
     guard = None if communicator is None else communicator.engine.guard
     # With a guard the ranks may lose links, over which the stock collective could not go on.
-    exchange = transport.exchange if guard is None else guard.exchange
+    exchange = transport.control.exchange if guard is None else guard.exchange
     meet = transport.meet if guard is None else partial(exchange, None)
     calls = [
         (None if call is None else buffers.call_in_its_place(call), list[float]())

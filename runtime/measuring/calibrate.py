@@ -105,7 +105,7 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     def run_once() -> float:
         with engine.transport.faults.stock(call):
             # An unrelated call first: in training one seldom comes alone.
-            transport.links.call_between(transport.timeout_s)
+            transport.links.call_between(transport.control.timeout_s)
             return time_call_s(play, transport.meet, device)
 
     run_once()  # connects the ranks and fills caches

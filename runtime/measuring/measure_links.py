@@ -26,10 +26,10 @@ from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
 from ...topo.routes import Route, Router, route_links
 from ..fabric.joining import init_gloo_group
+from ..ranks.control import gather_objects
 from ..ranks.groups import device_of, uses_nccl
 from ..ranks.machine import count_cores, describe_machine, emulated, find_own_cores
 from ..ranks.places import Meeting, meeting
-from ..ranks.transport import gather_objects
 from .rates import (
     Arrivals,
     Endpoint,

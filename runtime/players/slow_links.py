@@ -123,10 +123,14 @@ def list_watches(transport: Transport, topology: Topology | None) -> list[Observ
 
     Nothing does on GPUs: calls there end after the host has started them.
     """
-    if transport.device.type != "cpu" or transport.batched:
+    if transport.device.type != "cpu" or transport.links.is_batched:
         return []
     describe = partial(describe_route, Call("", 0, 0.0, topology).find_route)
-    return [SlowLinks(transport.label, transport.labels, transport.faults.store, describe)]
+    return [
+        SlowLinks(
+            transport.control.label, transport.control.labels, transport.faults.store, describe
+        )
+    ]
 
 
 class SlowLinks:

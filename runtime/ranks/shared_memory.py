@@ -9,12 +9,13 @@ import mmap
 import os
 import select
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..native.library import load_library
+from .control import Control, find_first
 from .machine import HOST, name_boot
 
 # Half a window of a rank. Both halves of it, and as much of a buffer, fit into the second-level
@@ -96,26 +97,19 @@ class HostMemory(_MappedMemory):
         self.rank, self.places, self.links = rank, places, self._joined
 
 
-def open_shared_memory(
-    rank: int,
-    ranks: int,
-    exchange: Callable[[object], list[Any]],
-    why_not: str | None,
-    crowded: bool,
-) -> SharedMemory | HostMemory | str:
+def open_shared_memory(control: Control, why_not: str | None) -> SharedMemory | HostMemory | str:
     """Return memory that all ranks share, or those of each host, or why there is none.
 
-    The answer is of the same kind on all ranks. `exchange` gathers a value of each rank. `why_not`
-    is this rank's own reason against it, if it has one; `crowded` says that a host has more ranks
-    than cores. Collective.
+    The answer is of the same kind on all ranks. `why_not` is this rank's own reason against it, if
+    it has one. Collective.
     """
     library = load_library()
     if why_not is None and isinstance(library, str):
         why_not = library
-    seats: list[_Seat] = exchange(_Seat(why_not, _name_memory(), os.getpid()))
-    refused = [f"rank {x}: {seat.why_not}" for x, seat in enumerate(seats) if seat.why_not]
-    if refused:
-        return refused[0]
+    rank, ranks = control.rank, control.size
+    seats: list[_Seat] = control.exchange(_Seat(why_not, _name_memory(), os.getpid()))
+    if refused := find_first(seat.why_not for seat in seats):
+        return refused
     of_hosts: dict[str, dict[int, int]] = {}
     for number, seat in enumerate(seats):
         of_hosts.setdefault(seat.host, {})[number] = seat.process
@@ -131,27 +125,25 @@ def open_shared_memory(
         if len(of_hosts) == 1
         else library.topoplan_pipes_bytes(len(mine))
     )
-    memory = _share(rank, mine, size, exchange)
+    memory = _share(control, mine, size)
     if isinstance(memory, str):
         return memory
-    spins = _SPINS_IF_CROWDED if crowded else _SPINS
+    spins = _SPINS_IF_CROWDED if control.is_crowded else _SPINS
     joined = (
         SharedMemory(memory, rank, list(mine.values()), spins)
         if len(of_hosts) == 1
         else HostMemory(memory, rank, mine, spins)
     )
-    exchange(None)  # each rank's counter has its first value
+    control.exchange(None)  # each rank's counter has its first value
     return joined
 
 
-def _share(
-    rank: int, processes: dict[int, int], size: int, exchange: Callable[[object], list[Any]]
-) -> mmap.mmap | str:
+def _share(control: Control, processes: dict[int, int], size: int) -> mmap.mmap | str:
     """Return memory that the ranks of this host share, or why some rank of any host has none.
 
     `processes` are those of the host's ranks by number. Collective over the ranks of all hosts.
     """
-    first, memfd = min(processes), -1
+    rank, first, memfd = control.rank, min(processes), -1
     created: int | str | None = None
     if rank == first:
         try:
@@ -159,13 +151,13 @@ def _share(
             os.ftruncate(memfd, size)
         except (OSError, AttributeError) as error:
             created = f"rank {rank}: no shared memory: {error}"
-    answers = exchange(created)
+    answers = control.exchange(created)
     failed = [answer for answer in answers if isinstance(answer, str)]
     memory: mmap.mmap | str = (
         failed[0] if failed else _map(first, processes[first], answers[first], memfd)
     )
     # All have opened it before the first rank closes it.
-    answers = exchange(memory if isinstance(memory, str) else None)
+    answers = control.exchange(memory if isinstance(memory, str) else None)
     if memfd >= 0:
         os.close(memfd)
     failed = [answer for answer in answers if answer is not None]

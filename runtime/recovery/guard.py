@@ -104,10 +104,10 @@ class _Exchange(Attempt):
 
     def make(self, transport: Transport) -> None:
         with transport.faults.stock("an exchange of values"):
-            self.values = transport.exchange(self._value)
+            self.values = transport.control.exchange(self._value)
 
     def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
-        self.values = transport.exchange(self.values if has_ended else None)[server]
+        self.values = transport.control.exchange(self.values if has_ended else None)[server]
 
     def free(self) -> None:
         pass
@@ -154,7 +154,7 @@ class Guard:
         # With TORCH_GLOO_LAZY_INIT ranks connect at their first message; all are to be watched.
         size = transport.size
         dist.all_to_all_single(torch.empty(size), torch.empty(size), group=transport.group)
-        ports = transport.exchange(find_listening_ports(opened_since))
+        ports = transport.control.exchange(find_listening_ports(opened_since))
         self._watch = self._make_watch()
         self._watch.follow(opened_since, set().union(*ports))
         transport.faults.on_hang_up.append(self._watch.abort)
@@ -355,7 +355,7 @@ class Guard:
         self._interrupted = None if interrupted is None else interrupted.planned
         self._current = None  # the thread that was left behind may use its buffers
         for _ in range(_MAX_RECOVERIES):
-            deadline = self._closes_by or began + self.first.timeout_s
+            deadline = self._closes_by or began + self.first.control.timeout_s
             self._watch.abort()
             self._recoveries += 1
             try:
@@ -382,7 +382,7 @@ class Guard:
 
     @property
     def _rank(self) -> int:
-        return self.first.label
+        return self.first.control.label
 
     def _decide(self, unreached: Sequence[Pair]) -> Decision:
         routes = None if self.topology is None else PairRoutes(self.topology)
@@ -408,11 +408,13 @@ class Guard:
         gloo = PartialGloo(first.rank, first.size, timedelta(seconds=first.faults.wait_s))
         recovery.report(RankStatus(self._ended, gloo.address, gloo.ports, unreached))
         parts = recovery.wait_for_parts()
-        by_rank = dict(zip(first.labels, parts, strict=True))
+        by_rank = dict(zip(first.control.labels, parts, strict=True))
         lost = list_pairs({rank: x.unreached for rank, x in by_rank.items()})
-        if cut_off := sorted({*by_rank} - {*find_tree(first.labels, lost)}):
+        if cut_off := sorted({*by_rank} - {*find_tree(first.control.labels, lost)}):
             # Their reports have come through others: some ranks were too busy to answer in time.
-            raise _LostError(f"{list_ranks(cut_off)} did not answer rank {first.labels[0]} in time")
+            raise _LostError(
+                f"{list_ranks(cut_off)} did not answer rank {first.control.labels[0]} in time"
+            )
         if first.rank == 0:
             recovery.decide(self._decide(lost))
         decision = recovery.wait_for_decision()
@@ -442,7 +444,7 @@ class Guard:
     ) -> PartialTransport:
         """Return a transport over new connections, which are watched, to all that are in reach."""
         first, lost, me = self.first, set(decision.unreached), self._rank
-        numbers = {label: number for number, label in enumerate(first.labels)}
+        numbers = {label: number for number, label in enumerate(first.control.labels)}
         peers = [
             number
             for rank, number in numbers.items()

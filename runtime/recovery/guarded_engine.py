@@ -55,7 +55,7 @@ class _Private(Attempt):
         planned, buffers = self.planned, self.buffers
         if planned.name == "allreduce":
             # Another order of additions would give other bits than those that some ranks have.
-            _pass_on(planned.engine, transport.labels[server], buffers.target)
+            _pass_on(planned.engine, transport.control.labels[server], buffers.target)
             if not has_ended and buffers.residual is not None:
                 # It is in the sum; what was rounded off in the attempt that failed is not known.
                 buffers.residual.zero_()
@@ -188,7 +188,7 @@ class GuardedEngine:
         decision, mine = self.guard.decision, None
         if transport.rank == 0:
             mine = self._replanner.begin(decision.links, decision.unreached).result()
-        plan: Plan | str = transport.exchange(mine)[0]
+        plan: Plan | str = transport.control.exchange(mine)[0]
         if isinstance(plan, str):
             raise InfeasibleError(f"without {self.guard.name_lost()} there is no plan: {plan}")
         return plan
@@ -233,7 +233,9 @@ def _pass_on(engine: Engine, server: int, tensor: torch.Tensor) -> None:
     if engine.codec is None:  # the plan carries it fastest: a sum of bytes that others have as 0
         engine.carry_out(Buffers(mine.numel(), mine, mine))
     else:
-        texts = engine.transport.exchange(mine.numpy().tobytes() if engine.rank == server else b"")
-        text = bytearray(texts[engine.transport.number_of(server)])
+        texts = engine.transport.control.exchange(
+            mine.numpy().tobytes() if engine.rank == server else b""
+        )
+        text = bytearray(texts[engine.transport.control.number_of(server)])
         mine = torch.frombuffer(text, dtype=torch.uint8)
     data.copy_(mine)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from ..ranks.control import Control
 from ..ranks.faults import Faults
 from ..ranks.groups import describe_place, make_lazy_gloo_devices
 from ..ranks.links import AUTO, Links
@@ -77,9 +78,8 @@ class PartialGloo:
 class PartialTransport(Transport):
     """A transport over gloo whose ranks do not all reach each other.
 
-    Plans run over it as over any other; what ranks tell each other meanwhile passes along a tree of
-    pairs that do. It has no stock collectives. `lost` are the pairs without a connection; `before`
-    is the transport that it replaces.
+    Plans run over it as over any other. It has no stock collectives. `lost` are the pairs without a
+    connection; `before` is the transport that it replaces.
     """
 
     def __init__(
@@ -90,24 +90,41 @@ class PartialTransport(Transport):
         watch: ConnectionWatch,
         name: str,
     ) -> None:
+        old, cpu = before.faults, torch.device("cpu")
         place = describe_place(gloo.store, gloo.rank, gloo.size, gloo.timeout, name)
         group = dist.ProcessGroup(gloo.store, gloo.rank, gloo.size)
         kind = dist.ProcessGroup.BackendType.GLOO
         group._set_default_backend(kind)
-        group._register_backend(torch.device("cpu"), kind, gloo.backend)
+        group._register_backend(cpu, kind, gloo.backend)
         group._set_group_name(place.group_id)
         self._client: Any = None
-        timeout = timedelta(seconds=before.timeout_s)
-        old = before.faults
+        timeout = timedelta(seconds=before.control.timeout_s)
         faults = _PartialFaults(
             group, timeout, old.store, old.addresses, labels=[*old.ranks] if old.ranks else None
         )
         faults.on_hang_up.append(watch.abort)
         faults.topology = old.topology
-        self._is_private, self._gloo = False, gloo.backend
-        self._begin(group, torch.device("cpu"), timeout, faults)
-        self._named, self.links = AUTO, Links(group, self.device, faults)
+        self._is_private = False
+        control = _TreeControl(group, cpu, timeout, faults, gloo.backend, lost)
+        self._begin(control)
+        self._named, self.links = AUTO, _PartialLinks(group, cpu, faults, control)
         self.unconnected = frozenset((min(pair), max(pair)) for pair in lost)
+
+
+class _TreeControl(Control):
+    """What ranks tell each other passes along a tree of pairs that reach each other."""
+
+    def __init__(
+        self,
+        group: Any,
+        device: torch.device,
+        timeout: timedelta,
+        faults: Faults,
+        gloo: Any,
+        lost: Collection[tuple[int, int]],
+    ) -> None:
+        super().__init__(group, device, timeout, faults, owns_group=True)
+        self._gloo = gloo
         tree = find_tree(range(self.size), lost)
         self._parent = tree[self.rank]
         self._children = [rank for rank, parent in tree.items() if parent == self.rank]
@@ -117,7 +134,7 @@ class PartialTransport(Transport):
         return timedelta(seconds=self.faults.wait_s)
 
     def exchange(self, value: object) -> list[Any]:
-        """See Transport."""
+        """See Control."""
         known = {self.rank: value}
         for child in self._children:
             known |= self._receive(child)
@@ -127,14 +144,6 @@ class PartialTransport(Transport):
         for child in self._children:
             self._send(child, known)
         return [known[rank] for rank in range(self.size)]
-
-    def find_slowest_s(self, seconds: list[float]) -> list[float]:
-        """See Transport."""
-        return [max(times) for times in zip(*self.exchange(seconds), strict=True)]
-
-    def meet(self) -> None:
-        """See Transport."""
-        self.exchange(None)
 
     def _send(self, peer: int, value: object) -> None:
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -147,6 +156,22 @@ class PartialTransport(Transport):
         data = torch.empty(int(length), dtype=torch.uint8)
         self._gloo.recv([data], peer, _CONTROL).wait(self._wait)
         return pickle.loads(data.numpy().tobytes())
+
+
+class _PartialLinks(Links):
+    """gloo's connections where some are missing: nothing that all ranks do goes by them."""
+
+    def __init__(self, group: Any, device: torch.device, faults: Faults, control: Control) -> None:
+        super().__init__(group, device, faults)
+        self._control = control
+
+    def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
+        """See Links."""
+        return [max(of_ranks) for of_ranks in zip(*self._control.exchange(values), strict=True)]
+
+    def meet(self, timeout_s: float) -> None:
+        """See Links."""
+        self._control.exchange(None)
 
 
 class _PartialFaults(Faults):

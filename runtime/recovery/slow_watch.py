@@ -249,7 +249,7 @@ class SlowWatch:
         answer: Any = plan
         if factors:
             with transport.faults.stock("the plan for slow links", number, is_part=True):
-                answer = transport.exchange(change.made and change.made.result())[0]
+                answer = transport.control.exchange(change.made and change.made.result())[0]
         self._pending = None
         kind, links = find_change(self._factors, factors)
         row: dict[str, Any] = {

@@ -21,6 +21,7 @@ from ranks.checks import normal, refused
 from ranks.choices import make_up_times
 from ranks.faults import die
 from topoplan import Communicator, backend_options
+from topoplan.runtime.ranks import shared_memory
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.request import Request, Send, build_schedule
 
@@ -257,6 +258,21 @@ def what_cannot_share(path: str) -> None:
         Communicator(path, executor="shared")
     with refused("are sent as messages"):
         Communicator(path, compress="fp16", executor="one-sided")
+
+
+def one_rank_lacks_the_library(path: str) -> None:
+    """All ranks send messages, or all say which one cannot do else."""
+    lacking = dist.get_world_size() - 1
+    if dist.get_rank() == lacking:
+        pytest.MonkeyPatch().setattr(shared_memory, "load_library", lambda: "it was not built")
+    with refused(f"executor='one-sided': rank {lacking}: it was not built"):
+        Communicator(path, executor="one-sided")
+    communicator = Communicator(path)
+    x = torch.ones(1000)
+    communicator.allreduce(x)
+    assert torch.equal(x, torch.full_like(x, dist.get_world_size()))
+    choice = communicator.choice(x.nbytes)
+    assert choice is not None and not any("one-sided" in label for label in choice.raced)
 
 
 def a_schedule_too_fine_for_the_memory() -> None:

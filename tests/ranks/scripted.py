@@ -36,7 +36,7 @@ class ScriptedTransport:
     taken_s: list[float] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
-    batched: bool = False
+    is_batched: bool = False
     has_logged_new_race: bool = False
 
     @property
@@ -46,6 +46,8 @@ class ScriptedTransport:
     @property
     def faults(self) -> Any:
         return self
+
+    control = links = faults
 
     def stock(
         self, what: str, number: int | None = None, *, is_part: bool = False

@@ -61,8 +61,8 @@ class LoadedJointPlan:
         timeout = timedelta(seconds=options.timeout_s)
         times = run_joint(self.joint, options, transport, timeout, say)
         return Outcome(
-            "\n".join(_list_lines(self.joint, times, transport.name)),
-            _to_json(self.joint, times, transport.name),
+            "\n".join(_list_lines(self.joint, times, transport.links.name)),
+            _to_json(self.joint, times, transport.links.name),
             any(row.wrong for row in times.groups),
         )
 

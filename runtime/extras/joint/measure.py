@@ -98,7 +98,7 @@ def run_joint(
             for part in parts
         }
         raced_us = race_jointly(groups, scratch, find_cache_folder()).raced_us
-    has_stock = all(transport.exchange(all(part.calls[1] is not None for part in parts)))
+    has_stock = all(transport.control.exchange(all(part.calls[1] is not None for part in parts)))
     joint_s: tuple[list[float], list[float]] = [], []
     for turn in range(options.warmup + options.iterations):
         say(f"call {turn + 1} of {options.warmup + options.iterations} ...")
@@ -153,7 +153,7 @@ def _combine(
     """Return the times of the slowest ranks."""
     own = {part.number: part.times_s for part in parts}
     labels = {part.number: _find_label(part) for part in parts}
-    answers = transport.exchange((joint_s, own, labels, wrong))
+    answers = transport.control.exchange((joint_s, own, labels, wrong))
 
     def find_us(columns: Sequence[Sequence[float]]) -> float | None:
         slowest = [max(row) for row in zip(*columns, strict=True)]
@@ -176,7 +176,7 @@ def _combine(
         )
     plan_us, stock_us = (find_us([times[which] for times, *_ in answers]) for which in (0, 1))
     scales = [find_scale(part.communicator) for part in parts]
-    scale = next((x for x in transport.exchange(scales[0] if scales else None) if x), None)
+    scale = next((x for x in transport.control.exchange(scales[0] if scales else None) if x), None)
     bound_us = None if scale is None else float(joint.bound_one_way.time_s) * 1e6 / scale
     return JointTimes(plan_us or 0.0, stock_us, bound_us, groups)
 

@@ -87,7 +87,7 @@ class _Race:
             for number, communicator in groups.own.items()
         )
         with self.transport.faults.stock("which stock collectives there are"):
-            self.has_stock = all(self.transport.exchange(own_stock))
+            self.has_stock = all(self.transport.control.exchange(own_stock))
         self.races: CachedRaces | None = None
         if self.transport.rank == self.joint.groups[0].call.collective.members[0]:
             engine = groups.own[0].engine
@@ -140,7 +140,7 @@ class _Race:
     def _find_cached(self) -> CachedRace | None:
         cached = None if self.races is None else self.races.find(self._size_bytes)
         with self.transport.faults.stock("the cached race of a joint plan"):
-            exchanged = self.transport.exchange(cached)
+            exchanged = self.transport.control.exchange(cached)
         answer = exchanged[self.joint.groups[0].call.collective.members[0]]
         is_race = (
             isinstance(answer, CachedRace)

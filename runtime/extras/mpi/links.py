@@ -22,6 +22,7 @@ from ...program.contract import Operation, Player
 from ...program.dependencies import Wave, find_dependencies, find_waves
 from ...program.instructions import Program
 from ...ranks.cabled import find_cabling
+from ...ranks.control import find_first
 from ...ranks.links import MakePlayer, NamedLinks
 from ...ranks.machine import are_crowded, find_own_cores
 from ...ranks.transport import Transport
@@ -73,14 +74,9 @@ class MpiLinks(NamedLinks):
                 )
         except InputError as error:
             mine = str(error)
-        answers = transport.exchange(mine)
-        refused = [
-            f"rank {rank}: {answer}"
-            for rank, answer in enumerate(answers)
-            if isinstance(answer, str)
-        ]
-        if refused:
-            raise InputError(mine if isinstance(mine, str) else refused[0])
+        answers = transport.control.exchange(mine)
+        if refused := find_first(x if isinstance(x, str) else None for x in answers):
+            raise InputError(mine if isinstance(mine, str) else refused)
         yields = are_crowded([(answer.host, answer.cores) for answer in answers])
         return cls(transport, MpiChannel(answers, transport.rank, name, yields=yields))
 

@@ -59,9 +59,9 @@ def reshard_state_dict(
         # Ranks with other keys would not agree on whether the plan is cached.
         machine = topology if is_cached else type(topology).__name__
         mine[1].update(topology=[(repr(machine), -1)], helpers=[(repr(helpers), -1)])
-        key = tuple(transport.exchange(hashlib.sha256(repr(mine).encode()).digest()))
+        key = tuple(transport.control.exchange(hashlib.sha256(repr(mine).encode()).digest()))
         moves = cached.pop(key, None) if is_cached else None
-        keys = [mine] if moves or len(set(key)) == 1 else transport.exchange(mine)
+        keys = [mine] if moves or len(set(key)) == 1 else transport.control.exchange(mine)
         joined = {} if moves else _join_meshes(keys)
     if moves is None:
         moves = {

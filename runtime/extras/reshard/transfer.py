@@ -111,7 +111,9 @@ class Reshard:
             if self.demands is not None:
                 self.plan = self._find_plan(topology, helpers, time_limit_s)
                 machine = describe_machine(
-                    self.plan.topology, transport.cores_of_hosts, batched=transport.batched
+                    self.plan.topology,
+                    transport.control.cores_of_hosts,
+                    batched=transport.links.is_batched,
                 )
                 self._chooser = Chooser(
                     self.plan,
@@ -143,7 +145,7 @@ class Reshard:
         rank if a shard does not fit, ExecutionError if a rank fails or the deadline passes.
         """
         transport, rank = self._transport, self._transport.rank
-        transport.set_timeout(self.timeout)
+        transport.control.set_timeout(self.timeout)
         with transport.faults.stock("checking the shards to move"):
             sources, destinations = agree(transport, lambda: self._check_ends(source, destination))
         ends = Ends(rank, self._tensors, sources, destinations)
@@ -272,7 +274,7 @@ class Reshard:
         """Raise InputError unless all ranks have described the same transfer."""
         divisors = [source.averaged for source, _ in self._tensors]
         whole = repr((self._bundles, divisors, self.dtype))
-        others = self._transport.exchange(hashlib.sha256(whole.encode()).digest())
+        others = self._transport.control.exchange(hashlib.sha256(whole.encode()).digest())
         if len(set(others)) > 1:
             other = next(rank for rank, theirs in enumerate(others) if theirs != others[0])
             raise InputError(
@@ -309,7 +311,9 @@ class Reshard:
         """Return the rounds that scratch memory allows. Collective."""
         assert self.demands is not None
         width, transport = self.dtype.itemsize, self._transport
-        program = lower(schedule, transport.rank, self.demands.size, batched=transport.batched)
+        program = lower(
+            schedule, transport.rank, self.demands.size, batched=transport.links.is_batched
+        )
         largest = max(
             shards.numel_of(rank)
             for both in self._tensors
@@ -319,7 +323,7 @@ class Reshard:
         limit = max(int(_SCRATCH * largest * width), _MIN_SCRATCH_BYTES)
         scratch_bytes = (program.work_numel + program.staging_numel) * width
         with transport.faults.stock("the scratch memory of a transfer"):
-            needed = max(transport.exchange(scratch_bytes))
+            needed = max(transport.control.exchange(scratch_bytes))
         return list_rounds(schedule, self._bundles, ceil(Fraction(needed, limit)))
 
 
@@ -428,12 +432,11 @@ def agree(transport: Transport, make: Callable[[], _T]) -> _T:
         made = make()
     except Exception as raised:  # any: the other ranks wait for the answer
         error = raised
-    answers = transport.exchange(None if error is None else first_line(error))
+    first = transport.control.agree(None if error is None else first_line(error))
     if error is not None:
         raise error
-    for rank, answer in enumerate(answers):
-        if answer is not None:
-            raise InputError(f"rank {rank}: {answer}")
+    if first is not None:
+        raise InputError(first)
     return made
 
 
@@ -450,5 +453,5 @@ def find_transfers(timeout: timedelta) -> GroupTransfers:
     if shared is None or shared.transport.faults.broken is not None:
         _transfers.clear()  # a destroyed default group lives on in DeviceMesh
         shared = _transfers[world] = GroupTransfers(Transport(None, timeout))
-    shared.transport.set_timeout(timeout)
+    shared.transport.control.set_timeout(timeout)
     return shared

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from subprocess import CalledProcessError
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from topoplan.runtime.ranks.control import Control
 from topoplan.runtime.ranks.transport import Transport
 
 pytestmark = pytest.mark.skipif(
@@ -17,11 +20,26 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+class OneHost(Control):
+    """Ranks on one host that answer as `answer` says, which is given this rank's own value."""
+
+    hosts = 1
+
+    def __init__(self, answer: Callable[[Any], list[Any]]) -> None:
+        self.rank, self.size, self.answer = 0, 2, answer
+
+    def exchange(self, value: object) -> list[Any]:
+        return self.answer(value)
+
+
 class Ranks(SimpleNamespace):
     """A transport as far as kernels ask it."""
 
-    _parts: dict[type, object]
+    rank, group, device = 0, None, torch.device("cpu")
     attach, find_part = Transport.attach, Transport.find_part
+
+    def __init__(self, answer: Callable[[Any], list[Any]]) -> None:
+        super().__init__(_parts={}, control=OneHost(answer))
 
 
 class Player:
@@ -34,6 +52,11 @@ class Player:
 
 
 def make_nothing(*_: object, **__: object) -> None: ...
+
+
+def answer_beside(peer: object, value: object) -> list[object]:
+    """Answer for another rank too, where the ranks tell each other what GPUs they have."""
+    return [value, peer] if isinstance(value, tuple) else [value]
 
 
 def fail(*_: object, **__: object) -> None:
@@ -50,16 +73,12 @@ def test_any_error_is_a_reason_for_messages(monkeypatch: pytest.MonkeyPatch) -> 
     free = [1 << 30]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 0))
     monkeypatch.setattr(player, "KernelPlayer", Player)
-    group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
     for make, reason in (
         (fail, "rank 0: no symmetric memory: no driver"),
         (make_nothing, "rank 0: kernels fail: Command 'cc' returned non-zero exit status 1."),
     ):
         monkeypatch.setattr(memory, "make_symmetric", make)
-        transport: Any = Ranks(
-            _parts={}, rank=0, hosts=1, group=group, device=torch.device("cpu"),
-            exchange=lambda value: [value],
-        )  # fmt: skip
+        transport: Any = Ranks(lambda value: [value])
         assert open_kernels(transport) == reason
     free[0], transport._parts = 9 << 20, {}
     reason = "rank 0: 9 MiB of GPU memory are free; kernels take 72"
@@ -85,10 +104,7 @@ def test_different_gpus_agree_on_the_grid_of_the_smallest(monkeypatch: pytest.Mo
     for gpu, other in ((large, small), (small, large)):
         visible = {torch.device("cpu"): gpu, 0: large, 1: small}
         monkeypatch.setattr(torch.cuda, "get_device_properties", visible.get)
-        peers = (None, (other.uuid, other.multi_processor_count))
-        transport: Any = Ranks(
-            _parts={}, rank=0, hosts=1, group=None, device=torch.device("cpu"),
-            exchange=lambda value, peers=peers: [value, *[peers] * isinstance(value, tuple)],
-        )  # fmt: skip
+        peer = (None, (other.uuid, other.multi_processor_count))
+        transport: Any = Ranks(partial(answer_beside, peer))
         assert open_kernels(transport) == "rank 0: no symmetric memory: enough"
     assert grids == [82, 82]

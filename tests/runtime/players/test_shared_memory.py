@@ -78,6 +78,10 @@ def test_what_cannot_be_shared_is_refused(plans: Plans) -> None:
     run_ranks(one_sided.what_cannot_share, 2, plans("switch:2"))
 
 
+def test_what_one_rank_lacks_no_rank_uses(plans: Plans) -> None:
+    run_ranks(one_sided.one_rank_lacks_the_library, 3, plans("switch:3"))
+
+
 def test_topo_run_names_what_played(plans: Plans) -> None:
     options = ["-b", "4K", "-e", "4K", "-n", "2", "--json"]
     for executor in ("one-sided", "point-to-point"):
