@@ -6,10 +6,11 @@ TRAINERS := .venv-trainers
 TORCH_VERSION ?= 2.13.0
 N ?= 10
 EXTRAS_ARGS ?= --quick
+SIDE_BY_SIDE = -n 4 --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-network flaky extras goldens torch-suite conformance-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
+.PHONY: demo test test-long test-network flaky extras goldens torch-suite conformance-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -17,9 +18,13 @@ demo: $(VENV)/.demo
 # What does not depend on how fast the machine is. Twice as many workers as the two cores that it is meant for: tests of
 # real ranks wait for each other.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not network" -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not network and not long" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-# Emulated machines, cut links, MPI, browsers, long searches, real rates: one test at a time, on a quiet machine.
+# Long searches, builds of packages, whole documents, more cases of what `make test` has.
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "long and not network and not gpu" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+# Emulated machines, cut links, MPI, browsers, real rates: one test at a time, on a quiet machine.
 test-network: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "network and not gpu" $(PYTEST_ARGS)
 

@@ -166,7 +166,11 @@ def _check(gone: Iterable[Extra], *, runs_tests: bool) -> int:
         smoke.write_text(_SMOKE, encoding="utf-8")
         _run("backend and hook", [str(smoke), str(Path(folder, "store"))], Path(folder), env)
         tests = ["-m", "pytest", "-q", "--ignore=tests/project"]
-        how = ["-m", "not gpu and not network", "-n", "4"] if runs_tests else ["--collect-only"]
+        how = (
+            ["-m", "not gpu and not network and not long", "-n", "4"]
+            if runs_tests
+            else ["--collect-only"]
+        )
         _run("the tests that are left", [*tests, *how], copy, env)
     print(f"works without {', '.join(sorted(names))}")
     return 0

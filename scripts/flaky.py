@@ -1,7 +1,7 @@
 """Find tests that fail by chance: run one tier again and again, in random order, beside busy loops.
 
     python scripts/flaky.py 10                     `make flaky N=10`: 10 runs of `make test`'s tests
-    python scripts/flaky.py 5 --tier network       `make test-network`'s tests, without busy loops
+    python scripts/flaky.py 5 --tier network       `make test-network`'s, without busy loops
     python scripts/flaky.py 200 -k members_get     only some tests, however often
 
 Each run has an order of its own, drawn from its number. Results go to FOLDER/results.jsonl, a line
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from harness import Results  # noqa: E402
 
 # The targets of the Makefile that run the tiers.
-TIERS = {"test": "test", "network": "test-network"}
+TIERS = {"test": "test", "long": "test-long", "network": "test-network"}
 # Four a core of the smallest machine that runs them all, which has two cores.
 BUSY_LOOPS = 8
 
@@ -40,16 +40,17 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", type=int, nargs="?", default=10, help="runs (default: 10)")
+    parser.add_argument("--first", type=int, default=1, help="number of the first run (default: 1)")
     parser.add_argument("--tier", choices=TIERS, default="test")
     parser.add_argument("--loops", type=int, help=f"busy loops ({BUSY_LOOPS}; network: none)")
     parser.add_argument("-k", dest="only", metavar="WORDS", help="tests with these words alone")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "flaky")
     args = parser.parse_args(argv)
-    loops = args.loops if args.loops is not None else BUSY_LOOPS * (args.tier == "test")
+    loops = args.loops if args.loops is not None else BUSY_LOOPS * (args.tier != "network")
     args.folder.mkdir(parents=True, exist_ok=True)
     results = Results(args.folder / "results.jsonl", ("commit", "tier", "only", "run"))
     asked = {"commit": _name_commit(), "tier": args.tier, "only": args.only or ""}
-    for number in range(1, args.runs + 1):
+    for number in range(args.first, args.first + args.runs):
         if results.has(run=number, **asked):
             continue
         with _keep_busy(loops):

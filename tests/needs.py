@@ -84,15 +84,16 @@ _CHECKS: dict[str, Callable[[], str | None]] = {
     "mpi4py": _why_no_mpi4py,
     "mpirun": _why_no_mpirun,
     "browser": _why_no_browser,
+    "quiet": lambda: "",  # what measures rates or times: it runs alone, and can always be had
 }
 
 
 def long_cases(cases: Iterable[Any], *names: object) -> list[Any]:
-    """Return a test's cases, those whose first value is one of `names` in the network tier."""
+    """Return a test's cases, those whose first value is one of `names` among the long ones."""
     return [
-        pytest.param(*case, marks=pytest.mark.network)
+        pytest.param(*case, marks=pytest.mark.long)
         if isinstance(case, tuple) and case[0] in names
-        else pytest.param(case, marks=pytest.mark.network)
+        else pytest.param(case, marks=pytest.mark.long)
         if case in names
         else case
         for case in cases

@@ -68,7 +68,7 @@ def test_a_search_ends_at_once() -> None:
     assert interrupt(line, " left: ", 1, whole_group=True) == ["topo-synth: interrupted"]
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_ranks_end_with_the_command_that_started_them(
     whole_group: bool, plans: Callable[..., str]

@@ -51,7 +51,7 @@ def test_what_topo_run_has_not_of_nccl_tests_is_answered(
     assert says in refuse(f"run {plans('ring:2')} {options}", capsys)
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_options_of_nccl_tests_are_understood() -> None:
     pytest.importorskip("torch")
     line = "--stock -t 2 -g 1 -d half -c 0 --minbytes 1K --maxbytes=4K -f 4 --iters 1 -w 0"

@@ -151,7 +151,7 @@ def test_whole_numbers_that_overflow_wrap_on_both_sides(tmp_path: Path) -> None:
     assert row["wrong"] == 0
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_terminated_run_leaves_no_rank_behind(plan: str) -> None:
     command = [
         sys.executable,
@@ -320,7 +320,7 @@ def test_ranks_that_nobody_joins_are_told_in_one_line(plan: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
     (row,) = rows_of(
         run_on(3, plan, "-b", "64K", "-e", "64K", "-n", "1", "--compress", "int8", "--json")
@@ -353,7 +353,7 @@ def test_help_needs_no_torch() -> None:
     assert run_command(sys.executable, "-c", code).returncode == 0
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_recorded_machines_run_with_no_wrong_elements(
     recorded: Callable[[str], Path], tmp_path: Path
 ) -> None:

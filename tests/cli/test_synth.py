@@ -301,7 +301,7 @@ def test_bad_wishes_are_refused_in_one_line(args: tuple[str, ...]) -> None:
     assert done.stdout == "" and len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
     out = synth_json(
         "--collective", "allreduce", "--topology", "pcie-2socket", "--explain", "--time-limit", "60"
@@ -349,7 +349,7 @@ def test_a_time_limit_with_a_plan_in_hand_is_no_failure() -> None:
     assert out["verified"] and 0 <= out["gap"] < 1
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_topo_and_synth_never_import_torch() -> None:
     code = (
         "import sys, topoplan.topo, topoplan.synth, topoplan.synth.planner.synthesize, "

@@ -21,7 +21,7 @@ def synth(*args: str, code: int = 0) -> str:
     return done.stderr
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_group_has_a_plan_with_and_bounds_with_and_without_help(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     out = json.loads(synth("broadcast", "mi300x", "--group", "1,6", "--json", "-o", str(path)))

@@ -22,7 +22,7 @@ def list_packages(modules: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(modules)}
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_ranks_import_no_planner(tmp_path: Path) -> None:
     """Rank 0 plans in a process of its own, and the other one does not plan."""
     own = {"TOPOPLAN_CACHE": str(tmp_path / "cache"), "GLOO_SOCKET_IFNAME": "lo"}

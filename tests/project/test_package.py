@@ -62,7 +62,7 @@ def _build(kind: str, source: Path, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_source_distribution_has_all_that_is_kept_in_the_checkout(
     distributions: tuple[Path, Path],
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_source_distribution_has_all_that_is_kept_in_the_checkout(
     ] == []
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_wheel_has_every_module_of_the_checkout_and_nothing_else(
     distributions: tuple[Path, Path],
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_wheel_has_every_module_of_the_checkout_and_nothing_else(
     }
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_what_a_wheel_says_of_itself(distributions: tuple[Path, Path]) -> None:
     _, wheel = distributions
     archive = zipfile.ZipFile(wheel)
@@ -180,7 +180,7 @@ def test_torch_finds_the_backend_once_and_by_its_name_where_it_can(tmp_path: Pat
     assert (done.returncode, done.stdout) == (0, "True True ['cpu', 'cuda']\nFalse\n"), done.stderr
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_an_older_torch_is_refused_in_one_line_and_can_be_imported(tmp_path: Path) -> None:
     """By the commands and by what is imported; torch, which imports our backend itself, gets a
     warning.

@@ -22,7 +22,7 @@ PROBE, JUDGE, SYNTH = "probe", "judge", "synth"
         pytest.param(  # long
             *(JUDGE, "02-loc-graph.log", (), ["communicator of 4 ranks: 2 rings"]),
             ["neither whole"],
-            marks=pytest.mark.network,
+            marks=pytest.mark.long,
         ),
         (PROBE, "02b-loc-graph-nvs.txt", (), ["164.8", "in the order of their PCI"], []),
         (PROBE, "03-hwloc-vga.xml", (), ["2 ranks"], ["assumed for the others"]),

@@ -100,7 +100,7 @@ def test_results_are_compared_by_their_values(driver: Any) -> None:
     )
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_fsdp_with_tensor_parallelism_ends_with_gloos_bits(
     folder_of_plans: Callable[..., Path],
 ) -> None:

@@ -22,7 +22,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_user_without_a_usable_home_is_one_warning(plan: str) -> None:
     """HOME that this user cannot enter; as root, also a user without HOME and passwd entry."""
     first, others = run_ranks(containers.without_cache, 2, plan)

@@ -94,7 +94,7 @@ def test_a_hook_is_made_early_and_saved_with_its_model(plans: Plans) -> None:
         assert shown == "<topoplan.ddp_hook of allreduce on ring:3: choose='model'>"
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_torchs_own_tests_pass_through_plans() -> None:
     """A few of them; `make torch-suite` runs all, through gloo as well."""
     pytest.importorskip("expecttest", reason="torch's own tests need expecttest")

@@ -23,7 +23,7 @@ SELDOM = {
 }
 
 
-@pytest.mark.parametrize("ends", [OFTEN, pytest.param(SELDOM, marks=pytest.mark.network)])
+@pytest.mark.parametrize("ends", [OFTEN, pytest.param(SELDOM, marks=pytest.mark.long)])
 def test_the_exit_code_and_the_error_are_the_scripts_own(
     ends: dict[str, list[str]], plans: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -214,14 +214,14 @@ def test_calls_that_do_not_match_are_told_apart_and_never_add_up(plans: Plans) -
         assert "2000 elements" in error
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_different_reductions_never_mix(plans: Plans) -> None:
     for error in run_ranks(faults.different_reductions, 4, plans("mesh:2x2")):
         assert "(MAX) of 1000 elements" in error
         assert "(SUM) of 1000 elements" in error
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_communicator_that_not_everybody_makes_is_an_error(plans: Plans) -> None:
     errors = run_ranks(faults.not_everybody_sets_up, 4, plans("mesh:2x2"))
     for error in errors[:3]:
@@ -229,7 +229,7 @@ def test_a_communicator_that_not_everybody_makes_is_an_error(plans: Plans) -> No
         assert "setting up a group for the plan failed" in str(error)
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_rank_that_stops_in_a_set_up_is_named_within_the_timeout(plans: Plans) -> None:
     """gloo itself tries five times to connect, each time for as long."""
     for error in run_ranks(faults.stops_in_a_set_up, 3, plans("full:3"))[:2]:

@@ -282,7 +282,7 @@ def on_loopback(world: int, *args: str) -> list[Ended]:
     return run_joined("ranks.measure_command", *args, ranks=world, quiet_s=250)
 
 
-@pytest.mark.network  # long
+@pytest.mark.network("quiet")
 def test_on_one_host_the_declared_rates_stay(tmp_path: Path) -> None:
     declared = preset("mesh:2x2@25")
     (tmp_path / "declared.json").write_text(declared.dumps())

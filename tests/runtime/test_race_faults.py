@@ -59,7 +59,7 @@ def test_a_rank_that_dies_during_calibration_is_an_error_on_all_others(plans: Pl
     assert_rank_1_is_named(run_ranks(faults.dies_in_calibration, 3, plans("ring:3")))
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_stopped_rank_in_a_race_is_an_error_within_the_deadline(plans: Plans) -> None:
     """Nothing is closed: the others give up by themselves, the stock collective at its own
     deadline.

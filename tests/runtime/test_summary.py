@@ -64,7 +64,7 @@ def test_a_switch_turns_plans_off_whatever_a_script_says(tmp_path: Path) -> None
     ) and others == [[]]
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_cached_races_that_do_not_hold_are_one_line_a_group(
     plans: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -533,7 +533,7 @@ def test_the_program_that_runs_a_collective() -> None:
     assert printed[1] == ""
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_the_program_with_a_strategy_of_its_own() -> None:
     done = run_module("program_process", str(EXAMPLES / "own_strategy.py"))
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ def busy_machine() -> Iterator[None]:
             other.wait()
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_the_same_request_gives_the_same_plan_whatever_the_load() -> None:
     """benchmarks/same_plan.py asks it of dgx1, seven times."""
     own_hashes = {"PYTHONHASHSEED": "1"}

@@ -61,7 +61,7 @@ def test_the_solver_agrees_that_the_rows_below_the_front_are_infeasible(
     )
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_allreduce_composed_and_direct_on_dgx1() -> None:
     """With work for these rows, and not for those after them, which would stay unknown in four
     times as much.
@@ -120,7 +120,7 @@ def test_fronts_of_k_synchronous_schedules(
         ("allgather", (6, 7, 7), True),  # the ends of SCCL's front for k = 0
         ("broadcast", (6, 3, 3), True),
         ("broadcast", (12, 4, 4), True),
-        pytest.param("broadcast", (18, 5, 5), True, marks=pytest.mark.network),
+        pytest.param("broadcast", (18, 5, 5), True, marks=pytest.mark.long),
         ("broadcast", (8, 3, 3), False),
         ("reduce", (6, 3, 3), True),
         ("gather", (6, 3, 7), True),

@@ -95,14 +95,14 @@ def test_alltoall_is_bound_by_the_slow_box(machine: str, change: Change, GBps: F
     )
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_alltoall_on_many_gpus_without_symmetry_meets_the_bound() -> None:
     topology = degrade(preset("dgx-a100:13"), SLOW)
     plan = synthesize(collective_on("alltoall", topology), topology, "packing").plan
     assert gap_of(plan) <= 0.02
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("machine", "change", "collective"),
     [("dgx-a100:4", SLOW, "allgather"), ("dgx-a100:3", LOST, "reduce-scatter")],

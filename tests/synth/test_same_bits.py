@@ -242,7 +242,7 @@ def test_topo_synth_writes_one_and_topo_run_takes_no_other(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_whole_in_pieces_and_elsewhere_on_real_ranks(plan: Plan, tmp_path: Path) -> None:
     """Through a communicator, the DDP hook's way and the backend: no element differs, in any
     floating-point type.

@@ -57,7 +57,7 @@ def fabrics(draw: st.DrawFn) -> tuple[Topology, Topology]:
     return build_fabric(gpus, spines, uplinks), build_fabric(gpus, 1, uplinks)
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 @settings(max_examples=count_examples(25))
 @given(fabrics())
 def test_bounds_are_those_of_one_spine(pair: tuple[Topology, Topology]) -> None:

@@ -256,7 +256,7 @@ def test_nvl72_racks_are_trays_of_four_on_one_fabric() -> None:
     ("name", "collective", "bound"),
     [
         ("gb200-nvl72", "allreduce", Fraction(32400, 71)),
-        pytest.param("gb200-nvl72:2", "alltoall", Fraction(100), marks=pytest.mark.network),
+        pytest.param("gb200-nvl72:2", "alltoall", Fraction(100), marks=pytest.mark.long),
     ],
 )
 def test_nvl72_racks_have_plans_at_the_bound(name: str, collective: str, bound: Fraction) -> None:

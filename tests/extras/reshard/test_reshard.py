@@ -22,7 +22,7 @@ def test_state_dicts_move(tmp_path: Path) -> None:
     assert run_ranks(resharding.state_dicts_move, 4, str(tmp_path)) == [[1]] * 4
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_scratch_memory_is_bounded() -> None:
     """Beside source and destination, at most twice the largest shard; bad dicts are refused."""
     for added, largest in run_ranks(resharding.scratch_memory_is_bounded, 4):

@@ -68,7 +68,7 @@ def test_calls_of_a_group_in_different_orders_are_seen() -> None:
         find_stuck(Program("wrong", ((0, 1),), operations, strands))
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_hang_is_reported_with_the_program_and_each_ranks_stack(cache: Path) -> None:
     """A program that must hang, of two calls in opposite orders; the next one still runs."""
     program = _make_two_groups(["run 0, run 1", "run 1, run 0"])

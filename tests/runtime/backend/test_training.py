@@ -25,7 +25,7 @@ def test_what_is_built_on_torch_distributed_runs_through_plans(
     run_ranks(backend_training.everything, 4, str(folder))
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_an_unmodified_script_needs_the_backends_name_alone(tmp_path: Path) -> None:
     """With torchrun; torch finds the backend through the entry points, as of an installed
     package.

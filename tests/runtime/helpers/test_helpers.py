@@ -72,9 +72,7 @@ def test_a_late_helper_serves_members_that_the_first_one_has_left(tmp_path: Path
     ("how", "says"),
     [
         ("ended", "rank 1 does not answer (process ended)"),
-        pytest.param(
-            "stopped", "rank 1 does not answer (stopped or busy", marks=pytest.mark.network
-        ),
+        pytest.param("stopped", "rank 1 does not answer (stopped or busy", marks=pytest.mark.long),
         ("left", "rank 1, which helped, has left"),
     ],
 )

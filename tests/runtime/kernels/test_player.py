@@ -23,7 +23,7 @@ def name_segment(test: str) -> str:
     return f"topoplan-{test}-{os.getpid()}"
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 @pytest.mark.parametrize(("machine", "ranks", "calls"), [("ring:3", 3, 4), ("full:4", 4, 3)])
 def test_calls_of_all_kinds_in_a_row(plans: Plans, machine: str, ranks: int, calls: int) -> None:
     paths = {name: plans(machine, name) for name in COLLECTIVES}

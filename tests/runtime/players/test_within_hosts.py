@@ -39,7 +39,7 @@ def test_a_killed_rank_is_named_and_no_memory_is_left(plans: Plans, hosts: list[
     assert list_memory() <= before
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_rank_that_does_not_come_is_named_in_time(plans: Plans) -> None:
     errors = run_on_hosts(one_sided.a_rank_does_not_come, [1, 2], plans("switch:3"))
     assert all("rank 2" in errors[rank] for rank in (0, 1)), errors

@@ -59,7 +59,7 @@ def test_calls_of_the_backend_go_on_after_a_lost_connection() -> None:
         assert [len(history) for history in histories] == [0, 1, 1, 1]
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_different_calls_of_the_backend_are_an_error() -> None:
     """All ranks name both calls, and a group that one of them destroys late ends well."""
     for error in run_ranks(recovering.a_mismatch_and_a_late_end, 3):

@@ -200,7 +200,7 @@ def plan_with_a_slow_link() -> tuple[Plan, Plan]:
     return plan, plan_at(plan, {("gpu0", "gpu1"): Fraction(1, 4)})
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 @pytest.mark.parametrize("segments", [1, 8, 64])
 def test_schedules_for_slow_links_send_messages_of_the_usual_size(segments: int) -> None:
     size = 4 << 20

@@ -141,7 +141,7 @@ def test_nothing_is_written_where_stock_is_as_good(
     assert read_graph_file(path.read_text(), "graph.xml").graphs
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_a_dead_link_needs_nvb_switched_off(
     more_inputs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

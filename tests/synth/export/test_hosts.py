@@ -142,7 +142,7 @@ def check_sound(text: str, made: Export, hosts: int, gpus: int) -> GraphFile:
     return file
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_pairs_with_two_nics_gain_as_by_hand(tmp_path: Path) -> None:
     """Trees of 16 GB/s where stock takes rings of 8.5, as a file written by hand had."""
     text = pairs(4, {0: 200_000, 2: 200_000})

@@ -57,7 +57,7 @@ def replay(made: Export, topology: Topology) -> dict[str, Fraction]:
     return out
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_eight_dies_of_an_mi250_come_near_the_bound(recorded: Callable[[str], Path]) -> None:
     whole = resolve(str(recorded("nccl_xml/rccl/topo_16p1h.xml")))
     topology = degrade(whole, Change(without_ranks=tuple(range(8, 16))))

@@ -82,7 +82,7 @@ def test_a_mesh_without_a_link_gains(name: str) -> None:
     assert "times stock" in made.text
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_where_a_table_may_decide_the_file_is_proved_optimal() -> None:
     made = write("allreduce", preset("mi250"))
     assert made.reason is None and made.figures["basis"] == "proved optimal"
@@ -107,7 +107,7 @@ def test_trees_come_with_rings_for_the_other_collectives() -> None:
     assert made.figures["channels"] == 2 * made.figures["rings_beside"]["channels"]
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_trees_that_gain_nothing_are_not_set() -> None:
     for made in (
         write("allreduce", preset("mi300x"), RCCL_ENV),
@@ -117,7 +117,7 @@ def test_trees_that_gain_nothing_are_not_set() -> None:
         assert "\n" not in made.reason and not made.figures["written"]
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_the_command_writes_both_files_or_says_why_not(tmp_path: Path) -> None:
     from topoplan.topo.formats import nccl_xml
 

@@ -232,7 +232,7 @@ def test_no_gossip_is_cheaper_than_an_in_tree_and_an_out_tree(n: int) -> None:
         ("dgx-a100", Fraction(1200, 7)),
         ("dgx-a100:2", Fraction(520, 3)),
         ("dgx-a100:4", Fraction(400, 3)),
-        pytest.param("dgx-a100:16", Fraction(320, 3), marks=pytest.mark.network),
+        pytest.param("dgx-a100:16", Fraction(320, 3), marks=pytest.mark.long),
         ("mi250", Fraction(1200, 7)),
     ],
 )
@@ -292,13 +292,13 @@ def shuffled(topology: Topology) -> Topology:
     return replace(topology, devices=tuple(devices))
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_boxes_are_joined_whatever_the_order_of_the_ranks() -> None:
     result = pack(shuffled(preset("dgx-a100:4")))
     assert_at_bound(result, Fraction(400, 3))
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_out_trees_of_many_roots_reach_the_bound_whatever_the_order_of_the_ranks() -> None:
     assert gap(pack(shuffled(preset("dgx-a100:17")), "allgather")) <= Fraction(1, 100)
 
@@ -350,7 +350,7 @@ def test_alltoall_paths_are_at_the_multicommodity_flow(argument: str, rate: Frac
     ("argument", "most_gap", "trees", "depth"),
     [
         ("dgx-a100:4", Fraction(0), 32, 4),
-        pytest.param("dgx-a100:16", Fraction(7, 100), 16, 10, marks=pytest.mark.network),
+        pytest.param("dgx-a100:16", Fraction(7, 100), 16, 10, marks=pytest.mark.long),
         ("mesh:8x8", Fraction(0), 16, None),
         ("dgx1", Fraction(3, 100), 9, 4),
     ],
@@ -581,7 +581,7 @@ def test_trees_hang_at_their_centre() -> None:
     assert tree.down[0] == ("gpu1", "gpu0") and tree.up[0] == ("gpu0", "gpu1")
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_256_gpus_are_planned_for() -> None:
     """512 and 1,024 are in benchmarks/imperfect.py."""
     topology = preset("dgx-a100:32")

@@ -80,7 +80,7 @@ def test_shapes_of_rings_and_lines_are_ones_that_parts_have() -> None:
     assert least <= listed
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_what_the_middle_of_a_pipeline_sends_proves_an_order_optimal() -> None:
     """Stages and replicas that no leaf divides evenly: means over all ranks alone leave more than a
     tenth.

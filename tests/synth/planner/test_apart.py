@@ -84,7 +84,7 @@ def test_the_clock_ends_a_process_that_does_not(
         plan(limit_s=0.1)
 
 
-@pytest.mark.network  # long
+@pytest.mark.network("quiet")
 def test_the_start_of_the_process_is_part_of_the_time_limit() -> None:
     """The search has some time all the same: at once there are simple plans."""
     found = plan(limit_s=1e-3)

@@ -375,7 +375,7 @@ def test_flows_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
     report_plan(plan, "plan.json", 1)
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_the_bridged_box_is_reported() -> None:
     path = INPUTS / "ncv4-bridged.topology.xml"
     if not path.exists():
