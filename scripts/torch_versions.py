@@ -251,6 +251,10 @@ def run_tests(version: str, folder: Path, names: str, ends: float) -> bool:
         "not gpu",
         "-p",
         "no:cacheprovider",
+        "-n",
+        "4",
+        "--dist",
+        "loadfile",
     ]
     started = time.monotonic()
     try:
