@@ -8,6 +8,7 @@ The groups, and what an entry of each is:
 
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
 - `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
+- `players`: a DevicePlayer (runtime/players/on_devices.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME` does.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-EXPORTS, COMMANDS, LINKS = "exports", "commands", "links"
+EXPORTS, COMMANDS, LINKS, PLAYERS = "exports", "commands", "links", "players"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -90,6 +91,22 @@ EXTRAS = (
         {
             LINKS: {"mpi": ("runtime.extras.mpi.links:MpiLinks", "between ranks of MPI")},
             NAMES: {"join_mpi": ("runtime.extras.mpi.launched:join_mpi", "joins mpirun's ranks")},
+        },
+    ),
+    Extra(
+        "kernels",
+        (
+            *("runtime/extras/kernels", "tests/extras/kernels", "tests/ranks/kernels.py"),
+            *("benchmarks/kernels.py", "benchmarks/kernels_on_gpu.py"),
+            "benchmarks/kernel_model.py",
+        ),
+        {
+            PLAYERS: {
+                "kernels": (
+                    "runtime.extras.kernels.device_player:KERNELS",
+                    "plays schedules on GPUs, a launch a call",
+                )
+            }
         },
     ),
     Extra(

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness import Table, make_parser
 
-from topoplan.runtime.kernels.model import LAUNCH_us, measure_hop_us, predict_us
+from topoplan.runtime.extras.kernels.model import LAUNCH_us, measure_hop_us, predict_us
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on

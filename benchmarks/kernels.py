@@ -38,7 +38,7 @@ from topoplan.synth.planner.api import synthesize
 from topoplan.topo.errors import VerificationError
 
 if TYPE_CHECKING:
-    from topoplan.runtime.kernels.memory import Region
+    from topoplan.runtime.extras.kernels.memory import Region
 
 PARTS = ("compile", "replay", "interpret")
 TARGETS = ("cuda:80", "cuda:90", "cuda:120", "hip:gfx942")
@@ -151,8 +151,8 @@ def compile_one(target: str, dtype: str, reduction: str) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from topoplan.runtime.kernels.kernel import play
-    from topoplan.runtime.kernels.player import LANES, find_block_numel, list_options
+    from topoplan.runtime.extras.kernels.kernel import play
+    from topoplan.runtime.extras.kernels.player import LANES, find_block_numel, list_options
 
     name = {
         "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int32": "i32", "int64": "i64",
@@ -355,7 +355,7 @@ def interpret_box(box: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def make_region(ranks: int) -> Region:
     """Return the sizes of the memory that interpreted kernels share."""
-    from topoplan.runtime.kernels.memory import Region
+    from topoplan.runtime.extras.kernels.memory import Region
 
     return Region(ranks, programs=2, half_bytes=WINDOW_NUMEL * 4)
 
@@ -364,8 +364,8 @@ def play_rank(folder: Path) -> None:
     """Play calls as one rank, and print how many were wrong for each collective."""
     import torch
 
-    from topoplan.runtime.kernels.memory import make_shared
-    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.extras.kernels.memory import make_shared
+    from topoplan.runtime.extras.kernels.player import KernelPlayer
 
     torch.set_num_threads(1)
     job = json.loads((folder / "job.json").read_text())

@@ -31,8 +31,8 @@ import torch.distributed as dist
 from harness import make_parser
 from kernels import COLLECTIVES, draw_inputs, expect
 
-from topoplan.runtime.kernels.memory import make_on_one_gpu, make_symmetric
-from topoplan.runtime.kernels.player import KernelPlayer
+from topoplan.runtime.extras.kernels.memory import make_on_one_gpu, make_symmetric
+from topoplan.runtime.extras.kernels.player import KernelPlayer
 from topoplan.runtime.program.layout import IN_PLACE
 from topoplan.runtime.program.one_sided.instructions import Mode
 from topoplan.synth.ir.schedule import Schedule

@@ -26,8 +26,8 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .cache import CachedRace, CachedRaces
 from .codecs import Codec
-from .kernels.model import list_shapes, rank_shapes
 from .option_names import AUTO, ONE_SIDED, SAME_BITS
+from .players.on_devices import DevicePlayer, find_device_player
 from .policy import ChooseMode, check_choose_mode
 from .program.lowering import lower
 from .program.one_sided.flat import (
@@ -67,7 +67,7 @@ _TRIES = 3
 # A successful try that takes longer is the last: delays are seldom long compared with such calls.
 _LONG_TRY_S = 0.1
 # One-sided schedules that race on GPUs, where their times are predicted.
-_RACED_BY_KERNEL = 3
+_RACED_ON_DEVICES = 3
 # Schedules that race within hosts besides the same ones sent as messages.
 _RACED_WITHIN_HOSTS = 3
 # From _LEAN_BYTES on, candidates that need more staging memory on some rank than _MAX_STAGING times
@@ -188,16 +188,21 @@ class Chooser:
         return list(self._within_hosts.values()) if within_hosts else self._in_one_memory
 
     @cached_property
+    def _devices(self) -> DevicePlayer | None:
+        """What plays one-sided schedules on devices; None where ranks on CPUs share memory."""
+        return find_device_player(self.transport.links)
+
+    @cached_property
     def _in_one_memory(self) -> list[OneSidedSchedule]:
         """The schedules for memory that all ranks share: the plan's, and flat ones after them.
 
         There are no flat ones if results must have the same bits.
         """
         own = self._whole.values()
-        if self.machine.batched:  # on GPUs, whose links it depends on what is best
+        if self._devices is not None:  # on GPUs, whose links it depends on what is best
             topology = self.plan.topology
             flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective, topology)
-            return list_shapes([*own, *flat], topology)
+            return self._devices.list_shapes([*own, *flat], topology)
         flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective)
         return list(dict.fromkeys([*own, *flat]))
 
@@ -240,9 +245,9 @@ class Chooser:
             within = [self._within_hosts[x] for x in sent if x in self._within_hosts]
             room = len(within) if self.executor == ONE_SIDED else _RACED_WITHIN_HOSTS
             return [*within[: room - 1], *within[room - 1 :][-1:]]
-        if self.machine.batched:
-            shapes = rank_shapes(self._in_one_memory, self.plan.topology, size_bytes)
-            return [*shapes[:_RACED_BY_KERNEL]]
+        if self._devices is not None:
+            shapes = self._devices.rank_shapes(self._in_one_memory, self.plan.topology, size_bytes)
+            return [*shapes[:_RACED_ON_DEVICES]]
         chosen = self._whole.get(id(self.plan.entry_for(size_bytes).schedule))
         own = [] if chosen is None else [chosen]
         if self.mode == SAME_BITS:

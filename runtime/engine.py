@@ -25,8 +25,8 @@ from .choose import Choice, Chooser, Sharing
 from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
-from .kernels.opening import open_kernels
 from .option_names import AUTO, ONE_SIDED, POINT_TO_POINT, SAME_BITS
+from .players.on_devices import open_memory
 from .players.slow_links import list_watches
 from .policy import ChooseMode
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
@@ -144,31 +144,16 @@ class Engine:
 
         Raise InputError if they must be (executor "one-sided"), but cannot.
         """
-        transport, why_not = self.transport, None
-        if self.codec is not None:
-            why_not = "values that are compressed are sent as messages"
-        elif transport.links.is_batched and not self.plan.collective.has_all_gpus:
-            why_not = "kernels play plans for all GPUs alone"
-        elif transport.links.is_batched and choose == SAME_BITS:
-            why_not = (
-                "kernels add half precision in float32, messages do not, and "
-                f"choose={SAME_BITS!r} promises the same bits; leave executor out"
-            )
-        if executor == POINT_TO_POINT or (why_not is not None and executor == AUTO):
+        if executor == POINT_TO_POINT:
             return Sharing.NONE
-        memory = None
-        if why_not is None:
-            memory = (
-                open_kernels(transport)
-                if transport.links.is_batched
-                else transport.open_shared_memory()
-            )
-            if isinstance(memory, HostMemory):
-                memory = transport.links.why_not_within_hosts or memory
-            why_not = memory if isinstance(memory, str) else None
-        if executor == ONE_SIDED and why_not is not None:
-            raise InputError(f"executor={ONE_SIDED!r}: {why_not}")
-        if why_not is not None:
+        memory: object = "values that are compressed are sent as messages"
+        if self.codec is None:
+            memory = open_memory(self.transport, self.plan, same_bits=choose == SAME_BITS)
+        if isinstance(memory, HostMemory):
+            memory = self.transport.links.why_not_within_hosts or memory
+        if isinstance(memory, str):
+            if executor == ONE_SIDED:
+                raise InputError(f"executor={ONE_SIDED!r}: {memory}")
             return Sharing.NONE
         return Sharing.WITHIN_HOSTS if isinstance(memory, HostMemory) else Sharing.ALL
 

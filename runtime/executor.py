@@ -28,9 +28,9 @@ from .compiled import (
     CompiledWithinHosts,
 )
 from .environment import parse_scratch
-from .kernels.calls import KernelCalls
 from .native.library import suits
 from .players.local import is_numpys, make_quiet
+from .players.on_devices import DeviceCalls, find_device_player
 from .program.contract import Observer, Player, PlayError
 from .program.layout import ends_with_result
 from .program.one_sided.flat import HostsSchedule, OneSidedSchedule, SharedSchedule
@@ -65,7 +65,7 @@ class Executor:
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         # One-sided schedules with too many chunks for the shared memory: sent as messages.
         self._too_fine: set[tuple[Schedule, int, torch.dtype]] = set()
-        self._by_kernels = KernelCalls(transport, topology, self.tallies)
+        self._on_devices: DeviceCalls | None = None
         self._quietly = make_quiet()
 
     def observe(self, observers: Sequence[Observer]) -> None:
@@ -84,8 +84,8 @@ class Executor:
         its group if it was drawn before (None: the next one). Raise ExecutionError, naming the rank
         to blame, if a peer fails or the deadline passes.
         """
-        if isinstance(schedule, OneSidedSchedule) and self.transport.links.is_batched:
-            sent_bytes = self._by_kernels.run(schedule, buffers, number)
+        if isinstance(schedule, OneSidedSchedule) and (calls := self._find_device_calls()):
+            sent_bytes = calls.run(schedule, buffers, number)
             if sent_bytes is not None:
                 self.sent_bytes += sent_bytes
                 return
@@ -112,6 +112,12 @@ class Executor:
         ):
             target.div_(schedule.collective.ranks)
 
+    def _find_device_calls(self) -> DeviceCalls | None:
+        """Return what carries out calls on devices; None where ranks on CPUs share memory."""
+        if self._on_devices is None and (player := find_device_player(self.transport.links)):
+            self._on_devices = player.make_calls(self.transport, self.topology, self.tallies)
+        return self._on_devices
+
     def bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
         """Return a function that repeats `run` on buffers with `bindings`, quickly, or None.
 
@@ -119,7 +125,7 @@ class Executor:
         once. None if a call takes more than running the program: copying, encoding, or dividing at
         the end.
         """
-        if isinstance(schedule, OneSidedSchedule) and self.transport.links.is_batched:
+        if isinstance(schedule, OneSidedSchedule) and self.transport.links.device_player:
             return None
         compiled = self._compile(schedule, buffers)
         binding = compiled.find_binding(buffers)

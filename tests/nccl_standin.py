@@ -39,7 +39,6 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from topoplan.runtime.compiled import NCCL_BATCH
-from topoplan.runtime.kernels.opening import Opened
 from topoplan.runtime.ranks.control import Control
 from topoplan.runtime.ranks.faults import Faults
 from topoplan.runtime.ranks.links import NcclLinks
@@ -386,6 +385,12 @@ class _Group(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
 
 
+class StandInLinks(NcclLinks):
+    """NCCL's, by which messages alone are played."""
+
+    device_player = None
+
+
 class OneHost(Control):
     """Ranks that need not ask each other where they are."""
 
@@ -400,9 +405,8 @@ class StandInTransport(Transport):
         timeout, cpu = timedelta(seconds=60), torch.device("cpu")
         faults = Faults(group, timeout, HashStore(), addresses={})
         self._begin(OneHost(group, cpu, timeout, faults, owns_group=False))
-        self.links = NcclLinks(group, cpu, faults)
+        self.links = StandInLinks(group, cpu, faults)
         self._memory = "the stand-in has no shared memory"
-        self.attach(Opened(self._memory))
 
 
 class NcclStandIn:

@@ -52,6 +52,8 @@ class Links:
     costs: ClassVar[HostCosts | None] = None
     is_batched: ClassVar[bool] = False
     """Whether the messages of a step are posted together, and the host does not wait for them."""
+    device_player: ClassVar[str | None] = None
+    """The name of what plays one-sided schedules in the memory of the ranks' devices."""
     leaves_stock: ClassVar[bool] = True
     """Whether a stock collective ends by itself when the rank that started it does other things."""
     why_no_recovery: ClassVar[str | None] = None
@@ -163,6 +165,7 @@ class NcclLinks(Links):
 
     name = "nccl"
     is_batched = True
+    device_player = "kernels"
     why_no_recovery = "NCCL does not say which connection is lost, and cannot leave a call"
 
     @classmethod

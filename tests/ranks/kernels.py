@@ -20,7 +20,7 @@ from topoplan.synth.plan import Plan
 from topoplan.topo.errors import ExecutionError
 
 if TYPE_CHECKING:
-    from topoplan.runtime.kernels.memory import KernelMemory
+    from topoplan.runtime.extras.kernels.memory import KernelMemory
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 MODES: tuple[Mode, ...] = ("pull", "push")
@@ -41,7 +41,7 @@ def interpret() -> None:
 
 def share(name: str, timeout_s: float = 60.0, programs: int = 2) -> tuple[KernelMemory, Any]:
     """Return this rank's memory in a segment that rank 0 makes, and the segment."""
-    from topoplan.runtime.kernels.memory import Region, make_shared
+    from topoplan.runtime.extras.kernels.memory import Region, make_shared
 
     region = Region(dist.get_world_size(), programs, 2048)
     own = dist.get_rank() == 0
@@ -71,7 +71,7 @@ def on_two_ranks(name: str, paths: dict[str, str], allreduce_of_all: str) -> str
 def calls(name: str, paths: dict[str, str], count: int, seed: int) -> None:
     """Random calls in a row: collectives, schedules, sizes, dtypes, reductions and modes."""
     interpret()
-    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.extras.kernels.player import KernelPlayer
 
     memory, _segment = share(name)
     player = KernelPlayer(memory)
@@ -137,7 +137,7 @@ def make_example(
 def averages(name: str, path: str) -> None:
     """Averages, of sums that a dtype of 16 bits cannot hold."""
     interpret()
-    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.extras.kernels.player import KernelPlayer
 
     memory, _segment = share(name)
     player = KernelPlayer(memory)
@@ -154,7 +154,7 @@ def averages(name: str, path: str) -> None:
 def aliases(name: str, paths: dict[str, str]) -> None:
     """An input in its place in the output, and the other way round; other overlaps are refused."""
     interpret()
-    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.extras.kernels.player import KernelPlayer
     from topoplan.topo.errors import InputError
 
     memory, _segment = share(name)
@@ -185,8 +185,8 @@ def aliases(name: str, paths: dict[str, str]) -> None:
 def compiled(name: str, paths: dict[str, str]) -> None:
     """Operators in one graph of torch.compile."""
     interpret()
-    from topoplan.runtime.kernels import ops
-    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.extras.kernels import ops
+    from topoplan.runtime.extras.kernels.player import KernelPlayer
 
     memory, _segment = share(name)
     plans = {collective: Plan.load(path) for collective, path in paths.items()}
@@ -224,7 +224,7 @@ def compiled(name: str, paths: dict[str, str]) -> None:
 def absent(name: str, path: str) -> str | None:
     """Rank 0 calls alone: it names the rank that it waits for, and refuses later calls."""
     interpret()
-    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.extras.kernels.player import KernelPlayer
 
     memory, _segment = share(name, timeout_s=0.02)
     player = KernelPlayer(memory)
@@ -248,15 +248,15 @@ def communicators(name: str, paths: dict[str, str]) -> None:
     The transport passes for one of GPUs, whose memory is this segment.
     """
     interpret()
-    from topoplan.runtime import engine
-    from topoplan.runtime.kernels import calls as calls_room
-    from topoplan.runtime.kernels.player import KernelPlayer
+    from topoplan.runtime.extras.kernels import calls as calls_room
+    from topoplan.runtime.extras.kernels import device_player
+    from topoplan.runtime.extras.kernels.player import KernelPlayer
     from topoplan.runtime.ranks import links
 
     memory, _segment = share(name)
     player = KernelPlayer(memory)
     patch.object(links, "uses_nccl", lambda _: True).start()
-    for room in (calls_room, engine):
+    for room in (calls_room, device_player):
         patch.object(room, "open_kernels", lambda _: player).start()
     for collective, path in paths.items():
         for choose in ("plan", "race")[: 2 if collective == "allreduce" else 1]:

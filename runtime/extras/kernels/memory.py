@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _SymmetricMemory
 from torch.distributed import _symmetric_memory as symmetric_memory
 
-from ...topo.errors import InputError
+from ....topo.errors import InputError
 from .tables import ERROR, FIRST_RUN, LIMIT, RUNS, Addresses
 
 # Windows begin at multiples of this: more than a cache line of any GPU, and than ALIGNMENT elements

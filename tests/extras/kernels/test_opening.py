@@ -64,8 +64,8 @@ def fail(*_: object, **__: object) -> None:
 
 
 def test_any_error_is_a_reason_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    from topoplan.runtime.kernels import memory, player
-    from topoplan.runtime.kernels.opening import open_kernels
+    from topoplan.runtime.extras.kernels import memory, player
+    from topoplan.runtime.extras.kernels.opening import open_kernels
 
     gpu = SimpleNamespace(uuid="a GPU", multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
@@ -87,8 +87,8 @@ def test_any_error_is_a_reason_for_messages(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_different_gpus_agree_on_the_grid_of_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch refuses symmetric memory whose sizes, and so the grids, differ between ranks."""
-    from topoplan.runtime.kernels import memory
-    from topoplan.runtime.kernels.opening import open_kernels
+    from topoplan.runtime.extras.kernels import memory
+    from topoplan.runtime.extras.kernels.opening import open_kernels
 
     large, small = (SimpleNamespace(uuid=str(n), multi_processor_count=n) for n in (132, 82))
     grids = []

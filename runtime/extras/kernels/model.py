@@ -17,11 +17,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...synth.cost.loads import step_loads
-from ...synth.ir.schedule import Schedule
-from ...topo.graph import Topology
-from ..program.one_sided.flat import OneSidedSchedule, play_one_sided, stage
-from ..program.one_sided.instructions import Mode
+from ....synth.cost.loads import step_loads
+from ....synth.ir.schedule import Schedule
+from ....topo.graph import Topology
+from ...program.one_sided.flat import OneSidedSchedule, play_one_sided, stage
+from ...program.one_sided.instructions import Mode
 
 # Microseconds of a launch: what NCCL counts for a call with its fastest protocol, LL, on a ring.
 LAUNCH_us: Final = 6.6

@@ -14,12 +14,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from ...synth.ir.schedule import Schedule
-from ...topo.errors import ExecutionError, InputError
-from ..program.layout import IN_PLACE, ends_numel
-from ..program.one_sided.instructions import END, Mode
-from ..program.one_sided.lowering import lower_one_sided
-from ..reductions import ReduceOp, check_reduction, dtype_name, share_memory
+from ....synth.ir.schedule import Schedule
+from ....topo.errors import ExecutionError, InputError
+from ...program.layout import IN_PLACE, ends_numel
+from ...program.one_sided.instructions import END, Mode
+from ...program.one_sided.lowering import lower_one_sided
+from ...reductions import ReduceOp, check_reduction, dtype_name, share_memory
 from .kernel import play
 from .memory import KernelMemory, set_timeout
 from .tables import ERROR, RUN_BITS, encode

@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary
 import torch
 import torch.distributed as dist
 
-from ...synth.ir.collective import CollectiveName
-from ...synth.ir.schedule import Schedule
-from ...topo.errors import InputError
-from ..native.library import BY_WIDTH, suits
-from ..program.one_sided.instructions import Mode
+from ....synth.ir.collective import CollectiveName
+from ....synth.ir.schedule import Schedule
+from ....topo.errors import InputError
+from ...native.library import BY_WIDTH, suits
+from ...program.one_sided.instructions import Mode
 from .player import KernelPlayer
 
 _OPS = {

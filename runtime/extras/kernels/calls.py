@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ...topo.errors import ExecutionError, InfeasibleError
-from ..native.library import BY_WIDTH, suits
-from ..program.layout import IN_PLACE, ends_with_result
-from ..program.one_sided.flat import OneSidedSchedule
-from ..ranks.faults import Call
-from ..scratch import find_arena
+from ....topo.errors import ExecutionError, InfeasibleError
+from ...native.library import BY_WIDTH, suits
+from ...program.layout import IN_PLACE, ends_with_result
+from ...program.one_sided.flat import OneSidedSchedule
+from ...ranks.faults import Call
+from ...scratch import find_arena
 from .opening import open_kernels
 
 if TYPE_CHECKING:
-    from ...topo.graph import Topology
-    from ..compiled import Buffers
-    from ..ranks.transport import Transport
-    from ..summaries.tallies import Tallies
+    from ....topo.graph import Topology
+    from ...compiled import Buffers
+    from ...ranks.transport import Transport
+    from ...summaries.tallies import Tallies
     from .player import KernelPlayer, Loaded
 
 

@@ -25,8 +25,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program.layout import Move
-from ..program.one_sided.instructions import (
+from ...program.layout import Move
+from ...program.one_sided.instructions import (
     ALIGNMENT,
     END,
     Fold,

@@ -6,7 +6,12 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.runtime.kernels.model import list_shapes, measure_hop_us, predict_us, rank_shapes
+from topoplan.runtime.extras.kernels.model import (
+    list_shapes,
+    measure_hop_us,
+    predict_us,
+    rank_shapes,
+)
 from topoplan.runtime.program.one_sided.flat import build_flat, stage
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.verify import verify
