@@ -165,7 +165,7 @@ class NcclLinks(Links):
 
     name = "nccl"
     is_batched = True
-    device_player = "kernels"
+    device_player: ClassVar[str | None] = "kernels"
     why_no_recovery = "NCCL does not say which connection is lost, and cannot leave a call"
 
     @classmethod
