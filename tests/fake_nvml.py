@@ -4,23 +4,28 @@ pynvml loads.
 machine = hybrid_cube_mesh()
 machine.fail("nvmlDeviceGetUUID", 15, gpu=3)  # any answer can fail, everywhere, for a GPU, for a
                                               link or a peer
-done = probe(machine, tmp_path, "--json")     # topo-probe in a process of its own, with its
+done = probe(machine, tmp_path, "--json")     # topo-probe, called in this process, with the
                                               captured /sys
-topology = probed(machine, tmp_path)              # the same as a Topology
-facts = asked(machine)                            # what read_nvml says, alone
+topology = probed(machine, tmp_path)          # the same as a Topology
+facts = asked(machine)                        # what read_nvml says, alone
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
+import pytest
+from called import call_command
 from captures import GPU
-from fake_library import HIDDEN, variables
+from fake_library import HIDDEN, serve, variables
 from fake_machine import (
     C2C_COUNT,
     C2C_MAX_BW,
@@ -42,6 +47,7 @@ from topoplan.topo.facts import Facts, facts_from_json
 from topoplan.topo.facts.keys import NVLINK_STATE
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
+from topoplan.topo.probe.nvml.questions import read_nvml
 
 
 def _system(machine: Machine) -> Machine:
@@ -270,25 +276,47 @@ def _c2c(machine: Machine, gpu: int, links: int, each_MBps: int) -> None:
         machine.set(f"gpu.{gpu}.field.{C2C_MAX_BW}.{link}", each_MBps)
 
 
-# Variables for a process, beside those that it needs.
+# Variables beside those that lead to the machine.
 Env = Mapping[str, str] | None
+# Captured /sys and /proc that tests share, by what they show.
+_SHARED: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
 
-def _run(
+@contextmanager
+def _at_work(machine: Machine, without: tuple[str, ...], env: Env) -> Iterator[None]:
+    """Let pynvml in this process find the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in HIDDEN:
+            patch.delenv(name, raising=False)
+        serve(patch, machine, without)
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        yield
+
+
+def _run_apart(
     module: str,
     arguments: Sequence[str],
     machine: Machine,
     folder: Path,
-    without: tuple[str, ...],
-    env: Env,
+    without: tuple[str, ...] = (),
+    env: Env = None,
 ) -> subprocess.CompletedProcess[str]:
     told = dict.fromkeys(HIDDEN) | variables(machine, folder, without) | dict(env or {})
     return run_module(module, *arguments, quiet_s=60, env=told)
 
 
-def asked(machine: Machine, folder: Path, without: tuple[str, ...] = (), env: Env = None) -> Facts:
+def asked(machine: Machine, without: tuple[str, ...] = (), env: Env = None) -> Facts:
+    """What read_nvml says in this process."""
+    with _at_work(machine, without, env):
+        return read_nvml()
+
+
+def asked_apart(
+    machine: Machine, folder: Path, without: tuple[str, ...] = (), env: Env = None
+) -> Facts:
     """What read_nvml says in a process of its own."""
-    done = _run("ask_nvml", [], machine, folder, without, env)
+    done = _run_apart("ask_nvml", [], machine, folder, without, env)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return facts_from_json(json.loads(done.stdout), "read_nvml")
 
@@ -300,30 +328,50 @@ def probe(
     env: Env = None,
     without: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """`topo-probe ARGUMENTS` on the machine, with its captured /sys, which is written to
-    `folder`/root.
-    """
-    root = captured(machine, folder)
-    return _run(
-        "topoplan.cli.probe", ["--sysfs-root", str(root), *arguments], machine, folder, without, env
-    )
+    """`topo-probe ARGUMENTS` on the machine, with its `show_tree`, called in this process."""
+    with _at_work(machine, without, env):
+        return call_command("probe", "--sysfs-root", str(show_tree(machine, folder)), *arguments)
 
 
 def probed(
     machine: Machine, folder: Path, env: Env = None, without: tuple[str, ...] = ()
 ) -> Topology:
-    """What `topo-probe --json` finds on the machine, with its captured /sys."""
-    done = probe(machine, folder, "--json", env=env, without=without)
+    """What `topo-probe --json` finds on the machine."""
+    return _read(probe(machine, folder, "--json", env=env, without=without))
+
+
+def probed_apart(machine: Machine, folder: Path) -> Topology:
+    """What `topo-probe --json` finds on it in a process of its own."""
+    arguments = ["--sysfs-root", str(show_tree(machine, folder)), "--json"]
+    return _read(_run_apart("topoplan.cli.probe", arguments, machine, folder))
+
+
+def _read(done: subprocess.CompletedProcess[str]) -> Topology:
     assert done.returncode == 0, done.stderr
     return Topology.loads(done.stdout)
 
 
 def captured(machine: Machine, folder: Path) -> Path:
-    """`folder`/root with the machine's /sys and /proc; what a test put there before stays."""
+    """`folder`/root with the machine's /sys and /proc, which a test may change; what it put there
+    before stays.
+    """
     root = folder / "root"
     if not root.exists():
         machine.capture(root)
     return root
+
+
+def show_tree(machine: Machine, folder: Path) -> Path:
+    """The machine's /sys and /proc, to be read: `folder`/root where the test made that, else those
+    that are written once for all tests.
+    """
+    if (folder / "root").exists():
+        return folder / "root"
+    shown = repr(replace(machine, lines={}))
+    if shown not in _SHARED:
+        _SHARED[shown] = tempfile.TemporaryDirectory(prefix="captured-")
+        machine.capture(Path(_SHARED[shown].name))
+    return Path(_SHARED[shown].name)
 
 
 def known(facts: Facts) -> set[tuple[str, str]]:

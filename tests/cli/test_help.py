@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from launch import run_command
-from needs import why_unmet
+from needs import long_cases, why_unmet
 from shown_commands import (
     NAMES,
     build_parser,
@@ -38,7 +38,7 @@ write_cli_docs = import_module("write_cli_docs")
 ALL = "TOPOPLAN_RUN_SHOWN"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_cases(NAMES, "synth", "report"))
 def test_the_examples_of_every_help_run_in_their_order(name: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "examples")
     lines = list_examples(name)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from judge_options import find_options_once
 from launch import run_module
 from shown_commands import build_parser
 
 from topoplan.cli.commands import list_commands
 from topoplan.cli.topoplan import main
+from topoplan.synth.judge import judging
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "output.schema.json").read_text())
@@ -49,6 +51,7 @@ def test_the_object_of_every_command_has_a_format_and_a_version(
         (ROOT / "examples" / "all_reduce_perf.txt").read_bytes()
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(judging, "find_options", find_options_once)
     name, *rest = shlex.split(line.replace("PLAN", plans("ring:2")))
     if name == "run":
         pytest.importorskip("torch")

@@ -146,7 +146,7 @@ def test_png_without_the_converter_is_one_line(
 
 def test_a_report_writes_its_pictures_beside_it(tmp_path: Path) -> None:
     page = tmp_path / "ring.html"
-    asked = ["report", "ring:3", "-o", str(page), "--pictures", "svg", "--time-limit", "1"]
+    asked = ["report", "ring:3", "-o", str(page), "--pictures", "svg", "--time-limit", "0.1"]
     assert main(asked) == 0
     pictures = sorted(tmp_path.glob("*.svg"))
     assert pictures[0].name == "ring-01-machine.svg"
@@ -163,7 +163,7 @@ def test_a_report_writes_its_pictures_beside_it(tmp_path: Path) -> None:
 def test_a_report_has_a_box_for_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("n0 r0 s0\nn1 r0 s0\n")
-    asked = ["report", str(hosts), "-o", str(tmp_path / "x.html"), "--time-limit", ".5"]
+    asked = ["report", str(hosts), "-o", str(tmp_path / "x.html"), "--time-limit", "0.1"]
     assert main(asked) == 2
     assert "(--box)" in capsys.readouterr().err
     assert main([*asked, "--box", "ring:3"]) == 0

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from fake_library import HIDDEN, serve
 from fake_library import variables as fake_variables
-from fake_nvml import nvl72_tray
-from hypothesis import given
+from fake_nvml import nvl72_tray, show_tree
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_modules
 from ranks.join_command import HOST_NAME
+from thorough import count_examples
 
 from topoplan.cli.probe import main as probe_main
 from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
@@ -76,6 +77,7 @@ def test_two_hosts_have_all_devices_and_a_network_between_their_nics() -> None:
     assert Router(joined).route(0, 4) is not None
 
 
+@settings(max_examples=count_examples(20))
 @given(st.permutations([(h, f"gpu{i}") for h in range(3) for i in range(2)]), st.integers(1, 6))
 def test_ranks_come_in_the_order_of_their_seats_and_others_are_left_out(
     order: list[tuple[int, str]], count: int
@@ -101,6 +103,7 @@ def test_one_host_is_itself() -> None:
     assert join_hosts([alone], [(0, "gpu1"), (0, "gpu0")]).ranks == ("gpu1", "gpu0")
 
 
+@settings(max_examples=count_examples(20))
 @given(st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=2, max_size=4))
 def test_joined_hosts_come_apart_again(shapes: list[tuple[int, bool]]) -> None:
     hosts = [
@@ -198,8 +201,7 @@ def tray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Topol
             if cluster is not None:
                 machine.set(f"gpu.{gpu}.fabric.cluster", cluster)
         serve(monkeypatch, machine)
-        machine.capture(tmp_path / name)
-        return replace(probe_local(tmp_path / name), name=name)
+        return replace(probe_local(show_tree(machine, tmp_path)), name=name)
 
     return probe_tray
 

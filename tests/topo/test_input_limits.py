@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from needs import long_cases
 
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.synth.demands.demands import read_demands
@@ -41,7 +40,8 @@ from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.presets import preset
 from topoplan.topo.probe import capture
-from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, list_gpus_and_nics, read_start
+from topoplan.topo.probe.linux import sysfs
+from topoplan.topo.probe.linux.sysfs import list_gpus_and_nics, read_start
 from topoplan.topo.schema import read_as
 from topoplan.topo.topology_file import MAX_LINKS
 
@@ -96,14 +96,14 @@ def test_numbers_that_nothing_measures_are_refused(number: object) -> None:
 
 
 def test_a_long_chain_of_switches_has_a_fingerprint_whatever_its_names() -> None:
-    long = chain(600)
+    long = chain(300)
     told = json.loads(long.dumps())
     for device in told["devices"]:
         device["id"] = "x" + device["id"]
     for link in told["links"]:
         link["src"], link["dst"] = "x" + link["src"], "x" + link["dst"]
     told["links"].reverse()
-    assert Topology.from_json(told).fingerprint == long.fingerprint != chain(300).fingerprint
+    assert Topology.from_json(told).fingerprint == long.fingerprint != chain(150).fingerprint
 
 
 def test_switches_chained_beyond_all_machines_are_not_drawn_as_a_tree() -> None:
@@ -115,10 +115,10 @@ def test_switches_chained_beyond_all_machines_are_not_drawn_as_a_tree() -> None:
 def test_a_table_counts_pairs_as_far_as_the_work_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(table, "MAX_STEPS", 100_000)
-    shown = table.write(chain(300, gpus=600))
+    monkeypatch.setattr(table, "MAX_STEPS", 10_000)
+    shown = table.write(chain(100, gpus=200))
     told = next(line for line in shown.splitlines() if line.startswith("GPU to GPU"))
-    assert "pairs of the first" in told and "of 600 GPUs" in told
+    assert "pairs of the first" in told and "of 200 GPUs" in told
 
 
 def archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
@@ -130,14 +130,17 @@ def archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
     return path
 
 
-def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
+def test_an_archive_that_unfolds_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(capture, "MAX_MEMBERS", 100)
     bomb = tmp_path / "bomb.tar.gz"
     with gzip.open(bomb, "wb", compresslevel=1) as out:
-        for _ in range(130):
-            out.write(bytes(2**20))
-    with pytest.raises(InputError, match="more than 50000 files or 64 MiB"):
+        out.write(bytes(3 * 2**20))
+    with pytest.raises(InputError, match="more than 100 files or 1 MiB"):
         resolve(str(bomb))
-    with pytest.raises(InputError, match="more than 50000 files or 64 MiB"):
+    with pytest.raises(InputError, match="more than 100 files or 1 MiB"):
         resolve(str(archive(tmp_path / "big.tar.gz", {"sys/large": bytes(capture.MAX_BYTES + 1)})))
 
 
@@ -199,13 +202,15 @@ def test_folders_with_more_entries_than_any_machine_are_refused(
         resolve(str(tmp_path))
 
 
-@pytest.mark.parametrize(("functions", "left"), long_cases([(1, 5), (8, 129)], 1))
+@pytest.mark.parametrize(("functions", "left"), [(1, 5), (8, 9)])
 def test_more_nics_than_any_machine_has_are_one_a_bus_or_a_domain(
-    tmp_path: Path, functions: int, left: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: int, left: int
 ) -> None:
-    for i in range(MAX_GPUS_AND_NICS + 1):
+    """The limit is 1024; with 64 there are as many ways to stay below it."""
+    monkeypatch.setattr(sysfs, "MAX_GPUS_AND_NICS", 64)
+    for i in range(65):
         bus, function = divmod(i, functions)
-        name = f"{bus // 256:04x}:{bus % 256:02x}:00.{function}"
+        name = f"{bus // 16:04x}:{bus % 16:02x}:00.{function}"
         folder = tmp_path / "sys/bus/pci/devices" / name
         folder.mkdir(parents=True)
         (folder / "class").write_text("0x020000")
@@ -215,7 +220,7 @@ def test_more_nics_than_any_machine_has_are_one_a_bus_or_a_domain(
     assert len(list_gpus_and_nics(tmp_path)) == left
     topology = resolve(str(tmp_path))
     assert sum(d.kind == "nic" for d in topology.devices) == left
-    assert any("1025 GPUs and NICs" in note for note in topology.notes)
+    assert any("65 GPUs and NICs" in note for note in topology.notes)
 
 
 def test_a_pipe_in_a_captured_machine_is_not_waited_for(tmp_path: Path) -> None:

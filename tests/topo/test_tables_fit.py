@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from thorough import count_examples
 
 from topoplan.cli.running.rows import Run, print_run
 from topoplan.runtime.measuring.bench_options import BenchOptions
@@ -28,6 +29,7 @@ from topoplan.topo.presets import preset
 WORDS = st.text("abc-/", min_size=1, max_size=12)
 
 
+@settings(max_examples=count_examples(25))
 @given(st.lists(WORDS, min_size=1, max_size=8, unique=True), st.data())
 def test_columns_go_in_their_order_until_the_table_fits(
     titles: list[str], data: st.DataObject
@@ -52,6 +54,7 @@ def test_columns_go_in_their_order_until_the_table_fits(
         assert measure(sorted([*kept, last])) > width
 
 
+@settings(max_examples=count_examples(25))
 @given(st.lists(st.lists(WORDS, max_size=9).map(" ".join), max_size=4), st.integers(12, 60))
 def test_lines_are_broken_between_words(lines: list[str], width: int) -> None:
     text = "\n".join(lines)

@@ -55,13 +55,14 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies())
+@settings(max_examples=count_examples(20))
 def test_json_gives_back_the_same_topology(topology: Topology) -> None:
     assert Topology.loads(topology.dumps()) == topology
     assert Topology.from_json(topology.to_json()) == topology
 
 
 @given(topologies(), st.randoms(use_true_random=False))
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(8))
 def test_fingerprint_sees_neither_names_nor_order(topology: Topology, rng: random.Random) -> None:
     names = [d.id for d in topology.devices]
     new = dict(zip(names, (f"x{i}" for i in rng.sample(range(1000), len(names))), strict=True))
@@ -73,7 +74,7 @@ def test_fingerprint_sees_neither_names_nor_order(topology: Topology, rng: rando
 
 
 @given(topologies().filter(lambda t: bool(t.links)), st.data())
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(8))
 def test_fingerprint_sees_every_bandwidth_and_latency(
     topology: Topology, data: st.DataObject
 ) -> None:

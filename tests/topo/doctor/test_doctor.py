@@ -1115,7 +1115,7 @@ PAIRS = st.sampled_from(list(permutations(range(4), 2)))
 
 
 @given(st.data())
-@settings(max_examples=count_examples(30))
+@settings(max_examples=count_examples(15))
 def test_one_thing_broken_on_a_healthy_machine_is_named_with_its_devices(
     data: st.DataObject,
 ) -> None:
@@ -1275,7 +1275,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies())
-@settings(max_examples=count_examples(30))
+@settings(max_examples=count_examples(15))
 def test_whatever_a_topology_and_its_facts_hold_the_doctor_answers(topology: Topology) -> None:
     examination = examine(topology)
     for finding in examination.findings:

@@ -353,7 +353,7 @@ def test_host_lists_expand_as_slurm_does() -> None:
 DAMAGE = ("", "[", "]", ",", "n0", "leaf0", "\n", "\\", "{", '"', ":", "- ", "\0", "é", "#")
 
 
-@settings(max_examples=count_examples(40), deadline=None)
+@settings(max_examples=count_examples(15), deadline=None)
 @given(st.sampled_from(sorted(ALIKE)), st.data())
 def test_damaged_files_give_a_cluster_or_one_line(name: str, data: st.DataObject) -> None:
     text = ALIKE[name]

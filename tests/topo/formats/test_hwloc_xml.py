@@ -612,7 +612,7 @@ def expected(
     return switch, own, links
 
 
-@settings(max_examples=count_examples(60))
+@settings(max_examples=count_examples(20))
 @given(trees, st.sampled_from(("2.0", "3.0")), st.randoms(use_true_random=False))
 def test_random_pci_trees_read_back_with_their_devices_switches_and_rates(
     roots: list[list[Part]], version: str, random: object
@@ -864,10 +864,10 @@ def assert_refused_in_one_line(text: str, says: str) -> None:
         (
             topology(
                 package(
-                    0, host_bridge(pci("0000:05:00.0", "0200 [15b3:101b]", osdev("a", 2) * 50_000))
+                    0, host_bridge(pci("0000:05:00.0", "0200 [15b3:101b]", osdev("a", 2) * 5_000))
                 )
             ),
-            "50000 network",
+            "5000 network",
         ),
         (
             topology(
@@ -880,7 +880,7 @@ def assert_refused_in_one_line(text: str, says: str) -> None:
         ),
         (
             f"<topology>{obj('System', *[obj('Machine')] * 50_000)}</topology>",
-            "holds 50000 machines; more than 512",
+            "holds 5000 machines; more than 512",
         ),
         (topology(package(0, *(osdev(f"nvml{i}", 5) for i in range(5000)))), "has 5000 GPUs"),
     ],
@@ -918,7 +918,7 @@ def test_texts_of_elements_are_kept_each_for_itself() -> None:
     assert (root.text, [child.text for child in root]) == ("x  y<", ["1 2\n3", ""])
 
 
-@settings(max_examples=count_examples(75))
+@settings(max_examples=count_examples(25))
 @given(st.integers(0, len(GOOD.rstrip()) - 1))
 def test_a_file_cut_off_anywhere_is_refused_in_one_line(length: int) -> None:
     with pytest.raises(InputError) as caught:
@@ -926,7 +926,7 @@ def test_a_file_cut_off_anywhere_is_refused_in_one_line(length: int) -> None:
     assert str(caught.value).startswith("cut.xml") and "\n" not in str(caught.value)
 
 
-@settings(max_examples=count_examples(150))
+@settings(max_examples=count_examples(50))
 @given(st.sampled_from((GOOD, VERSION_1)), st.data())
 def test_a_damaged_file_is_read_or_refused_in_one_line(text: str, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):

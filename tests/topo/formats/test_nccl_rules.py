@@ -342,13 +342,13 @@ def machines(draw: st.DrawFn) -> Topology:
     return Topology(draw(NAMES), tuple(devices), tuple(joined))
 
 
-@settings(max_examples=count_examples(60))
+@settings(max_examples=count_examples(20))
 @given(machines())
 def test_any_machine_is_written_as_nccl_loads_it_and_read_back_the_same(topology: Topology) -> None:
     check_written(topology)
 
 
-@settings(max_examples=count_examples(30))
+@settings(max_examples=count_examples(10))
 @given(st.integers(0, 12), st.integers(0, 3))
 def test_many_extra_facts_leave_room_for_the_attributes_that_nccl_adds(
     facts_each: int, nets: int

@@ -531,7 +531,7 @@ def test_the_slow_switches_of_a_recorded_machine_are_believed_faster(
     )
 
 
-@settings(max_examples=count_examples(40))
+@settings(max_examples=count_examples(15))
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=6, unique=True),
     st.lists(st.integers(31, 60), max_size=4, unique=True),

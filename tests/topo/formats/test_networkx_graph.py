@@ -59,7 +59,7 @@ def machines(draw: st.DrawFn) -> Topology:
     )  # fmt: skip
 
 
-@settings(max_examples=count_examples(25))
+@settings(max_examples=count_examples(10))
 @given(machines())
 def test_a_machine_comes_back_equal_and_exact(machine: Topology) -> None:
     """Ids, order, fractions, notes with their kinds, and fields that only its file defines."""

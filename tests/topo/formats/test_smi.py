@@ -13,6 +13,7 @@ import pytest
 from fact_keys import find_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import long_cases
 from random_graphs import graphs
 from thorough import count_examples
 
@@ -700,14 +701,18 @@ def test_labels_that_nvidia_smi_lacks_are_in_the_legend() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [p.example for p in PRESETS.values()] + ["dgx-a100:3", "ring:1", "switch:2"]
+    "name",
+    long_cases(
+        [*(p.example for p in PRESETS.values()), "dgx-a100:3", "ring:1", "switch:2"],
+        *("gb200-nvl72", "torus:8x8"),
+    ),
 )
 def test_every_preset_comes_back_as_the_text_it_was_written_as(name: str) -> None:
     back = check_written_text_comes_back(preset(name))
     assert len(back.ranks) == len(preset(name).ranks)
 
 
-@settings(max_examples=count_examples(50))
+@settings(max_examples=count_examples(20))
 @given(graphs(8, switches=4))
 def test_random_graphs_come_back_as_the_text_they_were_written_as(graph: Topology) -> None:
     check_written_text_comes_back(graph)
@@ -784,7 +789,7 @@ def machines(draw: st.DrawFn) -> Topology:
     return Topology("random", tuple(builder.devices), tuple(builder.links))
 
 
-@settings(max_examples=count_examples(60))
+@settings(max_examples=count_examples(20))
 @given(machines())
 def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Topology) -> None:
     back = check_written_text_comes_back(machine)
@@ -792,7 +797,7 @@ def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Top
     assert nics[0] == nics[1]
 
 
-@settings(max_examples=count_examples(150))
+@settings(max_examples=count_examples(50))
 @given(
     st.lists(
         st.sampled_from(["X", "PIX", "PXB", "NODE", "SYS", "NV2", "NV18", "SW", "NET", "DIS", "-"]),

@@ -599,7 +599,7 @@ def trees(draw: st.DrawFn) -> Topology:
 
 
 @given(trees())
-@settings(max_examples=count_examples(120))
+@settings(max_examples=count_examples(40))
 def test_any_topology_with_any_facts_has_one_verdict_a_pair_and_always_the_same(
     topology: Topology,
 ) -> None:
@@ -625,7 +625,7 @@ def turned(subject: str) -> str:
 
 
 @given(trees())
-@settings(max_examples=count_examples(100))
+@settings(max_examples=count_examples(30))
 def test_verdicts_do_not_depend_on_the_direction_of_facts_and_links_or_the_order_of_devices(
     topology: Topology,
 ) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from fact_keys import find_key
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import count_examples
 
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.probe.linux.gpudirect import CONTROLS, find_acs_control, read_gpudirect
@@ -55,6 +56,7 @@ def test_a_space_that_is_not_whole_or_broken_says_why(space: bytes, reason: str)
         find_acs_control(space)
 
 
+@settings(max_examples=count_examples(25))
 @given(st.binary(max_size=1200))
 def test_any_bytes_give_a_register_or_a_reason(space: bytes) -> None:
     try:

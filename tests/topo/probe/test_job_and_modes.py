@@ -111,10 +111,10 @@ def test_a_gpu_that_wants_a_reset_is_lost(tmp_path: Path) -> None:
     assert ("gpu-lost", ("gpu3",)) in bad(machine, tmp_path)
 
 
-def test_a_gpu_lost_while_pairs_are_asked_is_found(tmp_path: Path) -> None:
+def test_a_gpu_lost_while_pairs_are_asked_is_found() -> None:
     """The last questions are those of pairs, whose errors do not tell which GPU it is."""
     machine = nvswitch_box().fail("nvmlDeviceGetP2PStatus", LOST, 3)
-    facts = asked(machine, tmp_path)
+    facts = asked(machine)
     assert [i for i in map(str, range(8)) if facts.get_text(f"gpu/{i}", GPU_LOST)] == ["3"]
     assert not any(facts.get_text(f"gpu/{i}", GPU_DENIED) for i in range(8))
 

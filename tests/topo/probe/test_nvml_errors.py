@@ -22,6 +22,7 @@ from fake_machine import (
 )
 from fake_nvml import (
     asked,
+    asked_apart,
     hybrid_cube_mesh,
     known,
     notes,
@@ -50,6 +51,12 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
         return read_nvml()
 
     return served
+
+
+@pytest.fixture(scope="module")
+def tray() -> Facts:
+    """What read_nvml says of a tray on which nothing fails."""
+    return asked(nvl72_tray())
 
 
 ERRORS = {
@@ -104,7 +111,7 @@ def test_an_nvml_that_does_not_start_is_one_missing_fact(ask: Ask, code: int) ->
 
 def test_without_a_library_the_reason_is_that_it_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
-    facts = asked(nvswitch_box(), tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)})
+    facts = asked_apart(nvswitch_box(), tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)})
     assert [(f.key, f.missing) for f in facts.items] == [
         ("library", "NVML Shared Library Not Found")
     ]
@@ -118,18 +125,15 @@ def test_a_count_that_no_machine_has_ends_at_the_first_number_without_a_gpu(ask:
 
 @pytest.mark.parametrize("function", FACTS_OF)
 def test_a_function_that_fails_costs_its_own_facts_only(
-    monkeypatch: pytest.MonkeyPatch, function: str
+    ask: Ask, tray: Facts, function: str
 ) -> None:
-    serve(monkeypatch, nvl72_tray())
-    whole = read_nvml()
     # A sixth of the codes for each function; all of them over all functions. A lost GPU (15) is
     # asked no more.
     some = [code for code in ERRORS if code != 15][list(FACTS_OF).index(function) % 6 :: 6]
     for code in some:
         reason = ERRORS[code]
-        serve(monkeypatch, nvl72_tray().fail(function, code))
-        facts = read_nvml()
-        assert known(facts) == {(s, k) for s, k in known(whole) if not _depends(s, k, function)}
+        facts = ask(nvl72_tray().fail(function, code))
+        assert known(facts) == {(s, k) for s, k in known(tray) if not _depends(s, k, function)}
         assert facts.list_names("gpu") == ("0", "1", "2", "3")
         no_links = function == "nvmlDeviceGetNvLinkState" and code in (
             2,
@@ -148,15 +152,12 @@ def _depends(subject: str, key: str, function: str) -> bool:
     "function", [f for f in FACTS_OF if "System" not in f and "P2P" not in f and "Common" not in f]
 )
 def test_a_function_that_fails_for_one_gpu_costs_the_others_nothing(
-    monkeypatch: pytest.MonkeyPatch, function: str
+    ask: Ask, tray: Facts, function: str
 ) -> None:
-    machine = nvl72_tray()
-    serve(monkeypatch, machine)
-    whole = read_nvml()
-    for code in (4, 13, 15, 999):
-        serve(monkeypatch, nvl72_tray().fail(function, code, 2))
-        facts = read_nvml()
-        lost = known(whole) ^ known(facts)
+    # One of the codes for each function, all of them over all functions; and a lost GPU (15).
+    for code in ((4, 13, 999)[list(FACTS_OF).index(function) % 3], 15):
+        facts = ask(nvl72_tray().fail(function, code, 2))
+        lost = known(tray) ^ known(facts)
         assert lost
         assert all("gpu/2" in s or (code == 15 and s.endswith("p2p/2")) for s, _ in lost)
 
@@ -327,7 +328,9 @@ def test_a_library_without_nvlink_functions_is_one_missing_fact_a_gpu(ask: Ask) 
 
 
 def test_an_error_has_a_text_even_without_nvmlErrorString(tmp_path: Path) -> None:
-    facts = asked(nvswitch_box().fail("nvmlDeviceGetName", 25), tmp_path, ("nvmlErrorString",))
+    facts = asked_apart(
+        nvswitch_box().fail("nvmlDeviceGetName", 25), tmp_path, ("nvmlErrorString",)
+    )
     assert facts.get_reason("gpu/0", fact_keys.GPU_NAME) == "NVML Error with code 25"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fact_keys import find_key
 from fake_machine import (
@@ -20,8 +18,8 @@ from fake_nvml import (
 from topoplan.topo.facts import keys as fact_keys
 
 
-def test_a_tray_of_an_nvl72_knows_its_cluster_and_clique(tmp_path: Path) -> None:
-    facts = asked(nvl72_tray(), tmp_path)
+def test_a_tray_of_an_nvl72_knows_its_cluster_and_clique() -> None:
+    facts = asked(nvl72_tray())
     told = {
         key: facts.get_text("gpu/2", find_key("gpu/2", key))
         for key in ("fabric_state", "fabric_cluster", "fabric_clique")
@@ -41,11 +39,11 @@ def test_a_tray_of_an_nvl72_knows_its_cluster_and_clique(tmp_path: Path) -> None
     assert facts.get_text("gpu/2", fact_keys.GPU_BUS_ID) == "0018:01:00.0"
 
 
-def test_the_health_of_the_fabric_is_told_in_words(tmp_path: Path) -> None:
+def test_the_health_of_the_fabric_is_told_in_words() -> None:
     machine = nvl72_tray()
     for gpu, mask in enumerate((0, 0x1AA, 0x1A9, 0x59A)):
         machine.set(f"gpu.{gpu}.fabric.health", mask)
-    facts = asked(machine, tmp_path)
+    facts = asked(machine)
     told = [facts.get_text(f"gpu/{i}", fact_keys.GPU_FABRIC_HEALTH) for i in range(4)]
     wrong = "unhealthy routes, incorrect configuration"
     assert told == [None, "healthy", "degraded bandwidth", wrong]
@@ -57,12 +55,12 @@ def test_the_health_of_the_fabric_is_told_in_words(tmp_path: Path) -> None:
     ids=["another version of the structure", "an older library"],
 )
 def test_the_older_function_tells_of_the_fabric_where_the_newer_does_not(
-    tmp_path: Path, changes: dict[str, int], without: tuple[str, ...]
+    changes: dict[str, int], without: tuple[str, ...]
 ) -> None:
     machine = nvl72_tray()
     for key, value in changes.items():
         machine.set(f"gpu.1.{key}", value)
-    facts = asked(machine, tmp_path, without)
+    facts = asked(machine, without)
     assert facts.get_number("gpu/1", fact_keys.GPU_FABRIC_CLIQUE) == 32766
     assert facts.get_source("gpu/1", fact_keys.GPU_FABRIC_STATE) == "nvmlDeviceGetGpuFabricInfo"
 
@@ -78,12 +76,12 @@ def test_the_older_function_tells_of_the_fabric_where_the_newer_does_not(
     ],
 )
 def test_a_fabric_that_is_not_there_yet_has_no_cluster(
-    tmp_path: Path, changes: dict[str, int], value: str | None, reason: str | None
+    changes: dict[str, int], value: str | None, reason: str | None
 ) -> None:
     machine = nvl72_tray()
     for key, number in changes.items():
         machine.set(f"gpu.1.fabric.{key}", number)
-    facts = asked(machine, tmp_path)
+    facts = asked(machine)
     assert (
         facts.get_text("gpu/1", fact_keys.GPU_FABRIC_STATE),
         facts.get_reason("gpu/1", fact_keys.GPU_FABRIC_STATE),
@@ -96,8 +94,8 @@ def test_a_fabric_that_is_not_there_yet_has_no_cluster(
     }
 
 
-def test_c2c_links_and_the_memory_of_the_gpu_as_a_numa_node_are_told(tmp_path: Path) -> None:
-    facts = asked(grace(), tmp_path)
+def test_c2c_links_and_the_memory_of_the_gpu_as_a_numa_node_are_told() -> None:
+    facts = asked(grace())
     told = {
         key: facts.get_number("gpu/0", find_key("gpu/0", key))
         for key in ("c2c_count", "c2c_MBps", "gpu_numa_id", "numa_node")
@@ -105,11 +103,11 @@ def test_c2c_links_and_the_memory_of_the_gpu_as_a_numa_node_are_told(tmp_path: P
     assert told == {"c2c_count": 10, "c2c_MBps": 450_000, "gpu_numa_id": 1, "numa_node": 0}
 
 
-def test_only_active_c2c_links_count(tmp_path: Path) -> None:
+def test_only_active_c2c_links_count() -> None:
     machine = (
         grace().set(f"gpu.0.field.{C2C_STATUS}.3", 0).set(f"gpu.0.field.{C2C_STATUS}.4", "!999")
     )
-    facts = asked(machine, tmp_path)
+    facts = asked(machine)
     assert (
         facts.get_number("gpu/0", fact_keys.GPU_C2C_COUNT),
         facts.get_number("gpu/0", fact_keys.GPU_C2C_MBps),
@@ -117,8 +115,8 @@ def test_only_active_c2c_links_count(tmp_path: Path) -> None:
         8,
         360_000,
     )
-    facts = asked(machine.set(f"gpu.0.field.{C2C_MAX_BW}.5", "!4"), tmp_path)
+    facts = asked(machine.set(f"gpu.0.field.{C2C_MAX_BW}.5", "!4"))
     assert facts.get_reason("gpu/0", fact_keys.GPU_C2C_MBps) == "Insufficient Permissions"
-    facts = asked(machine.set(f"gpu.0.field.{C2C_COUNT}.0", 0), tmp_path)
+    facts = asked(machine.set(f"gpu.0.field.{C2C_COUNT}.0", 0))
     assert facts.get_number("gpu/0", fact_keys.GPU_C2C_COUNT) == 0
     assert ("gpu/0", "c2c_MBps") not in {(f.subject, f.key) for f in facts.items}

@@ -18,6 +18,7 @@ from fake_nvml import (
     hybrid_cube_mesh,
     nvl72_tray,
     nvswitch_box,
+    show_tree,
     two_socket_pcie,
 )
 
@@ -37,7 +38,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Probe:
 
     def probed(machine: Machine, environment: Mapping[str, str] | None = None) -> Topology:
         serve(monkeypatch, machine)
-        return probe_local(captured(machine, tmp_path), environment or {})
+        return probe_local(show_tree(machine, tmp_path), environment or {})
 
     return probed
 
