@@ -127,7 +127,7 @@ def test_messages_that_troubleshooting_quotes_are_printed_by_something() -> None
     assert len(quoted) > 10 and [text for text in quoted if text not in product] == []
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra docs)")
     done = run_command(

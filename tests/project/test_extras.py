@@ -173,7 +173,7 @@ def test_the_script_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nonsense: expected some of" in capsys.readouterr().err
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_the_script_counts_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--count", "--json"]) == 0
     counts = json.loads(capsys.readouterr().out)

@@ -151,7 +151,7 @@ def test_importing_topoplan_imports_nothing_heavy() -> None:
     assert run_command(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
-@pytest.mark.network  # long
+@pytest.mark.long
 def test_torch_finds_the_backend_once_and_by_its_name_where_it_can(tmp_path: Path) -> None:
     """From torch 2.15 on, `import torch` imports next to nothing of ours; older ones register the
     backend with it.
