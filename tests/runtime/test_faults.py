@@ -196,9 +196,7 @@ def test_a_degraded_plan_runs_after_a_failure(plans: Plans, tmp_path: Path) -> N
     without it.
     """
     less = degrade(preset("full:3"), Change(without_ranks=(2,)))
-    synthesize(collective_on("allreduce", less), less, "auto", 20).plan.save(
-        tmp_path / "two.json"
-    )
+    synthesize(collective_on("allreduce", less), less, "auto", 20).plan.save(tmp_path / "two.json")
     errors = run_ranks(faults.two_go_on, 3, plans("full:3"), str(tmp_path / "two.json"))
     for error in errors[:2]:
         assert "rank 2 does not answer" in str(error)
