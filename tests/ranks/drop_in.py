@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
@@ -239,11 +238,6 @@ def what_torchs_tools_see(folder: str) -> None:
     with CommDebugMode() as mode:
         model(torch.ones(2, 33)).sum().backward()
     assert mode.get_comm_counts() == {torch.ops.c10d.allreduce_: 1}
-
-
-def lines_by_level(folder: str, levels: Sequence[str]) -> list[list[str]]:
-    """Return what comes to standard error at each level."""
-    return [lines_of_the_log(folder, level) for level in levels]
 
 
 def lines_of_the_log(folder: str, level: str) -> list[str]:
