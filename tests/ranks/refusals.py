@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,14 +24,22 @@ _OF_CALLBACK = "Got the following error when running the callback: RuntimeError:
 Outcomes = dict[str, str]
 
 
-def of_group(backend: str, variables: Mapping[str, str], at: int) -> Outcomes:
-    """Return what became of refused calls from call number `at` on, in a group of a backend.
-
-    `variables` are added to the environment. After each, a usual call must work.
+def of_groups(at: int, modes: Mapping[str, Mapping[str, str]]) -> dict[str, Outcomes]:
+    """Return what became of refused calls from call number `at` on, in a group of gloo, and in one
+    of the backend in each mode, whose variables are added to the environment.
     """
-    os.environ.update(variables)
+    outcomes = {"gloo": of_group("gloo", "gloo", at)}
+    for mode, variables in modes.items():
+        with patch.dict(os.environ, variables):
+            outcomes[mode] = of_group(mode, "topo", at)
+    return outcomes
+
+
+def of_group(name: str, backend: str, at: int) -> Outcomes:
+    """Return what became of refused calls in a new group. After each, a usual call must work."""
+    dist.barrier()
     dist.destroy_process_group()
-    init(f"-{backend}", backend=backend)
+    init(f"-{name}", backend=backend)
     for _ in range(at - 1):
         dist.all_reduce(torch.ones(1000))
     outcomes: Outcomes = {}

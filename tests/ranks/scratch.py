@@ -49,7 +49,7 @@ def it_is_given_back(path: str) -> None:
     idle one goes.
     """
     first, second = Communicator(path, choose="plan"), Communicator(path, choose="plan")
-    numel = 8 * MIB // 4
+    numel = 2 * MIB // 4
     sums(first, numel, times=2)
     one = process_budget.held_bytes
     assert one > 0

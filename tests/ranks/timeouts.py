@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -48,17 +49,23 @@ def shorten(plan: str, executor: str, on_fault: str) -> str:
     leave(error)
 
 
-def lengthen(plan: str, executor: str, on_fault: str) -> None:
-    """Lengthen the timeout; a rank calls well after the other one's timeout before."""
+def lengthen(plan: str, ways: Sequence[tuple[str, str]]) -> None:
+    """Lengthen the timeout of a group of each way: executor, and what is done on a fault."""
+    for number, (executor, on_fault) in enumerate(ways):
+        lengthen_one(plan, executor, on_fault, f"called in group {number}")
+
+
+def lengthen_one(plan: str, executor: str, on_fault: str, called: str) -> None:
+    """A rank calls well after the other one's timeout before."""
     start_group(plan, executor, on_fault, 60)
     set_timeout(timedelta(milliseconds=1))
     set_timeout(timedelta(seconds=LONG_S))
     events, tensor = Events(), torch.ones(5000)
     if dist.get_rank() == 1:
-        events.wait("called")
+        events.wait(called)
     work = dist.all_reduce(tensor, async_op=True)
     if dist.get_rank() == 0:
-        events.tell("called")
+        events.tell(called)
     assert work is not None
     work.wait()
     assert (tensor == 2).all()

@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import socket
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked_planners
 import pytest
 from launch import patient_ranks, run_command
 from ranks import exits
 
 ALL = ["raise", "alone", "exit", "drop"]
 # Ends by way; each case imports torch once.
-OFTEN = {"topo": ["raise", "drop"], "search": ALL}
+OFTEN = {"topo": ["exit", "drop"], "search": ["raise", "alone"]}
 SELDOM = {
     "gloo": ["raise", "exit", "drop"],  # which waits for a rank that makes no call
-    "topo": ["alone", "exit"],
+    "topo": ["raise", "alone"],
+    "search": ["exit", "drop"],
     "file": ALL,
     "hook": ["raise", "alone", "exit"],
     "stuck": ["alone"],
 }
 
 
+@pytest.fixture(scope="module")
+def planners() -> Iterator[str]:
+    """The socket of a process that planners are forked from, as `launch` has one for its ranks."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = f"{folder}/planners"
+        listener.bind(path)
+        listener.listen()
+        server = multiprocessing.get_context("forkserver").Process(
+            target=forked_planners.serve, args=[listener], daemon=True
+        )
+        server.start()
+        yield path
+        server.kill()
+        server.join()
+
+
 @pytest.mark.parametrize("ends", [OFTEN, pytest.param(SELDOM, marks=pytest.mark.long)])
 def test_the_exit_code_and_the_error_are_the_scripts_own(
-    ends: dict[str, list[str]], plans: Callable[[str], str], tmp_path: Path
+    ends: dict[str, list[str]], plans: Callable[[str], str], planners: str, tmp_path: Path
 ) -> None:
     script = run_command(
         sys.executable, exits.__file__, plans("ring:2"), str(tmp_path), json.dumps(ends),
-        env={**patient_ranks(), "GLOO_SOCKET_IFNAME": "lo"},
+        env={**patient_ranks(), forked_planners.VARIABLE: planners, "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
     ended = json.loads(script.stdout)
     assert {way: list(of_way) for way, of_way in ended.items()} == ends

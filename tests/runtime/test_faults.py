@@ -192,22 +192,20 @@ def test_a_rank_that_ends_in_a_long_call_is_noticed_before_the_deadline(plans: P
 
 
 def test_a_degraded_plan_runs_after_a_failure(plans: Plans, tmp_path: Path) -> None:
-    """Rank 3 dies; the others name it, tear their group down, and go on as three with a plan
+    """Rank 2 dies; the others name it, tear their group down, and go on as two with a plan
     without it.
     """
-    less = degrade(preset("full:4"), Change(without_ranks=(3,)))
-    synthesize(collective_on("allreduce", less), less, "auto", 20).plan.save(
-        tmp_path / "three.json"
-    )
-    errors = run_ranks(faults.three_go_on, 4, plans("full:4"), str(tmp_path / "three.json"))
-    for error in errors[:3]:
-        assert "rank 3 does not answer" in str(error)
+    less = degrade(preset("full:3"), Change(without_ranks=(2,)))
+    synthesize(collective_on("allreduce", less), less, "auto", 20).plan.save(tmp_path / "two.json")
+    errors = run_ranks(faults.two_go_on, 3, plans("full:3"), str(tmp_path / "two.json"))
+    for error in errors[:2]:
+        assert "rank 2 does not answer" in str(error)
         assert "link gpu" in str(error)
         assert "step" in str(error)
 
 
 def test_calls_that_do_not_match_are_told_apart_and_never_add_up(plans: Plans) -> None:
-    errors = run_ranks(faults.different_lengths, 4, plans("mesh:2x2"))
+    errors = run_ranks(faults.different_lengths, 3, plans("full:3"))
     for error in errors:
         assert "rank 0 is in another call" in error
         assert "1000 elements" in error

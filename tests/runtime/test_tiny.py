@@ -16,12 +16,12 @@ ALL = (*ON_THE_BACKEND, "broadcast", "reduce", "gather", "scatter")
 
 
 def test_no_element_and_one_on_a_communicator(plans: Plans) -> None:
-    run_ranks(tiny.on_a_communicator, 3, {name: plans("ring:3", name) for name in ALL})
+    run_ranks(tiny.on_a_communicator, 2, {name: plans("ring:2", name) for name in ALL})
 
 
 def test_no_element_and_one_on_the_backend(folder_of_plans: Callable[..., Path]) -> None:
-    wanted = [*(("ring:3", name) for name in ON_THE_BACKEND), ("ring:3", "broadcast", "auto", 1)]
-    run_ranks(tiny.on_the_backend, 3, str(folder_of_plans(*wanted)))
+    wanted = [*(("ring:2", name) for name in ON_THE_BACKEND), ("ring:2", "broadcast", "auto", 1)]
+    run_ranks(tiny.on_the_backend, 2, str(folder_of_plans(*wanted)))
 
 
 def test_no_element_and_one_in_a_bucket_of_the_hook(plans: Plans) -> None:

@@ -23,7 +23,7 @@ def test_dtypes_operators_shapes_and_lengths(plans: Plans) -> None:
     """Every reduction and dtype against float64, lengths that do not divide, empty, transposed and
     strided tensors.
     """
-    run_ranks(collectives.dtypes_and_shapes, 4, plans("ring:4"))
+    run_ranks(collectives.dtypes_and_shapes, 3, plans("ring:3"))
 
 
 def test_all_ranks_end_with_the_same_bits(plans: Plans) -> None:
@@ -64,14 +64,14 @@ def test_a_loaded_plan_allocates_nothing_per_call(plans: Plans) -> None:
     """Counted: tensors made by torch whose memory is neither an argument's nor the caller's, and
     what numpy takes.
     """
-    run_ranks(memory.nothing_is_allocated, 4, plans("mesh:2x2"))
+    run_ranks(memory.nothing_is_allocated, 3, plans("full:3"))
 
 
 def test_tensors_at_ever_new_addresses_and_freed_ones_are_right(plans: Plans) -> None:
     """Views on the caller's memory are kept by address: another tensor there, or the same one
     elsewhere, is no surprise.
     """
-    run_ranks(memory.new_addresses, 4, plans("mesh:2x2"))
+    run_ranks(memory.new_addresses, 2, plans("ring:2"))
 
 
 def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(plans: Plans) -> None:
@@ -90,7 +90,7 @@ def test_a_cached_race_is_used_and_raced_again_where_it_is_wrong(
 
 
 def test_where_stock_is_chosen_it_is_used_unless_it_lacks_the_dtype(plans: Plans) -> None:
-    run_ranks(choices.stock_is_chosen, 4, plans("ring:4"))
+    run_ranks(choices.stock_is_chosen, 2, plans("ring:2"))
 
 
 def test_a_function_may_choose(plans: Plans) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from called import call_command
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import run_joined, run_module
+from launch import run_joined
 from nccl_standin import NcclStandIn
 
 from topoplan.runtime.compiled import Buffers
@@ -83,15 +84,13 @@ def test_topo_synth_writes_the_trace_of_its_schedule(tmp_path: Path) -> None:
         "--size",
         "16M",
     )
-    done = run_module(
-        "topoplan.cli.synth", *asked, "-o", str(plan_file), "--trace", str(trace_file)
-    )
+    done = call_command("synth", *asked, "-o", str(plan_file), "--trace", str(trace_file))
     assert done.returncode == 0, done.stderr
     schedule = Plan.load(plan_file).entry_for(1 << 24).schedule
     events = read_trace(trace_file.read_text(encoding="utf-8"))["predicted"]
     assert len(events) == len(schedule.transfers) * schedule.segments
     assert sum(e["args"]["bytes"] for e in events) == pytest.approx(2 * 7 * (1 << 24), rel=1e-3)
-    refused = run_module("topoplan.cli.synth", *asked, "--trace", str(trace_file))
+    refused = call_command("synth", *asked, "--trace", str(trace_file))
     assert refused.returncode == 2
     assert "--force" in refused.stderr
 
@@ -137,7 +136,7 @@ def test_messages_that_are_played_end_when_the_simulation_does(bits: int, segmen
 def test_topo_run_traces_what_it_measured_beside_what_it_predicted(
     plans: Callable[..., str], tmp_path: Path
 ) -> None:
-    plan_file, target = plans("switch:4"), tmp_path / "trace.json"
+    plan_file, target = plans("switch:2"), tmp_path / "trace.json"
     asked = (
         plan_file,
         "-b",
@@ -152,7 +151,7 @@ def test_topo_run_traces_what_it_measured_beside_what_it_predicted(
         "plan",
         "--json",
     )
-    for done in run_joined("topoplan.cli.run", *asked, "--trace", str(target), ranks=4):
+    for done in run_joined("topoplan.cli.run", *asked, "--trace", str(target), ranks=2):
         assert done.returncode == 0, done.stderr
     schedule = Plan.load(plan_file).entry_for(1 << 16).schedule
     events = read_trace(target.read_text(encoding="utf-8"))
@@ -164,7 +163,7 @@ def test_topo_run_traces_what_it_measured_beside_what_it_predicted(
 
     assert len(events["measured"]) == len(schedule.transfers) * schedule.segments
     assert count("measured") == count("predicted")
-    refused = run_module("topoplan.cli.run", *asked, "--trace", str(target))
+    refused = call_command("run", *asked, "--trace", str(target))
     assert refused.returncode == 2
     assert "--force" in refused.stderr
 
@@ -185,7 +184,7 @@ def test_what_lands_later_ends_later() -> None:
 
 
 def test_a_trace_without_a_plan_is_refused() -> None:
-    done = run_module("topoplan.cli.run", "--stock", "--nproc", "2", "--trace", "x.json")
+    done = call_command("run", "--stock", "--nproc", "2", "--trace", "x.json")
     assert done.returncode == 2
     assert "--trace" in done.stderr
 

@@ -24,23 +24,16 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def of_gloo() -> refusals.Outcomes:
-    """Return what became of the calls in a group of gloo."""
-    first, second = run_ranks(refusals.of_group, 2, "gloo", {}, 1)
-    assert first == second and all(text.startswith("RuntimeError: ") for text in first.values())
-    return first
-
-
 @pytest.mark.parametrize("at", long_cases([1, 1000], 1000))
-@pytest.mark.parametrize("mode", MODES)
-def test_what_gloo_refuses_is_refused_in_its_words(
-    of_gloo: refusals.Outcomes, mode: str, at: int
-) -> None:
-    """As the first call, whose error is looked into, and where the plain group's works are passed
-    on.
+def test_what_gloo_refuses_is_refused_in_its_words(at: int) -> None:
+    """In every mode, as the first call, whose error is looked into, and where the plain group's
+    works are passed on.
     """
-    assert run_ranks(refusals.of_group, 2, "topo", MODES[mode], at) == [of_gloo] * 2
+    by_mode, of_other_rank = run_ranks(refusals.of_groups, 2, at, MODES)
+    of_gloo = by_mode.pop("gloo")
+    assert all(text.startswith("RuntimeError: ") for text in of_gloo.values())
+    assert by_mode == dict.fromkeys(MODES, of_gloo)
+    assert of_other_rank == {"gloo": of_gloo, **by_mode}
 
 
 def test_stock_calls_that_were_chosen_may_be_refused_too(plans: Callable[..., str]) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from launch import run_module
 
 from topoplan.synth.plan import Plan
@@ -36,6 +37,7 @@ def test_a_job_comes_up_again_and_takes_the_new_plan(
         assert found == [wanted] * 3
 
 
+@pytest.mark.long
 def test_the_rest_starts_with_the_plan_without_a_rank(tmp_path: Path) -> None:
     """The recipe of docs/training.md: a plan by topo-synth --without-rank, and a rank less."""
     plan = tmp_path / "without-1.json"

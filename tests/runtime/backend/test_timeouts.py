@@ -23,8 +23,5 @@ def test_a_shortened_timeout_holds(plans: Callable[..., str], executor: str, on_
     assert "rank 1 does not answer" in errors[0], errors
 
 
-@pytest.mark.parametrize(("executor", "on_fault"), WAYS)
-def test_a_lengthened_timeout_holds(
-    plans: Callable[..., str], executor: str, on_fault: str
-) -> None:
-    run_ranks(timeouts.lengthen, 2, plans("full:2"), executor, on_fault)
+def test_a_lengthened_timeout_holds(plans: Callable[..., str]) -> None:
+    run_ranks(timeouts.lengthen, 2, plans("full:2"), WAYS)
