@@ -24,7 +24,7 @@ from topoplan import InputError
 
 
 def test_every_system_keeps_what_it_promises(plans: Callable[..., str]) -> None:
-    """Those that average gradients, ten steps from different seeds: all begin as the first worker,
+    """Those that average gradients, four steps from different seeds: all begin as the first worker,
     end within 1e-6 of averaging in one process (8-bit gradients: within 5 %), and send what they
     say, in several buckets; half precision included.
 
@@ -65,7 +65,7 @@ def test_every_system_says_what_it_promises_and_whence_it_is() -> None:
         system_of("horovod")
 
 
-@pytest.mark.parametrize("numel", [1, 3, 255, 256, 257, 1000])
+@pytest.mark.parametrize("numel", [1, 256, 257, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eight_bits_are_off_by_half_a_level_and_with_noise_by_one_unbiased(
     numel: int, dtype: torch.dtype

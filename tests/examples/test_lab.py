@@ -255,7 +255,7 @@ def test_an_array_that_claims_more_than_is_there_takes_no_memory(tmp_path: Path)
         load(str(tmp_path / "data.npz"), 0)
 
 
-@settings(max_examples=count_examples(150))
+@settings(max_examples=count_examples(60))
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=8),
     st.integers(0, 10**6),

@@ -57,7 +57,7 @@ def busiest_s(
     return F(max(taken.values(), default=0))
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("n", [2, 3, 6])
 def test_equal_hosts_get_the_shares_that_byteps_derives(n: int) -> None:
     """OSDI 2020, section 4.1: on n worker and k <= n helper machines each helper adds up 2(n-1) /
     (n^2 + kn - 2k) of the gradients, each worker machine (n-k) / (n^2 + kn - 2k), in n times a
@@ -88,7 +88,7 @@ def test_the_load_is_what_the_transfers_put_on_each_link() -> None:
     )
 
 
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(8))
 @given(st.data())
 def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObject) -> None:
     """Hosts behind one or two switches, with ports and trunk of any rate, against all divisions in

@@ -16,26 +16,26 @@ from ranks.classic_neighbours import contract_and_train
 from ranks.classic_training import averaged, backward, flat, model, plain_sgd, sgd, two_boxes
 
 SYNCHRONOUS = ("gather", "ring", "hierarchical", "plan", "stock", "parameter-server", "bytegrad")
+STEPS = 4
 NOT_IN_HALF_PRECISION = ("async-parameter-server", "hierarchical", "neighbours-8bit")
 
 
 def every_system(plan: str) -> None:
     """`plan` is one for four ranks."""
     buckets.BUCKET_BYTES = 8192
-    wanted, start = averaged(4, 10), flat(model())
+    wanted, start = averaged(4, STEPS), flat(model())
     for name in SYNCHRONOUS:
-        ten_steps(name, wanted, start)
-    for name in classic.NAMES:
-        if name not in NOT_IN_HALF_PRECISION:
-            for dtype in (torch.bfloat16, torch.float16):
-                two_steps_in_half_precision(name, plan, dtype)
+        average_gradients(name, wanted, start)
+    halves = [name for name in classic.NAMES if name not in NOT_IN_HALF_PRECISION]
+    for number, name in enumerate(halves):
+        two_steps_in_half_precision(name, plan, (torch.bfloat16, torch.float16)[number % 2])
     a_parameter_that_one_rank_used()
     serve_synchronously()
     serve_asynchronously()
     contract_and_train()
 
 
-def ten_steps(name: str, wanted: torch.Tensor, start: torch.Tensor) -> None:
+def average_gradients(name: str, wanted: torch.Tensor, start: torch.Tensor) -> None:
     rank = dist.get_rank()
     net = model(7 + rank)
     topology = two_boxes() if name in ("hierarchical", "plan") else None
@@ -44,19 +44,19 @@ def ten_steps(name: str, wanted: torch.Tensor, start: torch.Tensor) -> None:
     assert len(system.buckets.layout) == 4, name
     assert not system.is_helper
     assert system.bytes_sent == 0
-    for step in range(10):
+    for step in range(STEPS):
         backward(net, rank, step)
         system.step()
         assert all(p.grad is None for p in net.parameters()), (name, step)
         assert same_everywhere(flat(net)), (name, step)
     system.finish()
-    assert system.steps == 10
+    assert system.steps == STEPS
     assert (system.optimizer is None) == (name == "gather" and rank > 0)
     off = (flat(net) - wanted).norm() / (start - wanted).norm()
     assert off <= (5e-2 if name == "bytegrad" else 1e-6), (name, off)
     half = 2 * 3 * start.nbytes // 4
     assert system.bytes_sent is not None
-    sent = system.bytes_sent / 10
+    sent = system.bytes_sent / STEPS
     if name == "gather":
         assert sent == start.nbytes * (3 if rank == 0 else 1)
     elif name == "bytegrad":
@@ -119,13 +119,13 @@ def serve_synchronously() -> None:
     assert system.helpers == (1, 3)
     if net is None:
         system.serve()
-        assert system.steps == 10
+        assert system.steps == STEPS
     else:
-        for step in range(10):
+        for step in range(STEPS):
             backward(net, rank // 2, step)
             system.step()
         system.finish()
-        off = (flat(net) - averaged(2, 10)).norm() / (start - flat(net)).norm()
+        off = (flat(net) - averaged(2, STEPS)).norm() / (start - flat(net)).norm()
         assert off <= 1e-6, off
     assert_workers_agree(net, start)
     report: Any = system.report()
@@ -134,7 +134,7 @@ def serve_synchronously() -> None:
     assert set(shares) == {0, 1, 2, 3}
     expected = 2 * shares[rank] if helping else shares[rank] + (1 - shares[rank])
     assert system.bytes_sent is not None
-    assert abs(system.bytes_sent / 10 / start.nbytes - expected) <= 0.01, (
+    assert abs(system.bytes_sent / STEPS / start.nbytes - expected) <= 0.01, (
         system.bytes_sent,
         expected,
     )

@@ -79,17 +79,17 @@ def losses_are_near_to_stock() -> None:
 
     def samples(worker: int) -> tuple[torch.Tensor, torch.Tensor]:
         g = torch.Generator().manual_seed(worker)
-        x = torch.randn(64, 33, generator=g)
-        return x, x @ teacher + 0.1 * torch.randn(64, 1, generator=g)
+        x = torch.randn(256, 33, generator=g)
+        return x, x @ teacher + 0.1 * torch.randn(256, 1, generator=g)
 
     all_x, all_y = (torch.cat(parts) for parts in zip(*map(samples, range(4)), strict=True))
     losses = {}
     for name in ("stock", "neighbours", "neighbours-8bit"):
         torch.manual_seed(7)
         net = Linear(33, 1)
-        system = classic.make(name, net, plain_sgd(0.1), topology=topoplan.load("ring:4"))
+        system = classic.make(name, net, plain_sgd(0.2), topology=topoplan.load("ring:4"))
         x, y = samples(dist.get_rank())
-        for _ in range(80):
+        for _ in range(30):
             mse_loss(net(x), y).backward()
             system.step()
         system.finish()

@@ -13,6 +13,11 @@ import topoplan
 from topoplan.runtime.extras.joint import choices
 
 
+def groups_and_calls(paths: list[str]) -> list[list[str]]:
+    """Return the groups of a mesh, and what runs calls on it by each of several joint plans."""
+    return [list_groups(), *map(calls_by_a_joint_plan, paths)]
+
+
 def list_groups() -> list[str]:
     """Return the calls of the groups of a 2 x 2 mesh, whose rows are tp."""
     ranks = torch.arange(4).reshape(2, 2)

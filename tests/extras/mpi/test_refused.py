@@ -150,9 +150,8 @@ def test_ranks_of_several_hosts_meet_where_the_others_reach_rank_0(
 
 def test_gloo_that_is_asked_for_is_gloo(plans: Callable[..., str]) -> None:
     env = {"TOPOPLAN_TRANSPORT": "mpi"}
-    done = run_module(
-        "topoplan.cli.run", plans("ring:2"), "--backend", "gloo", "-e", "1K", "--json", env=env
-    )
+    options = ["--backend", "gloo", "-b", "1K", "-e", "1K", "-n", "1", "--choose", "plan"]
+    done = run_module("topoplan.cli.run", plans("ring:2"), *options, "--json", env=env)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["backend"] == "gloo"
 

@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples/move_weights.py"
 
 def test_tensors_arrive() -> None:
     """Only what is needed is sent, in each of two calls of one plan."""
-    results = run_ranks(resharding.everything_arrives, 4, 0, 8)
+    results = run_ranks(resharding.everything_arrives, 4, 0, 5)
     of_shard = 1024 * 1024 * 4 / 2
     assert [sent for sent, _ in results] == [2 * of_shard] * 2 + [0] * 2
 

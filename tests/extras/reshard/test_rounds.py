@@ -52,7 +52,7 @@ def cut_moves(numel: int, drawing: random.Random, edges: list[int]) -> list[Move
     return [Move(lo, hi, lo) for lo, hi in pairwise(at)]
 
 
-@settings(max_examples=count_examples(40))
+@settings(max_examples=count_examples(15))
 @given(st.data())
 def test_everything_arrives(data: st.DataObject) -> None:
     shapes = data.draw(st.lists(SHAPES, min_size=1, max_size=3))
@@ -123,6 +123,7 @@ def test_everything_arrives(data: st.DataObject) -> None:
             assert torch.equal(got, cut_by_torch(total, laid, place))  # bit for bit
 
 
+@settings(max_examples=count_examples(30))
 @given(st.data())
 def test_rows_are_a_range(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))

@@ -18,7 +18,7 @@ from topoplan.runtime.extras.reshard.bundles import find_bundles, list_demands
 from topoplan.topo.errors import InputError
 
 
-@settings(max_examples=count_examples(60))
+@settings(max_examples=count_examples(25))
 @given(st.data())
 def test_everyone_gets_its_shard(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from launch import list_memory, run_joined, run_on_hosts
@@ -11,7 +12,10 @@ from needs import long_cases
 from ranks import one_sided
 
 from topoplan.runtime.native.library import load_library
+from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.ir.collective import COLLECTIVES
+from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.topo.presets import preset
 
 Plans = Callable[..., str]
 LIBRARY = load_library()
@@ -61,7 +65,7 @@ def test_a_forked_child_ends_nothing(plans: Plans) -> None:
 
 
 def test_aborting_a_group_ends_the_call_in_progress(plans: Plans) -> None:
-    run_on_hosts(one_sided.a_group_is_aborted, [2, 1], plans("switch:3"), "one-sided")
+    run_on_hosts(one_sided.groups_are_aborted, [2, 1], plans("switch:3"), ["one-sided"])
 
 
 def test_it_races_beside_messages_and_stock(plans: Plans) -> None:
@@ -73,10 +77,12 @@ def test_ranks_without_a_neighbour_share_nothing(plans: Plans) -> None:
     run_on_hosts(one_sided.each_rank_is_on_a_host_of_its_own, [1, 1], plans("switch:2"))
 
 
-def test_topo_run_names_what_played(plans: Plans) -> None:
+def test_topo_run_names_what_played(tmp_path: Path) -> None:
+    path, machine = tmp_path / "plan.json", with_host(preset("switch:3"), HostCosts())
+    synthesize(collective_on("allreduce", machine), machine).plan.save(path)  # not calibrated
     options = ["-b", "4K", "-e", "4K", "-n", "2", "--json", "--choose", "plan"]
     first, *_ = run_joined(
-        "topoplan.cli.run", plans("switch:3"), *options, "--executor", "one-sided",
+        "topoplan.cli.run", str(path), *options, "--executor", "one-sided",
         ranks=3, hosts=[2, 1],
     )  # fmt: skip
     assert first.returncode == 0, first.stderr

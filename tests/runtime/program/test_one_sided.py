@@ -80,9 +80,9 @@ def drain(program: OneSidedProgram, work: np.ndarray, numel: int, name: str) -> 
     return output
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=count_examples(1))
+@settings(max_examples=count_examples(12))
 @given(
+    name=st.sampled_from(list(SCHEDULES)),
     sizes=st.tuples(*[st.tuples(st.integers(0, 60), st.integers(1, 3))] * 3),
     mode=MODES,
     seed=st.integers(0, 10**6),
@@ -99,7 +99,7 @@ def test_three_calls_in_a_row_give_the_collectives_results(
     replay(calls, seed)
 
 
-@settings(max_examples=count_examples(25))
+@settings(max_examples=count_examples(12))
 @given(
     topology=graphs(),
     names=st.tuples(*[st.sampled_from(COLLECTIVES)] * 3),

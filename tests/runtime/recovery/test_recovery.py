@@ -14,12 +14,13 @@ from pathlib import Path
 
 import patience
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
 from rank_process import Events
 from ranks import recovering
 from reports import Reports
+from thorough import count_examples
 
 from topoplan.runtime.ranks.launch import list_ready
 from topoplan.runtime.recovery.partial_transport import PartialGloo, find_tree
@@ -56,7 +57,7 @@ def test_all_ranks_try_the_same_after_a_race_that_ended_on_some(plans: Plans) ->
 def test_calls_of_the_backend_go_on_after_a_lost_connection() -> None:
     """So do those of collectives that are first called afterwards, and those without a plan."""
     for histories in run_ranks(recovering.the_backend_goes_on, 3):
-        assert [len(history) for history in histories] == [0, 1, 1, 1]
+        assert [len(history) for history in histories] == [0, 1, 1]
 
 
 @pytest.mark.long
@@ -151,6 +152,7 @@ def test_a_cut_link_is_left_out_unless_the_rest_is_not_connected(
     assert recovery["bound_GBps"] == pytest.approx(1.0)
 
 
+@settings(max_examples=count_examples(30))
 @given(st.integers(2, 9), st.data())
 def test_the_tree_uses_no_lost_pair(ranks: int, data: st.DataObject) -> None:
     """Any pairs may be lost but those with one rank, through which all others are connected."""
@@ -173,6 +175,7 @@ def test_connections_of_a_recovery_are_not_freed() -> None:
     assert backend() is not None
 
 
+@settings(max_examples=count_examples(30))
 @given(st.integers(2, 7), st.data())
 def test_ranks_that_no_pair_connects_are_cut_off(ranks: int, data: st.DataObject) -> None:
     """Those of the first rank's side are reached over any pair that is left within it."""
