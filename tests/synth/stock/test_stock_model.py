@@ -140,7 +140,7 @@ def test_broadcom_switches_are_merged_by_two_levels() -> None:
     }
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(7))
 def test_channels_visit_all_gpus_and_fit_the_links(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.choice([2, 3, 4, 5, 6, 8])
@@ -202,6 +202,7 @@ def h100_box(gpus_with_nics: Sequence[int]) -> str:
             ((0, 1, 2, 4, 5), 128, 185.4),
             ((0, 1, 2, 4, 5, 6), 153.6, 202.3),
         ],
+        (0, 2, 4, 6),
         (0, 1, 2, 4, 5, 6),
     ),
 )
