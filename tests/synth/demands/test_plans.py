@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 # A pipeline of 2,048 segments is filled and drained: a single step that is nearly as fast wins.
 NEAR = 1e-3
@@ -252,10 +254,15 @@ def test_what_cannot_be_is_said() -> None:
         synthesize_demands(demands, (0,), topology, "ring")
 
 
+@cache
+def load_large() -> tuple[Topology, Router]:
+    return load_for_planning(preset("dgx-a100:17"))
+
+
 @pytest.mark.parametrize("case", long_cases(["sharded", "replicated", "one", "uneven"], "sharded"))
 def test_many_gpus_are_planned_without_a_linear_program(case: str) -> None:
     """Weights of 72 GPUs to 64 others, and random pieces; benchmarks/reshard.py has more."""
-    topology, router = load_for_planning(preset("dgx-a100:17"))
+    topology, router = load_large()
     draws, size = np.random.default_rng(5), 1 << 24
     serving = range(72, 136)
     pieces = {

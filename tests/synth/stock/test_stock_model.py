@@ -144,7 +144,7 @@ def test_broadcom_switches_are_merged_by_two_levels() -> None:
     }
 
 
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(5))
 def test_channels_visit_all_gpus_and_fit_the_links(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.choice([2, 3, 4, 5, 6, 8])
