@@ -135,9 +135,10 @@ class NicSearch:
 
     def _enter(self, at: ChannelPoint, clock: Clock, net: int, gpu: int) -> Iterator[Points]:
         """Go from a NIC to the first GPU."""
-        step = self._take(at, self.find_load(gpu, net, self.settings.speed_MBps, True))
+        load = self.find_load(gpu, net, self.settings.speed_MBps, True)
+        step = self._take(at, load, 1 << gpu)
         if step is not None:
-            yield self._visit(step._replace(used=1 << gpu), clock, gpu, 0, self.back)
+            yield self._visit(step, clock, gpu, 0, self.back)
 
     def _leave(self, at: ChannelPoint, clock: Clock, gpu: int, step: int) -> Iterator[Points]:
         """Go back to a NIC, and then on from the same GPU."""
@@ -149,7 +150,7 @@ class NicSearch:
                 return
             if not self._may_end(at.channel, net, step):
                 continue
-            after = self._take(at, self.find_load(gpu, net, speed_MBps, False))
+            after = self._take(at, self.find_load(gpu, net, speed_MBps, False), at.used)
             if after is not None:
                 self.nets[2 * at.channel + 1] = net
                 back = 1 if is_halved and step == 0 else -1
@@ -185,15 +186,22 @@ class NicSearch:
         src = self.nics.nets[net] if inwards else self.host.gpus[gpu]
         return self.host.pack(src, path, speed_MBps), len(path.links)
 
-    def _take(self, at: ChannelPoint, load: tuple[int, int] | None) -> ChannelPoint | None:
-        """Return the point after a path of a load, None without one or without room."""
+    def _take(
+        self, at: ChannelPoint, load: tuple[int, int] | None, used: int
+    ) -> ChannelPoint | None:
+        """Return the point after a path of a load, None without one or without room.
+
+        `used` has the GPUs of that point.
+        """
         self.trials += 1
         if load is None:
             return None
         free = at.free - load[0]
         if free & self.host.guard != self.host.guard:
             return None
-        return at._replace(free=free, links=at.links + load[1])
+        # Made anew, since NamedTuple._replace takes several times as long.
+        links = at.links + load[1]
+        return ChannelPoint(at.channel, free, at.nic_MBps, links, used, at.forced)
 
     # -- between GPUs
 
@@ -216,10 +224,9 @@ class NicSearch:
             for hop in self._list_hops(at, gpu, step, back):
                 if clock.left <= 0:
                     return
-                after = self._take(at, (hop.load, hop.links))
+                after = self._take(at, (hop.load, hop.links), at.used | hop.bit)
                 if after is not None:
-                    used = at.used | hop.bit
-                    yield self._visit(after._replace(used=used), clock, hop.gpu, step + 1, back)
+                    yield self._visit(after, clock, hop.gpu, step + 1, back)
 
     def _end_channel(self, at: ChannelPoint, clock: Clock) -> Iterator[Points]:
         channels = at.channel + 1

@@ -223,8 +223,8 @@ def test_interfaces_without_names_are_left_out() -> None:
 
 
 def test_rings_have_any_number_of_hosts() -> None:
-    order = tuple(range(1100))
-    assert list_rings(read_hosts(cable(1100, ring(order)))) == [order]
+    order = tuple(range(1010))  # more than Python calls functions inside each other
+    assert list_rings(read_hosts(cable(len(order), ring(order)))) == [order]
 
 
 # -- found cables
@@ -339,7 +339,7 @@ def cablings(draw: st.DrawFn, port: str = PORT, rdma: str = RDMA) -> Topology:
     return cable(hosts, wires, out_GBps=out, port=port, rdma=rdma)
 
 
-@settings(max_examples=count_examples(12))
+@settings(max_examples=count_examples(6))
 @given(cablings(), st.sampled_from(["allreduce", "allgather"]))
 def test_no_claim_exceeds_the_bound_and_rings_follow_cables(topology: Topology, name: str) -> None:
     made = write(topology, name=name)
@@ -354,7 +354,7 @@ def test_no_claim_exceeds_the_bound_and_rings_follow_cables(topology: Topology, 
         assert "cannot start on this cabling" in made.reason
 
 
-@settings(max_examples=count_examples(12))
+@settings(max_examples=count_examples(6))
 @given(cablings(port="en{}", rdma="rdma_en{}"), st.sampled_from(["allreduce", "allgather"]))
 def test_host_files_of_mlx_join_ends_of_one_cable(topology: Topology, name: str) -> None:
     try:
@@ -409,7 +409,7 @@ def test_a_cable_needs_free_ports() -> None:
     assert "no single one" in next_cables(preset("spark-ring:3"))["lines"][0]
 
 
-@pytest.mark.parametrize("name", ["spark-ring:5", "strix-ring:5", "mac-mesh:3"])
+@pytest.mark.parametrize("name", ["spark-ring:4", "strix-ring:5", "mac-mesh:3"])
 def test_bounds_with_one_more_cable_are_those_of_the_machine_that_has_it(name: str) -> None:
     topology = preset(name)
     collective = on("allreduce", topology)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import long_cases
 from played import play
 from random_graphs import graphs
 from scipy.optimize import linprog
@@ -26,6 +28,7 @@ from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 # A pipeline of 2,048 segments is filled and drained: a single step that is nearly as fast wins.
 NEAR = 1e-3
@@ -78,7 +81,7 @@ def demands_on(draw: st.DrawFn, gpus: int, most: int = 3) -> Demands:
     return Demands.of([*pieces, Demand(5, (0,), (1,))], gpus)
 
 
-@settings(max_examples=count_examples(8))
+@settings(max_examples=count_examples(5))
 @given(data=st.data())
 def test_bounds_are_those_of_flows_and_plans_reach_them(data: st.DataObject) -> None:
     topology, router = load_for_planning(data.draw(graphs(5, two_way=False)))
@@ -97,7 +100,7 @@ def test_bounds_are_those_of_flows_and_plans_reach_them(data: st.DataObject) -> 
     assert again == plan and again.hash == plan.hash
 
 
-@settings(max_examples=count_examples(5))
+@settings(max_examples=count_examples(3))
 @given(data=st.data())
 def test_plans_through_switches_deliver_what_they_say(data: st.DataObject) -> None:
     topology, router = load_for_planning(data.draw(graphs(6, switches=3)))
@@ -195,7 +198,7 @@ def test_the_search_for_early_sends_may_end_before_its_optimum() -> None:
     assert plan.gap_of(plan.entries[-1]) < NEAR
 
 
-@pytest.mark.parametrize("name", ["dgx1", "dgx-a100", "ring:5", "pcie-2socket"])
+@pytest.mark.parametrize("name", ["dgx1", "dgx-a100", "ring:5"])
 def test_a_hot_expert_is_at_the_bound(name: str) -> None:
     topology, router = load_for_planning(preset(name))
     gpus = len(topology.ranks)
@@ -251,10 +254,15 @@ def test_what_cannot_be_is_said() -> None:
         synthesize_demands(demands, (0,), topology, "ring")
 
 
-@pytest.mark.parametrize("case", ["sharded", "replicated", "one", "uneven"])
+@cache
+def load_large() -> tuple[Topology, Router]:
+    return load_for_planning(preset("dgx-a100:17"))
+
+
+@pytest.mark.parametrize("case", long_cases(["sharded", "replicated", "one", "uneven"], "sharded"))
 def test_many_gpus_are_planned_without_a_linear_program(case: str) -> None:
     """Weights of 72 GPUs to 64 others, and random pieces; benchmarks/reshard.py has more."""
-    topology, router = load_for_planning(preset("dgx-a100:17"))
+    topology, router = load_large()
     draws, size = np.random.default_rng(5), 1 << 24
     serving = range(72, 136)
     pieces = {
@@ -265,7 +273,7 @@ def test_many_gpus_are_planned_without_a_linear_program(case: str) -> None:
         "one": [Demand(size, (0,), tuple(serving[::16]))],
         "uneven": [
             Demand(int(draws.integers(1, size)), (i,), (int(j),))
-            for i in range(136)
+            for i in range(0, 136, 3)
             for j in draws.choice(136, 1)
             if i != j
         ],

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from launch import run_module
+from called import call_command
 from needs import long_cases
 
 import topoplan
@@ -149,7 +149,7 @@ def test_pairs_with_two_nics_gain_as_by_hand(tmp_path: Path) -> None:
     machine, path = tmp_path / "host.xml", tmp_path / "graph.xml"
     machine.write_text(text)
     args = ["--collective", "allreduce", "--topology", str(machine), "--format", "nccl-graph"]
-    done = run_module("topoplan.cli.synth", *args, "--hosts", "2", "--json", "-o", str(path))
+    done = call_command("synth", *args, "--hosts", "2", "--json", "-o", str(path))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)["nccl_graph"]
     assert figures["written"] and figures["hosts"] == 2 and figures["fraction"] == 1

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import run_module
 from random_graphs import graphs, on
 from thorough import count_examples
 
@@ -76,7 +76,7 @@ def test_eight_dies_of_an_mi250_come_near_the_bound(recorded: Callable[[str], Pa
 
 
 @given(graphs(most=5, switches=2))
-@settings(max_examples=count_examples(5))
+@settings(max_examples=count_examples(3))
 def test_texts_for_random_machines_are_sound(topology: Topology) -> None:
     try:
         made = write("allreduce", topology)
@@ -114,6 +114,7 @@ def binary_trees(draw: st.DrawFn) -> tuple[int, ...]:
 
 
 @given(binary_trees())
+@settings(max_examples=count_examples(30))
 def test_trees_are_read_as_they_are_written(parents: tuple[int, ...]) -> None:
     assert read_tree(write_tree(parents), "t", len(parents)) == parents
 
@@ -221,14 +222,12 @@ def test_sizes_have_to_be_shared_and_the_collective_known(tmp_path: Path) -> Non
 def test_the_command_writes_both(tmp_path: Path) -> None:
     path = tmp_path / "rccl.env"
     args = ("--collective", "allreduce", "--topology", "ring:4")
-    done = run_module(
-        "topoplan.cli.synth", *args, "--format", "rccl-env", "-o", str(path), "--json", "--no-guard"
+    done = call_command(
+        "synth", *args, "--format", "rccl-env", "-o", str(path), "--json", "--no-guard"
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)["rccl_env"]
     assert figures["fraction"] == pytest.approx(1) and read_rccl_env(path.read_text(), "e", 4)[1]
     tree = measured(tmp_path / "tree.json", {1024: 10.0})
-    done = run_module(
-        "topoplan.cli.synth", *args, "--format", "nccl-tuner", "--measured", f"tree/ll/2={tree}"
-    )
+    done = call_command("synth", *args, "--format", "nccl-tuner", "--measured", f"tree/ll/2={tree}")
     assert done.stdout.splitlines()[-1] == f"allreduce,0,{2**64 - 1},tree,ll,2,1,4,-1,-1"

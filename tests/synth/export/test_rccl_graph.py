@@ -60,15 +60,16 @@ def rate_file(text: str, topology: Topology, between_cpus: int = 1) -> dict[str,
 
 
 def test_nothing_is_written_where_stock_uses_every_link() -> None:
-    made = write("allreduce", preset("mi300x"))
+    topology = machine(4, mesh(4), "gfx942")
+    made = write("allreduce", topology)
     assert made.reason and "\n" not in made.reason and not made.figures["written"]
     assert made.figures["stock_model"] == {
-        "algbw_GBps": {"rings": 192, "chains": 192},
+        "algbw_GBps": {"rings": 96, "chains": 72},
         "picked": "rings",
     }
     # What --no-guard writes loses nothing: as many channels as RCCL has by itself.
-    assert made.figures["channels"] == 56
-    assert rate_file(made.text, preset("mi300x")) == {RING: 192, CHAIN: 192}
+    assert made.figures["channels"] == 54
+    assert rate_file(made.text, topology) == {RING: 96, CHAIN: 96}
 
 
 @pytest.mark.parametrize("name", long_cases(["allreduce", "allgather"], "allgather"))
@@ -136,7 +137,7 @@ def test_the_command_writes_both_files_or_says_why_not(tmp_path: Path) -> None:
 
 
 @given(st.integers(3, 6), st.sampled_from([1, 2, 3]), st.data())
-@settings(max_examples=count_examples(5), deadline=None)
+@settings(max_examples=count_examples(3), deadline=None)
 def test_no_file_is_below_stock(gpus: int, sockets: int, data: st.DataObject) -> None:
     wires = data.draw(st.sets(st.sampled_from(sorted(mesh(gpus))), max_size=gpus + 2))
     topology = machine(gpus, wires, sockets=sockets if gpus % sockets == 0 else 1)

@@ -13,11 +13,13 @@ from pathlib import Path
 import conftest
 import pytest
 import random_graphs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from judge_options import judge_by_bounds_alone, judge_equal_machines_once
 from launch import run_command
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log
 from place import build_boxes
+from thorough import count_examples
 
 from topoplan.cli import judge as command
 from topoplan.synth.channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
@@ -38,6 +40,17 @@ from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
 JUDGE = "topoplan.cli.judge"
+
+
+@pytest.fixture(autouse=True)
+def equal_machines_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge_equal_machines_once(monkeypatch)
+
+
+@pytest.fixture
+def bounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has no alternatives searched, for what was measured and its bounds."""
+    judge_by_bounds_alone(monkeypatch)
 
 
 def judge(
@@ -63,6 +76,7 @@ def request_for(name: str, topology: Topology) -> Request:
     return Request(Collective(name, len(topology.ranks)), topology, Effort())
 
 
+@settings(max_examples=count_examples(15))
 @given(st.data(), st.sampled_from(["ring:5", "mesh:2x3", "switch:6", "pcie-2socket", "star:5"]))
 def test_rates_are_those_of_the_schedules_that_the_channels_are(
     data: st.DataObject, machine: str
@@ -89,6 +103,7 @@ def test_rates_are_those_of_the_schedules_that_the_channels_are(
     assert rate_trees(chains, router).algbw_GBps == algbw_GBps(schedule, topology)
 
 
+@settings(max_examples=count_examples(12))
 @given(st.data())
 def test_trees_that_branch_are_costed_as_the_schedule_that_they_are(data: st.DataObject) -> None:
     topology = preset(data.draw(st.sampled_from(["switch:6", "pcie-2socket"])))
@@ -127,6 +142,7 @@ def test_the_limiting_link_and_how_often_each_channel_crosses_it() -> None:
     assert rate.algbw_GBps == Fraction(96, 5) / (Fraction(7, 4) * Fraction(5, 2))
 
 
+@settings(max_examples=count_examples(15))
 @given(random_graphs.graphs(), st.data())
 def test_ranks_without_a_word_on_their_places_are_the_gpus_in_order(
     topology: Topology, data: st.DataObject
@@ -225,6 +241,7 @@ def test_measurements_are_judged_by_their_peak_and_beside_their_channels() -> No
     assert all(r.plan_GBps is not None for r in m.rows)
 
 
+@pytest.mark.usefixtures("bounds_alone")
 @pytest.mark.parametrize(
     ("machine", "algbw", "said"),
     [
@@ -240,6 +257,7 @@ def test_a_measurement_above_the_bound_is_said_with_the_assumption(
     assert verdict.measured[0].is_above and said in finding.advice
 
 
+@pytest.mark.usefixtures("bounds_alone")
 def test_more_than_nvswitches_alone_could_add_may_be_sums_in_the_network() -> None:
     verdict = judge(table(row(1 << 33, 300.0, 300.0 * 62 / 32), ranks=32), "dgx-h100:4")
     (finding,) = [f for f in verdict.findings if f.name == "above-bound-allreduce"]
@@ -375,6 +393,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.usefixtures("bounds_alone")
 @pytest.mark.parametrize("machine", KNOWN)
 def test_graphs_that_nccl_found_reach_what_is_known_of_them(machine: str) -> None:
     file = conftest.INPUTS / "nccl_graphs" / f"{machine}.graph.xml"

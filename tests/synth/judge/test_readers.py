@@ -8,9 +8,10 @@ import io
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log
+from thorough import count_examples
 
 from topoplan.synth.judge.readers.detect import read_file, read_text
 from topoplan.synth.judge.reading import Measurement, Reading
@@ -37,6 +38,7 @@ def channels(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
     return rings, trees
 
 
+@settings(max_examples=count_examples(25))
 @given(
     channels(),
     st.sampled_from([" commId 0xabc1", ""]),
@@ -56,6 +58,7 @@ def test_rings_and_trees_of_a_log_are_found(
     assert reading.library == "NCCL 2.21.5+cuda12.4"
 
 
+@settings(max_examples=count_examples(25))
 @given(channels(), st.randoms(use_true_random=False))
 def test_ranks_may_write_in_any_order(
     found: tuple[list[list[int]], list[list[int]]], random: object

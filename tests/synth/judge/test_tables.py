@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from judge_options import judge_by_bounds_alone
 from nccl_samples import DEVICES, HEADER, row
 
 from topoplan.synth.judge.judging import Judge
@@ -113,7 +114,8 @@ def start(*ranks: int | None) -> str:
     )
 
 
-def test_two_runs_in_one_file_are_two_runs() -> None:
+def test_two_runs_in_one_file_are_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge_by_bounds_alone(monkeypatch)
     first, second = row(1 << 30, 200, 375), row(1 << 30, 100, 187.5)
     text = start(0, 1, None, 15) + HEADER + first + start(0, None, 15) + HEADER + second
     reading = read(text)

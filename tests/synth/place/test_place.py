@@ -45,7 +45,7 @@ def jobs(draw: st.DrawFn, ranks: int) -> tuple[tuple[int, ...], list[tuple[int, 
     return sizes, traffics
 
 
-@settings(max_examples=count_examples(12), deadline=None)
+@settings(max_examples=count_examples(7), deadline=None)
 @given(st.data())
 def test_the_order_is_the_best_of_all_orders(data: st.DataObject) -> None:
     """And the bound of tiers, which larger machines rest on, is not above it, and proved by its
@@ -63,7 +63,7 @@ def test_the_order_is_the_best_of_all_orders(data: st.DataObject) -> None:
         )
 
 
-@settings(max_examples=count_examples(6), deadline=None)
+@settings(max_examples=count_examples(4), deadline=None)
 @given(st.data())
 def test_search_bound_and_proof_agree_with_all_orders(data: st.DataObject) -> None:
     """What larger machines have: starts, moves, the bound of tiers, and CP-SAT's proof."""
@@ -78,7 +78,7 @@ def test_search_bound_and_proof_agree_with_all_orders(data: st.DataObject) -> No
         )
 
 
-@settings(max_examples=count_examples(25), deadline=None)
+@settings(max_examples=count_examples(12), deadline=None)
 @given(graphs(most=6, two_way=False, switches=4))
 def test_the_table_has_the_routers_routes(topology: Topology) -> None:
     table, routes = RouteTable(topology), routes_of(topology)

@@ -42,7 +42,7 @@ def count_sent(part: set[Member], axis: int, size: int, shape: str) -> Fraction:
     )
 
 
-@settings(max_examples=count_examples(50), deadline=None)
+@settings(max_examples=count_examples(20), deadline=None)
 @given(st.data())
 def test_no_part_sends_less_than_all_shapes(data: st.DataObject) -> None:
     across, along = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 8))

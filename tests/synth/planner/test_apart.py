@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import runpy
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +45,31 @@ def test_the_plan_is_that_of_this_process() -> None:
     assert found.cut_short == ()
 
 
-def test_an_error_arrives_as_the_same_class() -> None:
+class AnswersHere:
+    """In place of a planning process: its module, run by this one, which has all imports."""
+
+    returncode = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> AnswersHere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def communicate(self, request: bytes, timeout: float) -> tuple[bytes, None]:
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.setattr(sys, "stdin", io.StringIO(request.decode()))
+            patch.delitem(sys.modules, apart.__name__)
+            runpy.run_module(apart.__name__, run_name="__main__")
+        return said.getvalue().encode(), None
+
+
+def test_an_error_arrives_as_the_same_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", AnswersHere)
     links = tuple(x for x in RING.links if "gpu2" not in (x.src, x.dst))
     with pytest.raises(InfeasibleError, match="gpu2"):
         plan(Topology("apart", RING.devices, links))

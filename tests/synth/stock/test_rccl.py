@@ -88,7 +88,7 @@ def test_the_tuner_expects_less_of_chains_and_none_on_mi300() -> None:
 
 
 @given(st.integers(3, 7), st.data())
-@settings(max_examples=count_examples(10), deadline=None)
+@settings(max_examples=count_examples(5), deadline=None)
 def test_stock_channels_keep_within_the_links(gpus: int, data: st.DataObject) -> None:
     wires = data.draw(st.sets(st.sampled_from(sorted(mesh(gpus)))))
     host = model(machine(gpus, wires))

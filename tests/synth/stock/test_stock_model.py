@@ -27,6 +27,10 @@ MACHINES = (
     *("pairs2_1socket_amd", "pairs2_2socket_srp", "pcie10_cascade_gen4", "pcie7_4plus3_amd"),
     *("redstone_a100x4", "redstone_pair_dead", "rtx4090x8_2s_icx", "rtx5090x4_2socket_srp_gen5"),
 )
+LONG = (
+    *("pcie10_cascade_gen4", "oci_b300", "dgx1v_dead_0-1", "redstone_pair_dead"),
+    *("hgx_a100x8_gpu3_6links", "rtx4090x8_2s_icx"),
+)
 GRAPHS = (
     *("a100-one-bridge-missing", "dgx-a100", "dgx1", "ncv4-bridged", "oci-h100"),
     *("pcie-2socket", "pcie-3gpu", "pcie-8gpu-2socket"),
@@ -63,7 +67,7 @@ def host(*sockets: str, vendor: str = "AuthenticAMD") -> str:
 PAIRS = host(gpu(0, bridge(1)) + gpu(1, bridge(0)) + gpu(2, bridge(3)) + gpu(3, bridge(2)))
 
 
-@pytest.mark.parametrize("name", long_cases(MACHINES, "pcie10_cascade_gen4"))
+@pytest.mark.parametrize("name", long_cases(MACHINES, *LONG))
 def test_rates_and_pick_are_those_of_nccl(name: str, more_inputs: Callable[[str], Path]) -> None:
     with more_inputs("nccl_stock/stock.tsv").open() as file:
         row = next(r for r in csv.DictReader(file, delimiter="\t") if r["machine"] == name)
@@ -140,7 +144,7 @@ def test_broadcom_switches_are_merged_by_two_levels() -> None:
     }
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_channels_visit_all_gpus_and_fit_the_links(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.choice([2, 3, 4, 5, 6, 8])
@@ -202,6 +206,7 @@ def h100_box(gpus_with_nics: Sequence[int]) -> str:
             ((0, 1, 2, 4, 5), 128, 185.4),
             ((0, 1, 2, 4, 5, 6), 153.6, 202.3),
         ],
+        (0, 2, 4, 6),
         (0, 1, 2, 4, 5, 6),
     ),
 )
