@@ -32,10 +32,7 @@ def test_what_gloo_does_with_strided_tensors_is_made_right() -> None:
     [
         *product(["race"], ["dtype", "op", "size", "order"]),
         ("plan", "order"),
-        *(
-            pytest.param("plan", kind, marks=pytest.mark.long)
-            for kind in ("dtype", "op", "size")
-        ),
+        *(pytest.param("plan", kind, marks=pytest.mark.long) for kind in ("dtype", "op", "size")),
     ],
 )
 def test_a_rank_that_makes_another_call_is_named_by_all(kind: str, choose: str) -> None:

@@ -105,7 +105,7 @@ def test_a_full_mesh_has_a_path_through_each_helper(name: Any, size: int) -> Non
         ("dgx-a100", [2, 5], "rest", 300, 300),
         pytest.param(
             *("pcie-2socket", [0, 1, 4, 5, 6], "rest", 15, Fraction(76, 5)),
-            marks=pytest.mark.network,
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -107,7 +107,7 @@ MORE_HEALTHY = [
 
 @pytest.mark.parametrize(
     ("machine", "ranks", "collective", "gpu", "busbw"),
-    [*HEALTHY, *(pytest.param(*case, marks=pytest.mark.network) for case in MORE_HEALTHY)],
+    [*HEALTHY, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE_HEALTHY)],
 )
 def test_a_healthy_machine_is_left_alone(
     desk: Desk, machine: str, ranks: int, collective: str, gpu: str, busbw: float
