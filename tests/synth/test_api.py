@@ -259,7 +259,7 @@ def test_a_schedule_is_verified_by_itself() -> None:
         topoplan.verify(schedule, "path:4")
 
 
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(8))
 @given(graphs(switches=2))
 def test_a_machine_prints_as_one_line_and_describes_itself(machine: topoplan.Topology) -> None:
     assert len(repr(machine)) < 120 and "\n" not in repr(machine)
@@ -482,7 +482,7 @@ def test_names_that_a_strategy_may_not_have(name: str) -> None:
 
 @pytest.mark.usefixtures("own_strategies")
 @settings(
-    max_examples=count_examples(20),
+    max_examples=count_examples(8),
     suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture],
 )
 @given(machine=graphs(switches=2), cut=st.integers(0, 40))

@@ -76,7 +76,7 @@ def schedules(draw: st.DrawFn) -> tuple[tuple[Chunk, ...], Transfers]:
     return tuple(chunks), transfers.sorted() if draw(st.booleans()) else transfers
 
 
-@settings(max_examples=count_examples(25))
+@settings(max_examples=count_examples(10))
 @given(schedules())
 def test_any_schedule_reads_back_with_its_order(
     schedule: tuple[tuple[Chunk, ...], Transfers],
@@ -178,7 +178,7 @@ def test_rows_beside_columns_are_refused(also: str) -> None:
         Schedule.from_json(row)
 
 
-@settings(max_examples=count_examples(50), deadline=None)
+@settings(max_examples=count_examples(20), deadline=None)
 @given(st.data())
 def test_forged_columns_give_one_line_or_another_valid_plan(data: st.DataObject) -> None:
     raw = bytearray(inflate())

@@ -155,26 +155,26 @@ def least_s_per_GB(name: str, topology: Topology) -> float:
     return float(solved.fun)
 
 
-@settings(max_examples=count_examples(12))
+@settings(max_examples=count_examples(4))
 @given(machines(two_way=False))
 def test_allreduce_in_both_directions_is_the_best_of_all_trees(topology: Topology) -> None:
     assert_is_least("allreduce", topology)
 
 
-@settings(max_examples=count_examples(20))
+@settings(max_examples=count_examples(6))
 @given(machines())
 def test_allreduce_is_the_best_of_all_trees(topology: Topology) -> None:
     assert_is_least("allreduce", topology)
 
 
-@settings(max_examples=count_examples(12))
+@settings(max_examples=count_examples(4))
 @given(machines(two_way=False))
 def test_allgather_is_the_best_of_all_trees(topology: Topology) -> None:
     assert_is_least("allgather", topology)
 
 
 @pytest.mark.parametrize("name", [x for x in COLLECTIVES if x not in ("allreduce", "allgather")])
-@settings(max_examples=count_examples(4))
+@settings(max_examples=count_examples(2))
 @given(machines(most=4, two_way=False))
 def test_the_others_are_the_best_of_all_trees_and_paths(name: str, topology: Topology) -> None:
     assert_is_least(name, topology)
@@ -187,7 +187,7 @@ def assert_is_least(name: str, topology: Topology) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(max_examples=count_examples(4))
+@settings(max_examples=count_examples(2))
 @given(topology=st.one_of(machines(two_way=False), machines()))
 def test_packing_as_it_is_sent_reaches_the_bound(name: str, topology: Topology) -> None:
     plan = synthesize(on(name, topology), topology, "packing").plan

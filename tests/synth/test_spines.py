@@ -68,7 +68,7 @@ def test_bounds_are_those_of_one_spine(pair: tuple[Topology, Topology]) -> None:
         assert bound(on(name, apart), apart).algbw_GBps == bound(on(name, one), one).algbw_GBps
 
 
-@settings(max_examples=count_examples(4))
+@settings(max_examples=count_examples(2))
 @given(fabrics(), st.sampled_from(COLLECTIVES))
 def test_plans_fit_the_machine_as_drawn(pair: tuple[Topology, Topology], name: str) -> None:
     apart, one = pair
@@ -80,7 +80,7 @@ def test_plans_fit_the_machine_as_drawn(pair: tuple[Topology, Topology], name: s
     topoplan.verify(plan.schedules[0], apart)
 
 
-@pytest.mark.parametrize(("leaves", "spines"), [(2, 2), (2, 4), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("leaves", "spines"), [(2, 4), (4, 2)])
 def test_alltoall_under_full_bisection_reaches_the_bound(leaves: int, spines: int) -> None:
     plan = topoplan.synthesize("alltoall", full(leaves, 16 // leaves, spines))
     assert plan.bound_one_way.algbw_GBps == plan.bound.algbw_GBps == Fraction(80, 3)
