@@ -17,6 +17,7 @@ from typing import Any
 
 import patience
 import pytest
+from called import call_command
 from conftest import SLOW
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -151,7 +152,7 @@ def test_a_front_is_that_of_the_command_with_schedules_and_plans() -> None:
     """SCCL's k = 0 on a ring of 6; each row's schedule is verified and can be planned with."""
     front = topoplan.pareto("allgather", "ring:6", slack=0, time_limit_s=120)
     asked = ["--collective", "allgather", "--topology", "ring:6", "--pareto", "-k", "0", "--json"]
-    done = run_module("topoplan.cli.synth", *asked)
+    done = call_command("synth", *asked)
     out = json.loads(done.stdout)
     keys = [key for key in out["rows"][0] if key != "synthesis_s"]
     assert [{key: getattr(row, key) for key in keys} for row in front.rows] == [
@@ -272,8 +273,8 @@ def test_objects_print_as_one_line_and_describe_themselves_as_the_commands_do() 
     assert repr(topoplan.load("dgx1")) == "<Topology dgx1: 8 GPUs, 32 links>"
     for shown in (*plan.schedules, *plan.entries, plan.bound, plan.bound_one_way):
         assert len(repr(shown)) < 150 and "\n" not in repr(shown)
-    printed = run_module(
-        "topoplan.cli.synth",
+    printed = call_command(
+        "synth",
         "--collective",
         "allreduce",
         "--topology",

@@ -116,10 +116,14 @@ def test_trees_of_all_roots_make_way_for_a_slow_link(
     assert gap_of(found.plan) <= 0.01
 
 
-def test_allreduce_on_boxes_of_which_one_has_lost_a_gpu() -> None:
-    topology = degrade(preset("dgx-h100:4"), LOST)
+@pytest.mark.parametrize("each", [4, pytest.param(8, marks=pytest.mark.network)])
+def test_allreduce_on_boxes_of_which_one_has_lost_a_gpu(each: int) -> None:
+    """Of four boxes, all with all of their eight GPUs, or with half of them."""
+    gone = (rank for rank in range(4 * 8) if rank % 8 >= each or rank == 3)
+    topology = degrade(preset("dgx-h100:4"), Change(without_ranks=tuple(gone)))
     boxes = find_boxes(topology)
-    assert boxes is not None and boxes.rails == 8 and sorted(map(len, boxes.ranks)) == [7, 8, 8, 8]
+    assert boxes is not None and boxes.rails == each
+    assert sorted(map(len, boxes.ranks)) == [each - 1, each, each, each]
     found = synthesize(collective_on("allreduce", topology), topology, "packing")
     assert least_gap_of(found) <= 0.001
     assert gap_of(found.plan) <= 0.02

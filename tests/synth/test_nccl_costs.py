@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from launch import run_module
+from called import call_command
 
 from topoplan.synth.cost.affine import costs, costs_between_gpus
 from topoplan.synth.cost.host_costs import (
@@ -82,7 +82,7 @@ def test_the_output_says_which_costs_it_rests_on() -> None:
     asked = ("--collective", "allreduce", "--strategy", "direct", "--topology")
     assert (
         "host costs: not measured; typical of NCCL (6.6 us a step)"
-        in run_module("topoplan.cli.synth", *asked, "dgx-a100").stdout
+        in call_command("synth", *asked, "dgx-a100").stdout
     )
-    out = json.loads(run_module("topoplan.cli.synth", *asked, "switch:4", "--json").stdout)
+    out = json.loads(call_command("synth", *asked, "switch:4", "--json").stdout)
     assert out["host_costs"] == "not measured; none, the links' latencies alone"

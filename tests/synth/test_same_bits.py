@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import run_module, run_ranks
+from launch import run_ranks
 from played import Array, add_up, play
 from random_graphs import graphs, on
 from ranks import same_bits
@@ -225,16 +226,16 @@ def test_requests_that_cannot_be_met_say_why() -> None:
 def test_topo_synth_writes_one_and_topo_run_takes_no_other(tmp_path: Path) -> None:
     ask = ["--collective", "allreduce", "--topology", "switch:3", "--json"]
     path, other = tmp_path / "same.json", tmp_path / "usual.json"
-    done = run_module("topoplan.cli.synth", *ask, "--reproducible", "-o", str(path))
+    done = call_command("synth", *ask, "--reproducible", "-o", str(path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["reproducible"] == {"bracketing": "((0+1)+2)"}
     assert Plan.load(path).bracketing == "((0+1)+2)"
     ring = preset("ring:3")
     synthesize(collective_on("allreduce", ring), ring, "ring").plan.save(other)
-    done = run_module("topoplan.cli.synth", *ask, "--reproducible", "--bound-only")
+    done = call_command("synth", *ask, "--reproducible", "--bound-only")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--reproducible with --bound-only" in done.stderr
-    done = run_module("topoplan.cli.run", str(other), "--choose", "same-bits")
+    done = call_command("run", str(other), "--choose", "same-bits")
     assert done.returncode == 2
     assert (
         "is not reproducible: its schedules add in different bracketings; synthesize one with "

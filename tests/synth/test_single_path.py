@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import run_module
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 from thorough import count_examples
@@ -231,8 +231,15 @@ SUPERCHIPS = Topology(
             Fraction(54, 5),
             Fraction(54, 5),
         ),
-        ("smi/01-dgx1v-8xV100-mlx5x4_msccl-tools.txt", None, Fraction(3096, 35)),
-        ("nccl_xml/rccl/topo_8p_940.xml", None, Fraction(192)),
+        pytest.param(
+            "smi/01-dgx1v-8xV100-mlx5x4_msccl-tools.txt",
+            None,
+            Fraction(3096, 35),
+            marks=pytest.mark.network,
+        ),
+        pytest.param(
+            "nccl_xml/rccl/topo_8p_940.xml", None, Fraction(192), marks=pytest.mark.network
+        ),
         ("hwloc/nvidiaDGX2.xml", None, Fraction(80)),
     ],
 )
@@ -347,9 +354,7 @@ def test_topo_synth_prints_one_line_or_two(tmp_path: Path) -> None:
     path.write_text(SUPERCHIPS.dumps())
 
     def synth(topology: str, *args: str) -> str:
-        done = run_module(
-            "topoplan.cli.synth", "--collective", "allreduce", "--topology", topology, *args
-        )
+        done = call_command("synth", "--collective", "allreduce", "--topology", topology, *args)
         assert (done.returncode, done.stderr) == (0, "")
         return str(done.stdout)
 

@@ -291,7 +291,9 @@ def test_the_lower_envelope_is_the_minimum_at_every_size(
     assert at(costs[pieces[number][0]]) == min(at(c) for c in costs)
 
 
-@pytest.mark.parametrize("argument", long_cases(["mesh:2x3", "switch:4", "star:4"], "mesh:2x3", "star:4"))
+@pytest.mark.parametrize(
+    "argument", long_cases(["mesh:2x3", "switch:4", "star:4"], "mesh:2x3", "star:4")
+)
 def test_auto_is_never_slower_than_any_one_strategy(argument: str) -> None:
     topology = preset(argument)
     collective = collective_on("allreduce", topology)
