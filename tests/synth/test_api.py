@@ -86,6 +86,7 @@ def test_old_names_still_work_and_warn() -> None:
             assert getattr(topoplan, name)
 
 
+@pytest.mark.network  # long: a process that imports all anew
 def test_planning_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys, topoplan; p = topoplan.synthesize('allreduce', 'ring:3', 'ring'); "
@@ -458,18 +459,30 @@ def _send(request: topoplan.Request, send: topoplan.Send) -> list[topoplan.Sched
     ],
 )
 def test_what_is_wrong_with_a_strategy_is_one_line_with_its_name(
-    returned: registry.UserFunction,
-    error: type[Exception],
-    message: str,
-    caplog: pytest.LogCaptureFixture,
+    returned: registry.UserFunction, error: type[Exception], message: str
 ) -> None:
     topoplan.strategy("mine")(returned)
     with pytest.raises(error, match=rf"^strategy 'mine'.*{message}") as raised:
         topoplan.synthesize("allreduce", "path:3", "mine")
     assert "\n" not in str(raised.value)
-    # In auto it is no reason not to plan.
+
+
+@pytest.mark.usefixtures("own_strategies")
+@pytest.mark.parametrize(
+    ("returned", "is_said"),
+    [
+        (lambda request: 1 // 0, True),
+        (lambda request: _send(request, (0, 0, 9, 0, "copy")), True),
+        (lambda request: _send(request, (0, 0, 1, 0, "copy")), True),  # verified, and wrong
+        (lambda request: [], False),  # it has none for this machine
+    ],
+)
+def test_what_is_wrong_with_a_strategy_is_no_reason_for_auto_not_to_plan(
+    returned: registry.UserFunction, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    topoplan.strategy("mine")(returned)
     topoplan.synthesize("allreduce", "path:2").verify()
-    assert ("strategy 'mine'" in caplog.text) == (error is not topoplan.InfeasibleError)
+    assert ("strategy 'mine'" in caplog.text) == is_said
 
 
 @pytest.mark.usefixtures("own_strategies")

@@ -151,10 +151,8 @@ def test_certificates_that_are_none_are_refused(kind: str, certificate: dict[str
         # GB/s from each of three GPUs into a plain switch, and out of it to them; None where there
         # is no such link
         ("allreduce", [(1, 2), (1, 3), (1, 3)], Fraction(3, 4)),
-        ("allgather", [(1, 2), (1, 3), (1, 3)], Fraction(3, 2)),
         ("reduce-scatter", [(4, 2), (2, 2), (4, 1)], Fraction(5, 2)),
         ("broadcast", [(3, 2), (1, 4), (1, 4)], Fraction(5, 2)),
-        ("reduce", [(2, 3), (3, 1), (4, 1)], Fraction(5, 2)),
         ("broadcast", [(1, None), (None, 2), (None, 2)], Fraction(1, 2)),
         ("reduce", [(None, 1), (2, None), (2, None)], Fraction(1, 2)),
     ],

@@ -167,7 +167,13 @@ def test_prefixes_are_balanced() -> None:
             9,
         ),
         ("../inputs/nccl_graphs/oci-h100.topology.xml", Fraction(7416, 35), Fraction(7416, 35), 4),
-        ("nccl_xml/rccl/topo_8p_940.xml", Fraction(192), Fraction(192), 7),
+        pytest.param(
+            "nccl_xml/rccl/topo_8p_940.xml",
+            Fraction(192),
+            Fraction(192),
+            7,
+            marks=pytest.mark.network,
+        ),
     ],
 )
 def test_recorded_machines(
@@ -246,7 +252,7 @@ def test_auto_keeps_chains_where_they_may_win() -> None:
     """They stand among the alternatives that are raced on a host; on large machines packing at the
     bound leaves them out.
     """
-    small, large = preset("switch:4"), preset("switch:10")
+    small, large = preset("switch:4"), preset("switch:9")
     plan = synthesize(collective_on("allreduce", small), small).plan
     assert any(schedule.strategy == "chains" for schedule in plan.schedules)
     for machine, name in ((large, "allreduce"), (small, "allgather")):

@@ -86,7 +86,7 @@ def test_any_schedule_reads_back_with_its_order(
 
 
 def test_a_plan_for_many_ranks_reads_back_equal(tmp_path: Path) -> None:
-    wide = make("dgx-a100:9")  # several schedules
+    wide = make("mesh:5x13")  # several schedules
     wide.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again == wide and again.hash == wide.hash
@@ -133,7 +133,7 @@ def test_the_hash_is_the_same_whatever_zlib_writes() -> None:
     [
         (lambda: {"deflated": deflate(inflate()[:-1])}, "deflated: expected "),
         (lambda: {"deflated": deflate(inflate() + b"\0")}, "deflated: expected "),
-        (lambda: {"deflated": deflate(bytes(10**8))}, "deflated: expected "),
+        (lambda: {"deflated": deflate(bytes(10**8), 1)}, "deflated: expected "),
         (lambda: {"deflated": columns_of_wide()["deflated"][:-8]}, "deflated: expected "),
         (lambda: {"deflated": "@@@"}, "deflated: damaged: "),
         (lambda: {"deflated": "é"}, "deflated: damaged: "),

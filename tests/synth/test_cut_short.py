@@ -119,7 +119,7 @@ def test_a_plan_keeps_the_mark_of_its_bound_unless_it_reaches_the_bound(tmp_path
 
 
 def test_a_report_in_haste_has_no_bound_above_the_true_one_unmarked() -> None:
-    for section in gather_report(preset(TWO_BOXES), 0.5).sections:
+    for section in gather_report(preset(TWO_BOXES), 0.2).sections:
         assert section.bounds is not None
         truth = whole_bounds(TWO_BOXES, section.collective.name).single_path
         found = section.bounds.single_path
@@ -139,10 +139,10 @@ def test_the_command_marks_a_bound_in_text_and_json() -> None:
 
 def test_a_bound_of_a_huge_machine_keeps_its_time_limit() -> None:
     ended = call_command(
-        "synth", "allreduce", "full:1500", "--bound-only", "--time-limit", "0.5", "-v"
+        "synth", "allreduce", "full:1500", "--bound-only", "--time-limit", "1", "-v"
     )
     assert ended.returncode == TimeLimitError.exit_code
-    stopped = re.search(r"time limit of 0.5 s was over after ([\d,]+) steps of", ended.stderr)
+    stopped = re.search(r"time limit of 1 s was over after ([\d,]+) steps of", ended.stderr)
     assert stopped is not None and "building links" in ended.stderr
     assert int(stopped[1].replace(",", "")) < 1500 * 1499  # one of the first steps
 

@@ -161,7 +161,7 @@ def test_allreduce_in_both_directions_is_the_best_of_all_trees(topology: Topolog
     assert_is_least("allreduce", topology)
 
 
-@settings(max_examples=count_examples(6))
+@settings(max_examples=count_examples(4))
 @given(machines())
 def test_allreduce_is_the_best_of_all_trees(topology: Topology) -> None:
     assert_is_least("allreduce", topology)

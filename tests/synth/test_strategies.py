@@ -55,7 +55,7 @@ def build(
     return schedules
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 6, 7, 9])
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 7])
 @pytest.mark.parametrize("name", CLASSIC)
 def test_classic_schedules_are_right_for_any_number_of_ranks(name: str, n: int) -> None:
     build(name, preset(f"switch:{n}"), quick=True)
@@ -73,23 +73,26 @@ def test_greedy_is_right_on_direct_links(collective: str, argument: str) -> None
     build("greedy", preset(argument), collective)
 
 
-def test_greedy_comes_near_the_bound_on_large_meshes() -> None:
+@pytest.mark.parametrize(
+    ("argument", "most"),
+    [
+        pytest.param("mesh:8x8", Fraction(35, 1000), marks=pytest.mark.network),
+        ("torus:8x8", Fraction(8, 100)),
+    ],
+)
+def test_greedy_comes_near_the_bound_on_large_meshes(argument: str, most: Fraction) -> None:
     """Time of the steps over the cut bound, with one chunk per rank and with several.
 
     1.6 % on a mesh of 64 GPUs; 7.4 % on the torus (17 steps for 63 / 4), where 4 chunks take 63.
     """
-    for argument, most, most_parted in (
-        ("mesh:8x8", Fraction(35, 1000), Fraction(1, 100)),
-        ("torus:8x8", Fraction(8, 100), Fraction(1, 100)),
-    ):
-        topology = preset(argument)
-        needed = bound(collective_on("allgather", topology), topology).s_per_GB
-        single, *parted = (
-            1 - needed / bandwidth_s_per_GB(schedule, topology)
-            for schedule in build("greedy", topology, "allgather")
-        )
-        assert single <= most
-        assert min([single, *parted]) <= most_parted, argument
+    topology = preset(argument)
+    needed = bound(collective_on("allgather", topology), topology).s_per_GB
+    single, *parted = (
+        1 - needed / bandwidth_s_per_GB(schedule, topology)
+        for schedule in build("greedy", topology, "allgather")
+    )
+    assert single <= most
+    assert min([single, *parted]) <= Fraction(1, 100)
 
 
 def test_greedy_declines_switches_and_what_takes_too_long() -> None:
