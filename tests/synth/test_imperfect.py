@@ -144,8 +144,9 @@ def test_combs_are_spanning_trees_of_grids(grid: str, some: bool) -> None:
         assert len(comb.edges) == len(topology.ranks) - 1 and joined == set(topology.ranks)
 
 
+@pytest.mark.network  # long
 def test_combs_reach_the_bound_of_a_large_mesh() -> None:
-    topology = preset("mesh:10x10")
+    topology = preset("mesh:12x12")
     assert (
         gap_of(synthesize(collective_on("allreduce", topology), topology, "packing").plan) <= 0.001
     )
@@ -197,7 +198,7 @@ def test_cuts_around_groups_separate_gpus(topology: Topology) -> None:
 
 @pytest.mark.parametrize(
     ("GBps", "plain", "algbw"),
-    [("1", 1, "5/8"), ("4", 1, "1"), ("3/2", 2, "11/16")],
+    [("4", 1, "1"), ("3/2", 2, "11/16")],
 )
 def test_allreduce_is_solved_where_one_switch_of_several_computes(
     GBps: str, plain: int, algbw: str, tmp_path: Path
@@ -210,7 +211,7 @@ def test_allreduce_is_solved_where_one_switch_of_several_computes(
     assert Plan.load(tmp_path / "plan.json").bound == plan.bound
 
 
-@settings(max_examples=count_examples(6), deadline=None)
+@settings(max_examples=count_examples(3), deadline=None)
 @given(
     graphs(most=4, switches=2),
     st.sampled_from(["allreduce", "broadcast", "allgather", "alltoall"]),

@@ -106,7 +106,7 @@ def test_other_answers_are_refused(field: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-@settings(max_examples=count_examples(4), deadline=None)
+@settings(max_examples=count_examples(3), deadline=None)
 @given(graphs(most=4, switches=2))
 def test_what_is_possible_never_makes_the_bound_lower(topology: Topology) -> None:
     for answer in ABILITIES:
