@@ -76,7 +76,7 @@ def schedules(draw: st.DrawFn) -> tuple[tuple[Chunk, ...], Transfers]:
     return tuple(chunks), transfers.sorted() if draw(st.booleans()) else transfers
 
 
-@settings(max_examples=count_examples(25))
+@settings(max_examples=count_examples(10))
 @given(schedules())
 def test_any_schedule_reads_back_with_its_order(
     schedule: tuple[tuple[Chunk, ...], Transfers],
@@ -86,7 +86,7 @@ def test_any_schedule_reads_back_with_its_order(
 
 
 def test_a_plan_for_many_ranks_reads_back_equal(tmp_path: Path) -> None:
-    wide = make("dgx-a100:9")  # several schedules
+    wide = make("mesh:5x13")  # several schedules
     wide.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again == wide and again.hash == wide.hash
@@ -133,7 +133,7 @@ def test_the_hash_is_the_same_whatever_zlib_writes() -> None:
     [
         (lambda: {"deflated": deflate(inflate()[:-1])}, "deflated: expected "),
         (lambda: {"deflated": deflate(inflate() + b"\0")}, "deflated: expected "),
-        (lambda: {"deflated": deflate(bytes(10**8))}, "deflated: expected "),
+        (lambda: {"deflated": deflate(bytes(10**8), 1)}, "deflated: expected "),
         (lambda: {"deflated": columns_of_wide()["deflated"][:-8]}, "deflated: expected "),
         (lambda: {"deflated": "@@@"}, "deflated: damaged: "),
         (lambda: {"deflated": "é"}, "deflated: damaged: "),
@@ -178,7 +178,7 @@ def test_rows_beside_columns_are_refused(also: str) -> None:
         Schedule.from_json(row)
 
 
-@settings(max_examples=count_examples(50), deadline=None)
+@settings(max_examples=count_examples(20), deadline=None)
 @given(st.data())
 def test_forged_columns_give_one_line_or_another_valid_plan(data: st.DataObject) -> None:
     raw = bytearray(inflate())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from called import call_command
 from launch import Ended, run_command, run_module
 
 from topoplan.synth.numeric.effort import Effort
@@ -69,12 +70,12 @@ def test_a_second_request_in_one_process_gives_the_same_plan() -> None:
 
 def test_a_time_limit_that_strikes_is_said() -> None:
     asked = arguments("mesh:6x6", "--time-limit", "0.01")
-    out = result(run_module(MODULE, *asked, "--json"))
+    out = result(call_command("synth", *asked, "--json"))
     assert out["search_complete"] is False
     assert out["verified"] is True
     assert (
         "search cut short by --time-limit; the gap may be loose"
-        in run_module(MODULE, *asked).stdout
+        in call_command("synth", *asked).stdout
     )
 
 

@@ -49,7 +49,7 @@ def test_the_front_of_allgather_on_dgx1() -> None:
             assert len(row.schedule.chunks) == 8 * row.chunks
 
 
-@pytest.mark.parametrize("triple", [(3, 2, 4), (5, 2, 7), (7, 2, 10), (6, 2, 7)])
+@pytest.mark.parametrize("triple", [(3, 2, 4), (7, 2, 10), (6, 2, 7)])
 def test_the_solver_agrees_that_the_rows_below_the_front_are_infeasible(
     triple: tuple[int, int, int],
 ) -> None:
@@ -95,7 +95,6 @@ def test_z52_has_a_front_of_one_row() -> None:
     ("machine", "name", "slack", "ends"),
     [
         ("ring:6", "allgather", 0, [(1, 3, 3), (2, 5, 5)]),
-        ("mesh:2x3", "allgather", 0, [(1, 3, 3), (2, 5, 5)]),
         ("dgx1", "alltoall", 5, [(1, 2, 3), (3, 3, 8)]),
     ],
 )
@@ -117,10 +116,16 @@ def test_fronts_of_k_synchronous_schedules(
     ("name", "triple", "feasible"),
     [
         ("allgather", (1, 2, 2), True),
-        ("allgather", (6, 7, 7), True),  # the ends of SCCL's front for k = 0
+        # the end of SCCL's front for k = 0
+        pytest.param("allgather", (6, 7, 7), True, marks=pytest.mark.long),
         ("broadcast", (6, 3, 3), True),
+<<<<<<< HEAD
         ("broadcast", (12, 4, 4), True),
         pytest.param("broadcast", (18, 5, 5), True, marks=pytest.mark.long),
+=======
+        pytest.param("broadcast", (12, 4, 4), True, marks=pytest.mark.long),
+        pytest.param("broadcast", (18, 5, 5), True, marks=pytest.mark.long),
+>>>>>>> trim-synth
         ("broadcast", (8, 3, 3), False),
         ("reduce", (6, 3, 3), True),
         ("gather", (6, 3, 7), True),
@@ -128,9 +133,7 @@ def test_fronts_of_k_synchronous_schedules(
         ("reduce-scatter", (6, 3, 7), True),
         ("reduce-scatter", (6, 2, 7), False),
         ("alltoall", (1, 2, 2), False),
-        ("alltoall", (1, 3, 3), True),
         ("alltoall", (3, 2, 8), True),
-        ("alltoall", (3, 3, 8), True),
     ],
 )
 def test_rows_of_the_other_collectives(

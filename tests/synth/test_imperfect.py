@@ -77,8 +77,8 @@ def mixed_switches(GBps: Fraction, plain: int = 1, each: int = 4) -> Topology:
 @pytest.mark.parametrize(
     ("machine", "change", "GBps"),
     [
-        ("dgx-a100:16", SLOW, Fraction(79, 3)),
-        ("dgx-h100:16", LOST, Fraction(635, 12)),
+        pytest.param("dgx-a100:16", SLOW, Fraction(79, 3), marks=pytest.mark.long),
+        pytest.param("dgx-h100:16", LOST, Fraction(635, 12), marks=pytest.mark.long),
         ("dgx-a100:3", SLOW, Fraction(395, 9)),
     ],
 )
@@ -116,10 +116,14 @@ def test_trees_of_all_roots_make_way_for_a_slow_link(
     assert gap_of(found.plan) <= 0.01
 
 
-def test_allreduce_on_boxes_of_which_one_has_lost_a_gpu() -> None:
-    topology = degrade(preset("dgx-h100:4"), LOST)
+@pytest.mark.parametrize("each", [4, pytest.param(8, marks=pytest.mark.long)])
+def test_allreduce_on_boxes_of_which_one_has_lost_a_gpu(each: int) -> None:
+    """Of four boxes, all with all of their eight GPUs, or with half of them."""
+    gone = (rank for rank in range(4 * 8) if rank % 8 >= each or rank == 3)
+    topology = degrade(preset("dgx-h100:4"), Change(without_ranks=tuple(gone)))
     boxes = find_boxes(topology)
-    assert boxes is not None and boxes.rails == 8 and sorted(map(len, boxes.ranks)) == [7, 8, 8, 8]
+    assert boxes is not None and boxes.rails == each
+    assert sorted(map(len, boxes.ranks)) == [each - 1, each, each, each]
     found = synthesize(collective_on("allreduce", topology), topology, "packing")
     assert least_gap_of(found) <= 0.001
     assert gap_of(found.plan) <= 0.02
@@ -140,6 +144,7 @@ def test_combs_are_spanning_trees_of_grids(grid: str, some: bool) -> None:
         assert len(comb.edges) == len(topology.ranks) - 1 and joined == set(topology.ranks)
 
 
+@pytest.mark.long
 def test_combs_reach_the_bound_of_a_large_mesh() -> None:
     topology = preset("mesh:12x12")
     assert (
@@ -154,7 +159,7 @@ def test_the_machine_that_a_damaged_one_would_be() -> None:
     assert mend(whole) is None and mend(preset("dgx1")) is None
 
 
-@settings(max_examples=count_examples(8), deadline=None)
+@settings(max_examples=count_examples(4), deadline=None)
 @given(graphs(most=6, switches=2), st.sampled_from(["alltoall", "allgather"]))
 def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, name: str) -> None:
     collective = collective_on(name, topology)
@@ -184,7 +189,7 @@ def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, nam
             assert sum(route is None for route in tree.down) == 1 and tree.down[tree.root] is None
 
 
-@settings(max_examples=count_examples(15), deadline=None)
+@settings(max_examples=count_examples(6), deadline=None)
 @given(graphs(most=6, switches=2))
 def test_cuts_around_groups_separate_gpus(topology: Topology) -> None:
     for inside in find_narrow_groups(topology):
@@ -193,7 +198,7 @@ def test_cuts_around_groups_separate_gpus(topology: Topology) -> None:
 
 @pytest.mark.parametrize(
     ("GBps", "plain", "algbw"),
-    [("1", 1, "5/8"), ("3", 1, "7/8"), ("4", 1, "1"), ("3/2", 2, "11/16")],
+    [("4", 1, "1"), ("3/2", 2, "11/16")],
 )
 def test_allreduce_is_solved_where_one_switch_of_several_computes(
     GBps: str, plain: int, algbw: str, tmp_path: Path
@@ -206,7 +211,7 @@ def test_allreduce_is_solved_where_one_switch_of_several_computes(
     assert Plan.load(tmp_path / "plan.json").bound == plan.bound
 
 
-@settings(max_examples=count_examples(6), deadline=None)
+@settings(max_examples=count_examples(3), deadline=None)
 @given(
     graphs(most=4, switches=2),
     st.sampled_from(["allreduce", "broadcast", "allgather", "alltoall"]),
@@ -250,13 +255,15 @@ def test_prices_of_computing_switches_are_refused_unless_all_are_joined(
 
 
 def test_explain_says_which_links_help_only_together() -> None:
-    topology = preset("dgx-a100:2")
+    # Two boxes of four GPUs.
+    gone = (4, 5, 6, 7, 12, 13, 14, 15)
+    topology = degrade(preset("dgx-a100:2"), Change(without_ranks=gone))
     collective = collective_on("allgather", topology)
     explained = explain(collective, Router(topology), bound(collective, topology), [], Effort(20.0))
     assert explained.levers and not any(x.helps_alone for x in explained.levers)
     assert all(x.wider_GBps == bound(collective, topology).algbw_GBps for x in explained.levers)
     assert all(
-        x.peers == 16 and (x.together_GBps or 0) > (x.wider_GBps or 0) for x in explained.levers
+        x.peers == 8 and (x.together_GBps or 0) > (x.wider_GBps or 0) for x in explained.levers
     )
 
 

@@ -10,8 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from called import call_command
 from hypothesis import given, settings
-from launch import run_module
 from random_graphs import graphs
 from thorough import count_examples
 
@@ -106,7 +106,7 @@ def test_other_answers_are_refused(field: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-@settings(max_examples=count_examples(10), deadline=None)
+@settings(max_examples=count_examples(3), deadline=None)
 @given(graphs(most=4, switches=2))
 def test_what_is_possible_never_makes_the_bound_lower(topology: Topology) -> None:
     for answer in ABILITIES:
@@ -128,29 +128,23 @@ def test_what_is_possible_never_makes_the_bound_lower(topology: Topology) -> Non
 
 def test_the_commands_print_both_bounds_and_what_they_rest_on(tmp_path: Path) -> None:
     asked = ("--collective", "allreduce", "--topology", "dgx-h100", "--bound-only")
-    shown = run_module("topoplan.cli.synth", *asked).stdout
+    shown = call_command("synth", *asked).stdout
     assert "at most 257.1" in shown and "no switch adds or copies; nvswitch0 could add" in shown
     assert "the bound is 450 GB/s algbw" in shown
     plan = tmp_path / "plan.json"
-    done = run_module(
-        "topoplan.cli.synth", *asked[:-1], "--strategy", "direct", "--json", "-o", str(plan)
-    )
+    done = call_command("synth", *asked[:-1], "--strategy", "direct", "--json", "-o", str(plan))
     out = json.loads(done.stdout)
     assert (
         out["bound_in_network"]["algbw_GBps"] == 450
         and out["bound_assumes"] == "no switch adds or copies"
     )
     assert out["bound"]["algbw_GBps"] == pytest.approx(1800 / 7)
-    assert (
-        "could add" in run_module("topoplan.cli.synth", *asked[:-1], "--strategy", "direct").stdout
-    )
+    assert "could add" in call_command("synth", *asked[:-1], "--strategy", "direct").stdout
     out = json.loads(
-        run_module(
-            "topoplan.cli.synth", *asked[:2], "--topology", "dgx-a100", "--bound-only", "--json"
-        ).stdout
+        call_command("synth", *asked[:2], "--topology", "dgx-a100", "--bound-only", "--json").stdout
     )
     assert "bound_in_network" not in out
-    assert "sums in nvswitch0: possible" in run_module("topoplan.cli.probe", "dgx-h100").stdout
+    assert "sums in nvswitch0: possible" in call_command("probe", "dgx-h100").stdout
 
 
 def test_what_moves_only_gains_nothing() -> None:

@@ -216,7 +216,7 @@ def test_numbers_that_no_plan_holds_are_refused() -> None:
         Plan.loads(text)
 
 
-@settings(max_examples=count_examples(150))
+@settings(max_examples=count_examples(50))
 @given(st.data())
 def test_any_flipped_character_is_noticed(data: st.DataObject) -> None:
     text = json.dumps(PLAN.to_json())

@@ -161,14 +161,14 @@ def replayed(schedule: Schedule, numel: int, inputs: list[Array]) -> list[Array]
     return out
 
 
-IN_PLACE = list(ALLREDUCES)
-
-
-@pytest.mark.parametrize("rounds", [False, True], ids=["flow", "rounds"])
-@pytest.mark.parametrize("cut", ["whole", "x3", "/3"])
-@pytest.mark.parametrize("name", IN_PLACE)
-@settings(max_examples=count_examples(2))
-@given(numel=st.one_of(st.sampled_from([1, 2, 7]), st.integers(8, 900)), seed=st.integers(0, 10**6))
+@pytest.mark.parametrize("name", list(ALLREDUCES))
+@settings(max_examples=count_examples(4))
+@given(
+    cut=st.sampled_from(["whole", "x3", "/3"]),
+    rounds=st.booleans(),
+    numel=st.one_of(st.sampled_from([1, 2, 7]), st.integers(8, 900)),
+    seed=st.integers(0, 10**6),
+)
 def test_ranks_end_with_what_the_rules_say_and_nothing_is_lost(
     name: str, cut: str, rounds: bool, numel: int, seed: int
 ) -> None:
@@ -186,7 +186,11 @@ def test_ranks_end_with_what_the_rules_say_and_nothing_is_lost(
         )  # all in multiples of 1/64: exact
 
 
-@pytest.mark.parametrize("name", list(OTHERS))
+# Each collective once; those of exact synthesis take longer to find than to play.
+HANDED_ON = [name for name in OTHERS if name.startswith("packed")]
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
 @settings(max_examples=count_examples(2))
 @given(part=st.integers(1, 60), seed=st.integers(0, 10**6))
 def test_what_is_only_handed_on_is_rounded_once(name: str, part: int, seed: int) -> None:

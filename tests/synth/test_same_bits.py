@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import run_module, run_ranks
+from launch import run_ranks
 from played import Array, add_up, play
 from random_graphs import graphs, on
 from ranks import same_bits
@@ -103,7 +104,7 @@ def test_10000_generated_cases_have_the_bits_of_the_bracketing(name: str) -> Non
     """
     cases = 0
 
-    @settings(max_examples=count_examples(10), deadline=None)
+    @settings(max_examples=count_examples(4), deadline=None)
     @given(topology=graphs(most=5, switches=2), seed=st.integers(0, 10**6))
     def check(topology: Topology, seed: int) -> None:
         nonlocal cases
@@ -124,7 +125,7 @@ def test_10000_generated_cases_have_the_bits_of_the_bracketing(name: str) -> Non
             assert sorted(list_leaves(parse_bracket(text))) == list(range(collective.ranks))
             variants = list_variants(schedules, topology)
             for variant in chance.sample(variants, min(3, len(variants))):
-                numel = chance.choice([0, 1, 7, chance.randrange(2000)]) * collective.ranks
+                numel = chance.choice([0, 1, 7, chance.randrange(1000, 4000)]) * collective.ranks
                 for batched in (False, True):
                     assert count_differing(variant, text, numel, seed, batched=batched) == 0
                     cases += numel
@@ -173,9 +174,7 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize("collective", ADDING)
 def test_on_switches_it_costs_next_to_nothing(collective: str) -> None:
-    for topology in (
-        ("dgx-a100", "dgx-a100:2", "pcie-2socket") if collective == "allreduce" else ("dgx-a100",)
-    ):
+    for topology in ("dgx-a100:2", "pcie-2socket") if collective == "allreduce" else ("dgx-a100",):
         found = make(topology, collective)
         least = min(
             bandwidth_s_per_GB(replace(schedule.uncut, segments=2), found.topology)
@@ -225,16 +224,16 @@ def test_requests_that_cannot_be_met_say_why() -> None:
 def test_topo_synth_writes_one_and_topo_run_takes_no_other(tmp_path: Path) -> None:
     ask = ["--collective", "allreduce", "--topology", "switch:3", "--json"]
     path, other = tmp_path / "same.json", tmp_path / "usual.json"
-    done = run_module("topoplan.cli.synth", *ask, "--reproducible", "-o", str(path))
+    done = call_command("synth", *ask, "--reproducible", "-o", str(path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["reproducible"] == {"bracketing": "((0+1)+2)"}
     assert Plan.load(path).bracketing == "((0+1)+2)"
     ring = preset("ring:3")
     synthesize(collective_on("allreduce", ring), ring, "ring").plan.save(other)
-    done = run_module("topoplan.cli.synth", *ask, "--reproducible", "--bound-only")
+    done = call_command("synth", *ask, "--reproducible", "--bound-only")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--reproducible with --bound-only" in done.stderr
-    done = run_module("topoplan.cli.run", str(other), "--choose", "same-bits")
+    done = call_command("run", str(other), "--choose", "same-bits")
     assert done.returncode == 2
     assert (
         "is not reproducible: its schedules add in different bracketings; synthesize one with "

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from launch import run_module
+from called import call_command
 
 import topoplan
 from topoplan.synth.plan import Plan
@@ -116,12 +116,12 @@ def test_only_plans_for_all_gpus_have_spares() -> None:
 
 def test_the_command_lists_what_each_loss_leaves(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    args = ["topoplan.cli.synth", "allreduce", "path:3", "--spare", "links"]
-    done = run_module(*args, "--json", "-o", str(path))
+    args = ["synth", "allreduce", "path:3", "--spare", "links"]
+    done = call_command(*args, "--json", "-o", str(path))
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["spares"]
     assert [row["disconnects"] for row in rows] == [True, True]
     assert not Plan.load(path).spares
-    done = run_module(*args, "--bound-only")
+    done = call_command(*args, "--bound-only")
     assert done.returncode == 2
     assert "--bound-only with --spare links: spares are for plans" in done.stderr

@@ -68,7 +68,7 @@ def test_bounds_are_those_of_one_spine(pair: tuple[Topology, Topology]) -> None:
         assert bound(on(name, apart), apart).algbw_GBps == bound(on(name, one), one).algbw_GBps
 
 
-@settings(max_examples=count_examples(4))
+@settings(max_examples=count_examples(2))
 @given(fabrics(), st.sampled_from(COLLECTIVES))
 def test_plans_fit_the_machine_as_drawn(pair: tuple[Topology, Topology], name: str) -> None:
     apart, one = pair
@@ -80,7 +80,7 @@ def test_plans_fit_the_machine_as_drawn(pair: tuple[Topology, Topology], name: s
     topoplan.verify(plan.schedules[0], apart)
 
 
-@pytest.mark.parametrize(("leaves", "spines"), [(2, 2), (2, 4), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("leaves", "spines"), [(2, 4), (4, 2)])
 def test_alltoall_under_full_bisection_reaches_the_bound(leaves: int, spines: int) -> None:
     plan = topoplan.synthesize("alltoall", full(leaves, 16 // leaves, spines))
     assert plan.bound_one_way.algbw_GBps == plan.bound.algbw_GBps == Fraction(80, 3)
@@ -90,7 +90,7 @@ def test_alltoall_under_full_bisection_reaches_the_bound(leaves: int, spines: in
 def test_every_collective_reaches_the_bound_of_one_spine() -> None:
     for name in COLLECTIVES:
         plan = topoplan.synthesize(
-            on(name, full(2, 4, 2)), full(2, 4, 2), "packing", time_limit_s=10
+            on(name, full(2, 2, 2)), full(2, 2, 2), "packing", time_limit_s=10
         )
         assert min(map(plan.gap_of, plan.entries)) == 0, name
 
@@ -139,9 +139,9 @@ def test_plans_from_the_drawn_file_run_with_the_drawn_file(tmp_path: Path) -> No
     from topoplan.cli.running.options import load_plans
 
     path, out = tmp_path / "fabric.json", str(tmp_path / "plan.json")
-    path.write_text(full(2, 2, 2).dumps())
+    path.write_text(full(2, 1, 2).dumps())
     topoplan.synthesize("allreduce", path, "packing").save(out)
     # what topo-run does with --topology
     asked = Namespace(plans=[out], topology=str(path), calibrate=False, trace=None)
     assert load_plans(asked)
-    run_ranks(collectives.same_bits, 4, [out])
+    run_ranks(collectives.same_bits, 2, [out])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import chain, combinations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from thorough import count_examples
 
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
 from topoplan.synth.numeric.steiner import MAX_TERMINALS, SteinerTrees
@@ -30,6 +31,7 @@ def brute_force(price: NDArray[np.int64], terminals: list[int], root: int) -> in
     return min(costs)
 
 
+@settings(max_examples=count_examples(25))
 @given(st.data())
 def test_trees_are_the_cheapest_and_reach_the_terminals(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 6))

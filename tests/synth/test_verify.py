@@ -146,7 +146,7 @@ def mutants(draw: st.DrawFn) -> tuple[Schedule, Topology]:
     return replace(schedule, transfers=Transfers.of(sorted(rows, key=lambda t: t.step))), topology
 
 
-@settings(max_examples=count_examples(200))
+@settings(max_examples=count_examples(80))
 @given(mutants())
 def test_every_mutant_that_changes_the_result_is_refused(case: tuple[Schedule, Topology]) -> None:
     mutant, topology = case

@@ -75,7 +75,7 @@ def best(result: Synthesis) -> Schedule:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(max_examples=count_examples(3))
+@settings(max_examples=count_examples(2))
 @given(topology=graphs(most=5, two_way=False, switches=2))
 def test_packing_is_at_the_bound_on_uneven_machines_with_switches(
     name: str, topology: Topology
@@ -86,7 +86,7 @@ def test_packing_is_at_the_bound_on_uneven_machines_with_switches(
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(max_examples=count_examples(4))
+@settings(max_examples=count_examples(2))
 @given(
     st.dictionaries(
         st.sampled_from([(a, b) for a in "gGhHs" for b in "gGhHs" if a != b]),
@@ -166,7 +166,7 @@ def free_roots_optimum(topology: Topology) -> float:
     return -float(found.fun)
 
 
-@settings(max_examples=count_examples(10))
+@settings(max_examples=count_examples(4))
 @given(graphs(most=4, two_way=False, switches=1))
 def test_allreduce_on_uneven_links_is_the_flow_optimum(topology: Topology) -> None:
     assert float(bound(on("allreduce", topology), topology).algbw_GBps) == pytest.approx(
@@ -206,7 +206,7 @@ def test_no_gossip_is_cheaper_than_an_in_tree_and_an_out_tree(n: int) -> None:
     trees of one root.
     """
     rng = random.Random(n)
-    for _ in range({2: 20, 3: 200, 4: 15}[n]):
+    for _ in range({2: 20, 3: 80, 4: 5}[n]):
         price = np.array([[rng.randint(0, 9) for _ in range(n)] for _ in range(n)])
 
         def out_tree(matrix: np.ndarray, root: int) -> int:
@@ -222,14 +222,10 @@ def test_no_gossip_is_cheaper_than_an_in_tree_and_an_out_tree(n: int) -> None:
     ("argument", "rate"),
     [
         ("dgx1", Fraction(600, 7)),
-        ("mesh:3x3", Fraction(3, 2)),
-        ("mesh:4x4", Fraction(8, 5)),
         ("mesh:5x5", Fraction(5, 3)),
-        ("mesh:8x8", Fraction(16, 9)),
         ("path:8", Fraction(1)),
         ("star:5", Fraction(1)),
         ("pcie-2socket", Fraction(96, 7)),
-        ("dgx-a100", Fraction(1200, 7)),
         ("dgx-a100:2", Fraction(520, 3)),
         ("dgx-a100:4", Fraction(400, 3)),
         pytest.param("dgx-a100:16", Fraction(320, 3), marks=pytest.mark.long),
@@ -349,9 +345,15 @@ def test_alltoall_paths_are_at_the_multicommodity_flow(argument: str, rate: Frac
 @pytest.mark.parametrize(
     ("argument", "most_gap", "trees", "depth"),
     [
+<<<<<<< HEAD
         ("dgx-a100:4", Fraction(0), 32, 4),
         pytest.param("dgx-a100:16", Fraction(7, 100), 16, 10, marks=pytest.mark.long),
         ("mesh:8x8", Fraction(0), 16, None),
+=======
+        pytest.param("dgx-a100:4", Fraction(0), 32, 4, marks=pytest.mark.long),
+        pytest.param("dgx-a100:16", Fraction(7, 100), 16, 10, marks=pytest.mark.long),
+        ("mesh:5x5", Fraction(0), 10, None),
+>>>>>>> trim-synth
         ("dgx1", Fraction(3, 100), 9, 4),
     ],
 )
@@ -390,7 +392,7 @@ def test_limits_that_nothing_meets_are_infeasible_with_what_there_is() -> None:
 
 def test_shares_are_small_fractions() -> None:
     for argument, denominator in (
-        ("mesh:8x8", 16),
+        ("mesh:5x5", 10),
         ("dgx1", 24),
         ("dgx-a100:4", 32),
         ("dgx-a100:2", 1456),
@@ -398,7 +400,7 @@ def test_shares_are_small_fractions() -> None:
         assert max(c.share.denominator for c in best(pack_preset(argument)).chunks) <= denominator
 
 
-@settings(max_examples=count_examples(30))
+@settings(max_examples=count_examples(12))
 @given(st.data())
 def test_rounded_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
@@ -435,7 +437,7 @@ def radius(tree: set[int], ends: list[tuple[int, int]]) -> int:
     return int(nx.radius(nx.Graph([ends[e] for e in tree])))
 
 
-@settings(max_examples=count_examples(10))
+@settings(max_examples=count_examples(4))
 @given(graphs(most=8), st.integers(1, 5))
 def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int) -> None:
     """floor(u X) trees exist where links may be used u times their bandwidth (Nash-Williams), and
@@ -463,7 +465,7 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     assert spanning_trees(len(graph.names), ends, most, count + 1, Effort(60)) is None
 
 
-@settings(max_examples=count_examples(40))
+@settings(max_examples=count_examples(15))
 @given(st.integers(2, 7), st.data())
 def test_cheapest_out_trees_are_those_of_networkx(n: int, data: st.DataObject) -> None:
     price = np.array([[data.draw(st.integers(0, 20)) for _ in range(n)] for _ in range(n)])
@@ -481,7 +483,7 @@ def test_cheapest_out_trees_are_those_of_networkx(n: int, data: st.DataObject) -
         )
 
 
-@settings(max_examples=count_examples(25))
+@settings(max_examples=count_examples(10))
 @given(graphs(most=6, switches=3))
 def test_cheapest_trees_are_minimum_spanning_trees_of_the_metric(topology: Topology) -> None:
     graph = PairGraph(topology)
@@ -590,10 +592,11 @@ def test_256_gpus_are_planned_for() -> None:
     assert gap(result) <= Fraction(2, 100)
 
 
-def test_a_large_torus_gathers_within_a_thousandth() -> None:
-    topology = preset("torus:16x16")
+@pytest.mark.parametrize("side", [8, pytest.param(16, marks=pytest.mark.long)])
+def test_a_torus_gathers_with_a_tree_a_gpu_near_the_bound(side: int) -> None:
+    topology, gpus = preset(f"torus:{side}x{side}"), side * side
     result = pack(topology, "allgather")
-    assert gap(result) <= Fraction(5, 1000)
+    assert gap(result) <= Fraction(1, gpus)
     schedule = best(result)
-    assert (schedule.trees, len(schedule.transfers)) == (256, 256 * 255)
+    assert (schedule.trees, len(schedule.transfers)) == (gpus, gpus * (gpus - 1))
     assert 1 / bandwidth_s_per_GB(schedule, topology) <= result.plan.bound.algbw_GBps
