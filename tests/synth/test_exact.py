@@ -119,13 +119,8 @@ def test_fronts_of_k_synchronous_schedules(
         # the end of SCCL's front for k = 0
         pytest.param("allgather", (6, 7, 7), True, marks=pytest.mark.long),
         ("broadcast", (6, 3, 3), True),
-<<<<<<< HEAD
-        ("broadcast", (12, 4, 4), True),
-        pytest.param("broadcast", (18, 5, 5), True, marks=pytest.mark.long),
-=======
         pytest.param("broadcast", (12, 4, 4), True, marks=pytest.mark.long),
         pytest.param("broadcast", (18, 5, 5), True, marks=pytest.mark.long),
->>>>>>> trim-synth
         ("broadcast", (8, 3, 3), False),
         ("reduce", (6, 3, 3), True),
         ("gather", (6, 3, 7), True),

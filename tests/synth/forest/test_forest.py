@@ -345,15 +345,9 @@ def test_alltoall_paths_are_at_the_multicommodity_flow(argument: str, rate: Frac
 @pytest.mark.parametrize(
     ("argument", "most_gap", "trees", "depth"),
     [
-<<<<<<< HEAD
-        ("dgx-a100:4", Fraction(0), 32, 4),
-        pytest.param("dgx-a100:16", Fraction(7, 100), 16, 10, marks=pytest.mark.long),
-        ("mesh:8x8", Fraction(0), 16, None),
-=======
         pytest.param("dgx-a100:4", Fraction(0), 32, 4, marks=pytest.mark.long),
         pytest.param("dgx-a100:16", Fraction(7, 100), 16, 10, marks=pytest.mark.long),
         ("mesh:5x5", Fraction(0), 10, None),
->>>>>>> trim-synth
         ("dgx1", Fraction(3, 100), 9, 4),
     ],
 )
