@@ -26,6 +26,7 @@ from topoplan.runtime.players.in_order import PlayerInOrder
 from topoplan.runtime.program.contract import AWAIT, LOCAL, RECEIVE, Operation, PlayError
 from topoplan.runtime.program.instructions import Await, Post, Program, Span
 from topoplan.runtime.ranks.set_up import set_up_in_time
+from topoplan.runtime.ranks.control import Control
 from topoplan.runtime.ranks.transport import Transport
 
 
@@ -141,7 +142,7 @@ def not_everybody_sets_up(path: str) -> str | None:
 def dies_in_a_race(path: str, function: str, number: int) -> str | None:
     communicator = Communicator(path, timeout=patience.deadline(4))
     if dist.get_rank() == 1:
-        die_at_call(Transport, function, number)
+        die_at_call(Control if function == "exchange" else Transport, function, number)
     survive(lambda: communicator.allreduce(torch.ones(1000)))
 
 

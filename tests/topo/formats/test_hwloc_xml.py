@@ -880,7 +880,7 @@ def assert_refused_in_one_line(text: str, says: str) -> None:
         ),
         (
             f"<topology>{obj('System', *[obj('Machine')] * 50_000)}</topology>",
-            "holds 5000 machines; more than 512",
+            "holds 50000 machines; more than 512",
         ),
         (topology(package(0, *(osdev(f"nvml{i}", 5) for i in range(5000)))), "has 5000 GPUs"),
     ],
