@@ -25,8 +25,8 @@ from topoplan.runtime.measuring.calibrate import calibrate
 from topoplan.runtime.players.in_order import PlayerInOrder
 from topoplan.runtime.program.contract import AWAIT, LOCAL, RECEIVE, Operation, PlayError
 from topoplan.runtime.program.instructions import Await, Post, Program, Span
-from topoplan.runtime.ranks.set_up import set_up_in_time
 from topoplan.runtime.ranks.control import Control
+from topoplan.runtime.ranks.set_up import set_up_in_time
 from topoplan.runtime.ranks.transport import Transport
 
 
