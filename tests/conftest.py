@@ -18,6 +18,7 @@ from needs import list_unexpected_skips, why_unmet
 from thorough import VARIABLE, count_examples
 
 from topoplan.extras import BY_NAME
+from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
@@ -148,7 +149,7 @@ def more_inputs() -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The path of a plan: `plans("ring:4")`, `plans("switch:4", "allreduce", "direct", root=1)`;
-    synthesized once.
+    synthesized once. It has costs of the host, so that topo-run need not measure them.
     """
     # Workers share their session's folder: a plan that two of them make is the same, and written
     # whole.
@@ -165,7 +166,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     ) -> str:
         path = folder / f"{topology}-{collective}-{strategy}-{root}.json".replace(":", "_")
         if not path.exists():
-            machine = preset(topology)
+            machine = with_host(preset(topology), HostCosts())
             wanted = collective_on(collective, machine)
             wanted = wanted if root is None else replace(wanted, root=root)
             synthesize(wanted, machine, strategy, 20).plan.save(path, overwrite=True)

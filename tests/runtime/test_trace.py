@@ -29,6 +29,7 @@ from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.pictures.chrome_trace import write_plan_trace
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.report.stock import build_ring
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
@@ -95,9 +96,10 @@ def test_topo_synth_writes_the_trace_of_its_schedule(tmp_path: Path) -> None:
     assert "--force" in refused.stderr
 
 
-def test_the_last_event_ends_when_the_plan_says(plans: Callable[..., str]) -> None:
+def test_the_last_event_ends_when_the_plan_says() -> None:
     for name, strategy in (("dgx1", "packing"), ("switch:4", "auto")):
-        plan = Plan.load(plans(name, "allreduce", strategy))
+        machine = preset(name)
+        plan = synthesize(collective_on("allreduce", machine), machine, strategy).plan
         for size in (1 << 12, 1 << 22, 1 << 26):
             entry = plan.entry_for(size)
             events = read_trace(write_plan_trace(plan, size))["predicted"]
