@@ -23,6 +23,7 @@ from examples.classic.buckets import (
 from topoplan import InputError
 
 
+@pytest.mark.long
 def test_every_system_keeps_what_it_promises(plans: Callable[..., str]) -> None:
     """Those that average gradients, four steps from different seeds: all begin as the first worker,
     end within 1e-6 of averaging in one process (8-bit gradients: within 5 %), and send what they
@@ -47,6 +48,7 @@ def test_a_worker_that_dies_is_named_or_left_out() -> None:
     run_ranks(classic_faults.a_worker_dies, 3)
 
 
+@pytest.mark.long
 def test_wrong_use_is_the_same_error_on_every_rank() -> None:
     run_ranks(classic_faults.wrong_use, 3)
 

@@ -58,11 +58,10 @@ def share(name: str, timeout_s: float = 60.0, programs: int = 2) -> tuple[Kernel
 
 
 def on_two_ranks(name: str, paths: dict[str, str], allreduce_of_all: str) -> str | None:
-    """All uses of the kernel one after the other; return what `absent` does."""
+    """Uses of the kernel one after the other; return what `absent` does."""
     calls(f"{name}-calls", paths, 6, 2)
     averages(f"{name}-averages", allreduce_of_all)
     aliases(f"{name}-aliases", paths)
-    compiled(f"{name}-compiled", paths)
     message = absent(f"{name}-absent", paths["allreduce"])
     communicators(f"{name}-communicators", paths)
     return message

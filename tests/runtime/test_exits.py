@@ -17,11 +17,11 @@ from ranks import exits
 
 ALL = ["raise", "alone", "exit", "drop"]
 # Ends by way; each case imports torch once.
-OFTEN = {"topo": ["exit", "drop"], "search": ["raise", "alone"]}
+OFTEN = {"topo": ["raise", "drop"]}
 SELDOM = {
     "gloo": ["raise", "exit", "drop"],  # which waits for a rank that makes no call
-    "topo": ["raise", "alone"],
-    "search": ["exit", "drop"],
+    "topo": ["alone", "exit"],
+    "search": ALL,
     "file": ALL,
     "hook": ["raise", "alone", "exit"],
     "stuck": ["alone"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from launch import run_module
 
 from topoplan.synth.extras.joint.synthesize import synthesize_joint
@@ -31,6 +32,7 @@ def test_groups_make_their_calls_at_once_with_right_results(tmp_path: Path) -> N
     assert answer["ratio"] == answer["stock_us"] / answer["plan_us"]
 
 
+@pytest.mark.long
 def test_all_groups_use_what_was_fastest_together(tmp_path: Path) -> None:
     """The race is of the whole plan: no group uses stock beside another that does not.
 

@@ -30,9 +30,15 @@ def test_calls_of_all_kinds_in_a_row(plans: Plans, machine: str, ranks: int, cal
     run_ranks(kernels.calls, ranks, name_segment(f"calls{ranks}"), paths, calls, ranks)
 
 
+@pytest.mark.long
+def test_operators_are_compiled_into_one_graph(plans: Plans) -> None:
+    paths = {name: plans("ring:2", name) for name in COLLECTIVES}
+    run_ranks(kernels.compiled, 2, name_segment("compiled"), paths)
+
+
 def test_every_use_is_right_and_a_rank_that_does_not_call_is_named(plans: Plans) -> None:
     """Calls of all kinds in a row, averages that do not overflow, tensors that are parts of each
-    other, operators in one graph, communicators: in one launch, since each rank imports Triton.
+    other, communicators: in one launch, since each rank imports Triton.
     """
     paths = {name: plans("ring:2", name) for name in COLLECTIVES}
     message, _ = run_ranks(
