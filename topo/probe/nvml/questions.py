@@ -143,7 +143,10 @@ def _convert_capability(capability: Any) -> int:
 
 def _list_bits(words: Any) -> list[int]:
     return [
-        64 * i + bit for i, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1
+        64 * i + bit
+        for i, word in enumerate(map(int, words))
+        for bit in range(word.bit_length())
+        if word >> bit & 1
     ]
 
 
