@@ -57,6 +57,7 @@ def read_measurements(text: str, where: str, topology: Topology) -> Measurements
         medium=", ".join(dict.fromkeys(rates.tool for rates in direct)),
         pairs={pair: {"GBps": fraction_to_json(rate)} for pair, rate in best.items()},
         notes=tuple(notes),
+        noise=Fraction(0),  # these tools print bytes over the time that they took
     )
 
 
