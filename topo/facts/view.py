@@ -9,6 +9,7 @@ from typing import Any
 from ..boards import BOARDS, Board, find_board, find_by_id
 from ..graph import Device, Topology
 from ..grouping import group_by_key
+from ..measured.ways import list_faster_ways
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
 
@@ -274,6 +275,11 @@ class MachineView:
             for subject in self.nvlink_subjects.get(self.index_of.get(gpu, ""), ())
             if state in (None, self.facts.get_text(subject, keys.NVLINK_STATE))
         ]
+
+    @cached_property
+    def faster_ways(self) -> Mapping[frozenset[str], str]:
+        """Which of two measured ways between two GPUs is faster (measured/ways.py), by ids."""
+        return list_faster_ways(self.topology)
 
     def find_board(self, gpu: str) -> Board | None:
         """Return the board of the GPU with device id `gpu`, None if nothing tells it.

@@ -20,6 +20,7 @@ from ..derived.parts import CLIQUE, CLUSTER
 from ..facts import keys
 from ..facts.keys import NVML, p2p_subject, split_host
 from ..graph import Topology
+from ..measured.ways import THROUGH_MEMORY
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, Verdict, decide
@@ -256,7 +257,7 @@ def _judge_distance(view: PairView, a: str, b: str, path: str, maker: str) -> It
         yield Answer("no", "nothing in their host joins them but other GPUs")
     elif path != "???" and not is_within(path, "PXB"):
         yield from (
-            _judge_rccl_level(view, a, path)
+            _judge_rccl_level(view, a, b, path)
             if maker == AMD
             else _judge_nccl_level(view, a, b, path)
         )
@@ -266,7 +267,7 @@ def _judge_nccl_level(view: PairView, a: str, b: str, path: str) -> Iterator[Ans
     advice = (
         "none of the boards' NVLinks is active: see what topo-probe's check finds first"
         if {a, b} & {*view.nvlinks_dead}
-        else f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+        else _advise_level(view, a, b, path)
     )
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"
     if len(view.paths.list_in_host(a, "gpu")) <= _MANY_GPUS:
@@ -298,9 +299,16 @@ def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
     )
 
 
-def _judge_rccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
+def _advise_level(view: PairView, a: str, b: str, path: str) -> str:
+    """Say how P2P between two GPUs is switched on, unless it was measured to be the slower way."""
+    if view.faster_ways.get(frozenset((a, b))) == THROUGH_MEMORY:
+        return "leave it off: by P2P they were measured to be slower than through host memory"
+    return f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+
+
+def _judge_rccl_level(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]:
     arch, vendor = view.get_cpu_text(a, "arch"), view.get_cpu_text(a, "vendor")
-    advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+    advice = _advise_level(view, a, b, path)
     rule = f"{_FAR[path]}; RCCL's P2P ends at PXB under CPUs of Intel, Zhaoxin and ARM"
     if arch == "arm64" or vendor in ("GenuineIntel", "CentaurHauls", "  Shanghai  "):
         yield Answer("no", rule, (f"CPU: {vendor or arch}",), advice)
