@@ -225,13 +225,28 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         elif view.is_virtual_gpu(a) or view.is_virtual_gpu(b):
             rule = "virtual GPUs (vGPU) reach each other's memory only where their profile has P2P"
             advice = "ask for a profile with P2P, which the hypervisor's host has to support"
-        elif any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
+        elif any(
+            "GeForce" in (view.get_gpu_name(gpu) or "")
+            or ((known := view.find_board(gpu)) is not None and not known.has_pcie_p2p)
+            for gpu in (a, b)
+        ):
             advice = (
                 "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared "
                 "memory"
             )
         return Answer("no", rule, (f"NVML: {said}",), advice)
     unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
+    board = view.find_board_without_p2p(a, b) if path in PCIE_PATHS else None
+    if board is not None and board.wires and _may_lack_nvlinks(view, a):
+        board = None
+    if unasked is not None and board is not None and not _may_be_wired(view, a, b):
+        return Answer(
+            "no",
+            f"NVIDIA's driver has no P2P over PCIe for {board.name}; a changed driver may",
+            (),
+            "see nvidia-smi topo -p2p r; without P2P, NCCL goes through shared memory, whatever "
+            "NCCL_P2P_LEVEL is",
+        )
     if unasked is not None:
         reason = view.explain_missing(subjects[0], unasked)
         return Answer(

@@ -5,6 +5,7 @@ people post gets the verdict it deserves.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from topoplan.synth.judge.options import find_limits
 from topoplan.synth.judge.reading import Measurement
 from topoplan.synth.judge.verdict import MeasuredRow, MeasuredVerdict
 from topoplan.topo.loader.resolve import load_for_planning
+from topoplan.topo.presets import preset
 
 # nvidia-smi topo -m of two GPUs below one CPU, which gives no rates.
 PAIR = (
@@ -126,6 +128,26 @@ def test_an_offer_compares_both_sides_on_paper_and_says_what_it_assumes(desk: De
     assert "NCCL_P2P_LEVEL=SYS" in offer["advice"]
     assert "if every link carries" in offer["message"] and "P2P" in offer["message"]
     assert "leave it alone" not in json.dumps(file["findings"])
+
+
+@pytest.mark.parametrize("known", ["GeForce", "slower"])
+def test_nothing_is_offered_that_needs_p2p_where_there_is_none(desk: Desk, known: str) -> None:
+    topology = preset("pcie-2socket")
+    if known == "GeForce":
+        boards = {"name": "NVIDIA GeForce RTX 4090"}
+        devices = (
+            replace(x, extra={**x.extra, **boards}) if x.kind == "gpu" else x
+            for x in topology.devices
+        )
+        topology = replace(topology, devices=tuple(devices))
+    else:
+        pair = {"src": "gpu0", "dst": "gpu7", "GBps": 9, "through_memory_GBps": 20}
+        topology = replace(topology, extra={**topology.extra, "measured": {"pairs": [pair]}})
+    machine = desk.folder / "machine.json"
+    machine.write_text(topology.dumps(), encoding="utf-8")
+    file = desk.judge(write_table(17, 8), "--topology", str(machine))
+    assert not any(map(is_offer, names(file)))
+    assert "NCCL_P2P_LEVEL" not in json.dumps(file)
 
 
 # Ranks and busbw of H200s with NVLS, and without it where that is not healthy, as published.
