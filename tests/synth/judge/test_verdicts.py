@@ -317,6 +317,16 @@ def test_the_graph_in_a_log_is_the_machine(desk_of_bounds: Desk) -> None:
     assert desk_of_bounds.judge("".join(cut) + write_table(12, 4))["topology"] is None
 
 
+def test_a_log_of_one_rank_says_why_nothing_is_judged(desk_of_bounds: Desk) -> None:
+    graph = ["=== System : maxBw 24.0 totalBw 0.0 ===", "CPU/0 (1/1/2)"]
+    graph += ["+ PCI[24.0] - GPU/10000 (0)", "=" * 42]
+    graph += ["Pattern 4, crossNic 0, nChannels 2, bw 40.0/40.0, type LOC/PIX, sameChannels 1"]
+    text = "".join(sign(0, line) for line in (*graph, " 0 : GPU/10000", " 1 : GPU/10000"))
+    file = desk_of_bounds.judge(text)
+    assert file["topology"]["ranks"] == 1 and file["verdict"]["name"] == "not-judged"
+    assert file["verdict"]["message"].startswith("it has no results, and the rings and trees of no")
+
+
 def test_a_name_of_a_gpu_gives_rates_and_a_given_rate_wins(desk_of_bounds: Desk) -> None:
     table, matrix = write_table(20, 2, gpu="NVIDIA GeForce RTX 4090"), desk_of_bounds.matrix("PHB")
     by_name = desk_of_bounds.judge(table, "--topology", matrix)
