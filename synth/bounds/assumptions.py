@@ -37,7 +37,8 @@ class Assumption:
     """A rate that nothing states: `what` in words with its GB/s, and `why` it was taken.
 
     `is_guess` is false if it is a limit of the hardware: the datasheet's rate of a board that the
-    file or the user names. Such a bound holds whatever slower slot the board is in.
+    file or the user names. Such a bound holds whatever slower slot the board is in. It is false as
+    well for the most that was measured on a link: the true rate is no lower, and hardly higher.
     """
 
     what: str
@@ -112,7 +113,7 @@ def _describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:
             if is_least:
                 why = f"at least about that was {why}"
             what = f"{words} {float(GBps):g} GB/s"
-            found[Assumption(what, why, is_least or link.is_guess)] = None
+            found[Assumption(what, why, link.is_guess)] = None
     return tuple(found)
 
 
