@@ -18,7 +18,8 @@ from .hardware import NVLINK_DATASHEET_GBps, PcieLink
 # GB/s of each; memory in GB; properties (below); source. In a name the first row that matches
 # counts. Properties: `card`: its links are bridges between cards. `c2c=N`: N GB/s to the CPU of its
 # module. `nic=N`: NICs of N Gb/s are on its module. `no-rdma`: they cannot access its memory.
-# `pair=N`: N links join two of them.
+# `pair=N`: N links join two of them. `no-p2p`: NVIDIA's driver has P2P for them over NVLink only
+# (GeForce RTX 20 to 50, by what users report; changed drivers have it over PCIe, too).
 _TABLE = r"""
 GB300;;31a1 31c2 31c3;103;6x16;18x50;288;c2c=225;GB300 NVL72 datasheet
 B300;;3182;103;6x16;18x50;288;;DGX B300 datasheet
@@ -50,7 +51,7 @@ P100 PCIe;;15f7 15f8;60;3x16;;12, 16;;P100 datasheet
 P100;;15f9 15fa 15fc;60;3x16;4x20;16;;P100 datasheet
 RTX A6000;A6000;2230;86;4x16;4x14.0625;48;card;RTX A6000 datasheet
 A40;;2235;86;4x16;4x14.0625;48;card;A40 datasheet
-RTX 3090;RTX 3090( TI)?;2203 2204;86;4x16;4x14.0625;24;card;Ampere GA102 whitepaper
+RTX 3090;RTX 3090( TI)?;2203 2204;86;4x16;4x14.0625;24;card no-p2p;Ampere GA102 whitepaper
 RTX A5500;A5500;2233;86;4x16;4x14.0625;24;card;RTX A5500 datasheet
 RTX A5000;A5000;2231;86;4x16;4x14.0625;24;card;RTX A5000 datasheet
 RTX A4500;A4500;2232;86;4x16;4x14.0625;20;card;RTX A4500 datasheet
@@ -60,10 +61,10 @@ RTX PRO 4500;;2c31 2c3a;120;5x16;;32;;RTX PRO 4500 datasheet
 RTX PRO 4000 SFF;RTX PRO 4000 (BLACKWELL )?SFF;2c33;120;5x8;;24;;RTX PRO 4000 SFF datasheet
 RTX PRO 4000;;2c34;120;5x16;;24;;RTX PRO 4000 datasheet
 RTX PRO 2000;;2d30;120;5x8;;16;;RTX PRO 2000 datasheet
-RTX 5090;RTX 5090( D)?;2b85 2b87 2b8c;120;5x16;;32;;RTX Blackwell whitepaper
-RTX 5080;;2c02;120;5x16;;16;;RTX Blackwell whitepaper
-RTX 5070;RTX 5070( TI)?;2c05 2f04;120;5x16;;12, 16;;RTX Blackwell whitepaper
-RTX 5060;RTX 50[56]0( TI)?;2d04 2d05 2d83;120;5x8;;8, 16;;RTX Blackwell whitepaper
+RTX 5090;RTX 5090( D)?;2b85 2b87 2b8c;120;5x16;;32;no-p2p;RTX Blackwell whitepaper
+RTX 5080;;2c02;120;5x16;;16;no-p2p;RTX Blackwell whitepaper
+RTX 5070;RTX 5070( TI)?;2c05 2f04;120;5x16;;12, 16;no-p2p;RTX Blackwell whitepaper
+RTX 5060;RTX 50[56]0( TI)?;2d04 2d05 2d83;120;5x8;;8, 16;no-p2p;RTX Blackwell whitepaper
 RTX 6000 Ada;(RTX )?6000 ADA;26b1;89;4x16;;48;;RTX 6000 Ada datasheet
 RTX 5880 Ada;RTX 5[08][08]0 ADA;26b2 26b3;89;4x16;;32, 48;;RTX 5000 Ada datasheet
 RTX 4000 Ada;RTX 4[05]00 (SFF )?ADA;27b0 27b1 27b2;89;4x16;;20, 24;;RTX 4000 and 4500 Ada datasheets
@@ -73,25 +74,25 @@ L40;L40G?;26b5 26b8;89;4x16;;48;;L40 datasheet
 L20;;26b7 26ba;89;4x16;;48;;L20 product brief
 L4;;27b8;89;4x16;;24;;L4 datasheet
 L2;;27b6;89;4x16;;24;;L2 product brief
-RTX 4090;RTX 4090( D)?;2684 2685;89;4x16;;24;;Ada architecture whitepaper
-RTX 4080;RTX 4080( SUPER)?;2702 2703 2704;89;4x16;;16;;Ada architecture whitepaper
-RTX 4070;RTX 4070( TI)?( SUPER)?;2705 2782 2783 2786;89;4x16;;12, 16;;Ada architecture whitepaper
-RTX 4060;RTX 40[56]0( TI)?;2803 2805 2808 2882;89;4x8;;8, 16;;Ada architecture whitepaper
+RTX 4090;RTX 4090( D)?;2684 2685;89;4x16;;24;no-p2p;Ada whitepaper
+RTX 4080;RTX 4080( SUPER)?;2702 2703 2704;89;4x16;;16;no-p2p;Ada whitepaper
+RTX 4070;RTX 4070( TI)?( SUPER)?;2705 2782 2783 2786;89;4x16;;12, 16;no-p2p;Ada whitepaper
+RTX 4060;RTX 40[56]0( TI)?;2803 2805 2808 2882;89;4x8;;8, 16;no-p2p;Ada whitepaper
 A10;A10[GM]?;2236 2237 2238;86;4x16;;24;;A10 datasheet
 A16;;25b6;86;4x16;;4 x 16;;A16 datasheet
 A2;;;86;4x8;;16;;A2 datasheet
 RTX A4000;A4000;24b0;86;4x16;;16;;RTX A4000 datasheet
 RTX A2000;A2000;2531 2571;86;4x16;;6, 12;;RTX A2000 datasheet
 RTX A1000;A(1000|400);25b0 25b2;86;4x8;;4, 8;;RTX A1000 datasheet
-RTX 3080;RTX 3080( TI)?;2205 2206 2208 220a 2216;86;4x16;;10, 12;;Ampere GA102 whitepaper
-RTX 3070;RTX 3070( TI)?;2482 2484 2488;86;4x16;;8;;Ampere GA102 whitepaper
-RTX 3060;RTX 3060( TI)?;2486 2487 2489 2503 2504;86;4x16;;8, 12;;Ampere GA102 whitepaper
-RTX 3050;;2507 2582;86;4x8;;8;;GeForce RTX 3050 specifications
+RTX 3080;RTX 3080( TI)?;2205 2206 2208 220a 2216;86;4x16;;10, 12;no-p2p;Ampere GA102 whitepaper
+RTX 3070;RTX 3070( TI)?;2482 2484 2488;86;4x16;;8;no-p2p;Ampere GA102 whitepaper
+RTX 3060;RTX 3060( TI)?;2486 2487 2489 2503 2504;86;4x16;;8, 12;no-p2p;Ampere GA102 whitepaper
+RTX 3050;;2507 2582;86;4x8;;8;no-p2p;GeForce RTX 3050 specifications
 TITAN RTX;;1e02;75;3x16;2x25;24;card;Turing whitepaper
-RTX 2080 Ti;;1e04 1e07;75;3x16;2x25;11;card;Turing whitepaper
-RTX 2080;RTX 2080( SUPER)?;1e81 1e82 1e87;75;3x16;1x25;8;card;Turing whitepaper
-RTX 2070 SUPER;;1e84 1ec2;75;3x16;1x25;8;card;GeForce RTX 2070 SUPER specifications
-RTX 2070;RTX 20[67]0( SUPER)?;1f02;75;3x16;;8;;Turing whitepaper
+RTX 2080 Ti;;1e04 1e07;75;3x16;2x25;11;card no-p2p;Turing whitepaper
+RTX 2080;RTX 2080( SUPER)?;1e81 1e82 1e87;75;3x16;1x25;8;card no-p2p;Turing whitepaper
+RTX 2070 SUPER;;1e84 1ec2;75;3x16;1x25;8;card no-p2p;GeForce RTX 2070 SUPER specifications
+RTX 2070;RTX 20[67]0( SUPER)?;1f02;75;3x16;;8;no-p2p;Turing whitepaper
 Quadro RTX 8000;(QUADRO )?RTX [68]000;1e30 1e36;75;3x16;2x25;24, 48;card;Quadro RTX 8000 datasheet
 Quadro RTX 5000;(QUADRO )?RTX 5000;1eb0;75;3x16;1x25;16;card;Quadro RTX 5000 datasheet
 Quadro RTX 4000;(QUADRO )?RTX 4000;1eb1;75;3x16;;8;;Quadro RTX 4000 datasheet
@@ -174,7 +175,8 @@ class Board:
     one, `pair_wires` how many join two of them if a text does not say. `is_card` says that these
     are bridges between cards. `c2c_GBps` is the rate to the CPU of its module, None if it
     has no NVLink-C2C, `own_nic_Gbps` that of the NICs on its module, None if it has none.
-    `has_rdma` is False if NICs cannot access its memory.
+    `has_rdma` is False if NICs cannot access its memory, `has_pcie_p2p` if the maker's driver lets
+    no other GPU do so over PCIe.
     """
 
     name: str
@@ -191,6 +193,7 @@ class Board:
     c2c_GBps: Fraction | None
     own_nic_Gbps: int | None
     has_rdma: bool
+    has_pcie_p2p: bool
     source: str
 
     @property
@@ -238,6 +241,7 @@ def _parse_row(row: str) -> Board:
         Fraction(numbers["c2c"]) if "c2c" in numbers else None,
         numbers.get("nic"),
         "no-rdma" not in properties,
+        "no-p2p" not in properties,
         source,
     )
 

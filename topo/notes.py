@@ -134,6 +134,12 @@ def read_source(text: str) -> Source:
     return Source(text, "counted", match[1]) if match else Source(text)
 
 
+def find_board_words(source: str) -> str:
+    """Return the words of a source that name the boards whose datasheet's rate it is, or ""."""
+    match = _OF_BOARD.search(source)
+    return source[match.end() :] if match and source.startswith("assumed") else ""
+
+
 def list_notes(extra: Mapping[str, Any]) -> tuple[Note, ...]:
     """Return the notes in a topology's `extra`.
 

@@ -37,7 +37,8 @@ class Assumption:
     """A rate that nothing states: `what` in words with its GB/s, and `why` it was taken.
 
     `is_guess` is false if it is a limit of the hardware: the datasheet's rate of a board that the
-    file or the user names. Such a bound holds whatever slower slot the board is in.
+    file or the user names. Such a bound holds whatever slower slot the board is in. It is false as
+    well for the most that was measured on a link: the true rate is no lower, and hardly higher.
     """
 
     what: str
@@ -98,15 +99,33 @@ def list_assumptions(bound: Certified, topology: Topology) -> tuple[Assumption, 
 
 
 def _describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:
-    """Return the assumptions behind the rates of links, each once; stated rates are none."""
+    """Return the assumptions behind the rates of links, each once; stated rates are none.
+
+    A rate that was seen to cross a link, but not shown to be its limit, is one.
+    """
     found: dict[Assumption, None] = {}
     for link in links:
-        if link.is_assumed:
+        is_least = _is_least(link)
+        if link.is_assumed or is_least:
             words, is_bonded = _WORDS.get(link.kind, (f"{link.kind} links have", False))
             GBps = link.bandwidth_GBps / (link.count if is_bonded else 1)
             why = str(link.source).removeprefix("assumed").removeprefix(":").strip()
-            found[Assumption(f"{words} {float(GBps):g} GB/s", why, link.is_guess)] = None
+            if is_least:
+                why = f"at least about that was {why}"
+            what = f"{words} {float(GBps):g} GB/s"
+            found[Assumption(what, why, link.is_guess)] = None
     return tuple(found)
+
+
+def _is_least(link: Link) -> bool:
+    """Return whether a link is believed to have the most that was measured, a lower bound."""
+    measured = link.extra.get("measured")
+    return (
+        link.extra.get("believed") == "measured"
+        and isinstance(link.extra.get("declared"), Mapping)  # else it was a placeholder
+        and isinstance(measured, Mapping)
+        and measured.get("limit") is False
+    )
 
 
 def join_assumptions(assumptions: Iterable[Assumption]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..stock.model import NotModelled
+from ..stock.model import NotModelled, list_refused_p2p
 from ..stock.on_paper import StockRate, rate_stock
 from .choice import ChosenGraphs
 from .graph_check import list_hops
@@ -32,7 +32,7 @@ def list_choice_json(chosen: ChosenGraphs, size_bytes: int) -> dict[str, Any]:
         "p2p": {
             "pairs": pairs,
             "pairs_without": without,
-            "level_needed": "SYS" if without else None,
+            "level_needed": "SYS" if without and not _is_refused(chosen) else None,
             "algbw_GBps_without": float(compared.algbw_GBps),
         },
     }
@@ -56,9 +56,18 @@ def find_environment(chosen: ChosenGraphs) -> dict[str, str]:
 
 def count_pairs(chosen: ChosenGraphs) -> tuple[int, int]:
     """Return how many ordered pairs of the file lack P2P by NCCL's default, and how many it has."""
-    given = (each for each in (chosen.graphs.rings, chosen.graphs.chains) if each is not None)
-    hops = set[tuple[int, int]]().union(*map(list_hops, given))
+    hops = _list_pairs(chosen)
     return chosen.host.count_pairs_without_p2p(hops) if chosen.host else 0, len(hops)
+
+
+def _is_refused(chosen: ChosenGraphs) -> bool:
+    """Return whether the driver has no P2P for some pairs of the file, whatever NCCL is told."""
+    return not list_refused_p2p(chosen.graphs.router.topology).isdisjoint(_list_pairs(chosen))
+
+
+def _list_pairs(chosen: ChosenGraphs) -> set[tuple[int, int]]:
+    given = (each for each in (chosen.graphs.rings, chosen.graphs.chains) if each is not None)
+    return set[tuple[int, int]]().union(*map(list_hops, given))
 
 
 def explain_refusal(chosen: ChosenGraphs, size_bytes: int) -> str | None:
@@ -105,9 +114,14 @@ def describe_choice(chosen: ChosenGraphs, size_bytes: int) -> list[str]:
         )
     without, pairs = count_pairs(chosen)
     if without:
+        remedy = (
+            "the driver has none for some of them, so they"
+            if _is_refused(chosen)
+            else f"set {P2P_VARIABLE}=SYS, if ACS is off and the IOMMU off or in passthrough; "
+            "without it they"
+        )
         lines.append(
-            f"{without} of its {pairs} ordered pairs of GPUs have no P2P by NCCL's default: set "
-            f"{P2P_VARIABLE}=SYS, if ACS is off and the IOMMU off or in passthrough; without it "
-            f"they use host memory: {float(compared.algbw_GBps):.4g} GB/s by NCCL's count"
+            f"{without} of its {pairs} ordered pairs of GPUs have no P2P by NCCL's default: "
+            f"{remedy} use host memory: {float(compared.algbw_GBps):.4g} GB/s by NCCL's count"
         )
     return lines

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ...topo.graph import Topology
+from ...topo.measured.ways import THROUGH_MEMORY, list_faster_ways
 from ..place.job import WHOLE
+from ..stock.model import list_refused_p2p
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
 from .paper import Stock, find_model, find_stock
@@ -222,7 +224,7 @@ class _Adviser:
         Both sides of the comparison are on paper, with the same rates; `channels` are those of
         the file, if it shows them.
         """
-        if rank_map is None or self.is_blocked:
+        if rank_map is None or self.is_blocked or _lacks_p2p(rank_map.topology):
             return []
         stock = find_stock(collective, rank_map.topology, channels)
         if stock is None:
@@ -379,6 +381,12 @@ def _find_fall(measured: MeasuredVerdict) -> list[FileFinding]:
             "memory, a shared network, or heat, and repeat those sizes",
         )
     ]
+
+
+def _lacks_p2p(topology: Topology) -> bool:
+    """Return whether some GPUs are known to have no P2P, or to be faster without it."""
+    ways = list_faster_ways(topology)
+    return bool(list_refused_p2p(topology)) or THROUGH_MEMORY in ways.values()
 
 
 def _name_level(topology: Topology) -> str:

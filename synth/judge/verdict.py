@@ -219,4 +219,8 @@ class FileVerdict:
         ]
         if guesses:
             reasons.append(f"the bound holds only if {' and '.join(dict.fromkeys(guesses))}")
-        return next(filter(None, reasons), self.machine.source)
+        if self.machine.topology is None:
+            reasons.append(self.machine.source)
+        if not self.measured and not self.communicators:
+            reasons.append("it has no results, and the rings and trees of no communicator")
+        return next(filter(None, reasons), "nothing in it has a bound")

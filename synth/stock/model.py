@@ -10,6 +10,7 @@ from itertools import permutations
 from ...topo.derived.hosts import group_by_host
 from ...topo.facts import keys
 from ...topo.facts.keys import p2p_subject
+from ...topo.facts.view import WIRES
 from ...topo.formats.nccl_xml import is_amd
 from ...topo.formats.nccl_xml.made_up import view_machine
 from ...topo.graph import Topology
@@ -183,14 +184,21 @@ def _is_in_pci_tree(topology: Topology, src: str, dst: str) -> bool:
 
 
 def list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
-    """Return the ordered pairs of ranks to which the driver refuses P2P, as far as is known."""
+    """Return the ordered pairs of ranks to which the driver refuses P2P, as far as is known.
+
+    It says so itself, or it is known to have none over PCIe for one of their boards.
+    """
     view = view_machine(topology)
     indices = [view.find_gpu_index(name) for name in topology.ranks]
+    wired = {(link.src, link.dst) for link in topology.links if link.kind in WIRES}
     return frozenset(
         (a, b)
-        for a, b in permutations(range(len(indices)), 2)
-        for key in (keys.P2P_READ, keys.P2P_WRITE)
-        if view.facts.get_text(p2p_subject(indices[a], indices[b]), key) not in (None, "ok")
+        for (a, gpu), (b, other) in permutations(enumerate(topology.ranks), 2)
+        if any(
+            view.facts.get_text(p2p_subject(indices[a], indices[b]), key) not in (None, "ok")
+            for key in (keys.P2P_READ, keys.P2P_WRITE)
+        )
+        or ((gpu, other) not in wired and view.find_board_without_p2p(gpu, other))
     )
 
 

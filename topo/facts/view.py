@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from ..boards import BOARDS, Board, find_board, find_by_id
+from ..boards import BOARDS, Board, find_board, find_by_id, find_mentioned, get_board
 from ..graph import Device, Topology
 from ..grouping import group_by_key
+from ..measured.ways import DIRECT, list_faster_ways
+from ..notes import find_board_words
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
 
@@ -275,6 +277,11 @@ class MachineView:
             if state in (None, self.facts.get_text(subject, keys.NVLINK_STATE))
         ]
 
+    @cached_property
+    def faster_ways(self) -> Mapping[frozenset[str], str]:
+        """Which of two measured ways between two GPUs is faster (measured/ways.py), by ids."""
+        return list_faster_ways(self.topology)
+
     def find_board(self, gpu: str) -> Board | None:
         """Return the board of the GPU with device id `gpu`, None if nothing tells it.
 
@@ -297,6 +304,35 @@ class MachineView:
             or find_by_id(str(pci_id or ""))
             or (of_sm[0] if len(of_sm) == 1 else None)
         )
+
+    def find_board_without_p2p(self, a: str, b: str) -> Board | None:
+        """Return the board of one of two GPUs that has no P2P over PCIe by its maker's driver.
+
+        It is None if P2P between them was measured to be the faster way, as with a changed driver,
+        or if NVML was asked: its answer counts. Boards that a text only mentions count, too.
+        """
+        i, j = self.find_gpu_index(a), self.find_gpu_index(b)
+        subjects = (p2p_subject(i, j), p2p_subject(j, i))
+        if self.faster_ways.get(frozenset((a, b))) == DIRECT or any(
+            self.facts.get_text(subject, key) is not None
+            for subject in subjects
+            for key in (keys.P2P_READ, keys.P2P_WRITE)
+        ):
+            return None
+        boards = (self.find_board(gpu) or self._mentioned_boards.get(gpu) for gpu in (a, b))
+        return next((board for board in boards if board and not board.has_pcie_p2p), None)
+
+    @cached_property
+    def _mentioned_boards(self) -> dict[str, Board]:
+        """The boards whose rates links of GPUs have because a text mentions them, by ids."""
+        mentioned: dict[str, Board] = {}
+        for link in self.topology.links:
+            declared = link.extra.get("declared")
+            source = declared.get("source") if isinstance(declared, Mapping) else link.source
+            names = find_mentioned(find_board_words(str(source or "")))
+            if len(names) == 1:
+                mentioned |= dict.fromkeys((link.src, link.dst), get_board(*names))
+        return mentioned
 
     @cached_property
     def has_soldered_nics(self) -> bool:

@@ -20,6 +20,7 @@ from ..derived.parts import CLIQUE, CLUSTER
 from ..facts import keys
 from ..facts.keys import NVML, p2p_subject, split_host
 from ..graph import Topology
+from ..measured.ways import THROUGH_MEMORY
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, Verdict, decide
@@ -224,13 +225,28 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         elif view.is_virtual_gpu(a) or view.is_virtual_gpu(b):
             rule = "virtual GPUs (vGPU) reach each other's memory only where their profile has P2P"
             advice = "ask for a profile with P2P, which the hypervisor's host has to support"
-        elif any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
+        elif any(
+            "GeForce" in (view.get_gpu_name(gpu) or "")
+            or ((known := view.find_board(gpu)) is not None and not known.has_pcie_p2p)
+            for gpu in (a, b)
+        ):
             advice = (
                 "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared "
                 "memory"
             )
         return Answer("no", rule, (f"NVML: {said}",), advice)
     unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
+    board = view.find_board_without_p2p(a, b) if path in PCIE_PATHS else None
+    if board is not None and board.wires and _may_lack_nvlinks(view, a):
+        board = None
+    if unasked is not None and board is not None and not _may_be_wired(view, a, b):
+        return Answer(
+            "no",
+            f"NVIDIA's driver has no P2P over PCIe for {board.name}; a changed driver may",
+            (),
+            "see nvidia-smi topo -p2p r; without P2P, NCCL goes through shared memory, whatever "
+            "NCCL_P2P_LEVEL is",
+        )
     if unasked is not None:
         reason = view.explain_missing(subjects[0], unasked)
         return Answer(
@@ -256,7 +272,7 @@ def _judge_distance(view: PairView, a: str, b: str, path: str, maker: str) -> It
         yield Answer("no", "nothing in their host joins them but other GPUs")
     elif path != "???" and not is_within(path, "PXB"):
         yield from (
-            _judge_rccl_level(view, a, path)
+            _judge_rccl_level(view, a, b, path)
             if maker == AMD
             else _judge_nccl_level(view, a, b, path)
         )
@@ -266,7 +282,7 @@ def _judge_nccl_level(view: PairView, a: str, b: str, path: str) -> Iterator[Ans
     advice = (
         "none of the boards' NVLinks is active: see what topo-probe's check finds first"
         if {a, b} & {*view.nvlinks_dead}
-        else f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+        else _advise_level(view, a, b, path)
     )
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"
     if len(view.paths.list_in_host(a, "gpu")) <= _MANY_GPUS:
@@ -298,9 +314,16 @@ def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
     )
 
 
-def _judge_rccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
+def _advise_level(view: PairView, a: str, b: str, path: str) -> str:
+    """Say how P2P between two GPUs is switched on, unless it was measured to be the slower way."""
+    if view.faster_ways.get(frozenset((a, b))) == THROUGH_MEMORY:
+        return "leave it off: by P2P they were measured to be slower than through host memory"
+    return f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+
+
+def _judge_rccl_level(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]:
     arch, vendor = view.get_cpu_text(a, "arch"), view.get_cpu_text(a, "vendor")
-    advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+    advice = _advise_level(view, a, b, path)
     rule = f"{_FAR[path]}; RCCL's P2P ends at PXB under CPUs of Intel, Zhaoxin and ARM"
     if arch == "arm64" or vendor in ("GenuineIntel", "CentaurHauls", "  Shanghai  "):
         yield Answer("no", rule, (f"CPU: {vendor or arch}",), advice)

@@ -8,10 +8,12 @@ Measurements are of flows between GPUs; plans need rates of links. The rules, in
    tenth (NEAR) of its highest load. Such links are the flow's suspects; no fairness between flows
    is assumed. A sole suspect is proved: its load is its rate (the median over such experiments).
    All other measured values are lower bounds.
-3. A link measured above 1.15 of its declared rate (FAR_ABOVE) is flagged and the declared value
-   stays: links do not carry more than they can, so the measurement is in doubt, or the data took
-   another route. Above twice the declared rate (PLACEHOLDER) the declared value is wrong, such as
-   those that virtual machines make up, and the measured one is believed.
+3. A link that was measured above its declared rate carries at least that, so the measured rate is
+   believed, unless the difference may be noise (`Measurements.noise`). Above 1.15 of the declared
+   rate (FAR_ABOVE) it is flagged, and a declared value that a source states stays: the measurement
+   is in doubt, or the data took another route. A value that is assumed, or that NCCL counts, is
+   less than links can carry. Above twice the declared rate (PLACEHOLDER) any declared value is
+   wrong, such as those that virtual machines make up, and the measured one is believed.
 4. A proved link that never carried NEAR of its declared rate is believed as measured, and flagged
    below 0.7 (FAR_BELOW). Within a tenth the declared value stays: headers and acknowledgements take
    the same few percent of every link, so no plan would change, while links that differ by noise
@@ -21,8 +23,9 @@ Measurements are of flows between GPUs; plans need rates of links. The rules, in
    for the planner it must be slow somewhere. If several are equally near, all are believed slow; no
    traffic can tell them apart.
 6. Believed values are rounded down to three digits. Links of one kind and declared rate that are
-   within a twentieth take the lowest value, so that equal links stay equal. No link is believed to
-   carry more than was declared or measured.
+   within a twentieth take the highest value, so that equal links stay equal and none is believed to
+   carry less than it did. None is believed to carry more than that above what was declared or
+   measured.
 7. Latencies stay as declared. Half a round trip is mostly software, and routes minimize latency:
    measured latencies on some links and declared ones on others would move routes. They are reported
    by pair, and on links that are a pair's whole route.
@@ -45,6 +48,7 @@ from typing import Any
 from ..devices import Link
 from ..exact import fraction_to_json
 from ..graph import Topology
+from ..notes import Source, read_source
 from ..routes import Router, route_links
 from .flows import NEAR, Evidence, Hop, HopEvidence, Measurements, find_evidence, get_declared_GBps
 
@@ -86,11 +90,12 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
         for link in topology.links
     ]
     # Rule 6 levels rates over all links together, so it runs only after every link has its verdict.
+    verdicts = _level_rates(verdicts) if declared else _lower_rates(verdicts)
     ranks = topology.ranks
     latency = {(ranks[a], ranks[b]): us for (a, b), us in measurements.latency_us.items()}
     links = tuple(
-        _apply_verdict(v, rate, latency.get((v.link.src, v.link.dst)), measurements.medium)
-        for v, rate in zip(verdicts, _level_rates(verdicts), strict=True)
+        _apply_verdict(v, latency.get((v.link.src, v.link.dst)), measurements.medium)
+        for v in verdicts
     )
     if not declared:
         assumed = _share_latencies(topology, measurements)
@@ -118,7 +123,10 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The believed rate of one link, and why; `declared` is None if that rate is a placeholder."""
+    """The believed rate of one link, and why; `declared` is None if that rate is a placeholder.
+
+    `levelled` is the rate in GB/s that links alike have in common (rule 6), None without any.
+    """
 
     link: Link
     declared: Fraction | None
@@ -128,6 +136,16 @@ class _Verdict:
     reason: str
     note: str | None = None
     limit: bool = False
+    levelled: Fraction | None = None
+
+    @property
+    def rate(self) -> Fraction:
+        """The believed rate in GB/s."""
+        if self.levelled is not None:
+            return self.levelled
+        if self.believed == "measured" and self.measured is not None:
+            return round_down(self.measured)
+        return get_declared_GBps(self.link)
 
 
 def _find_undeclared_evidence(topology: Topology, measurements: Measurements) -> Evidence:
@@ -157,15 +175,16 @@ def _decide(
         return _Verdict(*facts, "measured", "nothing is declared")
     return _Verdict(
         *facts,
-        *_choose(link, evidence, rate, measured, share),
+        *_choose(link, evidence, measured, share, measurements.noise),
         limit=evidence.proved_by is not None,
     )
 
 
 def _choose(
-    link: Link, evidence: HopEvidence, declared: Fraction, measured: Fraction, share: Fraction
+    link: Link, evidence: HopEvidence, measured: Fraction, share: Fraction, noise: Fraction
 ) -> tuple[str, str, str | None]:
     """Return the believed rate's kind, the reason, and a note or None (rules 3, 4 and 5)."""
+    declared = get_declared_GBps(link)
     finding = f"{link.src} -> {link.dst}: measured {_format_GBps(measured)} GB/s ({evidence.how})"
     if measured > PLACEHOLDER * declared:
         return (
@@ -173,13 +192,25 @@ def _choose(
             "it carried more than twice what is declared",
             f"{finding}, far above the declared {_format_GBps(declared)}",
         )
-    if measured > FAR_ABOVE * declared:
+    is_far = measured > FAR_ABOVE * declared
+    if is_far and _find_declared_source(link).kind == "stated":
         return (
             "declared",
             "more than a link can carry was measured, so the measured value is in doubt",
             f"{finding}, more than the declared {_format_GBps(declared)}: measure again; or the "
             "data took another route",
         )
+    if round_down(measured) > (1 + noise) * declared:
+        return (
+            "measured",
+            "it carried more than is declared",
+            f"{finding}, more than the {_format_GBps(declared)} that nothing states; or the data "
+            "took another route"
+            if is_far
+            else None,
+        )
+    if measured > declared:
+        return "declared", "measured as declared, or more by no more than noise", None
     if max(measured, evidence.max_GBps * share) >= NEAR * declared:
         return (
             "declared",
@@ -200,9 +231,14 @@ def _choose(
     return "measured", reason, note if measured < FAR_BELOW * declared else None
 
 
-def _apply_verdict(
-    verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medium: str
-) -> Link:
+def _find_declared_source(link: Link) -> Source:
+    """Return where the declared rate of a link is from, even if a measured one has replaced it."""
+    declared = link.extra.get("declared")
+    text = declared.get("source") if isinstance(declared, Mapping) else link.source
+    return read_source(str(text or ""))
+
+
+def _apply_verdict(verdict: _Verdict, latency_us: Fraction | None, medium: str) -> Link:
     """Return the link with the believed rate, and in `extra` the rates that it was chosen from."""
     link, source = verdict.link, f"measured over {medium}"
     extra = {k: v for k, v in link.extra.items() if k not in ("declared", "measured")}
@@ -228,27 +264,50 @@ def _apply_verdict(
     extra |= {"believed": verdict.believed, "reason": verdict.reason}
     return replace(
         link,
-        bandwidth_GBps=rate,
+        bandwidth_GBps=verdict.rate,
         source=source if verdict.believed == "measured" else declared.get("source", link.source),
         extra=extra,
     )
 
 
-def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
-    """Return the rate of each link; nearly equal measured rates are made equal (rule 6)."""
-    rates = [get_declared_GBps(v.link) for v in verdicts]
+def _level_rates(verdicts: list[_Verdict]) -> list[_Verdict]:
+    """Return the verdicts with nearly equal measured rates made equal, the highest (rule 6).
+
+    A link that was measured and is believed as declared takes part only in a rate above that.
+    """
+    levelled = list(verdicts)
+    for links in _list_comparable(verdicts):
+        highest: Fraction | None = None
+        for i in sorted(links, key=lambda i: verdicts[i].rate, reverse=True):
+            verdict = verdicts[i]
+            if highest is None or verdict.rate * _EQUAL < highest:
+                highest = verdict.rate if verdict.believed == "measured" else None
+            elif verdict.believed == "measured":
+                levelled[i] = replace(verdict, levelled=highest)
+            elif verdict.rate < highest:
+                reason = "links of its kind that were measured like it carried more"
+                levelled[i] = replace(verdict, believed="measured", reason=reason, levelled=highest)
+    return levelled
+
+
+def _lower_rates(verdicts: list[_Verdict]) -> list[_Verdict]:
+    """Return verdicts without declared rates, nearly equal rates made equal: the lowest."""
+    lowered = list(verdicts)
+    for links in _list_comparable(verdicts):
+        lowest = Fraction(0)
+        for i in sorted(links, key=lambda i: verdicts[i].rate):
+            lowest = lowest if verdicts[i].rate <= lowest * _EQUAL_UNDECLARED else verdicts[i].rate
+            lowered[i] = replace(verdicts[i], levelled=lowest)
+    return lowered
+
+
+def _list_comparable(verdicts: list[_Verdict]) -> list[list[int]]:
+    """Return the places of the measured links of each kind and declared rate."""
     comparable: dict[object, list[int]] = defaultdict(list)
     for i, v in enumerate(verdicts):
-        if v.believed == "measured" and v.measured is not None:
-            rates[i] = round_down(v.measured)
+        if v.measured is not None:
             comparable[v.link.kind, v.declared].append(i)
-    for links in comparable.values():
-        factor = _EQUAL if verdicts[links[0]].declared is not None else _EQUAL_UNDECLARED
-        lowest = Fraction(0)
-        for i in sorted(links, key=lambda i: rates[i]):
-            lowest = lowest if rates[i] <= lowest * factor else rates[i]
-            rates[i] = lowest
-    return rates
+    return list(comparable.values())
 
 
 def _share_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:

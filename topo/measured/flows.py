@@ -44,7 +44,9 @@ class Measurements:
     `medium` names the transport. `trusted` states which links the data really crossed: `all`,
     `network` (only links of that kind) or `none`; `otherwise` is the reason if not `all`. `pairs`,
     with the same keys, has JSON values to store in the topology unchanged; `notes` is added to its
-    notes.
+    notes. `noise` is the share by which a rate may exceed what a link carries: fits of times to
+    sizes are disturbed either way, while bytes over the time that they took are what really crossed
+    the links.
     """
 
     experiments: tuple[Experiment, ...]
@@ -54,6 +56,7 @@ class Measurements:
     otherwise: str = ""
     pairs: Mapping[Pair, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    noise: Fraction = Fraction(1, 20)
 
 
 @dataclass

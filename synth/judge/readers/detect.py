@@ -251,7 +251,7 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
             f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
             "the test had not begun; give the whole output"
         )
-    if log.lines or nccl_log.looks_like(text):
+    if log.is_log or nccl_log.looks_like(text):
         return _explain_log(text, log)
     if (rates := pair_rates.describe(text)) is not None:
         return f": {rates}; give here a collective's"
@@ -259,7 +259,12 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
         if re.search(pattern, text[:_SNIFF_CHARACTERS], re.MULTILINE | re.IGNORECASE):
             return f": {what}"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return f": not a format that is known (it starts with {first[:40]!r}); {_EXPECTED}"
+    what = (
+        "a text that mentions NCCL, without a result of a test or a line of its log (NCCL INFO)"
+        if log.lines
+        else f"not a format that is known (it starts with {first[:40]!r})"
+    )
+    return f": {what}; {_EXPECTED}"
 
 
 def _explain_log(text: str, log: LogReader) -> str:

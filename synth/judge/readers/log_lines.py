@@ -190,6 +190,11 @@ class Signatures:
         return 0
 
 
+def is_of_log(line: str) -> bool:
+    """Return whether a line is the library's, and not a sentence that mentions it."""
+    return _LEVEL.search(line) is not None or VERSION.match(line.lstrip()) is not None
+
+
 def read_tree(text: str) -> tuple[int, int] | None:
     """Return the rank and its parent (-1: none) from an entry of a Trees line; None if malformed.
 

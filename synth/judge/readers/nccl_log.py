@@ -94,7 +94,7 @@ class LogReader:
         self.findings: dict[str, FileFinding] = {}
         self.topology_files: list[str] = []
         self.lines = self.last_line = 0
-        self._completed = self.is_rccl = False
+        self._completed = self.is_rccl = self.is_log = False
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
         self._fabrics: dict[str, str] = {}
@@ -104,6 +104,7 @@ class LogReader:
         """Parse one line of the log; `number` counts lines from 1."""
         if "NCCL" in line:
             self.lines += 1
+            self.is_log = self.is_log or lines.is_of_log(line)
             # RCCL ends its lines of rings and trees with comm, nRanks and busId.
             self.is_rccl |= "RCCL" in line or (" busId " in line and " nRanks " in line)
             self._failure.take(line, number)

@@ -187,6 +187,15 @@ def test_pairs_without_p2p_are_named(more_inputs: Callable[[str], Path]) -> None
         assert "ACS is off and the IOMMU off or in passthrough" in text
 
 
+def test_no_level_is_named_where_the_driver_has_no_p2p(
+    more_inputs: Callable[[str], Path],
+) -> None:
+    text = more_inputs("nccl_stock/rtx5090x4_2socket_srp_gen5.xml").read_text()
+    made = make_file(nccl_xml.read(text.replace('device="0x2235"', 'device="0x2b85"'), "rtx"))
+    assert made.figures["p2p"]["level_needed"] is None
+    assert "NCCL_P2P_LEVEL" not in made.text and "the driver has none" in made.text
+
+
 def test_files_for_allgather_beat_stocks_rings(more_inputs: Callable[[str], Path]) -> None:
     machine = more_inputs("nccl_graphs/ncv4-bridged.topology.xml")
     made = make_file(nccl_xml.read(machine.read_text(), "ncv4"), "allgather")

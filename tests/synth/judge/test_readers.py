@@ -346,6 +346,11 @@ REFUSED = {
         sign(0, "Bootstrap : Using eth0:10.0.0.1<0>"),
         "without the lines of INIT",
     ),
+    "prose about NCCL": (
+        "# Notes\n\nOn two cards the script sets `NCCL_P2P_DISABLE=1`.\nLater NCCL is faster.\n",
+        "mentions NCCL, without a result of a test or a line of its log (NCCL INFO)",
+    ),
+    "a version of NCCL": ("NCCL version 2.21.5+cuda12.4\n", "without the lines of INIT"),
     "a log cut before rings": (WHOLE[:BEFORE_RINGS], "the log is cut"),
     "a log cut among rings": (WHOLE[: WHOLE.index("Channel 05/08")], "after 5 of 8 channels"),
     "a table without rows": (HEADER, "without a row"),

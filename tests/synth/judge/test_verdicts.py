@@ -5,6 +5,7 @@ people post gets the verdict it deserves.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from topoplan.synth.judge.options import find_limits
 from topoplan.synth.judge.reading import Measurement
 from topoplan.synth.judge.verdict import MeasuredRow, MeasuredVerdict
 from topoplan.topo.loader.resolve import load_for_planning
+from topoplan.topo.presets import preset
 
 # nvidia-smi topo -m of two GPUs below one CPU, which gives no rates.
 PAIR = (
@@ -126,6 +128,26 @@ def test_an_offer_compares_both_sides_on_paper_and_says_what_it_assumes(desk: De
     assert "NCCL_P2P_LEVEL=SYS" in offer["advice"]
     assert "if every link carries" in offer["message"] and "P2P" in offer["message"]
     assert "leave it alone" not in json.dumps(file["findings"])
+
+
+@pytest.mark.parametrize("known", ["GeForce", "slower"])
+def test_nothing_is_offered_that_needs_p2p_where_there_is_none(desk: Desk, known: str) -> None:
+    topology = preset("pcie-2socket")
+    if known == "GeForce":
+        boards = {"name": "NVIDIA GeForce RTX 4090"}
+        devices = (
+            replace(x, extra={**x.extra, **boards}) if x.kind == "gpu" else x
+            for x in topology.devices
+        )
+        topology = replace(topology, devices=tuple(devices))
+    else:
+        pair = {"src": "gpu0", "dst": "gpu7", "GBps": 9, "through_memory_GBps": 20}
+        topology = replace(topology, extra={**topology.extra, "measured": {"pairs": [pair]}})
+    machine = desk.folder / "machine.json"
+    machine.write_text(topology.dumps(), encoding="utf-8")
+    file = desk.judge(write_table(17, 8), "--topology", str(machine))
+    assert not any(map(is_offer, names(file)))
+    assert "NCCL_P2P_LEVEL" not in json.dumps(file)
 
 
 # Ranks and busbw of H200s with NVLS, and without it where that is not healthy, as published.
@@ -293,6 +315,16 @@ def test_the_graph_in_a_log_is_the_machine(desk_of_bounds: Desk) -> None:
     assert code == 2 and "name it as the topology" in err
     cut = system(*GPUS).splitlines(True)[:3]
     assert desk_of_bounds.judge("".join(cut) + write_table(12, 4))["topology"] is None
+
+
+def test_a_log_of_one_rank_says_why_nothing_is_judged(desk_of_bounds: Desk) -> None:
+    graph = ["=== System : maxBw 24.0 totalBw 0.0 ===", "CPU/0 (1/1/2)"]
+    graph += ["+ PCI[24.0] - GPU/10000 (0)", "=" * 42]
+    graph += ["Pattern 4, crossNic 0, nChannels 2, bw 40.0/40.0, type LOC/PIX, sameChannels 1"]
+    text = "".join(sign(0, line) for line in (*graph, " 0 : GPU/10000", " 1 : GPU/10000"))
+    file = desk_of_bounds.judge(text)
+    assert file["topology"]["ranks"] == 1 and file["verdict"]["name"] == "not-judged"
+    assert file["verdict"]["message"].startswith("it has no results, and the rings and trees of no")
 
 
 def test_a_name_of_a_gpu_gives_rates_and_a_given_rate_wins(desk_of_bounds: Desk) -> None:

@@ -333,11 +333,21 @@ def test_other_texts_are_not_taken_for_lists_of_hosts() -> None:
         "a poem\nof two words\n",
         "one two\nthree four\n",
         "alone\nalone\n",
+        "copy_to_gpu0 25.5\ncopy_to_gpu1 25.5\ncopy_back 0\n",
+        "name rate\nread 11.25\nwrite 11.25\n",
+        "read 11.25 us\nwrite 1.5e-3 us\n",
     ):
         with pytest.raises(InputError, match=r"not a format|nvidia-smi|GPU"):
             read_topology_text(text, "t")
         with pytest.raises(InputError, match="a box is only for files that say where hosts are"):
             read_topology_text(text, "t", A100)
+
+
+def test_racks_may_be_numbers() -> None:
+    for racks in ("1 1 2 2", "rack-1.5 rack-1.5 r2 r2"):
+        text = "".join(f"n{i} {rack}\n" for i, rack in enumerate(racks.split()))
+        assert len(read_topology_text(text, "t", A100).ranks) == 32
+    assert read_topology_text("host rack\nn0 1.5\nn1 1.5\n", "t", A100)
 
 
 def test_host_lists_expand_as_slurm_does() -> None:

@@ -568,6 +568,10 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         ("\tGPU0\tGPU1\nGPU0\tX\tNV1", "does not say how gpu0 - gpu1 are joined"),
         ("\tGPU0\tGPU\nGPU0\tX\tPIX\n", "a row of a matrix without a heading"),
         (
+            "\tGPU0\tGPU1\tHost\nGPU0\tX\tPIX\tPHB\nGPU1\tPIX\tX\tPHB\n",
+            "line 1: a heading with the column 'Host', which nvidia-smi topo -m does not print",
+        ),
+        (
             "".join(
                 f"node{host}: {line}\n" for line in alike(2, "PIX").splitlines() for host in (0, 1)
             ),
@@ -585,6 +589,7 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         "many",
         "nodes",
         "cut-heading",
+        "odd-heading",
         "cut-columns",
         "cut-rows",
         "cut-label",

@@ -101,6 +101,7 @@ def judged(topology: Topology, a: str, b: str) -> Verdict:
 
 
 NVLINK = cable("gpu0", "gpu1", "nvlink", "3/5")
+PAIR = ("gpu0", "gpu1")
 
 
 def test_gpus_below_one_switch_with_nothing_between_are_p2p() -> None:
@@ -114,6 +115,62 @@ def test_gpus_below_one_switch_with_nothing_between_are_p2p() -> None:
         "IOMMU: off",
     )
     assert verdict.evidence == told
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ({"name": "NVIDIA GeForce RTX 4090"}, "no"),
+        ({"pci": {"device": "0x2684"}}, "no"),
+        ({"name": "NVIDIA GeForce RTX 3090"}, "no"),
+        ({"name": "NVIDIA GeForce GTX 1080 Ti"}, "unknown"),
+        ({"name": "NVIDIA RTX A6000"}, "unknown"),
+        ({"name": "NVIDIA RTX PRO 6000 Blackwell"}, "unknown"),
+    ],
+)
+def test_no_p2p_is_promised_where_nvidias_driver_has_none_over_pcie(
+    told: dict[str, Any], answer: str
+) -> None:
+    boards = {f"gpu{i}": told for i in range(3)}
+    near = judged(box(told=boards, facts=False), "gpu0", "gpu1")
+    far = judged(box(told=boards, facts=False), "gpu0", "gpu2")
+    assert near.answer == answer and far.answer == "no"
+    assert ("has no P2P over PCIe" in near.rule) == (answer == "no")
+    assert ("switches it on" in str(far.advice)) == (answer != "no")
+    # NVLink bridges have it, and a changed driver that NVML says to have it.
+    assert "over PCIe" not in judged(box(None, NVLINK, told=boards, facts=False), *PAIR).rule
+    assert judged(box(told=boards), *PAIR).answer == "yes"
+
+
+def test_a_board_that_rates_are_of_counts_as_named() -> None:
+    source = "assumed: Gen4 x16, by the GPUs: RTX 4090, which line 9 mentions"
+    bare = box(facts=False)
+    topology = replace(bare, links=tuple(replace(x, source=source) for x in bare.links))
+    assert "for RTX 4090" in judged(topology, *PAIR).rule
+    declared = {"declared": {"GBps": 12, "source": source}}
+    kept = tuple(replace(x, source="measured", extra=declared) for x in topology.links)
+    assert "for RTX 4090" in judged(replace(topology, links=kept), *PAIR).rule
+    guessed = tuple(replace(x, source="assumed: as RTX 4090 has") for x in bare.links)
+    assert judged(replace(bare, links=guessed), *PAIR).answer == "unknown"
+
+
+def test_which_way_was_measured_to_be_faster_decides_on_advice() -> None:
+    def measure(topology: Topology, direct: int, other: int) -> Topology:
+        ends = (("gpu0", "gpu1"), ("gpu0", "gpu2"))
+        pairs = [
+            {"src": a, "dst": b, "GBps": direct, "through_memory_GBps": other} for a, b in ends
+        ]
+        return replace(topology, extra={**topology.extra, "measured": {"pairs": pairs}})
+
+    slow = judged(measure(box(), 10, 20), "gpu0", "gpu2")
+    assert slow.advice is not None and slow.advice.startswith("leave it off")
+    for direct in (19, 30):
+        advice = judged(measure(box(), direct, 20), "gpu0", "gpu2").advice
+        assert advice == "NCCL_P2P_LEVEL=SYS switches it on; measure whether that is faster"
+    geforce = {f"gpu{i}": {"name": "NVIDIA GeForce RTX 4090"} for i in range(3)}
+    bare = box(told=geforce, facts=False)
+    assert judged(measure(bare, 30, 20), *PAIR).answer == "unknown"
+    assert judged(measure(bare, 20, 20), *PAIR).answer == "no"
 
 
 @pytest.mark.parametrize(

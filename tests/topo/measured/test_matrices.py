@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Topology
 from topoplan.topo.measured.believe import believe
 from topoplan.topo.measured.matrices import read_measurements
+from topoplan.topo.measured.ways import DIRECT, list_faster_ways
 from topoplan.topo.presets import preset
 
 HEADS = {
@@ -20,6 +22,7 @@ HEADS = {
     "write": "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)",
     "both": "memcpy CE GPU(row) <-> GPU(column) bandwidth (GB/s)",
     "samples": "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)",
+    "both ways": "Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)",
     "disabled": "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)",
 }
 
@@ -62,6 +65,10 @@ def test_a_pair_has_the_best_of_what_was_measured_one_way_and_directly() -> None
         ),
         (matrix("both", ("N/A", 9), (9, "N/A")), "it has nvbandwidth's CE copies GPU <-> GPU"),
         (matrix("disabled", (1, 9), (9, 1)), "it has p2pBandwidthLatencyTest's P2P disabled"),
+        (
+            matrix("disabled", (1, 9), (9, 1)) + matrix("both ways", (1, 9), (9, 1)),
+            "P2P disabled, p2pBandwidthLatencyTest's P2P enabled, both ways together",
+        ),
         (matrix("write", ("N/A", 9, 9), (9, "N/A", 9), (9, 9, "N/A")), "of 3 GPUs, and topology"),
     ],
 )
@@ -82,6 +89,44 @@ def test_a_slow_link_is_believed_and_pairs_that_were_not_measured_are_named() ->
     slow = [link for link in corrected.links if link.bandwidth_GBps != 25]
     assert [(x.src, x.dst, x.bandwidth_GBps) for x in slow] == [("gpu1", "gpu2", Fraction(12))]
     assert any("no rate of 0 -> 2, 1 -> 3, 2 -> 0, 3 -> 1" in note for note in corrected.notes)
+
+
+def test_a_link_is_believed_to_carry_what_it_carried() -> None:
+    """A bandwidth test is no estimate: assumed rates, and those of links alike, are no limit."""
+    star = preset("switch:4")
+    links = tuple(
+        replace(x, bandwidth_GBps=Fraction(24), source="assumed: Gen4 x16, by the GPUs: A10")
+        for x in star.links
+    )
+    for rates, apart in (
+        ((26.3, 26.1, 26.2, 26.3), 1),
+        ((9.9, 9.6, 10, 10.2), 2),
+        ((24.3, 23.9, 24.1, 23.6), 1),
+    ):
+        text = matrix("write", *(tuple(rates[i] for _ in range(4)) for i in range(4)))
+        topology = replace(star, links=links)
+        corrected = believe(topology, read_measurements(text, "file", topology))
+        for link in corrected.links:
+            assert link.extra["measured"]["GBps"] <= float(link.bandwidth_GBps)
+        sent = {link.bandwidth_GBps for link in corrected.links if link.src in topology.ranks}
+        assert len(sent) == apart
+
+
+def test_p2p_that_is_slower_than_host_memory_is_named_and_not_advised() -> None:
+    text = matrix("samples", (900, 9), (9.5, 900)) + matrix("disabled", (900, 21), (22, 900))
+    read = read_measurements(text, "file", preset("path:2@24"))
+    (note,) = (note for note in read.notes if "P2P" in note)
+    assert "9 to 9.5 GB/s where copies through host memory carry 21 to 22 GB/s" in note
+    assert "NCCL_P2P_DISABLE=1" in note and "by P2P only" in note and "slower" in read.medium
+    assert read.pairs[0, 1] == {"GBps": 9, "through_memory_GBps": 21}
+    fast = matrix("samples", (900, 21), (21, 900)) + matrix("disabled", (900, 9), (20, 900))
+    read = read_measurements(fast, "file", preset("path:2@24"))
+    assert not any("P2P" in note for note in read.notes) and read.medium.endswith("Test")
+    corrected = believe(preset("path:2@24"), read)
+    assert list_faster_ways(corrected) == {frozenset(("gpu0", "gpu1")): DIRECT}
+    assert list_faster_ways(Topology.loads(corrected.dumps())) == list_faster_ways(corrected)
+    for wrong in (None, {"pairs": 3}, {"pairs": [3, {"src": "gpu0", "GBps": "no"}]}):
+        assert not list_faster_ways(replace(corrected, extra={"measured": wrong}))
 
 
 def test_topo_probe_writes_the_corrected_machine(

@@ -6,7 +6,7 @@ written by hand (lines `host rack spine`).
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -23,6 +23,8 @@ TOPOGRAPH_START = re.compile(r'\{\s*"instances"\s*:')
 _MAX_JSON_VALUES = 5_000_000
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEADING = "host"
+# A measured value, which is no name of a rack.
+_DECIMAL = re.compile(r"\d{1,15}\.\d{1,15}(?:[eE][+-]?\d{1,3})?")
 # Longer texts are no list of at most MAX_HOSTS hosts, and checking all their lines is slow.
 _MAX_LIST_CHARACTERS = 2**21
 
@@ -87,7 +89,7 @@ def looks_like_list(text: str) -> bool:
     """Return whether a text is a list of hosts.
 
     Either its first line begins with the word host, or all lines have the same number of names, at
-    least two, and some lines share their last name.
+    least two, and some lines share their last name. A column of measured values is none of names.
     """
     rows = [words for _, words in _list_lines(text)] if len(text) <= _MAX_LIST_CHARACTERS else []
     if not rows or len(rows[0]) == 1:
@@ -99,7 +101,13 @@ def looks_like_list(text: str) -> bool:
         and len({row[-1] for row in rows}) < len(rows)
         and not any("X" in row for row in rows)  # the diagonal of nvidia-smi's matrix
         and all(_WORD.fullmatch(word) for row in rows for word in row)
+        and not any(map(_is_measured, zip(*rows, strict=True)))
     )
+
+
+def _is_measured(column: Sequence[str]) -> bool:
+    """Return whether most words of a column are decimal fractions; some may be 0 or a heading."""
+    return 2 * sum(_DECIMAL.fullmatch(word) is not None for word in column) > len(column)
 
 
 def read_list(text: str, where: str) -> Cluster:

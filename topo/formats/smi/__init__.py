@@ -185,6 +185,11 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
         )
     if output.tables:
         raise _make_rowless_error(output.tables[0], where)
+    if output.stray is not None and output.odd:
+        raise InputError(
+            f"{where}: line {output.stray}: a heading with the column {output.odd[:40]!r}, which "
+            "nvidia-smi topo -m does not print; expected its output as it is"
+        )
     if output.stray is not None:
         raise InputError(
             f"{where}: line {output.stray}: a row of a matrix without a heading above it; "

@@ -159,7 +159,8 @@ class SmiOutput:
     `tables` are its matrices, in order. `nics` maps a NIC column to its name in the legend,
     `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
     nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
-    None if there is none.
+    None if there is none. `odd` is a column of that row, if it is a heading, that nvidia-smi does
+    not print.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -167,6 +168,7 @@ class SmiOutput:
     nvlinks_by_gpu: dict[int, NvlinkListing] = field(default_factory=dict)
     failed: int | None = None
     stray: int | None = None
+    odd: str = ""
 
 
 def looks_like(text: str) -> bool:
@@ -226,7 +228,7 @@ def parse_output(text: str, where: str) -> SmiOutput:
             _parse_link(line, listing)
         elif matrix is None:
             if output.stray is None and _SNIFF.match(line):
-                output.stray = number
+                output.stray, output.odd = number, _find_odd_column(line)
         elif _STRANGER.match(line):
             raise InputError(
                 f"{where}: line {number}: a row of {line.split(maxsplit=1)[0]}, which the heading "
@@ -301,6 +303,14 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
             "matrix"
         )
     return LabelMatrix(number, tuple(names), columns, flag)
+
+
+def _find_odd_column(line: str) -> str:
+    """Return the column without a number in a line that is otherwise a heading, or ""."""
+    words = line.split()
+    if len(words) < 2 or not all(GPU_NAME.fullmatch(word) for word in words[:2]):
+        return ""
+    return next((word for word in words if not any(map(str.isdigit, word))), "")
 
 
 def _parse_row(
