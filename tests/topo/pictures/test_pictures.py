@@ -550,7 +550,7 @@ def test_rates_are_written_as_people_write_them(rate: Fraction, text: str) -> No
 def test_the_table_of_a_plan_fits_80_columns_and_keeps_bound_and_gap(
     plans: Callable[..., str],
 ) -> None:
-    plan = Plan.load(plans("ring:4"))
+    plan = Plan.load(plans("ring:4", "allreduce", "ring"))
     for width, gone in ((80, "trees"), (50, "at size"), (200, None)):
         buffer = io.StringIO()
         print_plan(Console(file=buffer, width=width), plan, 1 << 26)
