@@ -24,13 +24,15 @@ class Started:
     """What a text says of how a test was started, before its table.
 
     `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
-    that of the launcher's command line, 0 if unknown; `jobs` counts how often rank 0 is listed.
+    that of the launcher's command line, 0 if unknown; `options` are those that the test prints;
+    `jobs` counts how often rank 0 is listed.
     `is_open` is True if the list ends in dots, so its last rank is not the last there was.
     """
 
     locations: dict[int, Location] = field(default_factory=dict)
     gpus: int = 0
     processes: int = 0
+    options: str = ""
     jobs: int = 0
     has_header: bool = False
     has_rows: bool = False

@@ -8,6 +8,7 @@ appended.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from ....topo.grouping import group_by_key
@@ -50,6 +51,7 @@ _COMMAND = re.compile(
     r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather"
     r"|scatter|sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b"
 )
+_OPTION = re.compile(r" +--?[a-z]")
 _WORDS = re.compile(
     r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
 )
@@ -60,6 +62,20 @@ _MAX_ROWS = 100_000
 _MAX_HINT = 200
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
+# Values of one half that tell a rate: time, algbw and busbw.
+_HALF = 3
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A row of which more may follow: its words so far, and what was known where it began."""
+
+    words: list[str]
+    line: int
+    table: int
+    command: str | None
+    started: Started
+    hint: str | None
 
 
 class TableReader:
@@ -81,8 +97,7 @@ class TableReader:
         self.notes: list[str] = []
         self._columns: list[str] = []
         self._command: str | None = None
-        self._pending: list[str] | None = None
-        self._pending_line = 0
+        self._pending: _Begun | None = None
         self._table = 0
         self._hint: str | None = None
 
@@ -106,7 +121,7 @@ class TableReader:
             self._find_start().has_header = True
         elif (match := _ROW.search(own)) is not None:
             self._begin_row(match, number, is_cut=len(own) < len(line))
-        elif self._pending is None or not self._continue_row(self._pending, own):
+        elif self._pending is None or not self._continue_row(self._pending.words, own):
             self._take_words(own, number)
 
     def _take_words(self, line: str, number: int) -> None:
@@ -119,14 +134,16 @@ class TableReader:
             match = _STARTING.search(line) or _COMMAND.search(line)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = match[1].rsplit("/", 1)[-1]
+                if self._find_start().jobs and _OPTION.match(line, match.end()) is not None:
+                    # It is started again: what was listed before gave no row.
+                    self.started.append(Started())
                 self._take_processes(line[: match.start()])
         elif len(line) < _MAX_HINT:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
                 self._hint = names.pop() if len(names) == 1 else None
         if "nGpus" in line and (match := _COUNTS.search(line)) is not None:
-            gpus = int(match[1]) * int(match[2]) if len(match[1] + match[2]) < 10 else 0
-            self._find_start().gpus = gpus
+            self._take_counts(match)
             self.header_line = self.header_line or number
         if "ccl-" in line and (match := _VERSION.search(line)) is not None:
             self.kind = self.kind or match[1] or ""
@@ -136,9 +153,21 @@ class TableReader:
 
     def _find_start(self) -> Started:
         """Return what is known of the start of the next table."""
+        if self._pending is not None and self._has_half(self._pending.words):
+            # A row may end there, as that of a test that measures out of place only.
+            self._pending.started.has_rows = True
         if self.started[-1].has_rows:
             self.started.append(Started())
         return self.started[-1]
+
+    def _take_counts(self, match: re.Match[str]) -> None:
+        """Record the GPUs of each process; other options than before are those of another run."""
+        started, options = self._find_start(), match.string[match.start() :].strip()
+        if started.jobs and started.options not in ("", options):
+            started = Started()
+            self.started.append(started)
+        started.options = options
+        started.gpus = int(match[1]) * int(match[2]) if len(match[1] + match[2]) < 10 else 0
 
     def _take_rank(self, match: re.Match[str]) -> None:
         rank, host, device, bus, model = match.groups()
@@ -165,7 +194,9 @@ class TableReader:
         pending = [*match.groups()[:3], *match[4].split()]
         if is_cut and pending[-1] == "-":
             pending[-1] = "-1"  # the digit was read as the beginning of a host's name
-        self._pending, self._pending_line = pending, number
+        self._pending = _Begun(
+            pending, number, self._table, self._command, self.started[-1], self._hint
+        )
         if not is_cut and self._is_whole(pending):
             self._end_row()
 
@@ -187,12 +218,17 @@ class TableReader:
             )
         return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _VALUES
 
+    @staticmethod
+    def _has_half(row: list[str]) -> bool:
+        """Return whether a row has its values out of place: they are printed together."""
+        return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _HALF
+
     def _end_row(self) -> None:
         """Store the pending row, even if it is incomplete."""
-        if self._pending is None:
+        begun, self._pending = self._pending, None
+        if begun is None:
             return
-        size, _, _, *rest = self._pending
-        self._pending = None
+        size, _, _, *rest = begun.words
         if len(size) > 15 or len(self.rows) >= _MAX_ROWS:
             return
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
@@ -201,21 +237,21 @@ class TableReader:
         row = read_halves(int(size), rest, self._columns)
         believed = {how: v for how, v in row.values.items() if how not in row.doubtful}
         for how in row.doubtful:
-            self._note_doubtful(self._pending_line, how, row.values[how])
-        self.started[-1].has_rows = True
+            self._note_doubtful(begun.line, how, row.values[how])
+        begun.started.has_rows = True
         if not believed:
             return
         self.rows.append(
             Row(
-                self._table,
-                self._command,
+                begun.table,
+                begun.command,
                 int(size),
                 operation,
                 row.root,
                 believed,
-                self._pending_line,
-                self.started[-1],
-                self._hint,
+                begun.line,
+                begun.started,
+                begun.hint,
             )
         )
 

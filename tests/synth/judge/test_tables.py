@@ -139,3 +139,51 @@ def test_dots_stand_for_what_was_left_out() -> None:
     # A list that ends in dots does not tell how many there were.
     reading = read(start(0, 1, None) + HEADER + row(1 << 30, 20, 20, "sum", "0"))
     assert {m.ranks for m in reading.measurements} == {0}
+
+
+TWICE = "# size count type redop time algbw busbw error time algbw busbw error\n"
+
+
+def out_of_place(size: int, algbw: float) -> str:
+    """Return a table of an allreduce of four ranks with one row, of which one half is measured."""
+    half = f"{size / algbw * 1e-3:9.2f} {algbw:7.2f} {1.5 * algbw:7.2f}    N/A"
+    row = f"{size:12d}  {size // 4:12d}     float     sum  {half}\n"
+    return TWICE + row + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 45\n#\n"
+
+
+def test_runs_of_rows_of_one_half_follow_each_other() -> None:
+    sizes = [1 << 20, 1 << 21, 1 << 22]
+    text = "".join(start(0, 1, 2, 3) + out_of_place(size, 30.0) for size in sizes)
+    reading = read(text)
+    assert not reading.findings and not reading.notes
+    assert [(m.size_bytes, m.ranks, m.run) for m in reading.measurements] == [
+        (size, 4, 0) for size in sizes
+    ]
+    # A command between the runs is that of the next one.
+    launch = "$ mpirun -np {} ./build/{}_perf -b 4M -e 4M\n"
+    text = launch.format(4, "all_reduce") + start(0, 1, 2, 3) + out_of_place(1 << 22, 30.0)
+    text += launch.format(8, "reduce_scatter") + HEADER + row(1 << 22, 40, 35)
+    found = {(m.collective, m.ranks) for m in read(text).measurements}
+    assert found == {("allreduce", 4), ("reduce-scatter", 8)}
+
+
+def test_a_run_that_was_given_up_is_no_job_beside_the_next() -> None:
+    table = HEADER + row(1 << 30, 20, 30)
+    listed = start(0, 1, 2, 3)
+    for before, after in (
+        (listed.replace("minBytes 8 ", "minBytes 4 "), listed),
+        (listed, "$ ./build/all_reduce_perf -b 8 -g 4\n" + listed),
+    ):
+        reading = read(before + after + table)
+        assert not reading.findings and {m.ranks for m in reading.measurements} == {4}
+    # The same options again, before any row, are those of a job beside it.
+    for text in (listed * 2, listed + "# Collective test starting: all_reduce_perf\n" + listed):
+        assert [f.name for f in read(text + table).findings] == ["separate-jobs"]
+
+
+def test_a_job_that_is_listed_amid_another_s_broken_row_runs_beside_it() -> None:
+    broken = (
+        "     1048576        262144     float     sum      -1node07:1:2 [0] NCCL INFO Using x\n"
+    )
+    text = start(0, 1, 2, 3) + HEADER + broken + start(0, 1, 2, 3)
+    assert [f.name for f in read(text + row(1 << 30, 20, 30)).findings] == ["separate-jobs"]
