@@ -25,7 +25,8 @@ class Started:
 
     `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
     that of the launcher's command line, 0 if unknown; `options` are those that the test prints;
-    `jobs` counts how often rank 0 is listed.
+    `jobs` counts how often rank 0 is listed. `calls` are the collectives that the library logged,
+    None for other calls.
     `is_open` is True if the list ends in dots, so its last rank is not the last there was.
     """
 
@@ -34,6 +35,7 @@ class Started:
     processes: int = 0
     options: str = ""
     jobs: int = 0
+    calls: set[str | None] = field(default_factory=set)
     has_header: bool = False
     has_rows: bool = False
     is_open: bool = False

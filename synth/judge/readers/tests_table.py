@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
-from .log_lines import Signatures, name_collective
+from .log_lines import CALL, Signatures, name_collective
 from .runs import Runs
 from .table_collective import find_in_name, infer_collective
 from .table_ranks import (
@@ -23,7 +23,7 @@ from .table_ranks import (
     choose_ranks,
     describe_separate_jobs,
 )
-from .table_rows import Row, find_odd_factors, read_half, read_halves
+from .table_rows import Row, count_parts, find_odd_factors, read_half, read_halves
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -124,6 +124,10 @@ class TableReader:
         elif self._pending is None or not self._continue_row(self._pending.words, own):
             self._take_words(own, number)
 
+    def take_calls(self, line: str) -> None:
+        """Record which collectives a line of the library says are called."""
+        self.started[-1].calls.update(map(name_collective, CALL.findall(line)))
+
     def _take_words(self, line: str, number: int) -> None:
         if _DOTS.fullmatch(line):
             # Dots below the header stand for rows, else for ranks.
@@ -176,6 +180,8 @@ class TableReader:
             started.jobs += int(rank) == 0
             started.is_open = False
             location = Location(host, int(device), read_bus(bus), model=model)
+            if host is not None:
+                self.signatures.hosts.add(host)
             started.locations.setdefault(int(rank), location)
 
     def _take_processes(self, launcher: str) -> None:
@@ -228,8 +234,8 @@ class TableReader:
         begun, self._pending = self._pending, None
         if begun is None:
             return
-        size, _, _, *rest = begun.words
-        if len(size) > 15 or len(self.rows) >= _MAX_ROWS:
+        size, count, kind, *rest = begun.words
+        if max(len(size), len(count)) > 15 or len(self.rows) >= _MAX_ROWS:
             return
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
         # A time stamp or a remark may follow the row.
@@ -246,6 +252,7 @@ class TableReader:
                 begun.table,
                 begun.command,
                 int(size),
+                count_parts(int(size), int(count), kind),
                 operation,
                 row.root,
                 believed,
@@ -297,7 +304,7 @@ class TableReader:
         halves = [half for _, _, half in by_how]
         name = infer_collective(rows, halves, asked, file)
         if name is None:
-            self.others.setdefault(rows[0].command or "unknown", rows[0].line)
+            self.others.setdefault(rows[0].command or "a test that nothing names", rows[0].line)
             return []
         ranks = choose_ranks(name, halves, rows[0].started)
         finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)

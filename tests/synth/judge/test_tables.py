@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from judge_options import judge_by_bounds_alone
-from nccl_samples import DEVICES, HEADER, row
+from nccl_samples import DEVICES, HEADER, row, sign
 
 from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines
@@ -187,3 +187,74 @@ def test_a_job_that_is_listed_amid_another_s_broken_row_runs_beside_it() -> None
     )
     text = start(0, 1, 2, 3) + HEADER + broken + start(0, 1, 2, 3)
     assert [f.name for f in read(text + row(1 << 30, 20, 30)).findings] == ["separate-jobs"]
+
+
+def slow(count: int, redop: str, root: str = "-1", size: int = 1 << 12) -> str:
+    """Return a row of floats so slow that its rates say nothing of the collective."""
+    half = f"{size / 0.25 * 1e-3:9.2f} {0.25:7.2f} {0.22:7.2f}    N/A"
+    return f"{size:12d}  {count:12d}     float  {redop:>6}  {root:>6}  {half} {half}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (slow(1 << 10, "sum"), "allreduce"),
+        (slow(1 << 9, "sum"), "reduce-scatter"),
+        (slow(1 << 6, "sum"), "reduce-scatter"),
+        (slow(1 << 9, "sum", "0"), "reduce"),
+        (slow(1 << 7, "none"), "allgather or alltoall"),
+        (slow(1 << 10, "none", "0"), "broadcast"),
+        (slow(1 << 7, "none", "0"), "gather or scatter"),
+        (slow(1 << 10, "sum").replace("float", "half"), "reduce-scatter"),
+        (slow(1 << 12, "sum").replace("float", "fp8_e4m3"), "allreduce"),
+        # Of 128 ranks the ratio of rates is close to that of two ranks that add up.
+        (row(1 << 30, 80, 79.38).replace(str(1 << 28), str(1 << 21)), "reduce-scatter"),
+        (row(1 << 30, 80, 80), "allreduce"),
+        # The name of a test may be that of an earlier table.
+        ("$ ./all_reduce_perf\n" + slow(1 << 7, "sum"), "reduce-scatter"),
+        # A number of elements that does not make the size says nothing.
+        (slow(1000, "sum"), "allreduce"),
+    ],
+)
+def test_the_elements_of_a_row_tell_its_collective(line: str, expected: str) -> None:
+    assert {m.collective for m in read(HEADER + line).measurements} == {expected}
+
+
+def call(name: str) -> str:
+    return sign(0, f"{name}: opCount 1 sendbuff 0x7f00 count 1024 datatype 7 op 0 root 0 comm 0x1")
+
+
+def test_what_the_library_says_is_called_tells_the_collective() -> None:
+    for calls, expected in (
+        (call("AllGather"), "allgather"),
+        (call("AllGather") + call("AllReduce"), "allgather or alltoall"),
+        (call("AllReduce"), "allgather or alltoall"),
+        (call("Send"), "allgather or alltoall"),
+    ):
+        reading = read(HEADER + calls + slow(1 << 7, "none"))
+        assert {m.collective for m in reading.measurements} == {expected}
+    # Calls of one run say nothing of the next.
+    text = HEADER + call("AllGather") + slow(1 << 7, "none") + HEADER + slow(1 << 6, "none")
+    named = [m.collective for m in read(text).measurements]
+    assert named == ["allgather"] * 2 + ["allgather or alltoall"] * 2
+
+
+@pytest.mark.parametrize("listed", ["", start(0, 1, 2, 3)])
+def test_a_message_on_the_operation_of_a_row_is_cut_off(listed: str) -> None:
+    half = f"{1 << 12:12d}  {1 << 10:12d}     float     sum"
+    rest = "    16.4    0.25    0.37  2e-07\n"
+    text = listed + TWICE + half + call("AllReduce") + rest
+    (measured,) = read(text).measurements
+    assert (measured.collective, measured.algbw_GBps) == ("allreduce", 0.25)
+
+
+def test_a_row_that_lost_its_operation_is_named_by_the_text_or_left_out() -> None:
+    text = HEADER + slow(1 << 10, "") + row(1 << 30, 20, 35, root="0")
+    (note,) = read(text).notes
+    assert note == (
+        "line 4: rows of a test that nothing names, which has no bound here, are left out"
+    )
+    assert {m.collective for m in read(text, "all_reduce.txt").measurements} == {
+        "allreduce",
+        "reduce",
+    }
