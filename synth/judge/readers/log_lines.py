@@ -71,7 +71,7 @@ WARNING = re.compile(r"(?:[\w/]+\.(?:cc|cu|h|cpp):\d+ )?NCCL WARN\b.*")
 GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
 # What is called, as NCCL_DEBUG_SUBSYS=COLL logs it.
-CALL = re.compile(r"\b(\w{1,40}): opCount\b")
+CALL = re.compile(r"\b(\w{1,40}): opCount\b(?:.{0,300}?\[nranks=(\d{1,6})\])?")
 # Last words that a row of a test can have where a message breaks it: operations and types.
 _ROW_WORDS = re.compile(r"(?:sum|prod|max|min|avg|mulsum|none|float|half|double|u?int(?:8|32|64)?)")
 

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 
 from ..reading import ALLGATHER_OR_ALLTOALL, GATHER_OR_SCATTER
 from .log_lines import name_collective
-from .table_ranks import TOLERANCE, Half, ran_alone
+from .table_ranks import TOLERANCE, WHOLE, Half, ran_alone
 from .table_rows import HOWS, Row, find_parts
 
 # Collectives that reduce, so their rows name an operation.
 _ADDING = ("allreduce", "reduce-scatter", "reduce")
-# Collectives whose rows count all elements of their size; others count those of one rank's part.
-_WHOLE = ("allreduce", "reduce", "broadcast")
 _ROOTED = ("reduce", "broadcast", "gather", "scatter")
 # Collectives in a file's name.
 _FILE_WORDS = re.compile(
@@ -44,7 +42,7 @@ def infer_collective(
     # The name of a test may stem from an earlier table, so it is ignored if the rows have an
     # operation that this test cannot have, or lack one, or have parts that it has not.
     is_plausible = first.operation is None or name is None or adds == (name in _ADDING)
-    if first.command is not None and is_plausible and not (parts > 1 and name in _WHOLE):
+    if first.command is not None and is_plausible and not (parts > 1 and name in WHOLE):
         return name
     if (called := _find_called(first, parts)) is not None:
         return called
@@ -62,7 +60,7 @@ def infer_collective(
         return _infer_adding(factor, parts, first.started.listed, asked)
     if factor is None and parts == 1 and first.operation is None:
         # It reduces, or has a root, but that column is lost.
-        return next((known for known in named if known in _WHOLE), None)
+        return next((known for known in named if known in WHOLE), None)
     return _infer_moving(rows, named)
 
 
@@ -92,7 +90,7 @@ def _find_called(row: Row, parts: int) -> str | None:
         return None
     adds = row.operation not in (None, "none")
     fits = row.operation is None or adds == (name in _ADDING)
-    fits &= parts == 0 or (parts == 1) == (name in _WHOLE)
+    fits &= parts == 0 or (parts == 1) == (name in WHOLE)
     fits &= row.root is None or (row.root >= 0) == (name in _ROOTED)
     return name if fits else None
 

@@ -10,9 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from math import prod
 
 from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
+from .launchers import count_processes, names_launcher
 from .log_lines import CALL, Signatures, name_collective
 from .runs import Runs
 from .table_collective import find_in_name, infer_collective
@@ -23,7 +25,7 @@ from .table_ranks import (
     choose_ranks,
     describe_separate_jobs,
 )
-from .table_rows import Row, count_parts, find_odd_factors, read_half, read_halves
+from .table_rows import Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -40,8 +42,6 @@ _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)"
     r"\s+device\s+(\d+)\s+\[\s*([0-9a-fA-Fx:.]+)\](?:\s+(\S.*?))?\s*$"
 )
-# The number of processes that a launcher's command line states.
-_PROCESSES = re.compile(r"(?:^|\s)(?:-np|-n|--np|--ntasks)[ =](\d{1,6})\b")
 # What people put in the place of lines that they leave out.
 _DOTS = re.compile(r"[ #>]*[\[(<]?(?:\.{3,}|(?: ?\.){3,}|\u2026)[\])>]?\s*")
 # What mpirun puts before each line, at the end of a row that a message broke.
@@ -52,6 +52,9 @@ _COMMAND = re.compile(
     r"|scatter|sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b"
 )
 _OPTION = re.compile(r" +--?[a-z]")
+# Options of a test: the GPUs of a thread, and the threads of a process.
+_GPUS = re.compile(r"\s(?:-g|--ngpus)[ =]?([1-9]\d{0,3})\b")
+_THREADS = re.compile(r"\s(?:-t|--nthreads)[ =]?([1-9]\d{0,3})\b")
 _WORDS = re.compile(
     r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
 )
@@ -60,6 +63,8 @@ _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-libra
 _MAX_ROWS = 100_000
 # Longest line, in characters, to search for the name of a collective: longer ones are prose.
 _MAX_HINT = 200
+# Longest command on several lines, and longest list of a batch script's options, in characters.
+_MAX_COMMAND = 4000
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
 # Values of one half that tell a rate: time, algbw and busbw.
@@ -99,6 +104,8 @@ class TableReader:
         self._command: str | None = None
         self._pending: _Begun | None = None
         self._table = 0
+        # The lines before in a command on several lines, and what a batch script gives Slurm.
+        self._continued = self._directives = ""
         self._hint: str | None = None
 
     def take(self, line: str, number: int) -> None:
@@ -126,7 +133,9 @@ class TableReader:
 
     def take_calls(self, line: str) -> None:
         """Record which collectives a line of the library says are called."""
-        self.started[-1].calls.update(map(name_collective, CALL.findall(line)))
+        for name, ranks in CALL.findall(line):
+            self.started[-1].calls.add(name_collective(name))
+            self.started[-1].called.update([int(ranks)] if ranks else [])
 
     def _take_words(self, line: str, number: int) -> None:
         if _DOTS.fullmatch(line):
@@ -134,14 +143,12 @@ class TableReader:
             started = self.started[-1]
             started.has_rows |= started.has_header
             started.is_open |= not started.has_header
-        if "erf" in line or "_test" in line:
-            match = _STARTING.search(line) or _COMMAND.search(line)
+        command = self._join_command(line)
+        if "erf" in command or "_test" in command:
+            match = _STARTING.search(command) or _COMMAND.search(command)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = match[1].rsplit("/", 1)[-1]
-                if self._find_start().jobs and _OPTION.match(line, match.end()) is not None:
-                    # It is started again: what was listed before gave no row.
-                    self.started.append(Started())
-                self._take_processes(line[: match.start()])
+                self._take_command(command[: match.start()], command[match.end() :])
         elif len(line) < _MAX_HINT:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
@@ -184,10 +191,32 @@ class TableReader:
                 self.signatures.hosts.add(host)
             started.locations.setdefault(int(rank), location)
 
-    def _take_processes(self, launcher: str) -> None:
-        """Record the number of processes on a command line, before the name of the test."""
-        if (match := _PROCESSES.search(launcher)) is not None:
-            self._find_start().processes = int(match[1])
+    def _join_command(self, line: str) -> str:
+        """Return a line after those that it continues, which end with a backslash."""
+        if line.lstrip().startswith("#!"):
+            self._directives = ""
+        elif line.lstrip().startswith("#SBATCH ") and len(self._directives) < _MAX_COMMAND:
+            self._directives += line.partition("#SBATCH")[2].partition(" #")[0]
+        command = self._continued + line
+        is_open = command.rstrip().endswith("\\") and len(command) < _MAX_COMMAND
+        self._continued = command.rstrip()[:-1] + " " if is_open else ""
+        return command
+
+    def _take_command(self, launcher: str, options: str) -> None:
+        """Record what a command line says of ranks, before and after the name of the test."""
+        processes = count_processes(launcher, self._directives)
+        each = [int(found[1]) for p in (_GPUS, _THREADS) if (found := p.search(options))]
+        is_command = _OPTION.match(options) is not None
+        if not processes and not each and not is_command:
+            return  # the name of the test alone, as in a sentence
+        started = self._find_start()
+        if started.jobs and is_command:
+            # It is started again: what was listed before gave no row.
+            started = Started()
+            self.started.append(started)
+        started.processes = processes or started.processes
+        if each and (started.processes or not names_launcher(launcher)):
+            started.gpus = prod(each)
 
     @property
     def locations(self) -> dict[int, Location]:
@@ -306,7 +335,7 @@ class TableReader:
         if name is None:
             self.others.setdefault(rows[0].command or "a test that nothing names", rows[0].line)
             return []
-        ranks = choose_ranks(name, halves, rows[0].started)
+        ranks = choose_ranks(name, halves, rows[0].started, find_parts(rows))
         finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)
         if finding is not None and finding not in self.findings:
             self.findings.append(finding)

@@ -9,6 +9,7 @@ from nccl_samples import DEVICES, HEADER, row, sign
 from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.readers.detect import read_text
+from topoplan.synth.judge.readers.launchers import count_processes
 from topoplan.synth.judge.reading import Reading
 from topoplan.synth.judge.report import write_text
 from topoplan.topo.errors import InputError
@@ -258,3 +259,81 @@ def test_a_row_that_lost_its_operation_is_named_by_the_text_or_left_out() -> Non
         "allreduce",
         "reduce",
     }
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ("mpirun -np 4 -H a,b ", 4),
+        ("$ mpiexec -n 4 --ppn 2 ", 4),
+        ("srun -n4 ", 4),
+        ("srun --ntasks 16 --ntasks-per-node=8 ", 16),
+        ("srun --nodes=3 --ntasks-per-node=8 --cpus-per-task=8 -- ", 24),
+        ("srun -N2 --ntasks-per-node 4 ", 8),
+        ("salloc -N 2 mpirun -N 8 ", 16),
+        ("mpirun -H a:8,b:8 ", 16),
+        ("mpirun --host a,b,c -npernode 4 ", 12),
+        ("mpirun --host a,b --map-by ppr:8:node:PE=2 ", 16),
+        ("mpirun --map-by ppr:8:node -np 32 ", 32),
+        ("torchrun --nnodes=2 --nproc-per-node=8 ", 16),
+        ("python -m torch.distributed.run --nproc_per_node=4 ", 4),
+        # What is a variable, a range, or half of what is needed says nothing.
+        ("mpirun -np $GPUS ", 0),
+        ("mpirun -N 8 --hostfile hosts ", 0),
+        ("mpirun -H a,b numactl -N 1 ", 0),
+        ("srun --nodes=2-4 --ntasks-per-node=8 ", 0),
+        ("torchrun --nnodes=1:4 --nproc-per-node=8 ", 0),
+        ("srun -N 4 ", 0),
+        ("./build/", 0),
+    ],
+)
+def test_a_launcher_s_command_line_tells_the_number_of_processes(
+    launcher: str, expected: int
+) -> None:
+    assert count_processes(launcher) == expected
+
+
+def test_a_batch_script_tells_what_its_command_line_leaves_open() -> None:
+    script = " --nodes=4 --ntasks-per-node=8"
+    assert count_processes("srun ", script) == count_processes("mpirun ", script) == 32
+    assert count_processes("srun -N 2 ", script) == 16
+    assert count_processes("srun -n 3 ", script) == 3
+    assert count_processes("./build/", script) == 0
+
+
+BATCH = "#!/bin/bash\n#SBATCH -N 2 # two of them\n#SBATCH --ntasks-per-node=8\n"
+CALLED = call("AllReduce").replace(" comm 0x1", " comm 0x1 [nranks=24] stream 0x2")
+SLOW = slow(1 << 10, "sum")
+
+
+@pytest.mark.parametrize(
+    ("before", "rows", "ranks"),
+    [
+        ("srun --nodes=4 --ntasks-per-node=8 \\\n  -- all_reduce_perf -b 8 -g 1\n", SLOW, 32),
+        ("mpirun \\\n -np 3 \\\n ./all_reduce_perf -b 8 \\\n -g 2\n", SLOW, 6),
+        ("./all_reduce_perf -b 8 -t 2 -g 4\n", SLOW, 8),
+        ("srun ./all_reduce_perf -b 8 -g 4\n", SLOW, 0),
+        ("./all_reduce_perf\n", SLOW, 0),
+        (BATCH + "srun ./all_reduce_perf\n", SLOW, 16),
+        (BATCH + "#!/bin/sh\nsrun ./all_reduce_perf\n", SLOW, 0),
+        (CALLED, SLOW, 24),
+        # Each rank has one part of a size, however low the rates are.
+        ("", slow(1 << 5, "none"), 32),
+        ("", slow(1 << 7, "sum"), 8),
+        ("", slow(1 << 7, "none", "0"), 8),
+        (start(0, 1, None, 3), slow(1 << 7, "none"), 8),
+        ("", slow(1 << 7, "none") + slow(1 << 6, "none"), 0),
+        # Rates that do not allow it say how many there were.
+        ("", row(1 << 30, 8, 7, "none").replace(str(1 << 28), str(1 << 27)), 8),
+    ],
+)
+def test_the_number_of_ranks_is_what_the_command_or_the_rows_state(
+    before: str, rows: str, ranks: int
+) -> None:
+    assert {m.ranks for m in read(before + HEADER + rows).measurements} == {ranks}
+
+
+def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
+    rows = row(1 << 29, 20, 20, "sum", "0") + "so far reduce_perf is fine\n"
+    rows += row(1 << 30, 20, 20, "sum", "0")
+    assert {m.ranks for m in read(start(0, 1, 2) + HEADER + rows).measurements} == {3}
