@@ -165,6 +165,8 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
                 f"{where}, line {count}: a number of more than {_MAX_DIGITS} digits; the file is "
                 "damaged there: leave the line out"
             )
+        if "opCount" in line:
+            table.take_calls(line)
         is_message = signatures.is_message(line)
         log.take(line, count)
         if not is_message:

@@ -70,6 +70,11 @@ FAILED_CALL = re.compile(r"[\w/]+\.(?:cc|cu|h|cpp):\d+ -> [1-9]\d*\b")
 WARNING = re.compile(r"(?:[\w/]+\.(?:cc|cu|h|cpp):\d+ )?NCCL WARN\b.*")
 GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
+# What is called, as NCCL_DEBUG_SUBSYS=COLL logs it.
+CALL = re.compile(r"\b(\w{1,40}): opCount\b(?:.{0,300}?\[nranks=(\d{1,6})\])?")
+# Last words that a row of a test can have where a message breaks it: operations and types.
+_ROW_WORDS = re.compile(r"(?:sum|prod|max|min|avg|mulsum|none|float|half|double|u?int(?:8|32|64)?)")
+
 # In the order of NCCL's numbers, which some versions print in place of names.
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
@@ -105,8 +110,8 @@ class Signatures:
     """Finder of the signatures with which messages begin: "node1:17:42 [1] NCCL INFO".
 
     They name host, process, thread and GPU. One line may have several messages: one may directly
-    follow another one's last word ("->0node1:17:42 [1] NCCL INFO"). If that word is a number, only
-    a host name seen before tells where the number ends; so hosts are remembered.
+    follow another one's last word ("->0node1:17:42 [1] NCCL INFO"), or that of a test's row. Only a
+    host name seen before tells where a number or a row's word ends; so hosts are remembered.
     """
 
     def __init__(self) -> None:
@@ -171,14 +176,17 @@ class Signatures:
             word = max(line.rfind(" ", low, bracket - 1) + 1, low)
             writer = _WRITER.search(line[word : bracket - 1]) if bracket > word else None
             if writer is not None:
-                skipped = self._skip_digits(writer[1], is_clean=writer.start() == 0)
+                skipped = self._skip_word_before(writer[1], is_clean=writer.start() == 0)
                 start = word + writer.start() + skipped
                 thread = writer[1][skipped:], writer[2], writer[3]
             out.append((start, level.end(), thread, level[1]))
         return out
 
-    def _skip_digits(self, host: str, is_clean: bool) -> int:
-        """Return how many leading digits of a host's name belong to the number before it."""
+    def _skip_word_before(self, host: str, is_clean: bool) -> int:
+        """Return how much of a host's name is the number or the row's word before it."""
+        word = _ROW_WORDS.match(host)
+        if word is not None and host[word.end() :] in self.hosts:
+            return word.end()
         if host in self.hosts:
             return 0
         # The number before it is a rank, which nearly always has at most three digits.

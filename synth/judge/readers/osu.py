@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ....topo.errors import InputError
 from ...ir.collective import Collective
 from ..reading import BenchmarkResults, Measurement
+from .launchers import count_processes
 from .log_lines import name_collective
 from .runs import Runs
 
@@ -24,9 +25,6 @@ _SIZE = re.compile(r"\d{1,15}")
 _TIME = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 # What a launcher puts before a line: "[1,0]<stdout>:", "node-7:".
 _LAUNCHER = re.compile(r"^\s*(?:\[[\w,.:\- ]{1,80}\](?:<\w{1,20}>)?:?|[\w.\-]{1,80}:)\s*")
-_PROCESSES = re.compile(r"\s(?:-np|-n|--np|--ntasks)[ =]?(\d{1,6})\b")
-_PER_NODE = re.compile(r"\s(?:--ntasks-per-node|-ppn|--npernode|-npernode|-N)[ =](\d{1,6})\b")
-_NODES = re.compile(r"\s(?:-N|--nodes)[ =](\d{1,6})\b")
 _COMMAND = re.compile(r"\bosu_(?:nccl_|xccl_)?[a-z_]+\b")
 _USING = re.compile(r"#Using [NR]CCL\b")
 # Collectives of which OSU counts one rank's part as the size.
@@ -72,7 +70,7 @@ class _Reader:
         elif (match := _HEADING.search(line)) is not None:
             self._begin(match, number)
         elif (command := _COMMAND.search(line)) is not None:
-            self._launched = _count_ranks(" " + line[: command.start()])
+            self._launched = count_processes(line[: command.start()])
             self._collective = None
         elif self._collective is not None:
             words = _LAUNCHER.sub("", line).split()
@@ -112,11 +110,3 @@ class _Reader:
         busbw = algbw * float(Collective.with_default_root(name, self._ranks).bus_factor())
         m = Measurement(name, self._ranks, whole, algbw, busbw, time_us, wrong=wrong)
         self.runs.add(self._table, [m])
-
-
-def _count_ranks(launcher: str) -> int:
-    """Return the number of processes of a launcher's command line; 0 if it does not say it."""
-    if (match := _PROCESSES.search(launcher)) is not None:
-        return int(match[1])
-    nodes, each = _NODES.search(launcher), _PER_NODE.search(launcher.replace(" -N ", "  "))
-    return int(nodes[1]) * int(each[1]) if nodes and each else 0

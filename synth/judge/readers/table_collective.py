@@ -1,15 +1,16 @@
-"""The collective of a table: by the name of its test, else by its columns."""
+"""The collective of a table: by the name of its test, what its log calls, or its columns."""
 
 import re
 from collections.abc import Sequence
 
 from ..reading import ALLGATHER_OR_ALLTOALL, GATHER_OR_SCATTER
 from .log_lines import name_collective
-from .table_ranks import TOLERANCE, Half, ran_alone
-from .table_rows import HOWS, Row
+from .table_ranks import TOLERANCE, WHOLE, Half, ran_alone
+from .table_rows import HOWS, Row, find_parts
 
 # Collectives that reduce, so their rows name an operation.
 _ADDING = ("allreduce", "reduce-scatter", "reduce")
+_ROOTED = ("reduce", "broadcast", "gather", "scatter")
 # Collectives in a file's name.
 _FILE_WORDS = re.compile(
     r"(?<![a-z])(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter|gather"
@@ -28,38 +29,70 @@ def infer_collective(
 ) -> str | None:
     """Return the collective of a table, "A or B" if nothing decides; None for other tests.
 
-    The name of the test decides, else the rows. The ratio busbw / algbw is 2(n-1)/n for allreduce,
-    1 for broadcast and reduce, and (n-1)/n for the others. `file` is what the name of the file
-    says, which tells like ones apart.
+    The name of the test decides, then the calls that the library logged, else the rows. The ratio
+    busbw / algbw is 2(n-1)/n for allreduce, 1 for broadcast and reduce, and (n-1)/n for the others.
+    Where rates are too low or ranks too many for that, the elements of a row decide: they are those
+    of its size, or of one of n parts. `file` is what the name of the file says, which tells like
+    ones apart.
     """
-    first = rows[0]
+    first, named = rows[0], (asked, rows[0].hint, file)
+    adds = first.operation not in (None, "none")
+    parts = 0 if ran_alone(halves) else find_parts(rows)
+    name = name_collective(first.command or "")
+    # The name of a test may stem from an earlier table, so it is ignored if the rows have an
+    # operation that this test cannot have, or lack one, or have parts that it has not.
+    is_plausible = first.operation is None or name is None or adds == (name in _ADDING)
+    if first.command is not None and is_plausible and not (parts > 1 and name in WHOLE):
+        return name
+    if (called := _find_called(first, parts)) is not None:
+        return called
     fastest = max(halves, key=lambda half: half[1], default=None)
     is_exact = fastest is not None and fastest[1] > 1 and not ran_alone(halves)
     factor = fastest[2] / fastest[1] if fastest is not None and is_exact else None
-    adds = first.operation not in (None, "none")
-    name = name_collective(first.command or "")
-    # The name of a test may stem from an earlier table, so it is ignored if the rows have an
-    # operation that this test cannot have, or lack one.
-    is_plausible = first.operation is None or name is None or adds == (name in _ADDING)
-    if first.command is not None and is_plausible:
-        return name
     if first.root is not None and first.root >= 0:
         # Rates have two decimals, and (n-1)/n is close to 1 for many ranks.
         doubt = 0.012 / fastest[1] if fastest is not None and is_exact else 0
-        is_part = factor is not None and factor < 1 - max(0.002, doubt)
+        is_part = parts > 1 or (factor is not None and factor < 1 - max(0.002, doubt))
         if adds:
             return "reduce"
-        return _choose(GATHER_OR_SCATTER, asked, first.hint, file) if is_part else "broadcast"
-    if not adds and (factor is None or factor < 1 + TOLERANCE):
-        checked = {_is_checked_in_place(row) for row in rows} - {None}
-        if len(checked) == 1:
-            return "allgather" if checked.pop() else "alltoall"
-        return _choose(ALLGATHER_OR_ALLTOALL, asked, first.hint, file)
+        return _choose(GATHER_OR_SCATTER, *named) if is_part else "broadcast"
+    if adds or (factor is not None and factor >= 1 + TOLERANCE):
+        return _infer_adding(factor, parts, first.started.listed, asked)
+    if factor is None and parts == 1 and first.operation is None:
+        # It reduces, or has a root, but that column is lost.
+        return next((known for known in named if known in WHOLE), None)
+    return _infer_moving(rows, named)
+
+
+def _infer_adding(factor: float | None, parts: int, listed: int, asked: str | None) -> str:
+    """Return which collective without a root has rows with an operation."""
+    if parts and (factor is None or abs(factor - 1) <= TOLERANCE):
+        return "reduce-scatter" if parts > 1 else "allreduce"
     if factor is None:
         return "reduce-scatter" if asked == "reduce-scatter" else "allreduce"
     # With two ranks the factor of allreduce is 1, that of reduce-scatter a half.
-    scatters = factor < (1 - TOLERANCE if first.started.listed != 2 else 0.75)
+    scatters = factor < (1 - TOLERANCE if listed != 2 else 0.75)
     return "reduce-scatter" if scatters else "allreduce"
+
+
+def _infer_moving(rows: Sequence[Row], named: Sequence[str | None]) -> str:
+    """Return which collective without a root has rows without an operation."""
+    checked = {_is_checked_in_place(row) for row in rows} - {None}
+    if len(checked) == 1:
+        return "allgather" if checked.pop() else "alltoall"
+    return _choose(ALLGATHER_OR_ALLTOALL, *named)
+
+
+def _find_called(row: Row, parts: int) -> str | None:
+    """Return the only collective that was called, by the log; None if the row is of another."""
+    name = next(iter(row.started.calls)) if len(row.started.calls) == 1 else None
+    if name is None:
+        return None
+    adds = row.operation not in (None, "none")
+    fits = row.operation is None or adds == (name in _ADDING)
+    fits &= parts == 0 or (parts == 1) == (name in WHOLE)
+    fits &= row.root is None or (row.root >= 0) == (name in _ROOTED)
+    return name if fits else None
 
 
 def _choose(like: str, *named: str | None) -> str:

@@ -15,6 +15,9 @@ _MIN_GBps = 1.0
 # More ranks than any job has: larger numbers come from damage.
 _MAX_RANKS = 1 << 20
 
+# Collectives whose rows count all elements of their size; others count those of one rank's part.
+WHOLE = ("allreduce", "reduce", "broadcast")
+
 # Time in us, algbw and busbw in GB/s, and whether results were wrong.
 Half = tuple[float, float, float, bool]
 
@@ -24,14 +27,19 @@ class Started:
     """What a text says of how a test was started, before its table.
 
     `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
-    that of the launcher's command line, 0 if unknown; `jobs` counts how often rank 0 is listed.
+    that of the launcher's command line, 0 if unknown; `options` are those that the test prints;
+    `jobs` counts how often rank 0 is listed. `calls` are the collectives that the library logged,
+    None for other calls, and `called` the numbers of ranks that it logged with them.
     `is_open` is True if the list ends in dots, so its last rank is not the last there was.
     """
 
     locations: dict[int, Location] = field(default_factory=dict)
     gpus: int = 0
     processes: int = 0
+    options: str = ""
     jobs: int = 0
+    calls: set[str | None] = field(default_factory=set)
+    called: set[int] = field(default_factory=set)
     has_header: bool = False
     has_rows: bool = False
     is_open: bool = False
@@ -42,18 +50,25 @@ class Started:
         return max(self.locations, default=-1) + 1
 
 
-def choose_ranks(name: str | None, halves: Sequence[Half], started: Started) -> int:
+def choose_ranks(name: str | None, halves: Sequence[Half], started: Started, parts: int) -> int:
     """Return the number of ranks of a table of the collective `name`; 0 if unknown.
 
-    The first stated number that busbw / algbw allows wins: that of the list of devices, that of
-    the command line, that of one process. Without one, the ratio itself decides if it allows a
-    single number, or a single multiple of the GPUs of a process.
+    The first stated number that busbw / algbw allows wins: that of the `parts` of its rows, one of
+    each rank if the collective has some, that of the list of devices, that of the calls in the log,
+    that of the command line, that of one process. Without one, the ratio itself decides if it
+    allows a single number, or a single multiple of the GPUs of a process.
     """
     if ran_alone(halves):
         return 1
     low, high = _bound_ranks(name, halves)
     listed = 0 if started.is_open else started.listed
-    stated = (listed, started.processes * max(started.gpus, 1), started.gpus)
+    stated = (
+        0 if name in WHOLE else parts,
+        listed,
+        max(started.called) if len(started.called) == 1 else 0,
+        started.processes * max(started.gpus, 1),
+        started.gpus,
+    )
     for ranks in stated:
         if ranks > 1 and low <= ranks <= high:
             return ranks

@@ -25,6 +25,9 @@ _FACTOR_SLACK = 0.002
 _UNITS = (1.0, 1e-3)
 _ROOT = re.compile(r"-?\d{1,6}")
 HOWS = ("out-of-place", "in-place")
+# Bytes of an element of types without a width in their names.
+_BYTES = {"char": 1, "uchar": 1, "half": 2, "int": 4, "uint": 4, "float": 4, "double": 8}
+_WIDTH_IN_NAME = re.compile(r"8|16|32|64")
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,13 @@ class Row:
 
     `halves` are the values by variant: out of place and, if present, in place. `started` is what
     the text says of the start of the test. `hint` is a collective that was named before the table.
+    `parts` is how often its elements make its size, 0 if unknown.
     """
 
     table: int
     command: str | None
     size: int
+    parts: int
     operation: str | None
     root: int | None
     halves: dict[str, list[str]]
@@ -56,6 +61,23 @@ class Halves:
     root: int | None
     values: dict[str, list[str]]
     doubtful: tuple[str, ...] = ()
+
+
+def count_parts(size: int, count: int, kind: str) -> int:
+    """Return how often `count` elements of a type make `size` bytes; 0 if they do not.
+
+    The count of allgather, alltoall, reduce-scatter, gather and scatter is that of one rank's part
+    and the size that of all parts; the others have no parts.
+    """
+    width = _WIDTH_IN_NAME.search(kind)
+    one = count * (int(width[0]) // 8 if width is not None else _BYTES.get(kind, 0))
+    return size // one if one and size % one == 0 else 0
+
+
+def find_parts(rows: Sequence[Row]) -> int:
+    """Return the number of parts of a table; 0 if it is unknown, or rows differ."""
+    found = {row.parts for row in rows if row.size}
+    return found.pop() if len(found) == 1 else 0
 
 
 def read_halves(size: int, values: list[str], columns: Sequence[str]) -> Halves:

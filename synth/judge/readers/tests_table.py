@@ -8,11 +8,14 @@ appended.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
+from math import prod
 
 from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
-from .log_lines import Signatures, name_collective
+from .launchers import count_processes, names_launcher
+from .log_lines import CALL, Signatures, name_collective
 from .runs import Runs
 from .table_collective import find_in_name, infer_collective
 from .table_ranks import (
@@ -22,7 +25,7 @@ from .table_ranks import (
     choose_ranks,
     describe_separate_jobs,
 )
-from .table_rows import Row, find_odd_factors, read_half, read_halves
+from .table_rows import Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -39,8 +42,6 @@ _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)"
     r"\s+device\s+(\d+)\s+\[\s*([0-9a-fA-Fx:.]+)\](?:\s+(\S.*?))?\s*$"
 )
-# The number of processes that a launcher's command line states.
-_PROCESSES = re.compile(r"(?:^|\s)(?:-np|-n|--np|--ntasks)[ =](\d{1,6})\b")
 # What people put in the place of lines that they leave out.
 _DOTS = re.compile(r"[ #>]*[\[(<]?(?:\.{3,}|(?: ?\.){3,}|\u2026)[\])>]?\s*")
 # What mpirun puts before each line, at the end of a row that a message broke.
@@ -50,6 +51,10 @@ _COMMAND = re.compile(
     r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather"
     r"|scatter|sendrecv|hypercube)_(?:perf|test)(?:_mpi)?)\b"
 )
+_OPTION = re.compile(r" +--?[a-z]")
+# Options of a test: the GPUs of a thread, and the threads of a process.
+_GPUS = re.compile(r"\s(?:-g|--ngpus)[ =]?([1-9]\d{0,3})\b")
+_THREADS = re.compile(r"\s(?:-t|--nthreads)[ =]?([1-9]\d{0,3})\b")
 _WORDS = re.compile(
     r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
 )
@@ -58,8 +63,24 @@ _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-libra
 _MAX_ROWS = 100_000
 # Longest line, in characters, to search for the name of a collective: longer ones are prose.
 _MAX_HINT = 200
+# Longest command on several lines, and longest list of a batch script's options, in characters.
+_MAX_COMMAND = 4000
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
+# Values of one half that tell a rate: time, algbw and busbw.
+_HALF = 3
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A row of which more may follow: its words so far, and what was known where it began."""
+
+    words: list[str]
+    line: int
+    table: int
+    command: str | None
+    started: Started
+    hint: str | None
 
 
 class TableReader:
@@ -81,9 +102,10 @@ class TableReader:
         self.notes: list[str] = []
         self._columns: list[str] = []
         self._command: str | None = None
-        self._pending: list[str] | None = None
-        self._pending_line = 0
+        self._pending: _Begun | None = None
         self._table = 0
+        # The lines before in a command on several lines, and what a batch script gives Slurm.
+        self._continued = self._directives = ""
         self._hint: str | None = None
 
     def take(self, line: str, number: int) -> None:
@@ -106,8 +128,14 @@ class TableReader:
             self._find_start().has_header = True
         elif (match := _ROW.search(own)) is not None:
             self._begin_row(match, number, is_cut=len(own) < len(line))
-        elif self._pending is None or not self._continue_row(self._pending, own):
+        elif self._pending is None or not self._continue_row(self._pending.words, own):
             self._take_words(own, number)
+
+    def take_calls(self, line: str) -> None:
+        """Record which collectives a line of the library says are called."""
+        for name, ranks in CALL.findall(line):
+            self.started[-1].calls.add(name_collective(name))
+            self.started[-1].called.update([int(ranks)] if ranks else [])
 
     def _take_words(self, line: str, number: int) -> None:
         if _DOTS.fullmatch(line):
@@ -115,18 +143,18 @@ class TableReader:
             started = self.started[-1]
             started.has_rows |= started.has_header
             started.is_open |= not started.has_header
-        if "erf" in line or "_test" in line:
-            match = _STARTING.search(line) or _COMMAND.search(line)
+        command = self._join_command(line)
+        if "erf" in command or "_test" in command:
+            match = _STARTING.search(command) or _COMMAND.search(command)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = match[1].rsplit("/", 1)[-1]
-                self._take_processes(line[: match.start()])
+                self._take_command(command[: match.start()], command[match.end() :])
         elif len(line) < _MAX_HINT:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
                 self._hint = names.pop() if len(names) == 1 else None
         if "nGpus" in line and (match := _COUNTS.search(line)) is not None:
-            gpus = int(match[1]) * int(match[2]) if len(match[1] + match[2]) < 10 else 0
-            self._find_start().gpus = gpus
+            self._take_counts(match)
             self.header_line = self.header_line or number
         if "ccl-" in line and (match := _VERSION.search(line)) is not None:
             self.kind = self.kind or match[1] or ""
@@ -136,9 +164,21 @@ class TableReader:
 
     def _find_start(self) -> Started:
         """Return what is known of the start of the next table."""
+        if self._pending is not None and self._has_half(self._pending.words):
+            # A row may end there, as that of a test that measures out of place only.
+            self._pending.started.has_rows = True
         if self.started[-1].has_rows:
             self.started.append(Started())
         return self.started[-1]
+
+    def _take_counts(self, match: re.Match[str]) -> None:
+        """Record the GPUs of each process; other options than before are those of another run."""
+        started, options = self._find_start(), match.string[match.start() :].strip()
+        if started.jobs and started.options not in ("", options):
+            started = Started()
+            self.started.append(started)
+        started.options = options
+        started.gpus = int(match[1]) * int(match[2]) if len(match[1] + match[2]) < 10 else 0
 
     def _take_rank(self, match: re.Match[str]) -> None:
         rank, host, device, bus, model = match.groups()
@@ -147,12 +187,36 @@ class TableReader:
             started.jobs += int(rank) == 0
             started.is_open = False
             location = Location(host, int(device), read_bus(bus), model=model)
+            if host is not None:
+                self.signatures.hosts.add(host)
             started.locations.setdefault(int(rank), location)
 
-    def _take_processes(self, launcher: str) -> None:
-        """Record the number of processes on a command line, before the name of the test."""
-        if (match := _PROCESSES.search(launcher)) is not None:
-            self._find_start().processes = int(match[1])
+    def _join_command(self, line: str) -> str:
+        """Return a line after those that it continues, which end with a backslash."""
+        if line.lstrip().startswith("#!"):
+            self._directives = ""
+        elif line.lstrip().startswith("#SBATCH ") and len(self._directives) < _MAX_COMMAND:
+            self._directives += line.partition("#SBATCH")[2].partition(" #")[0]
+        command = self._continued + line
+        is_open = command.rstrip().endswith("\\") and len(command) < _MAX_COMMAND
+        self._continued = command.rstrip()[:-1] + " " if is_open else ""
+        return command
+
+    def _take_command(self, launcher: str, options: str) -> None:
+        """Record what a command line says of ranks, before and after the name of the test."""
+        processes = count_processes(launcher, self._directives)
+        each = [int(found[1]) for p in (_GPUS, _THREADS) if (found := p.search(options))]
+        is_command = _OPTION.match(options) is not None
+        if not processes and not each and not is_command:
+            return  # the name of the test alone, as in a sentence
+        started = self._find_start()
+        if started.jobs and is_command:
+            # It is started again: what was listed before gave no row.
+            started = Started()
+            self.started.append(started)
+        started.processes = processes or started.processes
+        if each and (started.processes or not names_launcher(launcher)):
+            started.gpus = prod(each)
 
     @property
     def locations(self) -> dict[int, Location]:
@@ -165,7 +229,9 @@ class TableReader:
         pending = [*match.groups()[:3], *match[4].split()]
         if is_cut and pending[-1] == "-":
             pending[-1] = "-1"  # the digit was read as the beginning of a host's name
-        self._pending, self._pending_line = pending, number
+        self._pending = _Begun(
+            pending, number, self._table, self._command, self.started[-1], self._hint
+        )
         if not is_cut and self._is_whole(pending):
             self._end_row()
 
@@ -187,13 +253,18 @@ class TableReader:
             )
         return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _VALUES
 
+    @staticmethod
+    def _has_half(row: list[str]) -> bool:
+        """Return whether a row has its values out of place: they are printed together."""
+        return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _HALF
+
     def _end_row(self) -> None:
         """Store the pending row, even if it is incomplete."""
-        if self._pending is None:
+        begun, self._pending = self._pending, None
+        if begun is None:
             return
-        size, _, _, *rest = self._pending
-        self._pending = None
-        if len(size) > 15 or len(self.rows) >= _MAX_ROWS:
+        size, count, kind, *rest = begun.words
+        if max(len(size), len(count)) > 15 or len(self.rows) >= _MAX_ROWS:
             return
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
         # A time stamp or a remark may follow the row.
@@ -201,21 +272,22 @@ class TableReader:
         row = read_halves(int(size), rest, self._columns)
         believed = {how: v for how, v in row.values.items() if how not in row.doubtful}
         for how in row.doubtful:
-            self._note_doubtful(self._pending_line, how, row.values[how])
-        self.started[-1].has_rows = True
+            self._note_doubtful(begun.line, how, row.values[how])
+        begun.started.has_rows = True
         if not believed:
             return
         self.rows.append(
             Row(
-                self._table,
-                self._command,
+                begun.table,
+                begun.command,
                 int(size),
+                count_parts(int(size), int(count), kind),
                 operation,
                 row.root,
                 believed,
-                self._pending_line,
-                self.started[-1],
-                self._hint,
+                begun.line,
+                begun.started,
+                begun.hint,
             )
         )
 
@@ -261,9 +333,9 @@ class TableReader:
         halves = [half for _, _, half in by_how]
         name = infer_collective(rows, halves, asked, file)
         if name is None:
-            self.others.setdefault(rows[0].command or "unknown", rows[0].line)
+            self.others.setdefault(rows[0].command or "a test that nothing names", rows[0].line)
             return []
-        ranks = choose_ranks(name, halves, rows[0].started)
+        ranks = choose_ranks(name, halves, rows[0].started, find_parts(rows))
         finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)
         if finding is not None and finding not in self.findings:
             self.findings.append(finding)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from judge_options import judge_by_bounds_alone
-from nccl_samples import DEVICES, HEADER, row
+from nccl_samples import DEVICES, HEADER, row, sign
 
 from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.readers.detect import read_text
+from topoplan.synth.judge.readers.launchers import count_processes
 from topoplan.synth.judge.reading import Reading
 from topoplan.synth.judge.report import write_text
 from topoplan.topo.errors import InputError
@@ -139,3 +140,200 @@ def test_dots_stand_for_what_was_left_out() -> None:
     # A list that ends in dots does not tell how many there were.
     reading = read(start(0, 1, None) + HEADER + row(1 << 30, 20, 20, "sum", "0"))
     assert {m.ranks for m in reading.measurements} == {0}
+
+
+TWICE = "# size count type redop time algbw busbw error time algbw busbw error\n"
+
+
+def out_of_place(size: int, algbw: float) -> str:
+    """Return a table of an allreduce of four ranks with one row, of which one half is measured."""
+    half = f"{size / algbw * 1e-3:9.2f} {algbw:7.2f} {1.5 * algbw:7.2f}    N/A"
+    row = f"{size:12d}  {size // 4:12d}     float     sum  {half}\n"
+    return TWICE + row + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 45\n#\n"
+
+
+def test_runs_of_rows_of_one_half_follow_each_other() -> None:
+    sizes = [1 << 20, 1 << 21, 1 << 22]
+    text = "".join(start(0, 1, 2, 3) + out_of_place(size, 30.0) for size in sizes)
+    reading = read(text)
+    assert not reading.findings and not reading.notes
+    assert [(m.size_bytes, m.ranks, m.run) for m in reading.measurements] == [
+        (size, 4, 0) for size in sizes
+    ]
+    # A command between the runs is that of the next one.
+    launch = "$ mpirun -np {} ./build/{}_perf -b 4M -e 4M\n"
+    text = launch.format(4, "all_reduce") + start(0, 1, 2, 3) + out_of_place(1 << 22, 30.0)
+    text += launch.format(8, "reduce_scatter") + HEADER + row(1 << 22, 40, 35)
+    found = {(m.collective, m.ranks) for m in read(text).measurements}
+    assert found == {("allreduce", 4), ("reduce-scatter", 8)}
+
+
+def test_a_run_that_was_given_up_is_no_job_beside_the_next() -> None:
+    table = HEADER + row(1 << 30, 20, 30)
+    listed = start(0, 1, 2, 3)
+    for before, after in (
+        (listed.replace("minBytes 8 ", "minBytes 4 "), listed),
+        (listed, "$ ./build/all_reduce_perf -b 8 -g 4\n" + listed),
+    ):
+        reading = read(before + after + table)
+        assert not reading.findings and {m.ranks for m in reading.measurements} == {4}
+    # The same options again, before any row, are those of a job beside it.
+    for text in (listed * 2, listed + "# Collective test starting: all_reduce_perf\n" + listed):
+        assert [f.name for f in read(text + table).findings] == ["separate-jobs"]
+
+
+def test_a_job_that_is_listed_amid_another_s_broken_row_runs_beside_it() -> None:
+    broken = (
+        "     1048576        262144     float     sum      -1node07:1:2 [0] NCCL INFO Using x\n"
+    )
+    text = start(0, 1, 2, 3) + HEADER + broken + start(0, 1, 2, 3)
+    assert [f.name for f in read(text + row(1 << 30, 20, 30)).findings] == ["separate-jobs"]
+
+
+def slow(count: int, redop: str, root: str = "-1", size: int = 1 << 12) -> str:
+    """Return a row of floats so slow that its rates say nothing of the collective."""
+    half = f"{size / 0.25 * 1e-3:9.2f} {0.25:7.2f} {0.22:7.2f}    N/A"
+    return f"{size:12d}  {count:12d}     float  {redop:>6}  {root:>6}  {half} {half}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (slow(1 << 10, "sum"), "allreduce"),
+        (slow(1 << 9, "sum"), "reduce-scatter"),
+        (slow(1 << 6, "sum"), "reduce-scatter"),
+        (slow(1 << 9, "sum", "0"), "reduce"),
+        (slow(1 << 7, "none"), "allgather or alltoall"),
+        (slow(1 << 10, "none", "0"), "broadcast"),
+        (slow(1 << 7, "none", "0"), "gather or scatter"),
+        (slow(1 << 10, "sum").replace("float", "half"), "reduce-scatter"),
+        (slow(1 << 12, "sum").replace("float", "fp8_e4m3"), "allreduce"),
+        # Of 128 ranks the ratio of rates is close to that of two ranks that add up.
+        (row(1 << 30, 80, 79.38).replace(str(1 << 28), str(1 << 21)), "reduce-scatter"),
+        (row(1 << 30, 80, 80), "allreduce"),
+        # The name of a test may be that of an earlier table.
+        ("$ ./all_reduce_perf\n" + slow(1 << 7, "sum"), "reduce-scatter"),
+        # A number of elements that does not make the size says nothing.
+        (slow(1000, "sum"), "allreduce"),
+    ],
+)
+def test_the_elements_of_a_row_tell_its_collective(line: str, expected: str) -> None:
+    assert {m.collective for m in read(HEADER + line).measurements} == {expected}
+
+
+def call(name: str) -> str:
+    return sign(0, f"{name}: opCount 1 sendbuff 0x7f00 count 1024 datatype 7 op 0 root 0 comm 0x1")
+
+
+def test_what_the_library_says_is_called_tells_the_collective() -> None:
+    for calls, expected in (
+        (call("AllGather"), "allgather"),
+        (call("AllGather") + call("AllReduce"), "allgather or alltoall"),
+        (call("AllReduce"), "allgather or alltoall"),
+        (call("Send"), "allgather or alltoall"),
+    ):
+        reading = read(HEADER + calls + slow(1 << 7, "none"))
+        assert {m.collective for m in reading.measurements} == {expected}
+    # Calls of one run say nothing of the next.
+    text = HEADER + call("AllGather") + slow(1 << 7, "none") + HEADER + slow(1 << 6, "none")
+    named = [m.collective for m in read(text).measurements]
+    assert named == ["allgather"] * 2 + ["allgather or alltoall"] * 2
+
+
+@pytest.mark.parametrize("listed", ["", start(0, 1, 2, 3)])
+def test_a_message_on_the_operation_of_a_row_is_cut_off(listed: str) -> None:
+    half = f"{1 << 12:12d}  {1 << 10:12d}     float     sum"
+    rest = "    16.4    0.25    0.37  2e-07\n"
+    text = listed + TWICE + half + call("AllReduce") + rest
+    (measured,) = read(text).measurements
+    assert (measured.collective, measured.algbw_GBps) == ("allreduce", 0.25)
+
+
+def test_a_row_that_lost_its_operation_is_named_by_the_text_or_left_out() -> None:
+    text = HEADER + slow(1 << 10, "") + row(1 << 30, 20, 35, root="0")
+    (note,) = read(text).notes
+    assert note == (
+        "line 4: rows of a test that nothing names, which has no bound here, are left out"
+    )
+    assert {m.collective for m in read(text, "all_reduce.txt").measurements} == {
+        "allreduce",
+        "reduce",
+    }
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ("mpirun -np 4 -H a,b ", 4),
+        ("$ mpiexec -n 4 --ppn 2 ", 4),
+        ("srun -n4 ", 4),
+        ("srun --ntasks 16 --ntasks-per-node=8 ", 16),
+        ("srun --nodes=3 --ntasks-per-node=8 --cpus-per-task=8 -- ", 24),
+        ("srun -N2 --ntasks-per-node 4 ", 8),
+        ("salloc -N 2 mpirun -N 8 ", 16),
+        ("mpirun -H a:8,b:8 ", 16),
+        ("mpirun --host a,b,c -npernode 4 ", 12),
+        ("mpirun --host a,b --map-by ppr:8:node:PE=2 ", 16),
+        ("mpirun --map-by ppr:8:node -np 32 ", 32),
+        ("torchrun --nnodes=2 --nproc-per-node=8 ", 16),
+        ("python -m torch.distributed.run --nproc_per_node=4 ", 4),
+        # What is a variable, a range, or half of what is needed says nothing.
+        ("mpirun -np $GPUS ", 0),
+        ("mpirun -N 8 --hostfile hosts ", 0),
+        ("mpirun -H a,b numactl -N 1 ", 0),
+        ("srun --nodes=2-4 --ntasks-per-node=8 ", 0),
+        ("torchrun --nnodes=1:4 --nproc-per-node=8 ", 0),
+        ("srun -N 4 ", 0),
+        ("./build/", 0),
+    ],
+)
+def test_a_launcher_s_command_line_tells_the_number_of_processes(
+    launcher: str, expected: int
+) -> None:
+    assert count_processes(launcher) == expected
+
+
+def test_a_batch_script_tells_what_its_command_line_leaves_open() -> None:
+    script = " --nodes=4 --ntasks-per-node=8"
+    assert count_processes("srun ", script) == count_processes("mpirun ", script) == 32
+    assert count_processes("srun -N 2 ", script) == 16
+    assert count_processes("srun -n 3 ", script) == 3
+    assert count_processes("./build/", script) == 0
+
+
+BATCH = "#!/bin/bash\n#SBATCH -N 2 # two of them\n#SBATCH --ntasks-per-node=8\n"
+CALLED = call("AllReduce").replace(" comm 0x1", " comm 0x1 [nranks=24] stream 0x2")
+SLOW = slow(1 << 10, "sum")
+
+
+@pytest.mark.parametrize(
+    ("before", "rows", "ranks"),
+    [
+        ("srun --nodes=4 --ntasks-per-node=8 \\\n  -- all_reduce_perf -b 8 -g 1\n", SLOW, 32),
+        ("mpirun \\\n -np 3 \\\n ./all_reduce_perf -b 8 \\\n -g 2\n", SLOW, 6),
+        ("./all_reduce_perf -b 8 -t 2 -g 4\n", SLOW, 8),
+        ("srun ./all_reduce_perf -b 8 -g 4\n", SLOW, 0),
+        ("./all_reduce_perf\n", SLOW, 0),
+        (BATCH + "srun ./all_reduce_perf\n", SLOW, 16),
+        (BATCH + "#!/bin/sh\nsrun ./all_reduce_perf\n", SLOW, 0),
+        (CALLED, SLOW, 24),
+        # Each rank has one part of a size, however low the rates are.
+        ("", slow(1 << 5, "none"), 32),
+        ("", slow(1 << 7, "sum"), 8),
+        ("", slow(1 << 7, "none", "0"), 8),
+        (start(0, 1, None, 3), slow(1 << 7, "none"), 8),
+        ("", slow(1 << 7, "none") + slow(1 << 6, "none"), 0),
+        # Rates that do not allow it say how many there were.
+        ("", row(1 << 30, 8, 7, "none").replace(str(1 << 28), str(1 << 27)), 8),
+    ],
+)
+def test_the_number_of_ranks_is_what_the_command_or_the_rows_state(
+    before: str, rows: str, ranks: int
+) -> None:
+    assert {m.ranks for m in read(before + HEADER + rows).measurements} == {ranks}
+
+
+def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
+    rows = row(1 << 29, 20, 20, "sum", "0") + "so far reduce_perf is fine\n"
+    rows += row(1 << 30, 20, 20, "sum", "0")
+    assert {m.ranks for m in read(start(0, 1, 2) + HEADER + rows).measurements} == {3}
