@@ -110,7 +110,7 @@ class Signatures:
     """
 
     def __init__(self) -> None:
-        self.hosts: set[str] = set()
+        self._processes: dict[str, set[str]] = {}
         self._line: str | None = None
         # Signatures of the last line: start and end in the line, thread and level.
         self._cached: list[tuple[int, int, Thread, str]] = []
@@ -139,7 +139,9 @@ class Signatures:
         ):
             return False
         host, pid, tid, level = alone.groups()
-        self.hosts.add(host)
+        known = self._processes.get(host, ())
+        if pid not in known and self._skip_text_before(host, pid, is_clean=True):
+            return False
         self._line, self._cached = line, [(0, alone.end(), (host, pid, tid), level)]
         return True
 
@@ -171,23 +173,42 @@ class Signatures:
             word = max(line.rfind(" ", low, bracket - 1) + 1, low)
             writer = _WRITER.search(line[word : bracket - 1]) if bracket > word else None
             if writer is not None:
-                skipped = self._skip_digits(writer[1], is_clean=writer.start() == 0)
+                skipped = self._skip_text_before(writer[1], writer[2], is_clean=writer.start() == 0)
                 start = word + writer.start() + skipped
                 thread = writer[1][skipped:], writer[2], writer[3]
             out.append((start, level.end(), thread, level[1]))
         return out
 
-    def _skip_digits(self, host: str, is_clean: bool) -> int:
-        """Return how many leading digits of a host's name belong to the number before it."""
-        if host in self.hosts:
-            return 0
-        # The number before it is a rank, which nearly always has at most three digits.
-        for count in range(1, min(len(host), 4)):
-            if host[count:] in self.hosts and host[:count].isdigit():
-                return count
+    def _skip_text_before(self, host: str, pid: str, is_clean: bool) -> int:
+        """Return how many leading characters of a host's name belong to the text before it.
+
+        A name that ends in a known host's is that host's if the process is, or if only a rank is
+        before it. If the name is clean, it and its process are remembered.
+        """
+        skipped = 0
+        if host not in self._processes:
+            shorter = (count for count in range(1, len(host)) if host[count:] in self._processes)
+            for count in shorter:
+                # A rank nearly always has at most three digits.
+                is_rank = count <= 3 and host[:count].isdigit()
+                if is_rank or pid in self._processes[host[count:]]:
+                    skipped = count
+                    break
         if is_clean:
-            self.hosts.add(host)
-        return 0
+            self._processes.setdefault(host[skipped:], set()).add(pid)
+        return skipped
+
+    def count_hosts(self) -> int:
+        """Return the number of hosts that write.
+
+        A damaged name may come before its host's: one that ends in another is no host if the other
+        has all its processes.
+        """
+        known = self._processes
+        return sum(
+            not any(pids <= known.get(host[count:], frozenset()) for count in range(1, len(host)))
+            for host, pids in known.items()
+        )
 
 
 def read_tree(text: str) -> tuple[int, int] | None:

@@ -343,10 +343,16 @@ class LogReader:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether nothing in the log tells of a second host."""
+        """Whether nothing in the log tells of a second host.
+
+        The number of hosts that the largest communicator states counts before names, which may be
+        damaged.
+        """
         drafts = [draft for _, draft in self.drafts]
+        largest = max((draft.ranks or 0 for draft in drafts), default=0)
+        is_stated = any(draft.nodes and draft.ranks == largest for draft in drafts)
         return (
-            len(self.signatures.hosts) < 2
+            (is_stated or self.signatures.count_hosts() < 2)
             and all((draft.nodes or 1) == 1 for draft in drafts)
             and not any(name.startswith("NET") for d in drafts for name in d.transports)
         )
