@@ -66,6 +66,12 @@ FABRIC = re.compile(
 )
 # A failing call, as each of its callers reports it.
 FAILED_CALL = re.compile(r"[\w/]+\.(?:cc|cu|h|cpp):\d+ -> [1-9]\d*\b")
+# One of an application's own calls after the start; 7 is no failure (ncclInProgress).
+FAILED_USE = re.compile(r"\b(?:enqueue|group|collectives)\.(?:cc|cu):\d+ -> (?!7\b)[1-9]\d*\b")
+# What nccl-tests and rccl-tests say as they give up.
+FAILED_TEST = re.compile(r"\bTest (?:NCCL|RCCL|CUDA|HIP) failure [\w./\-]+:\d+ '[^']*'?")
+# The process that writes a message.
+PROCESS = re.compile(r":(\d{1,10}):\d{1,10} \[-?\d{1,9}\]")
 # A warning with the place in the library's source, which newer versions print.
 WARNING = re.compile(r"(?:[\w/]+\.(?:cc|cu|h|cpp):\d+ )?NCCL WARN\b.*")
 GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
@@ -105,8 +111,9 @@ class Signatures:
     """Finder of the signatures with which messages begin: "node1:17:42 [1] NCCL INFO".
 
     They name host, process, thread and GPU. One line may have several messages: one may directly
-    follow another one's last word ("->0node1:17:42 [1] NCCL INFO"). If that word is a number, only
-    a host name seen before tells where the number ends; so hosts are remembered.
+    follow another one's last word ("->0node1:17:42 [1] NCCL INFO"), or its first letters ("NCnode1:
+    17:42 [1] NCCL INFO"). Only a host seen before tells where such a word ends; so hosts are
+    remembered, with their processes.
     """
 
     def __init__(self) -> None:

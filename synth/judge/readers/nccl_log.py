@@ -82,6 +82,43 @@ class Failure:
         return self._warned if self._is_traced or (self._is_last and has_begun) else None
 
 
+class Stop:
+    """The call or the test that failed after a start: with a warning of its process, if any."""
+
+    def __init__(self) -> None:
+        self.found: tuple[int, str] | None = None
+        # Whether a later run began.
+        self.is_past = False
+        # The last warning of each process of a run, the first with a failing call below it, and
+        # that at the end of what the library said.
+        self._warned: dict[str, tuple[int, str]] = {}
+        self._traced: tuple[int, str] | None = None
+        self._last: tuple[int, str] | None = None
+
+    def take(self, line: str, number: int, is_running: bool) -> None:
+        """Parse a line; `is_running` is whether a communicator was complete before it."""
+        if self.found is not None:
+            return
+        if "failure" in line and (match := lines.FAILED_TEST.search(line)) is not None:
+            self.found = self._traced or self._last or (number, " ".join(match[0].split())[:200])
+        elif "WARN" in line and (match := lines.WARNING.search(line)) is not None:
+            self._last = number, " ".join(match[0].split())[:200]
+            if is_running:
+                self._warned[_find_process(line)] = self._last
+        elif ".c" in line and " -> " in line and lines.FAILED_CALL.search(line) is not None:
+            warned = self._warned.get(_find_process(line))
+            self._traced = self._traced or warned
+            if lines.FAILED_USE.search(line) is not None:
+                self.found = warned
+        elif "NCCL" in line:
+            self._last = None
+
+
+def _find_process(line: str) -> str:
+    match = lines.PROCESS.search(line)
+    return match[1] if match is not None else ""
+
+
 class LogReader:
     """Collector of the facts of a log: `take` each line, then call `reading`."""
 
@@ -98,7 +135,8 @@ class LogReader:
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
         self._fabrics: dict[str, str] = {}
-        self._failure = Failure()
+        self._failure, self._stop = Failure(), Stop()
+        self._completed_ranks: set[int] = set()
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the log; `number` counts lines from 1."""
@@ -107,6 +145,8 @@ class LogReader:
             # RCCL ends its lines of rings and trees with comm, nRanks and busId.
             self.is_rccl |= "RCCL" in line or (" busId " in line and " nRanks " in line)
             self._failure.take(line, number)
+        if "NCCL" in line or "failure" in line:
+            self._stop.take(line, number, self._completed)
         if line and not line.isspace():
             self.last_line = number
         if _WORTH.search(line) is not None:
@@ -244,9 +284,11 @@ class LogReader:
 
     @property
     def failure(self) -> tuple[int, str] | None:
-        """The line and the text of the warning with which the start failed; None if it did not."""
+        """The line and the text of what ended the start, or a run after it; None if nothing did."""
         has_begun = any(draft.started for _, draft in self.drafts)
-        return None if self._completed else self._failure.find(has_begun)
+        if self._completed:
+            return None if self._stop.is_past else self._stop.found
+        return self._failure.find(has_begun) or self._stop.found
 
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
@@ -326,6 +368,9 @@ class LogReader:
         )
         if match["when"] == "COMPLETE":
             self._completed = True
+            # A rank that is complete again is one of another run.
+            self._stop.is_past |= self._stop.found is not None and rank in self._completed_ranks
+            self._completed_ranks.add(rank)
             draft.complete = thread is not None
         draft.started = True
 
@@ -357,17 +402,22 @@ class LogReader:
             and not any(name.startswith("NET") for d in drafts for name in d.transports)
         )
 
-    def reading(self, where: str) -> Reading:
+    def reading(self, where: str, is_measured: bool = False) -> Reading:
         """Return the contents of the log, named `where`, after its last line.
 
-        Raise InputError if it breaks off among the channels.
+        `is_measured` is whether the text has results. Raise InputError if the log breaks off among
+        the channels.
         """
-        if self.failure is not None:
-            line, text = self.failure
-            self._report(
-                "start-failed", f"the start failed: {text}", "mend that first, then measure", line
-            )
         notes: list[str] = []
+        stop = self._stop.found
+        if stop is not None and (is_measured or self._stop.is_past):
+            notes.append(f"line {stop[0]}: a run failed: {stop[1]}; the rest of the text is judged")
+        elif self.failure is not None:
+            line, text = self.failure
+            what = (
+                "a call failed after the initialization" if self._completed else "the start failed"
+            )
+            self._report("start-failed", f"{what}: {text}", "mend that first, then measure", line)
         groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
         self._refuse_cut(where, groups)
         communicators = count_alike([communicator for communicator, _ in groups])

@@ -1,12 +1,13 @@
-"""Logs whose ranks write into each other's lines."""
+"""Logs whose ranks write into each other's lines, and runs that fail."""
 
 from __future__ import annotations
 
 import pytest
-from nccl_samples import sign, write_log
+from nccl_samples import HEADER, row, sign, write_log
 
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
+from topoplan.topo.errors import InputError
 
 
 def read(text: str) -> Reading:
@@ -46,3 +47,58 @@ def test_a_stated_number_of_hosts_counts_before_their_names() -> None:
         stated = sign(0, SIZES.format(0, nodes)) + sign(1, SIZES.format(1, nodes))
         names = list_names(read("".join(LOG) + stated + far))
         assert names == ["network-socket"] * (nodes - 1)
+
+
+def warn(rank: int, text: str) -> str:
+    return sign(rank, "").replace("INFO \n", f"WARN {text}\n").replace("] NCCL", "] at.cc:7 NCCL")
+
+
+NO_PATH = "No transport found for rank 1[20000] -> rank 0[10000]"
+TEST = "node07: Test NCCL failure all_reduce.cu:47 'unhandled system error (set NCCL_DEBUG) / '\n"
+STOPPED = warn(1, NO_PATH) + sign(0, "Using network IB") + sign(1, "transport.cc:90 -> 2")
+ROWS = HEADER + row(1 << 20, 9.0, 9.0)
+
+
+@pytest.mark.parametrize("end", [TEST, sign(1, "group.cc:70 -> 2 [Async thread]")])
+def test_a_call_that_fails_after_the_start_is_the_verdict(end: str) -> None:
+    reading = read("".join(LOG) + STOPPED + end)
+    failed = next(finding for finding in reading.findings if finding.name == "start-failed")
+    assert "a call failed after the initialization" in failed.message
+    assert NO_PATH in failed.message and failed.line == len(LOG) + 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",  # no call of the application's
+        sign(0, "group.cc:70 -> 2"),  # of another process than the warning
+        sign(1, "group.cc:70 -> 7"),  # still in progress
+        sign(1, "misc/socket.cc:46 -> 3") + sign(1, "proxy.cc:1495 -> 3 [Service thread]"),
+    ],
+)
+def test_a_warning_alone_ends_no_run(end: str) -> None:
+    assert "start-failed" not in list_names(read("".join(LOG) + STOPPED + end))
+
+
+def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
+    reading = read("".join(LOG) + ROWS + STOPPED + TEST)
+    assert reading.measurements and "start-failed" not in list_names(reading)
+    number = len((*LOG, *ROWS.splitlines())) + 1
+    assert any(f"line {number}: a run failed: " in note for note in reading.notes)
+
+
+def test_a_failure_before_another_run_is_a_note() -> None:
+    reading = read("".join(LOG) + STOPPED + TEST + "".join(LOG))
+    assert "start-failed" not in list_names(reading)
+    assert any("a run failed" in note and NO_PATH in note for note in reading.notes)
+
+
+def test_a_table_without_rows_whose_test_failed_is_refused_with_that() -> None:
+    with pytest.raises(
+        InputError, match=r"failed: line 4: Test NCCL failure all_reduce.cu:47 'unh"
+    ):
+        read(HEADER + TEST)
+    with pytest.raises(InputError, match=r"failed: line 4: at.cc:7 NCCL WARN No transport found"):
+        read(HEADER + warn(1, NO_PATH) + TEST)
+    with pytest.raises(InputError, match=r"failed: line 4: Test CUDA failure common.cu:9 'out of"):
+        read(HEADER + "node07: Test CUDA failure common.cu:9 'out of memory'\n")
