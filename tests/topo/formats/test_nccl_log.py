@@ -144,3 +144,28 @@ def test_lines_without_their_indentation_are_refused() -> None:
     flat = "".join(line.lstrip() for line in DEVS.splitlines(True))
     with pytest.raises(InputError, match="lost their indentation"):
         read(flat)
+
+
+def test_ranks_that_interrupt_each_other_have_their_own_graphs() -> None:
+    lines = [sign(1, line, "n") for line in (*NEW.format(0, 1).splitlines(), END)]
+    whole = read("".join(lines))
+    cut = sign(2, "=== System ", "n").rstrip("\n")
+    # Two headers on one line, of which the first is interrupted.
+    assert read(cut + "".join(lines)) == whole
+    # The interrupted one has the only graph.
+    other = [sign(2, line, "n") for line in NEW.format(0, 1).splitlines()[1:]]
+    assert read(cut + "".join(lines[:1]) + "".join(other)) == whole
+    # The end of an interrupted word before the name of the host, in the header and below it.
+    for at in (0, 3):
+        glued = [*lines[:at], "GPU/0-" + lines[at], *lines[at + 1 :]]
+        assert read("".join(glued)) == whole
+
+
+def test_a_graph_that_another_rank_interrupts_is_not_taken() -> None:
+    lines = NEW.format(0, 1).splitlines()
+    whole = [sign(1, line, "n") for line in lines]
+    # Without the switch, which would be above the GPUs; with a GPU whose number is cut.
+    lost = [sign(0, line, "n") for line in (*lines[:2], *lines[3:])]
+    cut = "".join(lost)[:-1] + sign(0, "              + PCI[48.0] - GPU/0-1", "n").rstrip()
+    for other in ("".join(lost), cut):
+        assert read(other + "".join(whole)) == read("".join(whole))
