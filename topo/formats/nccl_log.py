@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from ..derived.hosts import join_hosts
+from ..devices import UNCOUNTED
 from ..errors import InputError
 from ..graph import Device, Link, Topology
-from ..hardware import LATENCY_us, nvswitch_adding
+from ..hardware import LATENCY_us, count_links, nvswitch_adding
 from ..notes import counted
 from .notes import Notes
 
@@ -306,13 +307,24 @@ def _build(graph: _HostGraph, where: str) -> Topology:
 
 
 def _list_links(graph: _HostGraph, ids: dict[str, str]) -> Iterator[Link]:
-    """Yield the links in both directions; only some kinds are printed at both ends."""
+    """Yield the links in both directions; only some kinds are printed at both ends.
+
+    The log has the sum of a pair's lanes or links; their number counts only if the sum gives it.
+    """
     for (src, dst), (medium, rate) in graph.links.items():
         if src not in ids or dst not in ids:
             continue
         is_switched = graph.devices[dst].family == "nvswitch"
         latency = LATENCY_us["nvswitch" if is_switched else medium]
-        link = Link(ids[src], ids[dst], rate, latency, medium, 1, counted("the log", "NCCL"))
+        count = count_links(medium, rate)
+        source, extra = "the log", {} if count else {UNCOUNTED: True}
+        if count and count > 1:
+            source = f"the log's sum, {count} links of {float(rate / count):g} GB/s"
+        link = Link(
+            *(ids[src], ids[dst], rate, latency, medium, count or 1),
+            counted(source, "NCCL"),
+            extra,
+        )
         yield link
         if (dst, src) not in graph.links:
             yield link.reversed()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+
 import pytest
 from nccl_samples import sign
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
+from topoplan.topo.matrix import find_connections
+from topoplan.topo.pictures import table
 
 END = "=" * 42
 # A host before 2.20 (no number of the system, capitals), as RCCL prints one, and a recent one.
@@ -169,3 +174,35 @@ def test_a_graph_that_another_rank_interrupts_is_not_taken() -> None:
     cut = "".join(lost)[:-1] + sign(0, "              + PCI[48.0] - GPU/0-1", "n").rstrip()
     for other in ("".join(lost), cut):
         assert read(other + "".join(whole)) == read("".join(whole))
+
+
+@pytest.mark.parametrize(
+    ("total", "count"),
+    [("370.8", 18), ("123.6", 6), ("20.0", 1), ("240.0", 12), ("401.0", 10), ("24.0", 2)],
+)
+def test_a_sum_that_only_one_number_of_nvlinks_has_gives_their_number(
+    total: str, count: int
+) -> None:
+    machine = read(NEW.format(0, 1).replace("370.8", total))
+    (link,) = (x for x in machine.links if (x.src, x.dst) == ("gpu0", "nvswitch-0"))
+    assert link.is_counted and link.count == count and link.bandwidth_GBps == Fraction(total)
+    assert (f"sum, {count} links of" in str(link.source)) == (count > 1)
+
+
+@pytest.mark.parametrize(
+    ("total", "label"), [("24.0", "XGMI1"), ("192.0", "XGMI4"), ("48.0", "LNK")]
+)
+def test_sums_of_xgmi_links_of_several_generations_give_no_number(total: str, label: str) -> None:
+    machine = read(OLD.replace("XGMI[24.0]", f"XGMI[{total}]"))
+    assert find_connections(machine)[0][1].label == label
+
+
+def test_no_number_of_links_is_made_up() -> None:
+    machine = read(NEW.format(0, 1).replace("370.8", "36.0"))  # 2 x 18 or 3 x 12
+    assert not any(link.is_counted for link in machine.links)
+    shown = table.write(machine)
+    assert "NV1" not in shown and "SW 36" in shown
+    assert "36 GB/s by all links of a pair, whose number is unknown" in shown
+    rows = re.findall(r"^ +(?:NVLink|PCIe|NVLink-C2C) +\d+ +[\d.]+ +(\S+) ", shown, re.MULTILINE)
+    assert rows == ["the"] * 3
+    assert Topology.from_json(machine.to_json()).links == machine.links
