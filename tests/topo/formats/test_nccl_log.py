@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from nccl_samples import sign
 
+from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
@@ -206,3 +207,28 @@ def test_no_number_of_links_is_made_up() -> None:
     rows = re.findall(r"^ +(?:NVLink|PCIe|NVLink-C2C) +\d+ +[\d.]+ +(\S+) ", shown, re.MULTILINE)
     assert rows == ["the"] * 3
     assert Topology.from_json(machine.to_json()).links == machine.links
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "about"),
+    [
+        ("+ PCI[48.0] - PCI/0-1b000", "+ PCI[0.2] - PCI/0-1b000", ("pci-0-1b000",)),
+        ("PCI[48.0] - GPU/0-11000", "PCI[0.2] - GPU/0-11000", ("gpu1",)),
+        # With NVLink-C2C, which NCCL takes instead, and of another generation.
+        ("PCI[48.0] - GPU/0-10000", "PCI[0.2] - GPU/0-10000", None),
+        ("+ PCI[48.0] - PCI/0-1b000", "+ PCI[0.4] - PCI/0-1b000", None),
+    ],
+)
+def test_rates_of_placeholders_are_found(old: str, new: str, about: tuple[str] | None) -> None:
+    text = NEW.format(0, 1)
+    assert old in text
+    found = [f for f in list_findings(read(text.replace(old, new))) if "placeholder" in f.what]
+    assert [(f.severity, f.about) for f in found] == ([("warning", about)] if about else [])
+    assert all("counted as 2.5 GT/s x1" in f.message for f in found)
+
+
+@pytest.mark.parametrize(("port", "is_slow"), [("1.2", True), ("0.1", False)])
+def test_a_placeholder_matters_to_a_nic_that_is_faster(port: str, is_slow: bool) -> None:
+    nic = f"+ PCI[0.2] - NIC/0-35000\n              + NET[{port}] - NET/0-0 (0/1/1/{port}00000)\n"
+    found = list_findings(read(NEW.format(0, 1) + nic))
+    assert [f.about for f in found if f.what == "placeholder-pcie"] == [("nic-0-35000",)] * is_slow
