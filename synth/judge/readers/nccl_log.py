@@ -2,7 +2,8 @@
 
 On each rank one thread makes a communicator. The lines of a thread from one initialization to the
 next are a draft. Drafts of one communicator are joined by its id if the library prints one (2.18
-and later), else by how many communicators of that many ranks the thread had made before.
+and later), else by how many communicators of that many ranks the thread had made before; several
+processes of one rank are then of several runs.
 """
 
 import re
@@ -19,7 +20,7 @@ from ..reading import (
     SearchResult,
 )
 from . import log_lines as lines
-from .log_drafts import RING_PATTERN, Draft, count_alike, finish
+from .log_drafts import RING_PATTERN, Draft, count_alike, finish, part_runs
 
 # Lines worth parsing. Most lines of a log are not; with this search, 50 MB take seconds.
 _WORTH = re.compile(
@@ -124,8 +125,8 @@ class LogReader:
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
-        self.drafts: list[tuple[object, Draft]] = []
-        self._current: dict[object, Draft] = {}
+        self.drafts: list[tuple[lines.Thread, Draft]] = []
+        self._current: dict[lines.Thread, Draft] = {}
         self.picks: Counter[Pick] = Counter()
         self.library: str | None = None
         self.findings: dict[str, FileFinding] = {}
@@ -152,11 +153,13 @@ class LogReader:
         if _WORTH.search(line) is not None:
             for thread, level, text in self.signatures.split(line):
                 self._take_message(thread, level, text, number)
+                if (draft := self._current.get(thread)) is not None:
+                    draft.first_line, draft.last_line = draft.first_line or number, number
 
-    def _draft(self, thread: object, anew: bool = False) -> Draft:
+    def _draft(self, thread: lines.Thread, anew: bool = False) -> Draft:
         """Return the draft of a thread; if `anew`, begin a draft for its next communicator."""
         if anew or thread not in self._current:
-            self._current[thread] = Draft()
+            self._current[thread] = Draft(process=thread[1] if thread else None)
             self.drafts.append((thread, self._current[thread]))
         return self._current[thread]
 
@@ -171,15 +174,20 @@ class LogReader:
         elif (match := lines.RING_HOP.search(text)) is not None:
             channel, before, rank, after = (int(x) for x in match.groups()[:4])
             # Each rank says its own hop, and that before it.
-            self._draft(thread).hops.setdefault(channel, {}).update({before: rank, rank: after})
+            draft = self._draft(thread)
+            draft.hops.setdefault(channel, {}).update({before: rank, rank: after})
+            draft.own.add(rank)
         elif (match := lines.TREE_HOP.search(text)) is not None:
             channel, parent, rank = (int(x) for x in match.groups()[:3])
-            self._draft(thread).parents.setdefault(channel, {}).setdefault(rank, parent)
+            draft = self._draft(thread)
+            draft.parents.setdefault(channel, {}).setdefault(rank, parent)
+            draft.own.add(rank)
         elif (match := lines.INIT.search(text)) is not None:
             self._take_init(match, thread, host)
         elif (match := lines.SIZE.search(text)) is not None:
             draft = self._draft(thread)
             draft.ranks, draft.nodes = int(match["ranks"]), int(match["nodes"])
+            draft.own.add(int(match["rank"]))
         elif (match := lines.PATTERN.search(text)) is not None:
             ident, channels, intra, inter, *types = match.groups()
             pattern = SearchResult(int(ident), int(channels), float(intra), float(inter), *types)
@@ -314,13 +322,14 @@ class LogReader:
         draft.transports[lines.name_transport(via)] += 1
         if int(src) >= _MAX_RANKS or int(dst) >= _MAX_RANKS:
             return
+        draft.own.add(int(dst if "receive" in match[0] else src))
         if "receive" not in match[0]:
             draft.locations.setdefault(int(src), lines.read_location(at, host))
         # Connections after "Connected all rings" belong to trees.
         if not draft.rings_connected and index in (None, "0"):
             draft.connections.setdefault(int(channel), {}).setdefault(int(src), int(dst))
 
-    def _take_ring(self, match: re.Match[str], thread: object) -> None:
+    def _take_ring(self, match: re.Match[str], thread: lines.Thread) -> None:
         """Record a complete ring.
 
         If this thread listed the channel before, a new communicator begins.
@@ -340,7 +349,7 @@ class LogReader:
             gpus = tuple(name.removeprefix("GPU/") for name in match["gpus"].split())
             draft.found_rings.setdefault(int(match["channel"]), gpus)
 
-    def _take_trees(self, match: re.Match[str], thread: object) -> None:
+    def _take_trees(self, match: re.Match[str], thread: lines.Thread) -> None:
         """Record the trees of one rank; a rank with other parents begins a new communicator."""
         entries = [(int(c), lines.read_tree(entry)) for c, entry in lines.TREE.findall(match[1])]
         draft = self._draft(thread)
@@ -350,15 +359,17 @@ class LogReader:
             draft = self._draft(thread, anew=True)
         for channel, entry in entries:
             if entry is not None:
+                draft.own.add(entry[0])
                 draft.parents.setdefault(channel, {})[entry[0]] = entry[1]
 
-    def _take_init(self, match: re.Match[str], thread: object, host: str | None) -> None:
+    def _take_init(self, match: re.Match[str], thread: lines.Thread, host: str | None) -> None:
         """Record the line that begins or ends the initialization of a communicator."""
         draft, rank = self._draft(thread), int(match["rank"])
         is_next = draft.started and (thread is not None or rank in draft.locations)
         if match["when"] == "START" and is_next:
             draft = self._draft(thread, anew=True)
         draft.ranks, draft.id = int(match["ranks"]), match["id"] or draft.id
+        draft.own.add(rank)
         device = match["nvml"] or match["cuda"]
         draft.locations[rank] = Location(
             host,
@@ -418,7 +429,8 @@ class LogReader:
                 "a call failed after the initialization" if self._completed else "the start failed"
             )
             self._report("start-failed", f"{what}: {text}", "mend that first, then measure", line)
-        groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
+        runs = [run for drafts in self._group() for run in part_runs(drafts, notes)]
+        groups = [(finish(drafts, notes), drafts) for drafts in runs]
         self._refuse_cut(where, groups)
         communicators = count_alike([communicator for communicator, _ in groups])
         signed = [draft for thread, draft in self.drafts if thread is not None and draft.started]

@@ -1,10 +1,13 @@
-"""Logs whose ranks write into each other's lines, and runs that fail."""
+"""Logs whose ranks write into each other's lines, runs that fail, and excerpts of several runs."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from nccl_samples import HEADER, row, sign, write_log
 
+from topoplan.cli import judge as command
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
 from topoplan.topo.errors import InputError
@@ -102,3 +105,51 @@ def test_a_table_without_rows_whose_test_failed_is_refused_with_that() -> None:
         read(HEADER + warn(1, NO_PATH) + TEST)
     with pytest.raises(InputError, match=r"failed: line 4: Test CUDA failure common.cu:9 'out of"):
         read(HEADER + "node07: Test CUDA failure common.cu:9 'out of memory'\n")
+
+
+def write_excerpt(rank: int, pid: int, *transports: str, host: str = "node07") -> str:
+    """Return the lines of one process of two ranks, by which it connects to the other one."""
+    at = f"{host}:{pid}:{pid} [{rank}] NCCL INFO Channel"
+    return "".join(
+        f"{at} {channel:02d}/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] [send] via {name}\n"
+        for channel, name in enumerate(transports)
+    )
+
+
+def test_excerpts_of_several_runs_are_judged_apart() -> None:
+    shared, wired = write_excerpt(0, 11, "SHM/direct/direct"), write_excerpt(0, 12, "P2P/CUMEM")
+    reading = read("== SHM ==\n" + shared + "== P2P ==\n" + wired)
+    assert [c.transports for c in reading.communicators] == [{"SHM": 1}, {"P2P": 1}]
+    assert any("2 runs" in note and "as rank 0; each is judged" in note for note in reading.notes)
+
+
+def test_runs_one_after_another_have_their_own_ranks() -> None:
+    first = write_log([[0, 1]], [[-1, 0]], commit="")
+    second = [line.replace(":400", ":410").replace("P2P", "SHM") for line in first]
+    reading = read("".join(first + second))
+    assert [c.transports for c in reading.communicators] == [{"P2P": 2}, {"SHM": 2}]
+    assert len(reading.communicators[1].locations) == 2
+
+
+def test_the_processes_of_one_run_are_not_parted() -> None:
+    wired = write_excerpt(0, 11, "P2P/CUMEM") + write_excerpt(1, 12, "P2P/CUMEM")
+    again = write_excerpt(0, 11, "P2P/CUMEM").replace(":11 [", ":99 [")  # another thread
+    reading = read(wired + again)
+    assert [c.transports for c in reading.communicators] == [{"P2P": 3}] and not reading.notes
+
+
+def test_runs_whose_lines_are_mixed_are_noted() -> None:
+    far = write_excerpt(0, 12, "P2P/CUMEM", "P2P/CUMEM").splitlines(True)
+    near = write_excerpt(0, 11, "SHM/direct", "SHM/direct").splitlines(True)
+    reading = read("".join(near[:1] + far[:1] + near[1:] + far[1:]))
+    assert [c.transports for c in reading.communicators] == [{"SHM": 2, "P2P": 2}]
+    assert any("their lines are mixed" in note for note in reading.notes)
+
+
+def test_connections_of_communicators_without_channels_are_noted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "log.txt"
+    file.write_text("".join(LOG) + write_excerpt(0, 77, "SHM/direct"), encoding="utf-8")
+    assert command.main([str(file), "--topology", "ring:2"]) == 0
+    assert "whole rings or trees are not judged: 1 via SHM" in capsys.readouterr().out
