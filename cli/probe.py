@@ -411,7 +411,7 @@ def _links_csv(topology: Topology) -> str:
             "src": link.src,
             "dst": link.dst,
             "kind": link.kind,
-            "count": link.count,
+            "count": link.count if link.is_counted else None,
             "bandwidth_GBps": float(link.bandwidth_GBps),
             "latency_us": float(link.latency_us),
             "source": link.source,

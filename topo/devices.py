@@ -19,6 +19,8 @@ ABILITIES: tuple[str, ...] = get_args(Ability)
 SWITCH_FAMILIES: tuple[str, ...] = get_args(SwitchFamily)
 DEFAULT_BANDWIDTH_GBps = Fraction(1)
 DEFAULT_LATENCY_us = Fraction(7, 10)
+# The field of a link that is true if nothing states the number of its lanes or bonded links.
+UNCOUNTED = "uncounted"
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class Link:
     """One direction of a cable or bus from `src` to `dst`.
 
     `bandwidth_GBps` (1e9 bytes per second) is the total over all `count` PCIe lanes or bonded
-    links, and `latency_us` the latency in microseconds. `kind` is the medium (nvlink, xgmi, pcie,
+    links (1 if nothing states their number, see `is_counted`), and `latency_us` the latency in
+    microseconds. `kind` is the medium (nvlink, xgmi, pcie,
     smp, network, link, ...). `source` says who states the bandwidth; a string becomes a
     notes.Source, which distinguishes assumed rates from stated ones. `extra` has all other fields
     of the link in its file. Raise InputError if the ends are equal, the bandwidth is not above 0,
@@ -135,6 +138,11 @@ class Link:
             )
         if self.count < 1:
             raise InputError(f"{where}: count is {self.count}; expected 1 or more")
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the number of lanes or links is known, and not only their sum."""
+        return self.extra.get(UNCOUNTED) is not True
 
     @property
     def is_assumed(self) -> bool:

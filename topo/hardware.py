@@ -96,6 +96,34 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
     return next(fitting, Fraction(24))  # Vega and MI100
 
 
+# Most links of a pair with each rate: NVLinks of P100, of V100 to the first NCCLs with H100, of
+# cards, H100 and B200; xGMI of Vega, MI200 and MI300.
+_MOST_LINKS: Mapping[str, Mapping[Fraction, int]] = {
+    "nvlink": {
+        Fraction(18): 4,
+        Fraction(20): 18,
+        Fraction(12): 4,
+        Fraction(103, 5): 18,
+        Fraction(401, 10): 18,
+    },
+    "xgmi": {Fraction(24): 4, Fraction(36): 4, Fraction(48): 4},
+}
+
+
+def count_links(kind: str, total_GBps: Fraction) -> int | None:
+    """Return the one number of NVLink or xGMI links that have this rate together, else None.
+
+    It is by NCCL's and RCCL's model: 370.8 GB/s can only be 18 NVLinks of 20.6; 36 GB/s are 2 of a
+    P100 or 3 of cards.
+    """
+    counts = {
+        count.numerator
+        for rate, most in _MOST_LINKS.get(kind, {}).items()
+        if (count := total_GBps / rate).denominator == 1 and 1 <= count <= most
+    }
+    return counts.pop() if len(counts) == 1 else None
+
+
 # Transfer rate of a lane in GT/s, by PCI Express generation (PCI Express base specifications).
 PCIE_GTps: Mapping[int, Fraction] = {
     1: Fraction(5, 2),

@@ -51,10 +51,11 @@ class ConnectionFinder:
         self._topology = topology
         self._by_id = topology.by_id
         self.router = Router(topology)
-        # Number of links from one device to another, keyed ((src, dst), kind).
+        # Known number of links from one device to another, keyed ((src, dst), kind).
         self._counts: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
         for link in topology.links:
-            self._counts[(link.src, link.dst), link.kind] += link.count
+            if link.is_counted:
+                self._counts[(link.src, link.dst), link.kind] += link.count
 
     def find(self, src: str, dst: str) -> Connection:
         """Return the connection from one GPU or NIC to another, by their ids."""

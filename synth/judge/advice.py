@@ -1,9 +1,11 @@
 """Advice on a verdict, in plain sentences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
+from ...topo.facts.view import WIRES
 from ...topo.graph import Topology
 from ...topo.measured.ways import THROUGH_MEMORY, list_faster_ways
 from ..place.job import WHOLE
@@ -25,6 +27,8 @@ _FALL = 0.7
 _MIN_FALL_BYTES = 1 << 16
 # Findings that say that GPUs do not reach each other directly, as every offer assumes.
 _NO_P2P = ("p2p-refused", "shared-memory")
+# The finding that names the file from which NCCL takes the machine.
+_TOPOLOGY_FILE = "variable-nccl_topo_file"
 
 # Binary units, since message sizes are nearly always powers of two.
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -160,7 +164,8 @@ class _Adviser:
         if limits is None or (peak.share is None and not measured.is_above):
             return findings
         if measured.is_above or peak.share is None:
-            return [*findings, _explain_above(measured)]
+            suspects = [*_suspect_topology_file(self.verdict), *_suspect_directions(measured)]
+            return [*findings, _explain_above(measured, suspects)]
         if limits.guesses:
             return [*findings, _report_conditional(name, what, peak.share, limits)]
         if peak.share >= measured.near:
@@ -461,7 +466,42 @@ def _report_no_option(collective: str, what: str, share: float) -> FileFinding:
     )
 
 
-def _explain_above(measured: MeasuredVerdict) -> FileFinding:
+def _suspect_topology_file(verdict: FileVerdict) -> list[str]:
+    """Name the file that NCCL took the machine from, if the bound has the rates of that run."""
+    reading, machine = verdict.reading, verdict.machine.argument
+    dumps = {Path(name).name for name in reading.topology_files}
+    if not (reading.machine is not None and machine == reading.where) and (
+        Path(machine).name not in dumps
+    ):
+        return []
+    return [
+        f"the topology file that NCCL was given ({finding.message.partition(': ')[0]}, line "
+        f"{finding.line}): the rates of the bound follow it"
+        for finding in reading.findings
+        if finding.name == _TOPOLOGY_FILE
+    ]
+
+
+def _suspect_directions(measured: MeasuredVerdict) -> list[str]:
+    """Name a pair of devices whose NVLinks or xGMI links carry less one way than back."""
+    if measured.rank_map is None:
+        return []
+    topology = measured.rank_map.topology
+    capacity = topology.capacity_GBps
+    wired = dict.fromkeys((x.src, x.dst) for x in topology.links if x.kind in WIRES)
+    uneven = [pair for pair in wired if capacity[pair] < capacity.get(pair[::-1], 0)]
+    if not uneven:
+        return []
+    a, b = uneven[0]
+    more = f" ({len(uneven) - 1} more such pairs)" if len(uneven) > 1 else ""
+    return [
+        f"the rates of {a} -> {b}: {gbps(capacity[a, b])} GB/s, but {gbps(capacity[b, a])} GB/s "
+        f"back{more}, which no healthy cable has"
+    ]
+
+
+def _explain_above(measured: MeasuredVerdict, suspects: Sequence[str]) -> FileFinding:
+    """Report a measurement above its bound; `suspects` come before the usual assumptions."""
     limits, peak = measured.limits, measured.peak
     assert limits is not None
     algbw, in_network = peak.measured.algbw_GBps, limits.in_network_GBps
@@ -474,15 +514,17 @@ def _explain_above(measured: MeasuredVerdict) -> FileFinding:
     elif (
         algbw <= float(limits.any_way_GBps) * ROUNDING and limits.any_way_GBps > limits.one_way_GBps
     ):
-        why = (
-            "probably that a pair of GPUs has a single path: the multipath bound is "
+        what = (
+            "that a pair of GPUs has a single path: the multipath bound is "
             f"{gbps(limits.any_way_GBps)} GB/s"
         )
+        why = f"probably {'; or '.join([*suspects, what])}"
     else:
-        why = (
-            f"probably a rate of the topology, assumed too low: {limits.rates}; or the topology is "
+        what = (
+            f"a rate of the topology, assumed too low: {limits.rates}; or the topology is "
             "another machine's. Measure the links with topo-probe"
         )
+        why = f"probably {'; or '.join([*suspects, what])}"
         if in_network is not None:
             why += f" (even with switches that add the bound is {gbps(in_network)} GB/s)"
     return FileFinding(

@@ -1,5 +1,6 @@
 """Judging of files: their measurements and channels compared with the bounds of their machine."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cache
@@ -94,10 +95,17 @@ class Judge:
         for (name, ranks, _), measurements in groups.items():
             verdict.measured.append(self._compare(verdict, name, ranks, measurements))
             self._share(verdict.measured[-1])
+        left_out = Counter[str]()
         for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
             # One communicator without channels is enough to say that they are missing.
             if communicator.rings or communicator.trees or not verdict.communicators:
                 verdict.communicators.append(self._judge_channels(verdict, communicator))
+            else:
+                left_out.update(communicator.transports)
+        if left_out:
+            listed = ", ".join(f"{count} via {name}" for name, count in left_out.most_common())
+            what = "connections of communicators without whole rings or trees"
+            verdict.notes.append(f"{what} are not judged: {listed}")
         left = len(reading.communicators) - _MAX_COMMUNICATORS
         if left > 0:
             verdict.notes.append(f"{left} more communicators are not judged")

@@ -3,10 +3,12 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from ..exact import parse_positive
 from ..facts import keys
 from ..facts.keys import gpu_subject
 from ..facts.view import read_pci_details
-from ..graph import Device
+from ..graph import Device, Link
+from ..grouping import group_by_key
 from ..hardware import PCIE_GTps, pcie_GBps
 from .view import (
     MODERN,
@@ -15,6 +17,7 @@ from .view import (
     DoctorView,
     Finding,
     PcieState,
+    find_nic_GBps,
     format_GBps,
     has_two_gpus,
     join_names,
@@ -23,6 +26,9 @@ from .view import (
 # A GPU with as much utilization is at work: chosen, since one that wakes up shows a few percent.
 _BUSY_percent = 50
 
+# NCCL's rate of 2.5 GT/s x1, and what its log prints of it.
+_PLACEHOLDER_GBps = (pcie_GBps(1, 1), Fraction(2, 10))
+
 # The PCIe rate of each GPU in GB/s, with the words and the evidence for it.
 _Compared = Mapping[str, tuple[Fraction, str, Collection[str]]]
 
@@ -30,8 +36,9 @@ _Compared = Mapping[str, tuple[Fraction, str, Collection[str]]]
 def check_placeholders(view: DoctorView) -> Iterator[Finding]:
     """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines: a warning.
 
-    NCCL then assumes 0.19 GB/s. Not reported are a NIC that is no faster than that, and a GPU with
-    NVLink-C2C, which NCCL takes instead, or of a board with it (GB10 declares that it is x1).
+    NCCL then assumes 0.19 GB/s, and where only its rate is known, that rate tells. Not reported are
+    a NIC that is no faster than that, and a GPU with NVLink-C2C, which NCCL takes instead, or of a
+    board with it (GB10 declares that it is x1).
     """
     with_c2c = {link.src for link in view.topology.links if link.kind == "c2c"}
     with_c2c |= {
@@ -39,21 +46,59 @@ def check_placeholders(view: DoctorView) -> Iterator[Finding]:
         for gpu in view.gpus
         if (board := view.find_board(gpu.id)) is not None and board.c2c_GBps
     }
-    for _, about, evidence in view.group(
-        (state.device.kind, (ident,), state.evidence)
+    declared = (
+        ((state.device.kind, "declared as"), (ident,), state.evidence)
         for ident, state in view.pcie_states.items()
         if state.is_placeholder and ident not in with_c2c
-    ):
+    )
+    counted = (
+        ((view.topology.by_id[link.src].kind, "counted as"), (link.src,), (view.format_link(link),))
+        for link in _list_counted_placeholders(view)
+        if link.src not in with_c2c
+    )
+    for (_, how), about, evidence in view.group((*declared, *counted)):
         yield Finding(
             "warning",
             "placeholder-pcie",
             about,
-            f"{join_names(about)}: PCIe declared as 2.5 GT/s x1, a placeholder; it caps rings at "
+            f"{join_names(about)}: PCIe {how} 2.5 GT/s x1, a placeholder; it caps rings at "
             f"{format_GBps(pcie_GBps(1, 1))}",
             evidence,
             "measure, or write the true speed and width into the file that NCCL is given "
-            "(NCCL_TOPO_FILE)",
+            "(NCCL_TOPO_FILE); topo-probe writes one for virtual machines (for_vm)",
         )
+
+
+def _list_counted_placeholders(view: DoctorView) -> Iterator[Link]:
+    """Yield the links to what is above of devices whose rate in NCCL's model is a placeholder's.
+
+    Those of a known speed and width are left out.
+    """
+    by_id, depth = view.topology.by_id, _find_depths(view)
+    for link in view.topology.links:
+        device = by_id[link.src]
+        is_up = depth.get(link.src, 0) > depth.get(link.dst, 0)
+        rate = link.bandwidth_GBps if _is_counted(link) else None
+        if rate in _PLACEHOLDER_GBps and is_up and link.src not in view.pcie_states:
+            port = find_nic_GBps(device) or parse_positive(device.extra.get("net_speed_GBps"))
+            if device.kind != "nic" or (port is not None and port > pcie_GBps(1, 1)):
+                yield link
+
+
+def _is_counted(link: Link) -> bool:
+    return link.kind == "pcie" and bool(link.counted_by)
+
+
+def _find_depths(view: DoctorView) -> Mapping[str, int]:
+    """Return the number of PCIe links between each device and the nearest CPU."""
+    near = group_by_key((x.src, x.dst) for x in view.topology.links if x.kind == "pcie")
+    depth = {device.id: 0 for device in view.topology.devices if device.kind == "cpu"}
+    level = list(depth)
+    while level:
+        below = dict.fromkeys(end for ident in level for end in near.get(ident, ()))
+        level = [ident for ident in below if ident not in depth]
+        depth |= dict.fromkeys(level, max(depth.values()) + 1)
+    return depth
 
 
 def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
@@ -268,7 +313,12 @@ def _knows_current_states(view: DoctorView) -> bool:
 
 # The checks of this file.
 CHECKS = (
-    Check("PCIe placeholders", check_placeholders, _knows_states, "no PCIe speeds and widths"),
+    Check(
+        "PCIe placeholders",
+        check_placeholders,
+        lambda view: _knows_states(view) or any(map(_is_counted, view.topology.links)),
+        "no PCIe speeds and widths",
+    ),
     Check(
         "invalid PCIe speeds and widths",
         check_unknown_links,

@@ -7,14 +7,15 @@ and hang below a device (DEV), which has the links; ranks are then those of the 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from ..derived.hosts import join_hosts
+from ..devices import UNCOUNTED
 from ..errors import InputError
 from ..graph import Device, Link, Topology
-from ..hardware import LATENCY_us, nvswitch_adding
+from ..hardware import LATENCY_us, count_links, nvswitch_adding
 from ..notes import counted
 from .notes import Notes
 
@@ -22,6 +23,11 @@ _START = re.compile(r"=== System : max(?:Bw|Width|Speed)\b")
 _END = "=" * 20
 _INIT = re.compile(r" rank (\d{1,7}) nranks (\d{1,7})\b.{0,200}? busId ([0-9a-fA-F]{1,16})\b")
 _WRITER = re.compile(r"([\w.\-]+):\d+:\d+ \[-?\d+\]")
+_LEVEL = "NCCL INFO "
+# The beginning of a message; newer versions may have a time, file and line before the level.
+_MESSAGE = re.compile(rf"([\w.\-]+)(:\d+:\d+ \[-?\d+\]) (?:[^\s\[\]]+ ){{0,3}}{_LEVEL}")
+# A message that another rank's interrupts, after which its own lines follow.
+_CUT_START = re.compile(r"=== System\b[ :]*$")
 _LINE = re.compile(
     r"(?P<indent> *)(?:\+ (?P<link>[A-Z0-9]+)\[ *(?P<rate>\d{1,9}(?:\.\d{1,9})?)\] - )?"
     r"(?P<kind>CPU|GPU|PCI|DEV|NIC|NET|NVS)/(?:(?P<system>[0-9a-fA-F]{1,16})-)?"
@@ -62,6 +68,10 @@ class _HostGraph:
         """Return the number of GPUs that the graph has so far."""
         return sum(device.kind == "gpu" for device in self.devices.values())
 
+    def count_parts(self) -> tuple[int, int]:
+        """Return the numbers of GPUs and of links that the graph has so far."""
+        return self.count_gpus(), len(self.links)
+
 
 def looks_like(text: str) -> bool:
     """Return whether a text contains a machine as NCCL prints it."""
@@ -71,11 +81,12 @@ def looks_like(text: str) -> bool:
 def read(text: str, where: str) -> Topology:
     """Return the machine that a log describes: its hosts joined, GPUs in the order of ranks.
 
-    Of the graphs of a host, the first with the most GPUs counts. Raise InputError if none has one.
+    Of the graphs of a host, the first with the most GPUs and then links counts, since ranks may
+    interrupt each other's lines. Raise InputError if none has a GPU.
     """
     best: dict[str, _HostGraph] = {}
     for graph in _read_graphs(text):
-        if graph.host not in best or graph.count_gpus() > best[graph.host].count_gpus():
+        if graph.host not in best or graph.count_parts() > best[graph.host].count_parts():
             best[graph.host] = graph
     graphs = [graph for graph in best.values() if graph.count_gpus()]
     if not graphs:
@@ -107,34 +118,76 @@ def _read_graphs(text: str) -> list[_HostGraph]:
     current: dict[str, _HostGraph] = {}
     told: dict[str, dict[int, dict[int, int]]] = {}
     for line in text.splitlines():
-        if "busId" in line and (init := _INIT.search(line)) is not None:
-            writer = _WRITER.search(line)
-            jobs = told.setdefault(writer[1] if writer else "", {})
-            jobs.setdefault(int(init[2]), {}).setdefault(int(init[3], 16), int(init[1]))
-        if not current and "=== System" not in line:
+        if not current and "busId" not in line and "=== System" not in line:
             continue
-        before, level, said = line.partition("NCCL INFO ")
-        writer = _WRITER.search(before) if level else None
-        said, key = said if level else line, writer[0] if writer else ""
-        if (start := _START.search(said)) is not None:
-            shape = _match_like(said[: start.start()]) if not level else None
-            current[key] = _HostGraph(writer[1] if writer else "", before=shape)
-            graphs.append(current[key])
-            continue
-        before_all = current[key].before if key in current else None
-        if before_all is not None and (matched := before_all.match(said)) is not None:
-            said = said[matched.end() :]
-        if key not in current:
-            continue
-        if _END in said:
-            del current[key]
-        elif (match := _LINE.match(said)) is not None:
-            _take(current[key], match)
+        for message in _split(line, current):
+            if "busId" in line and (init := _INIT.search(message.said)) is not None:
+                jobs = told.setdefault(message.host, {})
+                jobs.setdefault(int(init[2]), {}).setdefault(int(init[3], 16), int(init[1]))
+            elif (graph := _take_message(message, current)) is not None:
+                graphs.append(graph)
     for graph in graphs:
         # The largest communicator of a host is that of all; others number a part anew.
         jobs = told.get(graph.host) or (told if len(told) == 1 else {}).get("") or {}
         graph.rank_of = jobs[max(jobs)] if jobs else {}
     return graphs
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A message of a line, its host and its thread; `is_cut` if another one interrupts it."""
+
+    host: str
+    key: str
+    said: str
+    is_cut: bool = False
+    is_signed: bool = True
+
+
+def _split(line: str, current: Collection[str]) -> Iterator[_Message]:
+    """Yield the messages of a line, of which ranks that write at once make several.
+
+    The end of an interrupted word may stand before the host's name: what ends in a thread of
+    `current` is that thread's.
+    """
+    starts = list(_MESSAGE.finditer(line))
+    if not starts:
+        before, level, said = line.partition(_LEVEL)
+        writer = _WRITER.search(before) if level else None
+        host, key = (writer[1], writer[0]) if writer else ("", "")
+        yield _Message(host, key, said if level else line, is_signed=bool(level))
+    for at, start in enumerate(starts):
+        is_cut = at + 1 < len(starts)
+        said = line[start.end() : starts[at + 1].start() if is_cut else len(line)]
+        key = start[1] + start[2]
+        key = next((k for k in current if k and key.endswith(k)), key)
+        yield _Message(key.removesuffix(start[2]), key, said, is_cut)
+
+
+def _take_message(message: _Message, current: dict[str, _HostGraph]) -> _HostGraph | None:
+    """Add what a message says to the graph of its thread; return the graph if it begins one."""
+    said, key = message.said, message.key
+    start = _START.search(said) or (_CUT_START.search(said) if message.is_cut else None)
+    if start is not None:
+        shape = None if message.is_signed else _match_like(said[: start.start()])
+        current[key] = _HostGraph(message.host, before=shape)
+        return current[key]
+    if key not in current:
+        # The end of an interrupted word may stand before the host's name in the header.
+        damaged = next((k for k in current if k.endswith(key) and not current[k].devices), None)
+        if damaged is None or not key:
+            return None
+        current[key] = current.pop(damaged)
+        current[key].host = message.host
+    before = current[key].before
+    if before is not None and (matched := before.match(said)) is not None:
+        said = said[matched.end() :]
+    if _END in said:
+        del current[key]
+    # The number at the end of an interrupted message may be cut itself.
+    elif (match := _LINE.match(said)) and not (message.is_cut and match.end() == len(said)):
+        _take(current[key], match)
+    return None
 
 
 def _match_like(prefix: str) -> re.Pattern[str] | None:
@@ -254,13 +307,24 @@ def _build(graph: _HostGraph, where: str) -> Topology:
 
 
 def _list_links(graph: _HostGraph, ids: dict[str, str]) -> Iterator[Link]:
-    """Yield the links in both directions; only some kinds are printed at both ends."""
+    """Yield the links in both directions; only some kinds are printed at both ends.
+
+    The log has the sum of a pair's lanes or links; their number counts only if the sum gives it.
+    """
     for (src, dst), (medium, rate) in graph.links.items():
         if src not in ids or dst not in ids:
             continue
         is_switched = graph.devices[dst].family == "nvswitch"
         latency = LATENCY_us["nvswitch" if is_switched else medium]
-        link = Link(ids[src], ids[dst], rate, latency, medium, 1, counted("the log", "NCCL"))
+        count = count_links(medium, rate)
+        source, extra = "the log", {} if count else {UNCOUNTED: True}
+        if count and count > 1:
+            source = f"the log's sum, {count} links of {float(rate / count):g} GB/s"
+        link = Link(
+            *(ids[src], ids[dst], rate, latency, medium, count or 1),
+            counted(source, "NCCL"),
+            extra,
+        )
         yield link
         if (dst, src) not in graph.links:
             yield link.reversed()

@@ -38,8 +38,8 @@ class Cable:
     """All links of one kind between devices `a` and `b`.
 
     If `directed`, only those from `a` to `b`. `GBps` is the bandwidth in one direction, `count` the
-    number of PCIe lanes or bonded links; `links` are those from `a` to `b`. `inside` is true of a
-    link between NUMA nodes that are, or may be, of one socket.
+    number of PCIe lanes or bonded links, known if `counted`; `links` are those from `a` to `b`.
+    `inside` is true of a link between NUMA nodes that are, or may be, of one socket.
     """
 
     a: str
@@ -50,6 +50,7 @@ class Cable:
     directed: bool
     links: tuple[Link, ...] = field(default=(), compare=False)
     inside: bool = False
+    counted: bool = True
 
     @property
     def label(self) -> str:
@@ -58,10 +59,10 @@ class Cable:
 
     @property
     def width(self) -> str:
-        """The width of a PCIe link, such as "x16", if its source states it, else the count."""
+        """The width of a PCIe link ("x16") if its source states it, else the count if known."""
         texts = (f"{link.extra.get('declared')} {link.source}" for link in self.links)
         stated = (_LANES.search(text) for text in texts if self.kind == "pcie")
-        return next((match[0] for match in stated if match), str(self.count))
+        return next((match[0] for match in stated if match), str(self.count) * self.counted)
 
     def without_ends(self) -> Cable:
         """Return the cable without its ends: equal for all cables that look alike."""
@@ -88,7 +89,10 @@ def find_cables(topology: Topology) -> tuple[Cable, ...]:
             links = tuple(links_of[a, b, kind])
             near = several or (sockets.get(a) is not None and sockets.get(a) == sockets.get(b))
             inside = kind == "smp" and near and split_host(a)[0] == split_host(b)[0]
-            cables[a, b, kind] = Cable(a, b, kind, *rate_and_count, directed, links, inside)
+            counted = all(link.is_counted for link in links)
+            cables[a, b, kind] = Cable(
+                a, b, kind, *rate_and_count, directed, links, inside, counted
+            )
     return tuple(cables.values())
 
 
@@ -127,20 +131,22 @@ def describe_rates(topology: Topology) -> list[str]:
     A machine read from an NCCL XML has lower rates than the same machine from a preset, a matrix
     or NVML, which have the datasheet's. The line gives both.
     """
-    counted: dict[tuple[str, Fraction, Fraction | None], None] = {}
+    counted: dict[tuple[str, str, Fraction | None], None] = {}
     for link in topology.links:
         if link.counted_by and link.kind in ("nvlink", "xgmi"):
             ends = (topology.by_id[link.src], topology.by_id[link.dst])
             gpus = (find_datasheet_GBps(link.kind, d.extra) for d in ends if d.kind == "gpu")
-            counted[link.counted_by, link.bandwidth_GBps / link.count, next(gpus, None)] = None
+            rate, printed = link.bandwidth_GBps / link.count, next(gpus, None)
+            each = (
+                "a link" if link.is_counted else "by all links of a pair, whose number is unknown"
+            )
+            differs = printed not in (None, rate) and link.is_counted
+            said = f"{format_rate(rate)} GB/s {each}"
+            counted[link.counted_by, said, printed if differs else None] = None
     return [
-        f"rates: {library}'s, {format_rate(rate)} GB/s a link"
-        + (
-            ""
-            if printed is None or printed == rate
-            else f"; the datasheet says {format_rate(printed)}"
-        )
-        for library, rate, printed in counted
+        f"rates: {library}'s, {said}"
+        + ("" if printed is None else f"; the datasheet says {format_rate(printed)}")
+        for library, said, printed in counted
     ]
 
 

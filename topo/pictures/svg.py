@@ -240,7 +240,7 @@ def _build_legend(style: _Style, classes: Counter[Cable]) -> Iterator[tuple[str,
 def _format_legend_text(entry: Cable, number: int) -> str:
     lanes = (
         f" ({entry.count} {TIMES} {format_rate(entry.GBps / entry.count)})"
-        if entry.count > 1
+        if entry.count > 1 and entry.counted
         else ""
     )
     return (

@@ -181,7 +181,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         notes += results.notes
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, count, log, table)}")
-    reading = log.reading(where)
+    reading = log.reading(where, bool(measurements))
     test = benchmark.name if benchmark is not None and not table.rows else table.kind
     kinds = [f"table of {test or 'nccl-tests'}"] if measurements else []
     kinds += [reading.kind] if log.says_something else []

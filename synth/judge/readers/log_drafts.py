@@ -23,7 +23,8 @@ class Draft:
     `found_rings` are those of NCCL's search by channel, with GPUs as it names them ("0-b000", or
     the rank), and `pattern` is the number of its last pattern. `rings` is by channel, `locations`
     by rank, and `patterns` by NCCL's number. `promised` is the announced number of channels;
-    `cut_lines` is True if NCCL itself cut its lines of rings.
+    `cut_lines` is True if NCCL itself cut its lines of rings. `process` writes them, as the ranks
+    `own`, on the lines from `first_line` to `last_line`.
     """
 
     ranks: int | None = None
@@ -44,6 +45,43 @@ class Draft:
     rings_connected: bool = False
     cut_lines: bool = False
     nvls: bool = False
+    process: str | None = None
+    own: set[int] = field(default_factory=set)
+    first_line: int = 0
+    last_line: int = 0
+
+
+def part_runs(drafts: list[Draft], notes: list[str]) -> list[list[Draft]]:
+    """Part drafts of several runs: a rank is one process, so another one is of a later run.
+
+    Append to `notes` what is parted, and what cannot be as the lines of runs are mixed.
+    """
+    runs: list[list[Draft]] = []
+    for draft in sorted(drafts, key=lambda draft: draft.first_line):
+        if not runs or any(_is_of_another_run(draft, other) for other in runs[-1]):
+            runs.append([])
+        runs[-1].append(draft)
+    if len(runs) < 2:
+        return [drafts]
+    ends = [max(draft.last_line for draft in run) for run in runs]
+    starts = [run[0].first_line for run in runs]
+    rank = min(runs[-1][0].own & runs[0][0].own, default=min(runs[-1][0].own))
+    what = f"{len(runs)} runs or communicators: several processes write as rank {rank}"
+    if all(end < start for end, start in zip(ends, starts[1:], strict=False)):
+        notes.append(f"the log is of {what}; each is judged apart")
+        return runs
+    notes.append(
+        f"the log is of {what} and their lines are mixed; they are judged together, as nothing "
+        "tells them apart"
+    )
+    return [drafts]
+
+
+def _is_of_another_run(draft: Draft, other: Draft) -> bool:
+    """Return whether two drafts of different processes are of the same rank."""
+    is_same = None in (draft.process, other.process) or draft.process == other.process
+    is_known = draft.id is not None and draft.id == other.id
+    return not is_same and not is_known and not draft.own.isdisjoint(other.own)
 
 
 def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
@@ -192,10 +230,11 @@ def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
 def count_alike(communicators: list[ObservedCommunicator]) -> list[ObservedCommunicator]:
     """Return each distinct communicator once, with the number of its repetitions in `alike`.
 
-    Communicators with the same ranks, locations and channels are repetitions of each other.
+    Communicators with the same ranks, locations, channels and kinds of transports are repetitions
+    of each other.
     """
     alike: dict[object, list[ObservedCommunicator]] = defaultdict(list)
     for c in communicators:
         locations = tuple((r, x.host, x.dev, x.bus) for r, x in c.locations.items())
-        alike[c.ranks, c.rings, c.trees, locations].append(c)
+        alike[c.ranks, c.rings, c.trees, locations, frozenset(c.transports)].append(c)
     return [replace(same[0], alike=len(same)) for same in alike.values()]

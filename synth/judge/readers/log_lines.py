@@ -66,6 +66,12 @@ FABRIC = re.compile(
 )
 # A failing call, as each of its callers reports it.
 FAILED_CALL = re.compile(r"[\w/]+\.(?:cc|cu|h|cpp):\d+ -> [1-9]\d*\b")
+# One of an application's own calls after the start; 7 is no failure (ncclInProgress).
+FAILED_USE = re.compile(r"\b(?:enqueue|group|collectives)\.(?:cc|cu):\d+ -> (?!7\b)[1-9]\d*\b")
+# What nccl-tests and rccl-tests say as they give up.
+FAILED_TEST = re.compile(r"\bTest (?:NCCL|RCCL|CUDA|HIP) failure [\w./\-]+:\d+ '[^']*'?")
+# The process that writes a message.
+PROCESS = re.compile(r":(\d{1,10}):\d{1,10} \[-?\d{1,9}\]")
 # A warning with the place in the library's source, which newer versions print.
 WARNING = re.compile(r"(?:[\w/]+\.(?:cc|cu|h|cpp):\d+ )?NCCL WARN\b.*")
 GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
@@ -110,12 +116,13 @@ class Signatures:
     """Finder of the signatures with which messages begin: "node1:17:42 [1] NCCL INFO".
 
     They name host, process, thread and GPU. One line may have several messages: one may directly
-    follow another one's last word ("->0node1:17:42 [1] NCCL INFO"), or that of a test's row. Only a
-    host name seen before tells where a number or a row's word ends; so hosts are remembered.
+    follow another one's last word ("->0node1:17:42 [1] NCCL INFO"), its first letters ("NCnode1:17:
+    42 [1] NCCL INFO"), or the last word of a test's row. Only a host seen before tells where such a
+    word ends; so hosts are remembered, with their processes.
     """
 
     def __init__(self) -> None:
-        self.hosts: set[str] = set()
+        self._processes: dict[str, set[str]] = {}
         self._line: str | None = None
         # Signatures of the last line: start and end in the line, thread and level.
         self._cached: list[tuple[int, int, Thread, str]] = []
@@ -144,7 +151,9 @@ class Signatures:
         ):
             return False
         host, pid, tid, level = alone.groups()
-        self.hosts.add(host)
+        known = self._processes.get(host, ())
+        if pid not in known and self._skip_text_before(host, pid, is_clean=True):
+            return False
         self._line, self._cached = line, [(0, alone.end(), (host, pid, tid), level)]
         return True
 
@@ -176,26 +185,45 @@ class Signatures:
             word = max(line.rfind(" ", low, bracket - 1) + 1, low)
             writer = _WRITER.search(line[word : bracket - 1]) if bracket > word else None
             if writer is not None:
-                skipped = self._skip_word_before(writer[1], is_clean=writer.start() == 0)
+                skipped = self._skip_text_before(writer[1], writer[2], is_clean=writer.start() == 0)
                 start = word + writer.start() + skipped
                 thread = writer[1][skipped:], writer[2], writer[3]
             out.append((start, level.end(), thread, level[1]))
         return out
 
-    def _skip_word_before(self, host: str, is_clean: bool) -> int:
-        """Return how much of a host's name is the number or the row's word before it."""
+    def _skip_text_before(self, host: str, pid: str, is_clean: bool) -> int:
+        """Return how many leading characters of a host's name belong to the text before it.
+
+        A name that ends in a known host's is that host's if the process is, or if only a rank or a
+        row's word is before it. If the name is clean, it and its process are remembered.
+        """
+        skipped = 0
         word = _ROW_WORDS.match(host)
-        if word is not None and host[word.end() :] in self.hosts:
-            return word.end()
-        if host in self.hosts:
-            return 0
-        # The number before it is a rank, which nearly always has at most three digits.
-        for count in range(1, min(len(host), 4)):
-            if host[count:] in self.hosts and host[:count].isdigit():
-                return count
+        if word is not None and host[word.end() :] in self._processes:
+            skipped = word.end()
+        elif host not in self._processes:
+            shorter = (count for count in range(1, len(host)) if host[count:] in self._processes)
+            for count in shorter:
+                # A rank nearly always has at most three digits.
+                is_rank = count <= 3 and host[:count].isdigit()
+                if is_rank or pid in self._processes[host[count:]]:
+                    skipped = count
+                    break
         if is_clean:
-            self.hosts.add(host)
-        return 0
+            self._processes.setdefault(host[skipped:], set()).add(pid)
+        return skipped
+
+    def count_hosts(self) -> int:
+        """Return the number of hosts that write.
+
+        A damaged name may come before its host's: one that ends in another is no host if the other
+        has all its processes.
+        """
+        known = self._processes
+        return sum(
+            not any(pids <= known.get(host[count:], frozenset()) for count in range(1, len(host)))
+            for host, pids in known.items()
+        )
 
 
 def is_of_log(line: str) -> bool:

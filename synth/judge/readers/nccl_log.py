@@ -2,7 +2,8 @@
 
 On each rank one thread makes a communicator. The lines of a thread from one initialization to the
 next are a draft. Drafts of one communicator are joined by its id if the library prints one (2.18
-and later), else by how many communicators of that many ranks the thread had made before.
+and later), else by how many communicators of that many ranks the thread had made before; several
+processes of one rank are then of several runs.
 """
 
 import re
@@ -19,7 +20,7 @@ from ..reading import (
     SearchResult,
 )
 from . import log_lines as lines
-from .log_drafts import RING_PATTERN, Draft, count_alike, finish
+from .log_drafts import RING_PATTERN, Draft, count_alike, finish, part_runs
 
 # Lines worth parsing. Most lines of a log are not; with this search, 50 MB take seconds.
 _WORTH = re.compile(
@@ -82,13 +83,50 @@ class Failure:
         return self._warned if self._is_traced or (self._is_last and has_begun) else None
 
 
+class Stop:
+    """The call or the test that failed after a start: with a warning of its process, if any."""
+
+    def __init__(self) -> None:
+        self.found: tuple[int, str] | None = None
+        # Whether a later run began.
+        self.is_past = False
+        # The last warning of each process of a run, the first with a failing call below it, and
+        # that at the end of what the library said.
+        self._warned: dict[str, tuple[int, str]] = {}
+        self._traced: tuple[int, str] | None = None
+        self._last: tuple[int, str] | None = None
+
+    def take(self, line: str, number: int, is_running: bool) -> None:
+        """Parse a line; `is_running` is whether a communicator was complete before it."""
+        if self.found is not None:
+            return
+        if "failure" in line and (match := lines.FAILED_TEST.search(line)) is not None:
+            self.found = self._traced or self._last or (number, " ".join(match[0].split())[:200])
+        elif "WARN" in line and (match := lines.WARNING.search(line)) is not None:
+            self._last = number, " ".join(match[0].split())[:200]
+            if is_running:
+                self._warned[_find_process(line)] = self._last
+        elif ".c" in line and " -> " in line and lines.FAILED_CALL.search(line) is not None:
+            warned = self._warned.get(_find_process(line))
+            self._traced = self._traced or warned
+            if lines.FAILED_USE.search(line) is not None:
+                self.found = warned
+        elif "NCCL" in line:
+            self._last = None
+
+
+def _find_process(line: str) -> str:
+    match = lines.PROCESS.search(line)
+    return match[1] if match is not None else ""
+
+
 class LogReader:
     """Collector of the facts of a log: `take` each line, then call `reading`."""
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
-        self.drafts: list[tuple[object, Draft]] = []
-        self._current: dict[object, Draft] = {}
+        self.drafts: list[tuple[lines.Thread, Draft]] = []
+        self._current: dict[lines.Thread, Draft] = {}
         self.picks: Counter[Pick] = Counter()
         self.library: str | None = None
         self.findings: dict[str, FileFinding] = {}
@@ -98,7 +136,8 @@ class LogReader:
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
         self._fabrics: dict[str, str] = {}
-        self._failure = Failure()
+        self._failure, self._stop = Failure(), Stop()
+        self._completed_ranks: set[int] = set()
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the log; `number` counts lines from 1."""
@@ -108,16 +147,20 @@ class LogReader:
             # RCCL ends its lines of rings and trees with comm, nRanks and busId.
             self.is_rccl |= "RCCL" in line or (" busId " in line and " nRanks " in line)
             self._failure.take(line, number)
+        if "NCCL" in line or "failure" in line:
+            self._stop.take(line, number, self._completed)
         if line and not line.isspace():
             self.last_line = number
         if _WORTH.search(line) is not None:
             for thread, level, text in self.signatures.split(line):
                 self._take_message(thread, level, text, number)
+                if (draft := self._current.get(thread)) is not None:
+                    draft.first_line, draft.last_line = draft.first_line or number, number
 
-    def _draft(self, thread: object, anew: bool = False) -> Draft:
+    def _draft(self, thread: lines.Thread, anew: bool = False) -> Draft:
         """Return the draft of a thread; if `anew`, begin a draft for its next communicator."""
         if anew or thread not in self._current:
-            self._current[thread] = Draft()
+            self._current[thread] = Draft(process=thread[1] if thread else None)
             self.drafts.append((thread, self._current[thread]))
         return self._current[thread]
 
@@ -132,15 +175,20 @@ class LogReader:
         elif (match := lines.RING_HOP.search(text)) is not None:
             channel, before, rank, after = (int(x) for x in match.groups()[:4])
             # Each rank says its own hop, and that before it.
-            self._draft(thread).hops.setdefault(channel, {}).update({before: rank, rank: after})
+            draft = self._draft(thread)
+            draft.hops.setdefault(channel, {}).update({before: rank, rank: after})
+            draft.own.add(rank)
         elif (match := lines.TREE_HOP.search(text)) is not None:
             channel, parent, rank = (int(x) for x in match.groups()[:3])
-            self._draft(thread).parents.setdefault(channel, {}).setdefault(rank, parent)
+            draft = self._draft(thread)
+            draft.parents.setdefault(channel, {}).setdefault(rank, parent)
+            draft.own.add(rank)
         elif (match := lines.INIT.search(text)) is not None:
             self._take_init(match, thread, host)
         elif (match := lines.SIZE.search(text)) is not None:
             draft = self._draft(thread)
             draft.ranks, draft.nodes = int(match["ranks"]), int(match["nodes"])
+            draft.own.add(int(match["rank"]))
         elif (match := lines.PATTERN.search(text)) is not None:
             ident, channels, intra, inter, *types = match.groups()
             pattern = SearchResult(int(ident), int(channels), float(intra), float(inter), *types)
@@ -245,9 +293,11 @@ class LogReader:
 
     @property
     def failure(self) -> tuple[int, str] | None:
-        """The line and the text of the warning with which the start failed; None if it did not."""
+        """The line and the text of what ended the start, or a run after it; None if nothing did."""
         has_begun = any(draft.started for _, draft in self.drafts)
-        return None if self._completed else self._failure.find(has_begun)
+        if self._completed:
+            return None if self._stop.is_past else self._stop.found
+        return self._failure.find(has_begun) or self._stop.found
 
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
@@ -273,13 +323,14 @@ class LogReader:
         draft.transports[lines.name_transport(via)] += 1
         if int(src) >= _MAX_RANKS or int(dst) >= _MAX_RANKS:
             return
+        draft.own.add(int(dst if "receive" in match[0] else src))
         if "receive" not in match[0]:
             draft.locations.setdefault(int(src), lines.read_location(at, host))
         # Connections after "Connected all rings" belong to trees.
         if not draft.rings_connected and index in (None, "0"):
             draft.connections.setdefault(int(channel), {}).setdefault(int(src), int(dst))
 
-    def _take_ring(self, match: re.Match[str], thread: object) -> None:
+    def _take_ring(self, match: re.Match[str], thread: lines.Thread) -> None:
         """Record a complete ring.
 
         If this thread listed the channel before, a new communicator begins.
@@ -299,7 +350,7 @@ class LogReader:
             gpus = tuple(name.removeprefix("GPU/") for name in match["gpus"].split())
             draft.found_rings.setdefault(int(match["channel"]), gpus)
 
-    def _take_trees(self, match: re.Match[str], thread: object) -> None:
+    def _take_trees(self, match: re.Match[str], thread: lines.Thread) -> None:
         """Record the trees of one rank; a rank with other parents begins a new communicator."""
         entries = [(int(c), lines.read_tree(entry)) for c, entry in lines.TREE.findall(match[1])]
         draft = self._draft(thread)
@@ -309,15 +360,17 @@ class LogReader:
             draft = self._draft(thread, anew=True)
         for channel, entry in entries:
             if entry is not None:
+                draft.own.add(entry[0])
                 draft.parents.setdefault(channel, {})[entry[0]] = entry[1]
 
-    def _take_init(self, match: re.Match[str], thread: object, host: str | None) -> None:
+    def _take_init(self, match: re.Match[str], thread: lines.Thread, host: str | None) -> None:
         """Record the line that begins or ends the initialization of a communicator."""
         draft, rank = self._draft(thread), int(match["rank"])
         is_next = draft.started and (thread is not None or rank in draft.locations)
         if match["when"] == "START" and is_next:
             draft = self._draft(thread, anew=True)
         draft.ranks, draft.id = int(match["ranks"]), match["id"] or draft.id
+        draft.own.add(rank)
         device = match["nvml"] or match["cuda"]
         draft.locations[rank] = Location(
             host,
@@ -327,6 +380,9 @@ class LogReader:
         )
         if match["when"] == "COMPLETE":
             self._completed = True
+            # A rank that is complete again is one of another run.
+            self._stop.is_past |= self._stop.found is not None and rank in self._completed_ranks
+            self._completed_ranks.add(rank)
             draft.complete = thread is not None
         draft.started = True
 
@@ -344,26 +400,38 @@ class LogReader:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether nothing in the log tells of a second host."""
+        """Whether nothing in the log tells of a second host.
+
+        The number of hosts that the largest communicator states counts before names, which may be
+        damaged.
+        """
         drafts = [draft for _, draft in self.drafts]
+        largest = max((draft.ranks or 0 for draft in drafts), default=0)
+        is_stated = any(draft.nodes and draft.ranks == largest for draft in drafts)
         return (
-            len(self.signatures.hosts) < 2
+            (is_stated or self.signatures.count_hosts() < 2)
             and all((draft.nodes or 1) == 1 for draft in drafts)
             and not any(name.startswith("NET") for d in drafts for name in d.transports)
         )
 
-    def reading(self, where: str) -> Reading:
+    def reading(self, where: str, is_measured: bool = False) -> Reading:
         """Return the contents of the log, named `where`, after its last line.
 
-        Raise InputError if it breaks off among the channels.
+        `is_measured` is whether the text has results. Raise InputError if the log breaks off among
+        the channels.
         """
-        if self.failure is not None:
-            line, text = self.failure
-            self._report(
-                "start-failed", f"the start failed: {text}", "mend that first, then measure", line
-            )
         notes: list[str] = []
-        groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
+        stop = self._stop.found
+        if stop is not None and (is_measured or self._stop.is_past):
+            notes.append(f"line {stop[0]}: a run failed: {stop[1]}; the rest of the text is judged")
+        elif self.failure is not None:
+            line, text = self.failure
+            what = (
+                "a call failed after the initialization" if self._completed else "the start failed"
+            )
+            self._report("start-failed", f"{what}: {text}", "mend that first, then measure", line)
+        runs = [run for drafts in self._group() for run in part_runs(drafts, notes)]
+        groups = [(finish(drafts, notes), drafts) for drafts in runs]
         self._refuse_cut(where, groups)
         communicators = count_alike([communicator for communicator, _ in groups])
         signed = [draft for thread, draft in self.drafts if thread is not None and draft.started]

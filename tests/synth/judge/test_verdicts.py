@@ -327,6 +327,31 @@ def test_a_log_of_one_rank_says_why_nothing_is_judged(desk_of_bounds: Desk) -> N
     assert file["verdict"]["message"].startswith("it has no results, and the rings and trees of no")
 
 
+@pytest.mark.parametrize("busbw", [70, 300])
+def test_above_the_bound_a_file_for_nccl_is_the_first_suspect(
+    desk_of_bounds: Desk, busbw: float
+) -> None:
+    graph, table = system(*GPUS[:2]), write_table(busbw, 2)
+    given = sign(0, "NCCL_TOPO_FILE set by environment to /tmp/mine.xml")
+    uneven = graph.replace("NVL[48.0] - GPU/0-11000", "NVL[84.0] - GPU/0-11000")
+    advice = {
+        name: desk_of_bounds.judge(text)["verdict"]["advice"]
+        for name, text in {
+            "plain": graph + table,
+            "given": given + graph + table,
+            "uneven": uneven + table,
+            "both": given + uneven + table,
+        }.items()
+    }
+    first = "probably the topology file that NCCL was given (NCCL_TOPO_FILE is set to /tmp/mine.xml"
+    back = "the rates of gpu1 -> gpu0: 48 GB/s, but 84 GB/s back"
+    assert [text.startswith(first) for text in advice.values()] == [False, True, False, True]
+    assert [back in text for text in advice.values()] == [False, False, True, True]
+    # The rates of a topology that is named are not those of the file.
+    elsewhere = desk_of_bounds.judge(given + graph + table, "--topology", "ring:2@48")
+    assert "/tmp/mine.xml" not in elsewhere["verdict"]["advice"]
+
+
 def test_a_name_of_a_gpu_gives_rates_and_a_given_rate_wins(desk_of_bounds: Desk) -> None:
     table, matrix = write_table(20, 2, gpu="NVIDIA GeForce RTX 4090"), desk_of_bounds.matrix("PHB")
     by_name = desk_of_bounds.judge(table, "--topology", matrix)

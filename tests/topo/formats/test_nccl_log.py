@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+
 import pytest
 from nccl_samples import sign
 
+from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
+from topoplan.topo.matrix import find_connections
+from topoplan.topo.pictures import table
 
 END = "=" * 42
 # A host before 2.20 (no number of the system, capitals), as RCCL prints one, and a recent one.
@@ -144,3 +150,85 @@ def test_lines_without_their_indentation_are_refused() -> None:
     flat = "".join(line.lstrip() for line in DEVS.splitlines(True))
     with pytest.raises(InputError, match="lost their indentation"):
         read(flat)
+
+
+def test_ranks_that_interrupt_each_other_have_their_own_graphs() -> None:
+    lines = [sign(1, line, "n") for line in (*NEW.format(0, 1).splitlines(), END)]
+    whole = read("".join(lines))
+    cut = sign(2, "=== System ", "n").rstrip("\n")
+    # Two headers on one line, of which the first is interrupted.
+    assert read(cut + "".join(lines)) == whole
+    # The interrupted one has the only graph.
+    other = [sign(2, line, "n") for line in NEW.format(0, 1).splitlines()[1:]]
+    assert read(cut + "".join(lines[:1]) + "".join(other)) == whole
+    # The end of an interrupted word before the name of the host, in the header and below it.
+    for at in (0, 3):
+        glued = [*lines[:at], "GPU/0-" + lines[at], *lines[at + 1 :]]
+        assert read("".join(glued)) == whole
+
+
+def test_a_graph_that_another_rank_interrupts_is_not_taken() -> None:
+    lines = NEW.format(0, 1).splitlines()
+    whole = [sign(1, line, "n") for line in lines]
+    # Without the switch, which would be above the GPUs; with a GPU whose number is cut.
+    lost = [sign(0, line, "n") for line in (*lines[:2], *lines[3:])]
+    cut = "".join(lost)[:-1] + sign(0, "              + PCI[48.0] - GPU/0-1", "n").rstrip()
+    for other in ("".join(lost), cut):
+        assert read(other + "".join(whole)) == read("".join(whole))
+
+
+@pytest.mark.parametrize(
+    ("total", "count"),
+    [("370.8", 18), ("123.6", 6), ("20.0", 1), ("240.0", 12), ("401.0", 10), ("24.0", 2)],
+)
+def test_a_sum_that_only_one_number_of_nvlinks_has_gives_their_number(
+    total: str, count: int
+) -> None:
+    machine = read(NEW.format(0, 1).replace("370.8", total))
+    (link,) = (x for x in machine.links if (x.src, x.dst) == ("gpu0", "nvswitch-0"))
+    assert link.is_counted and link.count == count and link.bandwidth_GBps == Fraction(total)
+    assert (f"sum, {count} links of" in str(link.source)) == (count > 1)
+
+
+@pytest.mark.parametrize(
+    ("total", "label"), [("24.0", "XGMI1"), ("192.0", "XGMI4"), ("48.0", "LNK")]
+)
+def test_sums_of_xgmi_links_of_several_generations_give_no_number(total: str, label: str) -> None:
+    machine = read(OLD.replace("XGMI[24.0]", f"XGMI[{total}]"))
+    assert find_connections(machine)[0][1].label == label
+
+
+def test_no_number_of_links_is_made_up() -> None:
+    machine = read(NEW.format(0, 1).replace("370.8", "36.0"))  # 2 x 18 or 3 x 12
+    assert not any(link.is_counted for link in machine.links)
+    shown = table.write(machine)
+    assert "NV1" not in shown and "SW 36" in shown
+    assert "36 GB/s by all links of a pair, whose number is unknown" in shown
+    rows = re.findall(r"^ +(?:NVLink|PCIe|NVLink-C2C) +\d+ +[\d.]+ +(\S+) ", shown, re.MULTILINE)
+    assert rows == ["the"] * 3
+    assert Topology.from_json(machine.to_json()).links == machine.links
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "about"),
+    [
+        ("+ PCI[48.0] - PCI/0-1b000", "+ PCI[0.2] - PCI/0-1b000", ("pci-0-1b000",)),
+        ("PCI[48.0] - GPU/0-11000", "PCI[0.2] - GPU/0-11000", ("gpu1",)),
+        # With NVLink-C2C, which NCCL takes instead, and of another generation.
+        ("PCI[48.0] - GPU/0-10000", "PCI[0.2] - GPU/0-10000", None),
+        ("+ PCI[48.0] - PCI/0-1b000", "+ PCI[0.4] - PCI/0-1b000", None),
+    ],
+)
+def test_rates_of_placeholders_are_found(old: str, new: str, about: tuple[str] | None) -> None:
+    text = NEW.format(0, 1)
+    assert old in text
+    found = [f for f in list_findings(read(text.replace(old, new))) if "placeholder" in f.what]
+    assert [(f.severity, f.about) for f in found] == ([("warning", about)] if about else [])
+    assert all("counted as 2.5 GT/s x1" in f.message for f in found)
+
+
+@pytest.mark.parametrize(("port", "is_slow"), [("1.2", True), ("0.1", False)])
+def test_a_placeholder_matters_to_a_nic_that_is_faster(port: str, is_slow: bool) -> None:
+    nic = f"+ PCI[0.2] - NIC/0-35000\n              + NET[{port}] - NET/0-0 (0/1/1/{port}00000)\n"
+    found = list_findings(read(NEW.format(0, 1) + nic))
+    assert [f.about for f in found if f.what == "placeholder-pcie"] == [("nic-0-35000",)] * is_slow

@@ -1,0 +1,155 @@
+"""Logs whose ranks write into each other's lines, runs that fail, and excerpts of several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nccl_samples import HEADER, row, sign, write_log
+
+from topoplan.cli import judge as command
+from topoplan.synth.judge.readers.detect import read_text
+from topoplan.synth.judge.reading import Reading
+from topoplan.topo.errors import InputError
+
+
+def read(text: str) -> Reading:
+    return read_text(text, "file")
+
+
+def list_names(reading: Reading) -> list[str]:
+    return [finding.name for finding in reading.findings]
+
+
+LOG = [*write_log([[0, 1]] * 2, [[-1, 0]] * 2), sign(0, "Using network Socket")]
+SIZES = "comm 0x55{0} rank {0} nRanks 2 nNodes {1} localRanks 2 localRank {0}"
+
+
+@pytest.mark.parametrize(
+    "glued",
+    [
+        "node07:4001:5001 [1] NC" + sign(0, "Setting affinity for GPU 0"),
+        "nod" + sign(0, "Connected to proxy localRank 0"),
+        "stream 0x5" + sign(1, "Mem Realloc old size 0"),
+    ],
+)
+def test_text_before_the_name_of_a_host_makes_no_second_host(glued: str) -> None:
+    assert list_names(read("".join(LOG) + glued)) == []
+    # Before its process is known, the name is settled by the lines that follow.
+    assert list_names(read("".join(LOG[:1]) + glued + "".join(LOG[1:]))) == []
+
+
+def test_a_name_that_ends_in_another_hosts_is_another_host_with_other_processes() -> None:
+    far = sign(2, "Using network Socket", "xnode07")
+    assert list_names(read("".join(LOG) + far)) == ["network-socket"]
+
+
+def test_a_stated_number_of_hosts_counts_before_their_names() -> None:
+    far = sign(2, "Using network Socket", "gpu9")
+    for nodes in (1, 2):
+        stated = sign(0, SIZES.format(0, nodes)) + sign(1, SIZES.format(1, nodes))
+        names = list_names(read("".join(LOG) + stated + far))
+        assert names == ["network-socket"] * (nodes - 1)
+
+
+def warn(rank: int, text: str) -> str:
+    return sign(rank, "").replace("INFO \n", f"WARN {text}\n").replace("] NCCL", "] at.cc:7 NCCL")
+
+
+NO_PATH = "No transport found for rank 1[20000] -> rank 0[10000]"
+TEST = "node07: Test NCCL failure all_reduce.cu:47 'unhandled system error (set NCCL_DEBUG) / '\n"
+STOPPED = warn(1, NO_PATH) + sign(0, "Using network IB") + sign(1, "transport.cc:90 -> 2")
+ROWS = HEADER + row(1 << 20, 9.0, 9.0)
+
+
+@pytest.mark.parametrize("end", [TEST, sign(1, "group.cc:70 -> 2 [Async thread]")])
+def test_a_call_that_fails_after_the_start_is_the_verdict(end: str) -> None:
+    reading = read("".join(LOG) + STOPPED + end)
+    failed = next(finding for finding in reading.findings if finding.name == "start-failed")
+    assert "a call failed after the initialization" in failed.message
+    assert NO_PATH in failed.message and failed.line == len(LOG) + 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",  # no call of the application's
+        sign(0, "group.cc:70 -> 2"),  # of another process than the warning
+        sign(1, "group.cc:70 -> 7"),  # still in progress
+        sign(1, "misc/socket.cc:46 -> 3") + sign(1, "proxy.cc:1495 -> 3 [Service thread]"),
+    ],
+)
+def test_a_warning_alone_ends_no_run(end: str) -> None:
+    assert "start-failed" not in list_names(read("".join(LOG) + STOPPED + end))
+
+
+def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
+    reading = read("".join(LOG) + ROWS + STOPPED + TEST)
+    assert reading.measurements and "start-failed" not in list_names(reading)
+    number = len((*LOG, *ROWS.splitlines())) + 1
+    assert any(f"line {number}: a run failed: " in note for note in reading.notes)
+
+
+def test_a_failure_before_another_run_is_a_note() -> None:
+    reading = read("".join(LOG) + STOPPED + TEST + "".join(LOG))
+    assert "start-failed" not in list_names(reading)
+    assert any("a run failed" in note and NO_PATH in note for note in reading.notes)
+
+
+def test_a_table_without_rows_whose_test_failed_is_refused_with_that() -> None:
+    with pytest.raises(
+        InputError, match=r"failed: line 4: Test NCCL failure all_reduce.cu:47 'unh"
+    ):
+        read(HEADER + TEST)
+    with pytest.raises(InputError, match=r"failed: line 4: at.cc:7 NCCL WARN No transport found"):
+        read(HEADER + warn(1, NO_PATH) + TEST)
+    with pytest.raises(InputError, match=r"failed: line 4: Test CUDA failure common.cu:9 'out of"):
+        read(HEADER + "node07: Test CUDA failure common.cu:9 'out of memory'\n")
+
+
+def write_excerpt(rank: int, pid: int, *transports: str, host: str = "node07") -> str:
+    """Return the lines of one process of two ranks, by which it connects to the other one."""
+    at = f"{host}:{pid}:{pid} [{rank}] NCCL INFO Channel"
+    return "".join(
+        f"{at} {channel:02d}/0 : {rank}[{rank}] -> {1 - rank}[{1 - rank}] [send] via {name}\n"
+        for channel, name in enumerate(transports)
+    )
+
+
+def test_excerpts_of_several_runs_are_judged_apart() -> None:
+    shared, wired = write_excerpt(0, 11, "SHM/direct/direct"), write_excerpt(0, 12, "P2P/CUMEM")
+    reading = read("== SHM ==\n" + shared + "== P2P ==\n" + wired)
+    assert [c.transports for c in reading.communicators] == [{"SHM": 1}, {"P2P": 1}]
+    assert any("2 runs" in note and "as rank 0; each is judged" in note for note in reading.notes)
+
+
+def test_runs_one_after_another_have_their_own_ranks() -> None:
+    first = write_log([[0, 1]], [[-1, 0]], commit="")
+    second = [line.replace(":400", ":410").replace("P2P", "SHM") for line in first]
+    reading = read("".join(first + second))
+    assert [c.transports for c in reading.communicators] == [{"P2P": 2}, {"SHM": 2}]
+    assert len(reading.communicators[1].locations) == 2
+
+
+def test_the_processes_of_one_run_are_not_parted() -> None:
+    wired = write_excerpt(0, 11, "P2P/CUMEM") + write_excerpt(1, 12, "P2P/CUMEM")
+    again = write_excerpt(0, 11, "P2P/CUMEM").replace(":11 [", ":99 [")  # another thread
+    reading = read(wired + again)
+    assert [c.transports for c in reading.communicators] == [{"P2P": 3}] and not reading.notes
+
+
+def test_runs_whose_lines_are_mixed_are_noted() -> None:
+    far = write_excerpt(0, 12, "P2P/CUMEM", "P2P/CUMEM").splitlines(True)
+    near = write_excerpt(0, 11, "SHM/direct", "SHM/direct").splitlines(True)
+    reading = read("".join(near[:1] + far[:1] + near[1:] + far[1:]))
+    assert [c.transports for c in reading.communicators] == [{"SHM": 2, "P2P": 2}]
+    assert any("their lines are mixed" in note for note in reading.notes)
+
+
+def test_connections_of_communicators_without_channels_are_noted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "log.txt"
+    file.write_text("".join(LOG) + write_excerpt(0, 77, "SHM/direct"), encoding="utf-8")
+    assert command.main([str(file), "--topology", "ring:2"]) == 0
+    assert "whole rings or trees are not judged: 1 via SHM" in capsys.readouterr().out
