@@ -300,6 +300,26 @@ def test_single_gpus_may_have_other_slots_and_lines_that_disagree_are_not_follow
     assert next(x for x in machine.links if x.src == "gpu0").bandwidth_GBps == 24
 
 
+@pytest.mark.parametrize(
+    ("said", "noted", "unnoted", "between"),
+    [
+        ("", "PCIe is taken as Gen3 x16", "PCIe of", 19.2),
+        ("Every card runs at PCIe Gen5 x16.", "", "PCIe is taken", 40),
+        ("all GPUs: PCIe 4.0 x8", "", "PCIe is taken", 24),
+        ("GPU0: PCIe 5.0 x16", "PCIe of gpu1, gpu2, gpu3 is taken as", "PCIe is taken", 19.2),
+    ],
+)
+def test_no_note_contradicts_the_pcie_that_the_text_states(
+    said: str, noted: str, unnoted: str, between: float
+) -> None:
+    labels = "X PIX SYS SYS/PIX X SYS SYS/SYS SYS X PIX/SYS SYS PIX X"
+    rows = matrix(labels, "0-3 0;0-3 0;4-7 1;4-7 1", "CPU Affinity|NUMA Affinity")
+    machine = read(f"{said}\n{rows}")
+    assert noted in notes(machine)
+    assert unnoted not in notes(machine)
+    assert {float(x.bandwidth_GBps) for x in machine.links if x.kind == "smp"} == {between}
+
+
 CONTAINER = "X NV8 SYS SYS PIX SYS/NV8 X SYS SYS SYS PIX/{}".format(
     "SYS SYS X SYS SYS SYS/SYS SYS SYS X SYS SYS/PIX SYS SYS SYS X SYS/SYS PIX SYS SYS SYS X"
 )

@@ -24,7 +24,7 @@ from ...notes import Note
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
 from ..said_pcie import SaidPcie, find_said_pcie
-from .candidates import choose_boards
+from .candidates import choose_boards, note_unknown_boards
 from .cells import Cells, iterate_members, list_some, read_cells
 from .facts import (
     MAX_PAIRED,
@@ -224,7 +224,13 @@ def _read_matrix(
         )
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
-    rates = replace(assume_rates(boards, how, cpu), said=_find_said(said, cells, boards, notes))
+    said_links = _find_said(said, cells, boards, notes)
+    if not boards:
+        note_unknown_boards(cells, affinities, said_links, notes)
+    is_all_said = len(said_links) == cells.gpus.bit_count()
+    generations = [link.generation for link, _ in said_links.values()] if is_all_said else []
+    newest = max(generations, default=None)
+    rates = replace(assume_rates(boards, how, cpu, newest), said=said_links)
     inferred = InferredTopology(cells, affinities, SOURCE, notes=notes, rates=rates)
     switched = match_peers(listings) is None if any(x.remote for x in listings.values()) else None
     infer_pcie_tree(inferred, where)
