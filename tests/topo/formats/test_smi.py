@@ -320,6 +320,34 @@ def test_no_note_contradicts_the_pcie_that_the_text_states(
     assert {float(x.bandwidth_GBps) for x in machine.links if x.kind == "smp"} == {between}
 
 
+@pytest.mark.parametrize(
+    ("affinities", "columns", "node", "note"),
+    [
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-15,", "CPU Affinity", 1, "those of GPU1 (8-15,24-31)"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-15,2", "CPU Affinity", 1, "breaks off"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-15", "CPU Affinity", 1, "breaks off"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-", "CPU Affinity", 1, "breaks off"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;9-1", "CPU Affinity", None, "what follows is not known"),
+        ("0-7,1;8-15,24-31;0-7,16-23;8-15,", "CPU Affinity", 1, "those of GPU2 (0-7,16-23)"),
+        ("16-31;8-15;16-31;1", "CPU Affinity", 2, ""),  # a job may have a single CPU
+        ("0-7,16-23;8-15;0-7,16-23;8-15", "CPU Affinity", 1, ""),
+        ("0-7 2;8-15 3;0-7 2;8-15", "CPU Affinity|NUMA Affinity", 3, "those of GPU1 (8-15)"),
+        ("0-7 2;8-15 3;0-7 2;8-1", "CPU Affinity|NUMA Affinity", 3, "those of GPU1 (8-15)"),
+        ("0-7 2;0-7 3;0-7 2;0-", "CPU Affinity|NUMA Affinity", None, "what follows is not"),
+    ],
+)
+def test_a_row_cut_in_its_affinities_is_near_the_cpu_of_those_that_begin_alike(
+    affinities: str, columns: str, node: int | None, note: str
+) -> None:
+    machine = read(alike(4, "SYS", affinities, columns))
+    assert machine.by_id["gpu3"].numa_node == node
+    assert note in notes(machine)
+    assert ("breaks off" in notes(machine)) == bool(note)
+    whole = affinities.split(";")[3].split()[0]
+    fact = facts(machine).get_text("gpu/3", fact_keys.GPU_CPU_AFFINITY)
+    assert fact == (whole if not note or f"({whole})" in note else None)
+
+
 CONTAINER = "X NV8 SYS SYS PIX SYS/NV8 X SYS SYS SYS PIX/{}".format(
     "SYS SYS X SYS SYS SYS/SYS SYS SYS X SYS SYS/PIX SYS SYS SYS X SYS/SYS PIX SYS SYS SYS X"
 )
