@@ -348,6 +348,63 @@ def test_a_row_cut_in_its_affinities_is_near_the_cpu_of_those_that_begin_alike(
     assert fact == (whole if not note or f"({whole})" in note else None)
 
 
+WITH_OWN = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
+
+
+@pytest.mark.parametrize(
+    ("spaced", "nodes", "is_noted"),
+    [
+        (lambda text: text, [5, 2], False),
+        (lambda text: text.expandtabs(8), [5, 2], False),
+        (lambda text: text.expandtabs(8).replace("\n", "\n    "), [5, 2], False),
+        (lambda text: text.replace("X", " X ").expandtabs(8), [5, 2], False),
+        (lambda text: text.replace("\tN/A", "").expandtabs(8), [5, 2], False),
+        (lambda text: text.replace("\t\tN/A", ""), [5, 2], False),
+        (lambda text: text.replace("\t\t", "\t").replace("\t", " "), [], True),
+    ],
+)
+def test_an_empty_affinity_shifts_none_where_spaces_replaced_tabs(
+    spaced: Callable[[str], str], nodes: list[int], is_noted: bool
+) -> None:
+    text = matrix("X NV4/NV4 X", "", WITH_OWN).replace("NV4\n", "NV4\t\t5\t\tN/A\n", 1)
+    machine = read(spaced(text.replace("\tX\n", "\tX\t\t2\t\tN/A\n")))
+    assert [machine.by_id[g].numa_node for g in machine.ranks] == (nodes or [None, None])
+    assert [d.id for d in machine.devices if d.kind == "cpu"] == [f"cpu{n}" for n in nodes]
+    assert ("which are empty is not known" in notes(machine)) == is_noted
+
+
+def test_affinities_below_the_words_of_the_heading_are_in_their_columns() -> None:
+    heads = ["", "GPU0", "GPU1", "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
+    rows = [["GPU0", "X", "NV4", "", "5", "N/A"], ["GPU1", "NV4", "X", "3-4", "2", "N/A"]]
+    lines = ["".join(f"{cell:<15}" for cell in row) for row in [heads, *rows]]
+    machine = read("\n".join(lines))
+    assert [machine.by_id[g].numa_node for g in machine.ranks] == [5, 2]
+    assert facts(machine).get_text("gpu/1", fact_keys.GPU_CPU_AFFINITY) == "3-4"
+
+
+@pytest.mark.parametrize(
+    ("end", "cpus", "node"),
+    [
+        ("0-15,32-47\t\t\tN/A", "0-15,32-47", None),  # the NUMA node is empty
+        ("0-15\t\t\tN/A", "0-15", None),
+        ("0-15,32-47 N/A", "0-15,32-47", None),
+        ("0-15,32-473 N/A", "0-15,32-47", 3),
+        ("0-15 N/A", None, None),  # all of it, or CPUs 0-1 and node 5
+        ("7 N/A", None, None),
+    ],
+)
+def test_a_list_of_cpus_is_cut_for_a_node_only_where_that_is_certain(
+    end: str, cpus: str | None, node: int | None
+) -> None:
+    rows = f"\tGPU0\tGPU1\t{WITH_OWN}\nGPU0\tX\tNV4\t{end}\nGPU1\tNV4\tX\t{end}\n"
+    if " N/A" in end:
+        rows = rows.replace("\t", " ")
+    machine = read(rows.replace("|", "\t"))
+    assert facts(machine).get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == cpus
+    assert machine.by_id["gpu0"].numa_node == node
+    assert ("which are empty is not known" in notes(machine)) == (cpus is None)
+
+
 CONTAINER = "X NV8 SYS SYS PIX SYS/NV8 X SYS SYS SYS PIX/{}".format(
     "SYS SYS X SYS SYS SYS/SYS SYS SYS X SYS SYS/PIX SYS SYS SYS X SYS/SYS PIX SYS SYS SYS X"
 )

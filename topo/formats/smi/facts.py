@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from ...facts import Fact, keys
 from ...facts.keys import gpu_subject, p2p_subject
-from .cells import PCIE_LABELS, Cells, split_label
+from .cells import PCIE_LABELS, Cells, list_some, split_label
 from .cut_rows import find_cut_rows, is_whole
 from .inferred import Affinity
 from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, LabelMatrix
@@ -57,6 +57,13 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
         for i, name in enumerate(table.names)
         if name in table.rows and GPU_NAME.fullmatch(name)
     }
+    unplaced = {name: row.unplaced for name, row in table.rows.items() if row.unplaced}
+    for texts in dict.fromkeys(unplaced.values()):
+        names = [name for name, others in unplaced.items() if others == texts]
+        notes.append(
+            f"{list_some(names)}: the row ends in {' '.join(texts)[:60]}, fewer affinities than "
+            "columns; which are empty is not known, so none is read"
+        )
     cpus = {i: _get_ranges(row, CPU) for i, row in rows.items()}
     numa = {i: _get_ranges(row, NUMA) for i, row in rows.items()}
     for name, like in find_cut_rows(table).items():
