@@ -98,10 +98,13 @@ def list_assumptions(bound: Certified, topology: Topology) -> tuple[Assumption, 
 
 
 def _describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:
-    """Return the assumptions behind the rates of links, each once; stated rates are none."""
+    """Return the assumptions behind the rates of links, each once; stated rates are none.
+
+    NCCL's count for a generation and width that a text states is one: the wire carries more.
+    """
     found: dict[Assumption, None] = {}
     for link in links:
-        if link.is_assumed:
+        if link.is_conditional:
             words, is_bonded = _WORDS.get(link.kind, (f"{link.kind} links have", False))
             GBps = link.bandwidth_GBps / (link.count if is_bonded else 1)
             why = str(link.source).removeprefix("assumed").removeprefix(":").strip()

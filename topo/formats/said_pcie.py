@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..boards import find_mentioned
 from ..hardware import PCIE_GTps, PcieLink
+from ..notes import Source, assumed, rated
 
 # Lines that are searched, in a second or two at worst, and the length of one that can be a remark.
 _MAX_LINES = 2_000
@@ -81,10 +82,13 @@ class SaidPcie:
         """Whether anything is said."""
         return bool(self.of_all or self.of_one or self.conflict)
 
-    def find(self, index: int, slot: PcieLink | None) -> tuple[PcieLink, str] | None:
-        """Return the link of a GPU and the words for its source, None if nothing is said.
+    def find(
+        self, index: int, slot: PcieLink | None, is_sure: bool
+    ) -> tuple[PcieLink, Source] | None:
+        """Return the link of a GPU and its source, None if nothing is said.
 
-        `slot` is that of its board, which no statement exceeds, None if the board is not known.
+        `slot` is that of its board, which no statement exceeds, None if the board is not known;
+        `is_sure` is False for a board that is only assumed.
         """
         found = self.of_one.get(index, self.of_all)
         if found is None:
@@ -95,7 +99,10 @@ class SaidPcie:
             min(generation or (slot.generation if slot else 3), most.generation),
             min(width or most.width, most.width),
         )
-        return link, f"Gen{link.generation} x{link.width}, as line {line} says"
+        if generation is None and not is_sure:
+            what = f"Gen{link.generation} x{link.width}, of which line {line} says x{link.width}"
+            return link, assumed(what)
+        return link, rated(f"Gen{link.generation} x{link.width}, as line {line} says", "NCCL")
 
 
 def find_said_pcie(text: str) -> SaidPcie:

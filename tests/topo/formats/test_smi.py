@@ -17,6 +17,10 @@ from needs import long_cases
 from random_graphs import graphs
 from thorough import count_examples
 
+from topoplan.synth.bounds.assumptions import list_assumptions
+from topoplan.synth.bounds.single_path import find_bounds
+from topoplan.synth.ir.collective import Collective
+from topoplan.topo.derived.stated import state_board, state_rates
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
@@ -26,6 +30,7 @@ from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
 from topoplan.topo.matrix import ConnectionFinder
 from topoplan.topo.presets import PRESETS, preset
+from topoplan.topo.routes import Router
 
 UUID = "GPU-6968dfc2-d444-d92c-c36b-6abe53445cb{}"
 
@@ -306,6 +311,7 @@ def test_single_gpus_may_have_other_slots_and_lines_that_disagree_are_not_follow
         ("", "PCIe is taken as Gen3 x16", "PCIe of", 19.2),
         ("Every card runs at PCIe Gen5 x16.", "", "PCIe is taken", 40),
         ("all GPUs: PCIe 4.0 x8", "", "PCIe is taken", 24),
+        ("Every card runs at x8.", "PCIe is taken as Gen3, as NCCL", "Gen3 x16", 19.2),
         ("GPU0: PCIe 5.0 x16", "PCIe of gpu1, gpu2, gpu3 is taken as", "PCIe is taken", 19.2),
     ],
 )
@@ -346,6 +352,35 @@ def test_a_row_cut_in_its_affinities_is_near_the_cpu_of_those_that_begin_alike(
     whole = affinities.split(";")[3].split()[0]
     fact = facts(machine).get_text("gpu/3", fact_keys.GPU_CPU_AFFINITY)
     assert fact == (whole if not note or f"({whole})" in note else None)
+
+
+@pytest.mark.parametrize(
+    ("said", "condition", "is_guess"),
+    [
+        ("2x RTX PRO 6000\nGPUs: PCIe Gen5 x16", "PCIe links have 48 GB/s", False),
+        ("the cards run at PCIe 4.0 x8", "PCIe links have 12 GB/s", False),
+        ("2x RTX PRO 6000\nBoth GPUs run at x8", "PCIe links have 24 GB/s", False),
+        ("Both GPUs run at x8", "PCIe links have 6 GB/s", True),  # of a generation that is assumed
+    ],
+)
+def test_a_stated_generation_and_width_are_no_rate(
+    said: str, condition: str, is_guess: bool
+) -> None:
+    machine = read(f"{said}\n{alike(2, 'PHB', '0-13 0;0-13 0', 'CPU Affinity')}")
+    same = Topology.loads(machine.dumps())
+    assert same == machine
+    bound = find_bounds(Collective("allreduce", 2), Router(same)).single_path
+    assert [(x.what, x.is_guess) for x in list_assumptions(bound, same)] == [(condition, is_guess)]
+    (rated,) = state_rates([machine], {"pcie": Fraction(55)})  # figures count more
+    assert {x.bandwidth_GBps for x in rated.links} == {55}
+
+
+def test_a_board_that_is_named_later_does_not_widen_a_stated_slot() -> None:
+    machine = read(f"GPUs: PCIe 4.0 x8\n{alike(2, 'PHB', '0-13 0;0-13 0', 'CPU Affinity')}")
+    with pytest.raises(InputError, match="no rate that is only assumed"):
+        state_board([machine], "RTX 5090")
+    with pytest.raises(InputError, match="no pcie link has a rate that is only assumed"):
+        state_rates([machine], {"pcie": Fraction(48)}, "assumed: Gen5 x16, by the GPU: RTX 5090")
 
 
 WITH_OWN = "CPU Affinity|NUMA Affinity|GPU NUMA ID"

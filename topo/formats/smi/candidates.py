@@ -6,16 +6,17 @@ Grace (GH200, GB200, GB300). All that is left open is in a note, with the board 
 """
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...boards import BOARDS, MAX_NVLINKS, Board, get_board
-from ...notes import Note
+from ...hardware import PcieLink
+from ...notes import Note, Source
 from ..gpu_names import GpuNames, list_boards
 from .cells import Cells, count_nvlinks, iterate_members, list_some
 from .inferred import UNKNOWN, Affinity
 
 _UNKNOWN_BOARD = (
-    "no names of GPUs and no NVLinks: PCIe{} is taken as Gen3 x16, as NCCL does (T4 and V100 have "
+    "no names of GPUs and no NVLinks: PCIe{} is taken as Gen3{}, as NCCL does (T4 and V100 have "
     "Gen3; A10, L40S and RTX 4090 Gen4; H100 PCIe, RTX 5090 and RTX PRO 6000 Gen5); the output of "
     "nvidia-smi -L beside the matrix says which"
 )
@@ -82,20 +83,24 @@ def choose_boards(
 
 
 def note_unknown_boards(
-    cells: Cells, affinities: Mapping[int, Affinity], said: Container[int], notes: list[str]
+    cells: Cells,
+    affinities: Mapping[int, Affinity],
+    said: Mapping[int, tuple[PcieLink, Source]],
+    notes: list[str],
 ) -> None:
     """Note what is taken for the PCIe of GPUs whose boards are not known.
 
-    `said` has the columns of those whose PCIe the text states.
+    `said` has what the text states of it, by column.
     """
     gpus = list(iterate_members(cells.gpus))
-    unsaid = [cells.ids[i] for i in gpus if i not in said]
+    unsaid = [i for i in gpus if i not in said or said[i][1].kind == "assumed"]
     is_on_pcie = any(
         cells.find_near(i, "SYS") or affinities.get(i, UNKNOWN) != UNKNOWN for i in gpus
     )
     if unsaid and is_on_pcie:
-        of = f" of {list_some(unsaid)}" if len(unsaid) < len(gpus) else ""
-        notes.append(Note(_UNKNOWN_BOARD.format(of), "board-assumed"))
+        of = f" of {list_some(cells.ids[i] for i in unsaid)}" if len(unsaid) < len(gpus) else ""
+        width = "" if any(i in said for i in unsaid) else " x16"
+        notes.append(Note(_UNKNOWN_BOARD.format(of, width), "board-assumed"))
 
 
 def _refuse_wrong(

@@ -35,7 +35,7 @@ class AssumedRates:
     nic_source: str = ""
     boards: Mapping[int, Board] = field(default_factory=dict)
     how: str = ""
-    said: Mapping[int, tuple[PcieLink, str]] = field(default_factory=dict)
+    said: Mapping[int, tuple[PcieLink, Source]] = field(default_factory=dict)
 
 
 def assume_rates(
