@@ -167,8 +167,9 @@ class Link:
         Such a rate is usually below the datasheet's.
         """
         source = self.source
-        is_counted = isinstance(source, Source) and source.kind in ("counted", "rated")
-        return source.by if is_counted else ""
+        if isinstance(source, Source) and source.kind in ("counted", "rated"):
+            return source.by
+        return ""
 
     def reversed(self) -> Link:
         """Return the link in the other direction."""

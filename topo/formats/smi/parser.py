@@ -409,7 +409,9 @@ def _place_affinities(
         return dict(zip(columns[-len(texts) :], texts, strict=True))
     if columns == (CPU, NUMA, GPU_NUMA) and len(texts) == 2 and texts[1] == "N/A":
         parts = _split_affinities(texts[0])
-        return parts and {**dict(zip(columns, parts, strict=False)), GPU_NUMA: texts[1]}
+        if parts is None:
+            return None
+        return {**dict(zip(columns, parts, strict=False)), GPU_NUMA: texts[1]}
     if is_usual and texts[0].isdigit():
         return None  # one CPU, or a NUMA node behind an empty affinity
     return dict(zip(columns, texts, strict=False))
