@@ -383,6 +383,82 @@ def test_a_board_that_is_named_later_does_not_widen_a_stated_slot() -> None:
         state_rates([machine], {"pcie": Fraction(48)}, "assumed: Gen5 x16, by the GPU: RTX 5090")
 
 
+LSPCI = """
+03:00.0 VGA compatible controller: NVIDIA Corporation GA102 [GeForce RTX 3090] (rev a1)
+\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16, ASPM L0s L1
+\t\tLnkSta:\tSpeed 2.5GT/s (downgraded), Width x8 (downgraded)
+04:00.0 Non-Volatile memory controller: a drive
+\t\tLnkSta:\tSpeed 16GT/s (ok), Width x2 (ok)
+0b:00.0 VGA compatible controller: NVIDIA Corporation GA102 [GeForce RTX 3090] (rev a1)
+\t\tLnkSta:\tSpeed 8GT/s (downgraded), Width x4 (downgraded)"""
+QUERY = "nvidia-smi --query-gpu={0} --format=csv\n{0}\n"
+NAMED = "assumed: Gen4 x16, by the GPUs"
+
+
+@pytest.mark.parametrize(
+    ("said", "sources"),
+    [
+        (
+            "- **GPU 0:** RTX 3090\n  - **PCIe:** x2 lanes negotiated (GPU max x16, Gen up to 3) | "
+            "the slot is narrow and affects all-reduce\n- **GPU 1:** RTX 3090",
+            ["Gen3 x2, as line 3 says", NAMED],
+        ),
+        ("GPU0: x8 (electrical)\nGPU1: negotiated at x4 (max x16)", ["Gen4 x8", "Gen4 x4"]),
+        ("- GPU 0\n  - PCIe Gen3 x16\n- GPU 1\n  - PCIe Gen3 x4", ["Gen3 x16", "Gen3 x4"]),
+        ("### GPU 0\n\n- Link: x4 of x16 lanes\n\n### GPU 1\n", ["Gen4 x4", NAMED]),
+        ("GPU 0: a\nPCIe: x4 negotiated\nGPU 1: b\n", ["Gen4 x4, as line 3 says", NAMED]),
+        ("GPU 0: a\nPCIe: x4 negotiated\nGPU 1: b\nPCIe: x8 negotiated", ["Gen4 x4", "Gen4 x8"]),
+        ("GPU 0: a\nGPU 1: b\nPCIe: x8 negotiated", ["Gen4 x8", "Gen4 x8"]),
+        ("GPU 0 (a):\n    Bus: 0\n    PCIe: Gen 3 x4 (max Gen 4 x16)", ["Gen3 x4", NAMED]),
+        ("GPU1: PCIe Gen4 x16 @ x8", [NAMED, "Gen4 x8"]),
+        ("- GPU 0: RTX 3090\n  - PCIe 3.0 x8 for both\n", ["Gen3 x8", "Gen3 x8"]),
+        ("GPU0: LnkSta: Speed 8GT/s, Width x8", ["Gen3 x8", NAMED]),
+        (LSPCI, ["Gen4 x8, as line 5 says", "Gen3 x4, as line 9 says"]),
+        (
+            QUERY.format("index,pcie.link.gen.current,pcie.link.width.current")
+            + "1, 3, 4\n0, 1, 8",
+            ["Gen4 x8, as line 5 says", "Gen3 x4, as line 4 says"],
+        ),
+        (QUERY.format("name,pcie.link.width.current") + "a, 16\nb, 8", ["Gen4 x16", "Gen4 x8"]),
+        (QUERY.format("index,pcie.link.width.max") + "0, 8\n1, 8", [NAMED, NAMED]),
+        (
+            "GPU 00000000:0B:00.0\n    Link Width\n        Max   : 16x\n        Current   : 4x\n"
+            "GPU 00000000:03:00.0\n    Link Width\n        Max   : 16x\n        Current   : 8x",
+            ["Gen4 x8, as line 9 says", "Gen4 x4, as line 5 says"],
+        ),
+        ("GPU1 pcie.link.width.current: 8", [NAMED, "Gen4 x8"]),
+        ("PCIe: x8 negotiated (x16 capable)", ["Gen4 x8", "Gen4 x8"]),
+        ("GPU1 supports x16 but trained at x8", [NAMED, "Gen4 x8"]),
+        (
+            "GPUs in PCIe 3.0 x16 slots\nGPU 1: x8 negotiated",
+            ["Gen3 x16", "Gen3 x8, as lines 2 and"],
+        ),
+        ("GPU 0 could be negotiated at x8", [NAMED, NAMED]),
+        ("The SSD negotiated x2", [NAMED, NAMED]),
+    ],
+)
+def test_what_a_link_has_negotiated_counts(said: str, sources: list[str]) -> None:
+    text = alike(2, "PHB", "0-13 0;0-13 0", "CPU Affinity|NUMA Affinity")
+    machine = read(f"2x RTX 3090\n{said}\n\n{text}")
+    ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
+    for up, source in zip(ups, sources, strict=True):
+        assert str(up.source).startswith(source)
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        ("LnkSta: Speed 16GT/s (ok), Width x4 (ok)", "line 2: a PCIe link of x4, but not of which"),
+        ("\n".join(LSPCI.splitlines()[:4]), "0000:03:00.0: which GPUs they are is not known"),
+        ("GPU0 negotiated x4\nGPU0 negotiated x8", "the text says x4 (line 2) and x8 (line 3)"),
+    ],
+)
+def test_a_negotiated_width_of_an_unknown_gpu_is_noted(said: str, note: str) -> None:
+    machine = read(f"2x RTX 3090\n{said}\n\n{alike(2, 'PHB', '0-13 0;0-13 0', 'CPU Affinity')}")
+    assert note in notes(machine)
+    assert {x.bandwidth_GBps for x in machine.links} == {24}
+
+
 WITH_OWN = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
 
 

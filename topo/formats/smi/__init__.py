@@ -268,8 +268,8 @@ def _find_said(
 
     `is_sure` is False for boards that are only assumed.
     """
-    if said.conflict:
-        notes.append(said.conflict)
+    said = said.place_addresses([int(cells.ids[i][3:]) for i in iterate_members(cells.gpus)])
+    notes += said.notes
     links = {}
     for i in iterate_members(cells.gpus):
         board = boards.get(i)
