@@ -502,13 +502,15 @@ def test_affinities_below_the_words_of_the_heading_are_in_their_columns() -> Non
         ("0-15,32-473 N/A", "0-15,32-47", 3),
         ("0-15 N/A", None, None),  # all of it, or CPUs 0-1 and node 5
         ("7 N/A", None, None),
+        ("7", "7", None),  # below the tabs, but not where they are lost
+        ("7 ", None, None),
     ],
 )
 def test_a_list_of_cpus_is_cut_for_a_node_only_where_that_is_certain(
     end: str, cpus: str | None, node: int | None
 ) -> None:
     rows = f"\tGPU0\tGPU1\t{WITH_OWN}\nGPU0\tX\tNV4\t{end}\nGPU1\tNV4\tX\t{end}\n"
-    if " N/A" in end:
+    if " " in end:
         rows = rows.replace("\t", " ")
     machine = read(rows.replace("|", "\t"))
     assert facts(machine).get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == cpus

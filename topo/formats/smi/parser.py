@@ -117,8 +117,8 @@ class LabelMatrix:
     that of `-p2p`, None for a matrix of `-m`. `repeated` are the devices of rows that differ from
     an earlier one; the first is kept. `start` is the line of the command that printed the matrix,
     else of its heading; `host` is the host in that line's prompt, if any; `has_nvlinks` is False
-    for a matrix of `-mp`. `starts` are
-    the columns of text in which the heading has its words, empty if some are joined.
+    for a matrix of `-mp`. `starts` are the columns of text in which the heading has its words,
+    empty if some are joined.
     """
 
     line: int
@@ -412,7 +412,7 @@ def _place_affinities(
         if parts is None:
             return None
         return {**dict(zip(columns, parts, strict=False)), GPU_NUMA: texts[1]}
-    if is_usual and texts[0].isdigit():
+    if is_usual and texts[0].isdigit() and not is_placed:
         return None  # one CPU, or a NUMA node behind an empty affinity
     return dict(zip(columns, texts, strict=False))
 
