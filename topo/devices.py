@@ -153,6 +153,14 @@ class Link:
         return isinstance(self.source, Source) and self.source.kind == "assumed"
 
     @property
+    def is_conditional(self) -> bool:
+        """Whether what follows from the bandwidth holds only if the link has it.
+
+        No source states it, or a text states the generation and width of PCIe alone.
+        """
+        return self.is_assumed or (isinstance(self.source, Source) and self.source.kind == "rated")
+
+    @property
     def is_guess(self) -> bool:
         """Whether the bandwidth is assumed, and is no limit of a board that the file names.
 
@@ -167,7 +175,9 @@ class Link:
         Such a rate is usually below the datasheet's.
         """
         source = self.source
-        return source.by if isinstance(source, Source) and source.kind == "counted" else ""
+        if isinstance(source, Source) and source.kind in ("counted", "rated"):
+            return source.by
+        return ""
 
     def reversed(self) -> Link:
         """Return the link in the other direction."""

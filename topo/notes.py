@@ -29,6 +29,7 @@ Kinds of sources, of the bandwidths of links; given rates replace assumed ones o
 | assumed | no source states it | assumed: the reason |
 | | the datasheet's rate of a board that is named | assumed: ..., by the GPUs: the names |
 | counted | a library's effective rate, not the datasheet's | ..., as NCCL (or RCCL) counts it |
+| rated | generation and width are stated, the rate is a library's for them | ..., at NCCL's count |
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ NoteKind = Literal[
     "board-assumed",
     "network-rate-assumed",
 ]
-SourceKind = Literal["stated", "assumed", "counted"]
+SourceKind = Literal["stated", "assumed", "counted", "rated"]
 
 # Kinds that explain why a machine has no GPU.
 _WITHOUT_GPUS = ("no-driver", "gpu-not-listed", "gpu-lost", "gpu-hidden", "no-gpus")
 _COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
+_RATED = re.compile(r"at (NCCL|RCCL)'s count$")
 # How sources name the board whose datasheet has the rate, and what `Source.by` is then.
 _OF_BOARD = re.compile(r"\bby the GPUs?: ")
 BOARD = "board"
@@ -90,8 +92,10 @@ class Note(str):
 class Source(str):
     """The text that says where a bandwidth comes from, with a kind for programs.
 
-    `kind` is stated (by a file, a driver or a user), assumed (nothing states the value) or counted
-    (the rate in the model of the library `by`, NCCL or RCCL). An assumed rate that is the
+    `kind` is stated (by a file, a driver or a user), assumed (nothing states the value), counted
+    (the rate in the model of the library `by`, NCCL or RCCL) or rated (a text states what the link
+    is, and the rate is that library's for such a link, which carries up to a third more). An
+    assumed rate that is the
     datasheet's of a board that the file names is `by` BOARD: a limit, not a guess. Otherwise `by`
     is empty.
     """
@@ -122,16 +126,27 @@ def counted(what: str, by: str) -> Source:
     return Source(f"{what}, as {by} counts it", "counted", by)
 
 
+def rated(what: str, by: str) -> Source:
+    """Return the source of kind `rated`, for a link that a text describes without a rate.
+
+    `what` says how and where; the text becomes "<what>, at <by>'s count".
+    """
+    return Source(f"{what}, at {by}'s count", "rated", by)
+
+
 @lru_cache(maxsize=1024)  # the 300,000 links of a cluster share a few dozen sources
 def read_source(text: str) -> Source:
     """Return the source with a text from a file, and the kind that its wording gives.
 
-    That is `assumed` for "assumed: ...", `counted` for "..., as NCCL counts it", else `stated`.
+    That is `assumed` for "assumed: ...", `counted` for "..., as NCCL counts it", `rated` for "...,
+    at NCCL's count", else `stated`.
     """
     if text.partition(":")[0] == "assumed":
         return Source(text, "assumed", BOARD if _OF_BOARD.search(text) else "")
-    match = _COUNTED.search(text)
-    return Source(text, "counted", match[1]) if match else Source(text)
+    if match := _COUNTED.search(text):
+        return Source(text, "counted", match[1])
+    match = _RATED.search(text)
+    return Source(text, "rated", match[1]) if match else Source(text)
 
 
 def find_board_words(source: str) -> str:

@@ -101,12 +101,13 @@ def list_assumptions(bound: Certified, topology: Topology) -> tuple[Assumption, 
 def _describe_assumed(links: Iterable[Link]) -> tuple[Assumption, ...]:
     """Return the assumptions behind the rates of links, each once; stated rates are none.
 
-    A rate that was seen to cross a link, but not shown to be its limit, is one.
+    A rate that was seen to cross a link, but not shown to be its limit, is one, and so is NCCL's
+    count for a generation and width that a text states: the wire carries more.
     """
     found: dict[Assumption, None] = {}
     for link in links:
         is_least = _is_least(link)
-        if link.is_assumed or is_least:
+        if link.is_conditional or is_least:
             words, is_bonded = _WORDS.get(link.kind, (f"{link.kind} links have", False))
             GBps = link.bandwidth_GBps / (link.count if is_bonded else 1)
             why = str(link.source).removeprefix("assumed").removeprefix(":").strip()

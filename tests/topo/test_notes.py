@@ -21,6 +21,7 @@ from topoplan.topo.notes import (
     assumed,
     counted,
     explain_no_gpus,
+    rated,
     read_source,
 )
 
@@ -77,6 +78,7 @@ def test_notes_keep_their_kind_through_joining_and_splitting_hosts() -> None:
         (assumed("10 Gbit/s Ethernet"), "assumed", ""),
         (counted("18 x nvlink", "NCCL"), "counted", "NCCL"),
         (assumed(counted("PCIe Gen3 x16", "NCCL")), "assumed", ""),
+        (rated("Gen5 x8, as line 2 says", "NCCL"), "rated", "NCCL"),
         (Source("assumedly the datasheet"), "stated", ""),
     ],
 )

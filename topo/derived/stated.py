@@ -13,7 +13,7 @@ from ..exact import fraction_to_json, parse_positive
 from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
 from ..names import join_first
-from ..notes import assumed
+from ..notes import assumed, read_source
 from ..presets import preset
 from .port_rate import set_port_rate
 
@@ -217,7 +217,9 @@ def _has_nics(topology: Topology) -> bool:
 
 def _state_link(link: Link, rates: Mapping[str, Fraction], source: str, used: set[str]) -> Link:
     rate = rates.get(link.kind)
-    if rate is None or not link.is_assumed:
+    # What a text says of a link is replaced by a rate in figures, and by no assumption.
+    is_figure = read_source(source).kind == "stated"
+    if rate is None or not (link.is_conditional if is_figure else link.is_assumed):
         return link
     used.add(link.kind)
     return replace(

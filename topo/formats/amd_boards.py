@@ -47,12 +47,13 @@ class Model:
     def pcie(self) -> tuple[PcieLink, str]:
         """The PCIe link and its source.
 
-        The assumed board's counts only for a mesh of eight, which is of recent boards; fewer links
-        can be of older ones, too.
+        The assumed board's counts unless the GPUs can be of one with less.
         """
         pcie = self.board.pcie
         if self.is_named or {board.gcn for board in self.others} <= set(_MESHED):
             return pcie, assumed(f"Gen{pcie.generation} x{pcie.width}, {self.how}")
+        if all(b.pcie.bandwidth_GBps >= pcie.bandwidth_GBps for b in self.others):
+            return pcie, assumed(f"Gen{pcie.generation} x{pcie.width}, as {self.board.name} has")
         return pcie_link(None, None), assumed(
             "Gen3 x16, as RCCL takes PCIe links that are not known"
         )
@@ -75,6 +76,12 @@ def choose_model(output: AmdOutput, names: GpuNames, pairs: Sequence[tuple[str, 
         if board.name != _IN_FOURS or len(output.names) <= 4
     )
     board = get_board("MI300X" if is_mesh else "MI250")
+    if pairs and output.has_type("PCIE"):
+        # Modules of one machine are all joined by xGMI; bridges join two to four cards.
+        others = tuple(b for b in others if b.is_card) or others
+    others = tuple(b for b in others if b.wire_GBps >= output.link_GBps) or others
+    if others and board not in others:
+        board = min(reversed(others), key=lambda b: b.wire_GBps)
     shape = " (eight GPUs, each joined to all others)" if is_mesh else ""
     return Model(board, f"xGMI links of an {board.name}{shape}", others)
 

@@ -8,7 +8,6 @@ the rates of one link and of all its links, 0 for a pair without links of its ow
 are assumed, and their source says so.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
@@ -26,13 +25,12 @@ from ..names import join_first
 from ..notes import Note, Source, assumed
 from . import amd_json
 from .amd_boards import UNKNOWN, Model, check_links, choose_model
-from .amd_tables import BANDWIDTH, HOPS, TYPE, WEIGHT, AmdOutput, looks_like, parse_tables
+from .amd_tables import BANDWIDTH, HOPS, RANGE, TYPE, WEIGHT, AmdOutput, looks_like, parse_tables
 from .gpu_names import find_gpu_names, list_boards
 from .pasted import clean
 
 __all__ = ["looks_like", "read"]
 
-_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 _TYPES = ("XGMI", "PCIE")
 # Two PCIe hops pass through one CPU; three cross to another.
 _SAME_CPU_HOPS = 2
@@ -169,7 +167,7 @@ def _join_xgmi(
     rate, reason = wires * model.board.wire_GBps, model.how
     without: list[str] = []
     for a, b in pairs:
-        listed = _RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
+        listed = RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
         one_MBps, all_MBps = (int(listed[1]), int(listed[2])) if listed else (0, 0)
         if 0 < one_MBps <= all_MBps:
             total, count, said = (
@@ -263,7 +261,7 @@ def _list_facts(output: AmdOutput) -> Iterator[Fact]:
         if (number := output.get_number_of(name)) in output.nodes:
             yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[number], SOURCE)
     for i, j in combinations(range(len(output.names)), 2):
-        listed = _RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
+        listed = RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
         if listed and int(listed[1]) and _is_direct(output, output.names[i], output.names[j]):
             for a, b in ((i, j), (j, i)):
                 yield Fact(

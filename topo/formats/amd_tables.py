@@ -5,6 +5,7 @@ The other modules interpret the words. Quoted and commented texts are read, too.
 
 import re
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 
 from ..errors import InputError
@@ -14,6 +15,8 @@ from .pasted import clean
 MAX_GPUS = 256
 # Five tables of 256 rows take some 1,300 lines. The room for other text is chosen.
 MAX_LINES = 100_000
+# A bandwidth: MB/s of one link, and of all.
+RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 TYPE, HOPS, WEIGHT, BANDWIDTH, OTHER = "link type", "hops", "weight", "bandwidth", ""
 # The table of amd-smi xgmi: a link's rate, and what each link has carried.
 METRIC = "link metric"
@@ -82,10 +85,22 @@ class AmdOutput:
         cells = self.tables.get(table, {})
         return cells.get((a, b)) or cells.get((b, a)) or ""
 
+    def has_type(self, kind: str) -> bool:
+        """Return whether a link of two GPUs is of a type, XGMI or PCIE."""
+        cells = self.tables.get(TYPE, {})
+        return any(cell.upper() == kind for (a, b), cell in cells.items() if a != b)
+
     @cached_property
     def has_rates(self) -> bool:
         """Whether the table of bandwidths has any that is not 0."""
         return any(re.search("[1-9]", cell) for cell in self.tables.get(BANDWIDTH, {}).values())
+
+    @cached_property
+    def link_GBps(self) -> Fraction:
+        """The highest rate of one link in the table of bandwidths, 0 without any."""
+        cells = self.tables.get(BANDWIDTH, {}).values()
+        rates = [int(cell.partition("-")[0]) for cell in cells if RANGE.fullmatch(cell)]
+        return Fraction(max(rates, default=0), 1000)
 
     @property
     def tells_direct(self) -> bool:

@@ -2,15 +2,25 @@
 
 People write it beside a matrix, whose labels say nothing of it. A line counts if it speaks of GPUs,
 or begins with PCIe, and of no other device. All lines must agree; a line that begins with the
-number of a GPU is about that one alone.
+number of a GPU, or stands below such a heading, is about that one alone.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..boards import find_mentioned
 from ..hardware import PCIE_GTps, PcieLink
+from ..names import join_first
+from ..notes import Source, assumed, rated
+from .trained_pcie import (
+    AddressReader,
+    QueryReader,
+    Said,
+    find_sections,
+    leave_out_capability,
+    read_trained,
+)
 
 # Lines that are searched, in a second or two at worst, and the length of one that can be a remark.
 _MAX_LINES = 2_000
@@ -41,8 +51,8 @@ _WIDTH_AT_WORK = re.compile(
     re.IGNORECASE,
 )
 _RUNNING = re.compile(
-    rf"\b(?:running|runs?|only|now|currently|actual(?:ly)?|negotiated)[\s:]{{1,2}}"
-    rf"(?:at\s|as\s)?{_WIDTH}",
+    rf"(?:\b(?:running|runs?|only|now|currently|actual(?:ly)?|negotiated)[\s:]{{1,2}}"
+    rf"(?:at\s|as\s)?|@\s?){_WIDTH}",
     re.IGNORECASE,
 )
 # What is said not to be: "x8, not x16".
@@ -55,76 +65,166 @@ _OF_GPUS = re.compile(r"\b(?:GPUs?\d{0,3}|graphics cards?|cards?|accelerators?)\
 _STARTS_WITH_PCIE = re.compile(r"[\s>#*|+\u2022-]{0,40}\**PCI[- ]?E", re.IGNORECASE)
 _OTHER_DEVICES = re.compile(
     r"NVMe|SSD|[MU]\.2|\bNICs?\b|ConnectX|\bCX-?\d|mlx|Mellanox|BlueField|Ethernet|InfiniBand"
-    r"|\bHBAs?\b|RAID|OCuLink|Thunderbolt|USB|chipset|\bDMI\b|storage|uplink|switch|LnkCap|LnkSta"
-    r"|\bif\b|\bwould\b|\bcould\b|\bshould\b|\bsupports?\b|\bcapable\b",
+    r"|\bHBAs?\b|RAID|OCuLink|Thunderbolt|USB|chipset|\bDMI\b|storage|uplink|switch"
+    r"|\bif\b|\bwould\b|\bcould\b|\bshould\b",
     re.IGNORECASE,
 )
+# What GPUs and slots can do is not what their links do.
+_ABLE = re.compile(r"\bsupports?\b|\bcapable\b|LnkCap|LnkSta", re.IGNORECASE)
 _NEXT_GPU = re.compile(r"[,;/|]\s{0,9}(?=GPU\s?#?\d{1,3}\b)", re.IGNORECASE)
 _INDEX = re.compile(r"[\s>#*|+\u2022-]{0,40}\**GPU\s?#?(\d{1,3})\b(?!\s?x\b)", re.IGNORECASE)
 
-# Generation and width, None if the line does not say.
-_Said = tuple[int | None, int | None]
+# A heading or list item about one GPU, which the lines below it are about, too.
+_HEAD = re.compile(rf"{_INDEX.pattern}\s{{0,3}}(?:[:([,|\u2013\u2014-]|$)", re.IGNORECASE)
+_OF_EACH = re.compile(
+    r"\b(?:each|both|per (?:GPU|card)|all (?:\w{1,9} ){0,2}(?:GPUs|cards|slots))\b", re.IGNORECASE
+)
+_ABOUT_LINK = re.compile(
+    r"[\s>#|+\u2022-]{0,40}(?:link|bus|slot|lanes|width|LnkSta|current)\b", re.IGNORECASE
+)
+
+# What is said, and the lines in words: "line 3 says".
+_Stated = tuple[Said, str]
+# What lines say of all GPUs (None) or of one, with the number of the first line that says it.
+_Lines = dict[int | None, dict[Said, int]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class SaidPcie:
     """What the lines of a text say about PCIe links: of all GPUs, and of single ones by number.
 
-    `conflict` describes lines that disagree, of which none is followed.
+    `of_address` has those of GPUs that the text knows by their PCI addresses. `notes` describe
+    lines that are not followed, since they disagree or do not say what they are about.
     """
 
-    of_all: tuple[_Said, int] | None = None
-    of_one: dict[int, tuple[_Said, int]] = field(default_factory=dict)
-    conflict: str = ""
+    of_all: _Stated | None = None
+    of_one: Mapping[int, _Stated] = field(default_factory=dict)
+    of_address: Mapping[str, _Stated] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether anything is said."""
-        return bool(self.of_all or self.of_one or self.conflict)
+        return bool(self.of_all or self.of_one or self.of_address or self.notes)
 
-    def find(self, index: int, slot: PcieLink | None) -> tuple[PcieLink, str] | None:
-        """Return the link of a GPU and the words for its source, None if nothing is said.
+    def place_addresses(self, gpus: Sequence[int]) -> "SaidPcie":
+        """Return the same with the links of addresses as those of `gpus`, the numbers of all GPUs.
 
-        `slot` is that of its board, which no statement exceeds, None if the board is not known.
+        nvidia-smi numbers GPUs in the order of their addresses; a note says if there are others.
+        """
+        if not self.of_address:
+            return self
+        if len(gpus) != len(self.of_address):
+            known = join_first(self.of_address, 3)
+            note = f"{known}: which GPUs they are is not known, so their PCIe links are left out"
+            return replace(self, of_address={}, notes=(*self.notes, note))
+        links = (self.of_address[address] for address in sorted(self.of_address))
+        placed = dict(zip(sorted(gpus), links, strict=True))
+        return replace(self, of_one={**self.of_one, **placed}, of_address={})
+
+    def find(
+        self, index: int, slot: PcieLink | None, is_sure: bool
+    ) -> tuple[PcieLink, Source] | None:
+        """Return the link of a GPU and its source, None if nothing is said.
+
+        `slot` is that of its board, which no statement exceeds, None if the board is not known;
+        `is_sure` is False for a board that is only assumed.
         """
         found = self.of_one.get(index, self.of_all)
         if found is None:
             return None
-        (generation, width), line = found
+        (generation, width), lines = found
         most = slot or PcieLink(max(PCIE_GTps), 16)
         link = PcieLink(
             min(generation or (slot.generation if slot else 3), most.generation),
             min(width or most.width, most.width),
         )
-        return link, f"Gen{link.generation} x{link.width}, as line {line} says"
+        words = f"Gen{link.generation} x{link.width}"
+        if generation is None and not is_sure:
+            return link, assumed(f"{words}, of which {lines} x{link.width}")
+        return link, rated(f"{words}, as {lines}", "NCCL")
 
 
 def find_said_pcie(text: str) -> SaidPcie:
-    """Return what a text says about the PCIe links of its GPUs."""
-    said: dict[int | None, dict[_Said, int]] = {}
-    for number, line in enumerate(text.split("\n", _MAX_LINES)[:_MAX_LINES], 1):
-        if len(line) > _MAX_CHARACTERS or _OTHER_DEVICES.search(line) or not _is_about_gpus(line):
+    """Return what a text says about the PCIe links of its GPUs.
+
+    What a link has negotiated counts before what it is otherwise said to be.
+    """
+    said: _Lines = {}
+    trained: _Lines = {}
+    queries, addresses = QueryReader(), AddressReader()
+    raw_lines = text.split("\n", _MAX_LINES)[:_MAX_LINES]
+    lines = [line.replace("*", "").replace("`", "") for line in raw_lines]
+    sections = find_sections(lines, _find_head)
+    for number, (line, section) in enumerate(zip(lines, sections, strict=True), 1):
+        if len(line) > _MAX_CHARACTERS:
             continue
-        for part in _NEXT_GPU.split(_NEGATED.sub("", line)):
-            index = _INDEX.match(part)
-            for statement in _read_line(part):
-                said.setdefault(int(index[1]) if index else None, {}).setdefault(statement, number)
-    unclear = [lines for lines in said.values() if len(lines) > 1]
+        is_about_gpus = _is_about_gpus(line) or (
+            section is not None and _ABOUT_LINK.match(line) is not None
+        )
+        addresses.read(line, number, is_known=is_about_gpus)
+        if row := queries.read(line):
+            trained.setdefault(row[0], {}).setdefault(row[1], number)
+        elif is_about_gpus and not _OTHER_DEVICES.search(line):
+            _add_statements(line, number, None if _OF_EACH.search(line) else section, said, trained)
+    notes = list(addresses.notes)
+    single, negotiated = _take_single(said, notes), _take_single(trained, notes)
+    for index, stated in negotiated.items():
+        single[index] = _complete(stated, single.get(index, single.get(None)))
+    of_all = single.pop(None, None)
+    of_address = {key: _complete(stated, of_all) for key, stated in addresses.links.items()}
+    of_one = {index: stated for index, stated in single.items() if index is not None}
+    return SaidPcie(of_all, of_one, of_address, tuple(notes))
+
+
+def _find_head(line: str) -> int | None:
+    match = _HEAD.match(line)
+    return int(match[1]) if match else None
+
+
+def _add_statements(
+    line: str, number: int, section: int | None, said: _Lines, trained: _Lines
+) -> None:
+    """Add what a line says, of the GPU that it begins with, else of that of its section."""
+    for part in _NEXT_GPU.split(_NEGATED.sub("", line)):
+        match = _INDEX.match(part)
+        index = int(match[1]) if match else section
+        if (link := read_trained(part)) is not None:
+            trained.setdefault(index, {}).setdefault(link, number)
+        elif not _ABLE.search(line):
+            for statement in _read_line(leave_out_capability(part)) or _read_line(part):
+                said.setdefault(index, {}).setdefault(statement, number)
+
+
+def _take_single(lines: _Lines, notes: list[str]) -> dict[int | None, _Stated]:
+    """Return the one statement about each GPU; none at all, and a note, if some disagree."""
+    unclear = [each for each in lines.values() if len(each) > 1]
     if unclear:
-        return SaidPcie(conflict=_describe_conflict(unclear[0]))
-    single = {index: next(iter(lines.items())) for index, lines in said.items()}
-    return SaidPcie(
-        single.get(None), {index: found for index, found in single.items() if index is not None}
-    )
+        notes.append(_describe_conflict(unclear[0]))
+        return {}
+    return {
+        index: (statement, f"line {number} says")
+        for index, each in lines.items()
+        for statement, number in each.items()
+    }
+
+
+def _complete(negotiated: _Stated, other: _Stated | None) -> _Stated:
+    """Return what a link has negotiated, with the generation of another line if it says none."""
+    (generation, width), lines = negotiated
+    if generation is not None or other is None or other[0][0] is None:
+        return negotiated
+    both = " and ".join(words.split()[1] for words in (other[1], lines))
+    return (other[0][0], width), f"lines {both} say"
 
 
 def _is_about_gpus(line: str) -> bool:
     return bool(_OF_GPUS.search(line) or _STARTS_WITH_PCIE.match(line) or find_mentioned(line))
 
 
-def _read_line(line: str) -> list[_Said]:
+def _read_line(line: str) -> list[Said]:
     """Return the links that a line states, generation before width."""
     generations = {float(GTps): generation for generation, GTps in PCIE_GTps.items()}
-    statements: list[_Said] = [
+    statements: list[Said] = [
         *((int(match[1]), int(match[2])) for match in _BOTH.finditer(line)),
         # not the x2 of "2 cards: RTX 3090 x2, PCIe 4.0 x8"
         *((int(match[2]), int(match[1])) for match in _TURNED.finditer(_BOTH.sub(";", line))),
@@ -142,7 +242,7 @@ def _read_line(line: str) -> list[_Said]:
     return [(int(generation[1]) if generation else None, int(lanes) if lanes else None)]
 
 
-def _describe_conflict(lines: Mapping[_Said, int]) -> str:
+def _describe_conflict(lines: Mapping[Said, int]) -> str:
     words = [
         " ".join(
             part

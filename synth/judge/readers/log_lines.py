@@ -213,6 +213,10 @@ class Signatures:
             self._processes.setdefault(host[skipped:], set()).add(pid)
         return skipped
 
+    def note_host(self, host: str) -> None:
+        """Remember the name of a host that a test lists; its processes are not known yet."""
+        self._processes.setdefault(host, set())
+
     def count_hosts(self) -> int:
         """Return the number of hosts that write.
 

@@ -188,7 +188,7 @@ class TableReader:
             started.is_open = False
             location = Location(host, int(device), read_bus(bus), model=model)
             if host is not None:
-                self.signatures.hosts.add(host)
+                self.signatures.note_host(host)
             started.locations.setdefault(int(rank), location)
 
     def _join_command(self, line: str) -> str:

@@ -184,6 +184,45 @@ def test_unknown_gpus_on_pcie_say_what_is_assumed() -> None:
     assert {float(x.bandwidth_GBps) for x in named.links} == {48}
 
 
+@pytest.mark.parametrize(
+    ("far", "size", "named", "unnamed"),
+    [
+        ("PCIE", 4, ["MI210", "MI100"], ["MI250", "MI300X"]),  # bridges join no more than four
+        ("PCIE", 2, ["MI210", "MI100", "MI50"], ["MI250", "MI300X"]),
+        ("XGMI", 4, ["MI250X"], ["MI300X"]),
+    ],
+)
+def test_hives_of_unnamed_gpus_have_the_pcie_that_all_their_boards_have(
+    far: str, size: int, named: list[str], unnamed: list[str]
+) -> None:
+    names = [f"GPU{i}" for i in range(8)]
+
+    def put(near: str, far: str) -> Callable[[int, int], str]:
+        return lambda i, j: "0" if i == j else near if i // size == j // size else far
+
+    text = table("== Weight between two GPUs ==", names, put("15", "30" if far == "XGMI" else "72"))
+    text += table("== Link Type between two GPUs ==", names, put("XGMI", far))
+    text += "".join(f"GPU[{i}]\t\t: (Topology) Numa Node: {i // 4}\n" for i in range(8))
+    machine = read(text)
+    over_cpus = [x for x in machine.links if x.kind in ("pcie", "smp")]
+    assert {float(x.bandwidth_GBps) for x in over_cpus} == {24}
+    listed = notes(machine).split("they can be")[1].split("is assumed")[0]
+    assert [name for name in named if name not in listed] == []
+    assert [name for name in unnamed if name in listed] == []
+
+
+def test_boards_with_slower_links_than_the_table_of_bandwidths_has_are_none() -> None:
+    text = rocm_smi("PCIE").replace("===== Numa Nodes", "{}===== Numa Nodes")
+    rates = table("== Bandwidth between two GPUs ==", [f"GPU{i}" for i in range(4)], rate_of_pairs)
+    machine = read(text.format(rates))
+    sources = {str(x.source) for x in machine.links if x.kind == "pcie"}
+    assert sources == {"assumed: Gen4 x16, as MI60 has"}
+
+
+def rate_of_pairs(i: int, j: int) -> str:
+    return "N/A" if i == j else "50000-50000" if i ^ 1 == j else "0-0"
+
+
 def test_columns_that_are_cut_off_are_refused() -> None:
     cut = "== Link Type between two GPUs ==\n GPU0 GPU1\n" + "".join(
         f"GPU{i} {'0 XGMI' if i == 0 else 'XGMI 0'}\n" for i in range(3)

@@ -17,6 +17,10 @@ from needs import long_cases
 from random_graphs import graphs
 from thorough import count_examples
 
+from topoplan.synth.bounds.assumptions import list_assumptions
+from topoplan.synth.bounds.single_path import find_bounds
+from topoplan.synth.ir.collective import Collective
+from topoplan.topo.derived.stated import state_board, state_rates
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
@@ -26,6 +30,7 @@ from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
 from topoplan.topo.matrix import ConnectionFinder
 from topoplan.topo.presets import PRESETS, preset
+from topoplan.topo.routes import Router
 
 UUID = "GPU-6968dfc2-d444-d92c-c36b-6abe53445cb{}"
 
@@ -298,6 +303,220 @@ def test_single_gpus_may_have_other_slots_and_lines_that_disagree_are_not_follow
         machine
     )
     assert next(x for x in machine.links if x.src == "gpu0").bandwidth_GBps == 24
+
+
+@pytest.mark.parametrize(
+    ("said", "noted", "unnoted", "between"),
+    [
+        ("", "PCIe is taken as Gen3 x16", "PCIe of", 19.2),
+        ("Every card runs at PCIe Gen5 x16.", "", "PCIe is taken", 40),
+        ("all GPUs: PCIe 4.0 x8", "", "PCIe is taken", 24),
+        ("Every card runs at x8.", "PCIe is taken as Gen3, as NCCL", "Gen3 x16", 19.2),
+        ("GPU0: PCIe 5.0 x16", "PCIe of gpu1, gpu2, gpu3 is taken as", "PCIe is taken", 19.2),
+    ],
+)
+def test_no_note_contradicts_the_pcie_that_the_text_states(
+    said: str, noted: str, unnoted: str, between: float
+) -> None:
+    labels = "X PIX SYS SYS/PIX X SYS SYS/SYS SYS X PIX/SYS SYS PIX X"
+    rows = matrix(labels, "0-3 0;0-3 0;4-7 1;4-7 1", "CPU Affinity|NUMA Affinity")
+    machine = read(f"{said}\n{rows}")
+    assert noted in notes(machine)
+    assert unnoted not in notes(machine)
+    assert {float(x.bandwidth_GBps) for x in machine.links if x.kind == "smp"} == {between}
+
+
+@pytest.mark.parametrize(
+    ("affinities", "columns", "node", "note"),
+    [
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-15,", "CPU Affinity", 1, "those of GPU1 (8-15,24-31)"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-15,2", "CPU Affinity", 1, "breaks off"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-15", "CPU Affinity", 1, "breaks off"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;8-", "CPU Affinity", 1, "breaks off"),
+        ("0-7,16-23;8-15,24-31;0-7,16-23;9-1", "CPU Affinity", None, "what follows is not known"),
+        ("0-7,1;8-15,24-31;0-7,16-23;8-15,", "CPU Affinity", 1, "those of GPU2 (0-7,16-23)"),
+        ("16-31;8-15;16-31;1", "CPU Affinity", 2, ""),  # a job may have a single CPU
+        ("0-7,16-23;8-15;0-7,16-23;8-15", "CPU Affinity", 1, ""),
+        ("0-7 2;8-15 3;0-7 2;8-15", "CPU Affinity|NUMA Affinity", 3, "those of GPU1 (8-15)"),
+        ("0-7 2;8-15 3;0-7 2;8-1", "CPU Affinity|NUMA Affinity", 3, "those of GPU1 (8-15)"),
+        ("0-7 2;0-7 3;0-7 2;0-", "CPU Affinity|NUMA Affinity", None, "what follows is not"),
+    ],
+)
+def test_a_row_cut_in_its_affinities_is_near_the_cpu_of_those_that_begin_alike(
+    affinities: str, columns: str, node: int | None, note: str
+) -> None:
+    machine = read(alike(4, "SYS", affinities, columns))
+    assert machine.by_id["gpu3"].numa_node == node
+    assert note in notes(machine)
+    assert ("breaks off" in notes(machine)) == bool(note)
+    whole = affinities.split(";")[3].split()[0]
+    fact = facts(machine).get_text("gpu/3", fact_keys.GPU_CPU_AFFINITY)
+    assert fact == (whole if not note or f"({whole})" in note else None)
+
+
+@pytest.mark.parametrize(
+    ("said", "condition", "is_guess"),
+    [
+        ("2x RTX PRO 6000\nGPUs: PCIe Gen5 x16", "PCIe links have 48 GB/s", False),
+        ("the cards run at PCIe 4.0 x8", "PCIe links have 12 GB/s", False),
+        ("2x RTX PRO 6000\nBoth GPUs run at x8", "PCIe links have 24 GB/s", False),
+        ("Both GPUs run at x8", "PCIe links have 6 GB/s", True),  # of a generation that is assumed
+    ],
+)
+def test_a_stated_generation_and_width_are_no_rate(
+    said: str, condition: str, is_guess: bool
+) -> None:
+    machine = read(f"{said}\n{alike(2, 'PHB', '0-13 0;0-13 0', 'CPU Affinity')}")
+    same = Topology.loads(machine.dumps())
+    assert same == machine
+    bound = find_bounds(Collective("allreduce", 2), Router(same)).single_path
+    assert [(x.what, x.is_guess) for x in list_assumptions(bound, same)] == [(condition, is_guess)]
+    (rated,) = state_rates([machine], {"pcie": Fraction(55)})  # figures count more
+    assert {x.bandwidth_GBps for x in rated.links} == {55}
+
+
+def test_a_board_that_is_named_later_does_not_widen_a_stated_slot() -> None:
+    machine = read(f"GPUs: PCIe 4.0 x8\n{alike(2, 'PHB', '0-13 0;0-13 0', 'CPU Affinity')}")
+    with pytest.raises(InputError, match="no rate that is only assumed"):
+        state_board([machine], "RTX 5090")
+    with pytest.raises(InputError, match="no pcie link has a rate that is only assumed"):
+        state_rates([machine], {"pcie": Fraction(48)}, "assumed: Gen5 x16, by the GPU: RTX 5090")
+
+
+LSPCI = """
+03:00.0 VGA compatible controller: NVIDIA Corporation GA102 [GeForce RTX 3090] (rev a1)
+\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16, ASPM L0s L1
+\t\tLnkSta:\tSpeed 2.5GT/s (downgraded), Width x8 (downgraded)
+04:00.0 Non-Volatile memory controller: a drive
+\t\tLnkSta:\tSpeed 16GT/s (ok), Width x2 (ok)
+0b:00.0 VGA compatible controller: NVIDIA Corporation GA102 [GeForce RTX 3090] (rev a1)
+\t\tLnkSta:\tSpeed 8GT/s (downgraded), Width x4 (downgraded)"""
+QUERY = "nvidia-smi --query-gpu={0} --format=csv\n{0}\n"
+NAMED = "assumed: Gen4 x16, by the GPUs"
+
+
+@pytest.mark.parametrize(
+    ("said", "sources"),
+    [
+        (
+            "- **GPU 0:** RTX 3090\n  - **PCIe:** x2 lanes negotiated (GPU max x16, Gen up to 3) | "
+            "the slot is narrow and affects all-reduce\n- **GPU 1:** RTX 3090",
+            ["Gen3 x2, as line 3 says", NAMED],
+        ),
+        ("GPU0: x8 (electrical)\nGPU1: negotiated at x4 (max x16)", ["Gen4 x8", "Gen4 x4"]),
+        ("- GPU 0\n  - PCIe Gen3 x16\n- GPU 1\n  - PCIe Gen3 x4", ["Gen3 x16", "Gen3 x4"]),
+        ("### GPU 0\n\n- Link: x4 of x16 lanes\n\n### GPU 1\n", ["Gen4 x4", NAMED]),
+        ("GPU 0: a\nPCIe: x4 negotiated\nGPU 1: b\n", ["Gen4 x4, as line 3 says", NAMED]),
+        ("GPU 0: a\nPCIe: x4 negotiated\nGPU 1: b\nPCIe: x8 negotiated", ["Gen4 x4", "Gen4 x8"]),
+        ("GPU 0: a\nGPU 1: b\nPCIe: x8 negotiated", ["Gen4 x8", "Gen4 x8"]),
+        ("GPU 0 (a):\n    Bus: 0\n    PCIe: Gen 3 x4 (max Gen 4 x16)", ["Gen3 x4", NAMED]),
+        ("GPU1: PCIe Gen4 x16 @ x8", [NAMED, "Gen4 x8"]),
+        ("- GPU 0: RTX 3090\n  - PCIe 3.0 x8 for both\n", ["Gen3 x8", "Gen3 x8"]),
+        ("GPU0: LnkSta: Speed 8GT/s, Width x8", ["Gen3 x8", NAMED]),
+        (LSPCI, ["Gen4 x8, as line 5 says", "Gen3 x4, as line 9 says"]),
+        (
+            QUERY.format("index,pcie.link.gen.current,pcie.link.width.current")
+            + "1, 3, 4\n0, 1, 8",
+            ["Gen4 x8, as line 5 says", "Gen3 x4, as line 4 says"],
+        ),
+        (QUERY.format("name,pcie.link.width.current") + "a, 16\nb, 8", ["Gen4 x16", "Gen4 x8"]),
+        (QUERY.format("index,pcie.link.width.max") + "0, 8\n1, 8", [NAMED, NAMED]),
+        (
+            "GPU 00000000:0B:00.0\n    Link Width\n        Max   : 16x\n        Current   : 4x\n"
+            "GPU 00000000:03:00.0\n    Link Width\n        Max   : 16x\n        Current   : 8x",
+            ["Gen4 x8, as line 9 says", "Gen4 x4, as line 5 says"],
+        ),
+        ("GPU1 pcie.link.width.current: 8", [NAMED, "Gen4 x8"]),
+        ("PCIe: x8 negotiated (x16 capable)", ["Gen4 x8", "Gen4 x8"]),
+        ("GPU1 supports x16 but trained at x8", [NAMED, "Gen4 x8"]),
+        (
+            "GPUs in PCIe 3.0 x16 slots\nGPU 1: x8 negotiated",
+            ["Gen3 x16", "Gen3 x8, as lines 2 and"],
+        ),
+        ("GPU 0 could be negotiated at x8", [NAMED, NAMED]),
+        ("The SSD negotiated x2", [NAMED, NAMED]),
+    ],
+)
+def test_what_a_link_has_negotiated_counts(said: str, sources: list[str]) -> None:
+    text = alike(2, "PHB", "0-13 0;0-13 0", "CPU Affinity|NUMA Affinity")
+    machine = read(f"2x RTX 3090\n{said}\n\n{text}")
+    ups = [next(x for x in machine.links if x.src == f"gpu{i}") for i in range(2)]
+    for up, source in zip(ups, sources, strict=True):
+        assert str(up.source).startswith(source)
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        ("LnkSta: Speed 16GT/s (ok), Width x4 (ok)", "line 2: a PCIe link of x4, but not of which"),
+        ("\n".join(LSPCI.splitlines()[:4]), "0000:03:00.0: which GPUs they are is not known"),
+        ("GPU0 negotiated x4\nGPU0 negotiated x8", "the text says x4 (line 2) and x8 (line 3)"),
+    ],
+)
+def test_a_negotiated_width_of_an_unknown_gpu_is_noted(said: str, note: str) -> None:
+    machine = read(f"2x RTX 3090\n{said}\n\n{alike(2, 'PHB', '0-13 0;0-13 0', 'CPU Affinity')}")
+    assert note in notes(machine)
+    assert {x.bandwidth_GBps for x in machine.links} == {24}
+
+
+WITH_OWN = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
+
+
+@pytest.mark.parametrize(
+    ("spaced", "nodes", "is_noted"),
+    [
+        (lambda text: text, [5, 2], False),
+        (lambda text: text.expandtabs(8), [5, 2], False),
+        (lambda text: text.expandtabs(8).replace("\n", "\n    "), [5, 2], False),
+        (lambda text: text.replace("X", " X ").expandtabs(8), [5, 2], False),
+        (lambda text: text.replace("\tN/A", "").expandtabs(8), [5, 2], False),
+        (lambda text: text.replace("\t\tN/A", ""), [5, 2], False),
+        (lambda text: text.replace("\t\t", "\t").replace("\t", " "), [], True),
+    ],
+)
+def test_an_empty_affinity_shifts_none_where_spaces_replaced_tabs(
+    spaced: Callable[[str], str], nodes: list[int], is_noted: bool
+) -> None:
+    text = matrix("X NV4/NV4 X", "", WITH_OWN).replace("NV4\n", "NV4\t\t5\t\tN/A\n", 1)
+    machine = read(spaced(text.replace("\tX\n", "\tX\t\t2\t\tN/A\n")))
+    found = [machine.by_id[g].numa_node for g in machine.ranks]
+    assert [node for node in found if node is not None] == nodes
+    assert [d.id for d in machine.devices if d.kind == "cpu"] == [f"cpu{n}" for n in nodes]
+    assert ("which are empty is not known" in notes(machine)) == is_noted
+
+
+def test_affinities_below_the_words_of_the_heading_are_in_their_columns() -> None:
+    heads = ["", "GPU0", "GPU1", "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
+    rows = [["GPU0", "X", "NV4", "", "5", "N/A"], ["GPU1", "NV4", "X", "3-4", "2", "N/A"]]
+    lines = ["".join(f"{cell:<15}" for cell in row) for row in [heads, *rows]]
+    machine = read("\n".join(lines))
+    assert [machine.by_id[g].numa_node for g in machine.ranks] == [5, 2]
+    assert facts(machine).get_text("gpu/1", fact_keys.GPU_CPU_AFFINITY) == "3-4"
+
+
+@pytest.mark.parametrize(
+    ("end", "cpus", "node"),
+    [
+        ("0-15,32-47\t\t\tN/A", "0-15,32-47", None),  # the NUMA node is empty
+        ("0-15\t\t\tN/A", "0-15", None),
+        ("0-15,32-47 N/A", "0-15,32-47", None),
+        ("0-15,32-473 N/A", "0-15,32-47", 3),
+        ("0-15 N/A", None, None),  # all of it, or CPUs 0-1 and node 5
+        ("7 N/A", None, None),
+        ("7", "7", None),  # below the tabs, but not where they are lost
+        ("7 ", None, None),
+    ],
+)
+def test_a_list_of_cpus_is_cut_for_a_node_only_where_that_is_certain(
+    end: str, cpus: str | None, node: int | None
+) -> None:
+    rows = f"\tGPU0\tGPU1\t{WITH_OWN}\nGPU0\tX\tNV4\t{end}\nGPU1\tNV4\tX\t{end}\n"
+    if " " in end:
+        rows = rows.replace("\t", " ")
+    machine = read(rows.replace("|", "\t"))
+    assert facts(machine).get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == cpus
+    assert machine.by_id["gpu0"].numa_node == node
+    assert ("which are empty is not known" in notes(machine)) == (cpus is None)
 
 
 CONTAINER = "X NV8 SYS SYS PIX SYS/NV8 X SYS SYS SYS PIX/{}".format(

@@ -20,11 +20,11 @@ from ...facts.keys import gpu_subject
 from ...graph import Device, Link, Topology
 from ...hardware import ASSUMED_PLACE, PcieLink
 from ...matrix import LABELS, ConnectionFinder, collect_links
-from ...notes import Note
+from ...notes import Note, Source
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
 from ..said_pcie import SaidPcie, find_said_pcie
-from .candidates import choose_boards
+from .candidates import choose_boards, note_unknown_boards
 from .cells import Cells, iterate_members, list_some, read_cells
 from .facts import (
     MAX_PAIRED,
@@ -229,7 +229,12 @@ def _read_matrix(
         )
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
-    rates = replace(assume_rates(boards, how, cpu), said=_find_said(said, cells, boards, notes))
+    said_links = _find_said(said, cells, boards, how.startswith("by"), notes)
+    if not boards:
+        note_unknown_boards(cells, affinities, said_links, notes)
+    stated = [link.generation for link, source in said_links.values() if source.kind == "rated"]
+    newest = max(stated, default=None) if len(stated) == cells.gpus.bit_count() else None
+    rates = replace(assume_rates(boards, how, cpu, newest), said=said_links)
     inferred = InferredTopology(cells, affinities, SOURCE, notes=notes, rates=rates)
     switched = match_peers(listings) is None if any(x.remote for x in listings.values()) else None
     infer_pcie_tree(inferred, where)
@@ -262,15 +267,19 @@ def _read_matrix(
 
 
 def _find_said(
-    said: SaidPcie, cells: Cells, boards: Mapping[int, Board], notes: list[str]
-) -> dict[int, tuple[PcieLink, str]]:
-    """Return the PCIe links that the text states, by column; note lines that disagree."""
-    if said.conflict:
-        notes.append(said.conflict)
+    said: SaidPcie, cells: Cells, boards: Mapping[int, Board], is_sure: bool, notes: list[str]
+) -> dict[int, tuple[PcieLink, Source]]:
+    """Return the PCIe links that the text states, by column; note lines that disagree.
+
+    `is_sure` is False for boards that are only assumed.
+    """
+    said = said.place_addresses([int(cells.ids[i][3:]) for i in iterate_members(cells.gpus)])
+    notes += said.notes
     links = {}
     for i in iterate_members(cells.gpus):
         board = boards.get(i)
-        if link := said.find(int(cells.ids[i][3:]), board.pcie if board is not None else None):
+        slot = board.pcie if board is not None else None
+        if link := said.find(int(cells.ids[i][3:]), slot, is_sure and slot is not None):
             links[i] = link
     return links
 

@@ -9,16 +9,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...boards import BOARDS, MAX_NVLINKS, Board, get_board
-from ...notes import Note
+from ...hardware import PcieLink
+from ...notes import Note, Source
 from ..gpu_names import GpuNames, list_boards
 from .cells import Cells, count_nvlinks, iterate_members, list_some
 from .inferred import UNKNOWN, Affinity
 
-_UNKNOWN_BOARD = Note(
-    "no names of GPUs and no NVLinks: PCIe is taken as Gen3 x16, as NCCL does (T4 and V100 have "
+_UNKNOWN_BOARD = (
+    "no names of GPUs and no NVLinks: PCIe{} is taken as Gen3{}, as NCCL does (T4 and V100 have "
     "Gen3; A10, L40S and RTX 4090 Gen4; H100 PCIe, RTX 5090 and RTX PRO 6000 Gen5); the output of "
-    "nvidia-smi -L beside the matrix says which",
-    "board-assumed",
+    "nvidia-smi -L beside the matrix says which"
 )
 # The commonest board with this number of NVLinks, assumed if a matrix leaves others open.
 _ASSUMED = {18: "H100", 12: "A100", 8: "A800", 6: "V100", 4: "RTX A6000", 1: "V100"}
@@ -45,8 +45,8 @@ def choose_boards(
 ) -> tuple[dict[int, Board], str]:
     """Return the board of each GPU, by column, and how it is known in words.
 
-    `has_own_memory` is whether GPUs have NUMA nodes of their own. The result is empty if nothing
-    says which it is; a note then lists the boards that it could be.
+    `has_own_memory` is whether GPUs have NUMA nodes of their own. If several boards are possible, a
+    note lists them; the result is empty if nothing says which it is.
     """
     gpus = list(iterate_members(cells.gpus))
     by_name = {i: known for i in gpus if (known := names.find(int(cells.ids[i][3:])))}
@@ -61,8 +61,6 @@ def choose_boards(
         )
     candidates = _list_candidates(cells, affinities, has_own_memory)
     if not candidates:
-        if any(cells.find_near(i, "SYS") or affinities.get(i, UNKNOWN) != UNKNOWN for i in gpus):
-            notes.append(_UNKNOWN_BOARD)
         return {}, ""
     most = max(map(count_gpu_nvlinks, cells.labels))
     usual = _ASSUMED.get(most)
@@ -82,6 +80,27 @@ def choose_boards(
     if len(candidates) == 1 and most:  # nothing else has these links
         return dict.fromkeys(gpus, assumed), f"by the GPUs: {assumed.name} by its {links}{some}"
     return dict.fromkeys(gpus, assumed), f"as {assumed.name} has ({links}{some})"
+
+
+def note_unknown_boards(
+    cells: Cells,
+    affinities: Mapping[int, Affinity],
+    said: Mapping[int, tuple[PcieLink, Source]],
+    notes: list[str],
+) -> None:
+    """Note what is taken for the PCIe of GPUs whose boards are not known.
+
+    `said` has what the text states of it, by column.
+    """
+    gpus = list(iterate_members(cells.gpus))
+    unsaid = [i for i in gpus if i not in said or said[i][1].kind == "assumed"]
+    is_on_pcie = any(
+        cells.find_near(i, "SYS") or affinities.get(i, UNKNOWN) != UNKNOWN for i in gpus
+    )
+    if unsaid and is_on_pcie:
+        of = f" of {list_some(cells.ids[i] for i in unsaid)}" if len(unsaid) < len(gpus) else ""
+        width = "" if any(i in said for i in unsaid) else " x16"
+        notes.append(Note(_UNKNOWN_BOARD.format(of, width), "board-assumed"))
 
 
 def _refuse_wrong(

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 
 from ...facts import Fact, keys
 from ...facts.keys import gpu_subject, p2p_subject
-from .cells import PCIE_LABELS, Cells, split_label
+from .cells import PCIE_LABELS, Cells, list_some, split_label
+from .cut_rows import find_cut_rows, is_whole
 from .inferred import Affinity
-from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, RANGES, LabelMatrix
+from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, LabelMatrix
 
 SOURCE = "nvidia-smi topo -m"
 # The meanings of the cells of a `-p2p` matrix; None if nvidia-smi does not know the status.
@@ -56,8 +57,23 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
         for i, name in enumerate(table.names)
         if name in table.rows and GPU_NAME.fullmatch(name)
     }
+    unplaced = {name: row.unplaced for name, row in table.rows.items() if row.unplaced}
+    for texts in dict.fromkeys(unplaced.values()):
+        names = [name for name, others in unplaced.items() if others == texts]
+        notes.append(
+            f"{list_some(names)}: the row ends in {' '.join(texts)[:60]}, fewer affinities than "
+            "columns; which are empty is not known, so none is read"
+        )
     cpus = {i: _get_ranges(row, CPU) for i, row in rows.items()}
     numa = {i: _get_ranges(row, NUMA) for i, row in rows.items()}
+    for name, like in find_cut_rows(table).items():
+        i, text = table.names.index(name), table.rows[name].affinities[CPU]
+        j = table.names.index(like) if like else None
+        known = "what follows is not known"
+        if j is not None:
+            cpus[i], numa[i] = cpus[j], numa[j]
+            known = f"taken to be those of {like} ({cpus[j]})"
+        notes.append(f"the row of {name} breaks off in its affinities ({text}); {known}")
     # the first NUMA node of `0`, `0-1` or `0,2`; None for `N/A`
     nodes = {i: int(re.split("[-,]", text)[0]) if text else None for i, text in numa.items()}
     several = {i for i, text in numa.items() if text and not text.isdigit()}
@@ -82,15 +98,9 @@ def has_own_memory(table: LabelMatrix) -> bool:
 
 
 def _get_ranges(affinities: dict[str, str], column: str) -> str | None:
-    """Return an affinity that consists of numbers and ranges, None for any other text.
-
-    A range that ends before it starts lost its last digits.
-    """
+    """Return an affinity that consists of numbers and ranges, None for any other text."""
     text = affinities.get(column, "")
-    if not RANGES.fullmatch(text):
-        return None
-    ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
-    return text if all(part[-1] >= part[0] for part in ranges) else None
+    return text if is_whole(text) else None
 
 
 def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:
@@ -98,12 +108,15 @@ def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:
 
     With more than MAX_PAIRED rows, labels are left out.
     """
+    cut = find_cut_rows(table)
     for name in filter(GPU_NAME.fullmatch, table.names):
         row = table.rows.get(name)
         for key, column in _COLUMNS:
             if column not in table.columns:
                 continue
             text = _get_ranges(row.affinities, column) if row else None
+            if like := cut.get(name):  # its CPUs are whole if they are those of the other row
+                text = text if text == table.rows[like].affinities.get(column) else None
             value = int(text) if text and key != keys.GPU_CPU_AFFINITY and text.isdigit() else text
             yield Fact(
                 gpu_subject(_get_index(name)), key, value, SOURCE, None if text else "not reported"

@@ -35,20 +35,29 @@ class AssumedRates:
     nic_source: str = ""
     boards: Mapping[int, Board] = field(default_factory=dict)
     how: str = ""
-    said: Mapping[int, tuple[PcieLink, str]] = field(default_factory=dict)
+    said: Mapping[int, tuple[PcieLink, Source]] = field(default_factory=dict)
 
 
 def assume_rates(
-    boards: Mapping[int, Board], how: str, cpu: tuple[str, dict[str, str]] | None = None
+    boards: Mapping[int, Board],
+    how: str,
+    cpu: tuple[str, dict[str, str]] | None = None,
+    generation: int | None = None,
 ) -> AssumedRates:
     """Return the rates to assume for a machine with these boards, by column; `how` is in sources.
 
     Of several boards the fastest PCIe and the slowest NVLink count. `cpu` is what `find_cpu` finds
-    in the text.
+    in the text. `generation` is the newest of PCIe if the text states that of all GPUs: without
+    boards it counts for switches above them, and for the era of the CPUs.
     """
     name, model = cpu or ("", None)
     if not boards:
-        return AssumedRates(between_cpus=assume_between_cpus(None, model, name))
+        between_cpus = assume_between_cpus(generation, model, name)
+        if generation is None:
+            return AssumedRates(between_cpus=between_cpus)
+        link = PcieLink(generation, 16)
+        source = assumed(f"{_describe(link)}, of the generation that the text states for the GPUs")
+        return AssumedRates(link, source, between_cpus=between_cpus)
     fastest = max(boards.values(), key=lambda board: board.pcie.bandwidth_GBps)
     wired = [board.wire_GBps for board in boards.values() if board.wires]
     rates = AssumedRates(

@@ -21,6 +21,8 @@ MAX_LINES = 100_000
 MAX_TABLES = 64
 # A longer line cannot be a row of MAX_COLUMNS cells, and is not searched.
 _MAX_LINE_CHARACTERS = 256 * 2**10
+# Columns of text from one tab stop to the next.
+_TAB = 8
 # Characters at the start of a text in which its format is detected.
 _SNIFF_CHARACTERS = 2**20
 
@@ -99,11 +101,12 @@ _SNIFF = re.compile(
 class MatrixRow:
     """A row of a matrix: the cells of its device columns, and its affinities by column heading.
 
-    A cell is None if it is not printed.
+    A cell is None if it is not printed. `unplaced` are affinities that can be in several columns.
     """
 
     cells: tuple[str | None, ...]
     affinities: dict[str, str]
+    unplaced: tuple[str, ...] = ()
 
 
 @dataclass
@@ -114,7 +117,8 @@ class LabelMatrix:
     that of `-p2p`, None for a matrix of `-m`. `repeated` are the devices of rows that differ from
     an earlier one; the first is kept. `start` is the line of the command that printed the matrix,
     else of its heading; `host` is the host in that line's prompt, if any; `has_nvlinks` is False
-    for a matrix of `-mp`.
+    for a matrix of `-mp`. `starts` are the columns of text in which the heading has its words,
+    empty if some are joined.
     """
 
     line: int
@@ -126,6 +130,7 @@ class LabelMatrix:
     start: int = 0
     host: str | None = None
     has_nvlinks: bool = True
+    starts: tuple[int, ...] = ()
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -273,6 +278,7 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
     """Parse a heading (GPUs, other devices, affinities); return None for any other line."""
     if before := _BEFORE_HEADING.match(line):
         line = line[before.end() :]
+    starts = () if before else _find_starts(line)
     start = [part for word in line.split(maxsplit=2)[:2] for part in _GLUED_NAMES.split(word)]
     if not start or not GPU_NAME.fullmatch(start[0]) or _KNOWN_LABEL.fullmatch(start[-1]):
         return None
@@ -302,7 +308,18 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
             f"{where}: line {number} names {twice[0][:40]} twice; expected the heading of one "
             "matrix"
         )
-    return LabelMatrix(number, tuple(names), columns, flag)
+    if len(starts) != len(words):
+        starts = ()
+    return LabelMatrix(number, tuple(names), columns, flag, starts=starts)
+
+
+def _find_starts(heading: str) -> tuple[int, ...]:
+    """Return where the names of devices and columns start in a heading without tabs."""
+    if "\t" in heading:
+        return ()
+    for _, pattern in _COLUMNS:
+        heading = pattern.sub(lambda match: "_" * len(match[0]), heading)
+    return tuple(word.start() for word in re.finditer(r"\S+", heading))
 
 
 def _find_odd_column(line: str) -> str:
@@ -326,15 +343,16 @@ def _parse_row(
     if len(words) < 2 or words[0] not in matrix.known or not _LABEL.match(words[1]):
         return None
     width = len(matrix.names)
-    fields = [cell.strip() for cell in line.lstrip().split("\t")]
+    fields = _split_fields(line, matrix)
     if len(fields) > width and all(
         not cell or (_LABEL.fullmatch(cell) and _split_glued(cell) == [cell])
         for cell in fields[1 : width + 1]
     ):
         cells: list[str | None] = [cell or None for cell in fields[1 : width + 1]]
-        rest = fields[width + 1 :]
+        rest, is_placed = fields[width + 1 :], True
     else:
-        cells, rest = [], [part for word in line.split()[1:] for part in _split_glued(word)]
+        cells, is_placed = [], False
+        rest = [part for word in line.split()[1:] for part in _split_glued(word)]
     while rest and (_LABEL if len(cells) < width else _KNOWN_LABEL).fullmatch(rest[0]):
         cells.append(rest.pop(0))
     if not cells:
@@ -348,13 +366,65 @@ def _parse_row(
     if is_cut_off and not rest and cells[-1] != "X":
         cells.pop()  # it may be cut off too: NV1 of NV18
     cells += [None] * (width - len(cells))
+    placed = _place_affinities(rest, matrix.columns, is_placed)
+    unplaced = () if placed is not None else tuple(filter(None, rest))
+    return words[0], MatrixRow(tuple(cells), placed or {}, unplaced)
+
+
+def _split_fields(line: str, matrix: LabelMatrix) -> list[str]:
+    """Split a row at its tabs, or where spaces have replaced them.
+
+    That is where words start below those of the heading, else at every eighth column of text. The
+    result is a single field if neither fits.
+    """
+    if "\t" in line:
+        return [cell.strip() for cell in line.lstrip().split("\t")]
+    found = [(word.start(), word[0]) for word in re.finditer(r"\S+", line)]
+    (margin, name), *others = found
+    is_margin = bool(matrix.starts) and margin + len(name) < matrix.starts[0]
+    if is_margin and all(start in matrix.starts for start, _ in others):
+        below = dict(others)
+        return [name, *(below.get(start, "") for start in matrix.starts)]
+    fields, end = [name], len(name)
+    for start, text in others:
+        column, word = start - margin, text
+        if word == "X" and column % _TAB == 1:  # nvidia-smi prints " X "
+            column, word = column - 1, " X "
+        tabs = column // _TAB - end // _TAB
+        if column % _TAB or tabs < 1:
+            return [line]
+        fields += [""] * (tabs - 1) + [word.strip()]
+        end = column + len(word)
+    return fields
+
+
+def _place_affinities(
+    rest: list[str], columns: tuple[str, ...], is_placed: bool
+) -> dict[str, str] | None:
+    """Return the affinities at the end of a row by column; None if that can be several.
+
+    `is_placed` says that the row was split where its columns are, so that empty ones are known.
+    """
     texts = [word for word in rest if word]
-    columns = matrix.columns
+    if len(texts) >= len(columns) or not texts:
+        return dict(zip(columns, texts, strict=False))
+    is_usual = columns[:2] == (CPU, NUMA)
+    # nvidia-smi prints an empty field before the last column
+    of_field = [*columns[:2], *columns[2:] * 2] if is_usual else list(columns)
+    if is_placed and (not rest[0] or len(rest) == len(of_field)):
+        found = {c: word for c, word in zip(of_field, rest, strict=False) if word}
+        if len(found) == len(texts):
+            return found
     if rest and not rest[0]:  # an empty first affinity: the others are in the last columns
-        columns = columns[max(0, len(columns) - len(texts)) :]
-    elif columns == (CPU, NUMA, GPU_NUMA) and len(texts) == 2 and texts[1] == "N/A":
-        texts[:1] = _split_affinities(texts[0])  # NUMA Affinity is never empty
-    return words[0], MatrixRow(tuple(cells), dict(zip(columns, texts, strict=False)))
+        return dict(zip(columns[-len(texts) :], texts, strict=True))
+    if columns == (CPU, NUMA, GPU_NUMA) and len(texts) == 2 and texts[1] == "N/A":
+        parts = _split_affinities(texts[0])
+        if parts is None:
+            return None
+        return {**dict(zip(columns, parts, strict=False)), GPU_NUMA: texts[1]}
+    if is_usual and texts[0].isdigit() and not is_placed:
+        return None  # one CPU, or a NUMA node behind an empty affinity
+    return dict(zip(columns, texts, strict=False))
 
 
 def _split_glued(word: str) -> list[str]:
@@ -370,18 +440,20 @@ def _split_glued(word: str) -> list[str]:
     return [*_split_glued(glued.group(1)), glued.group(2)] if glued else [word]
 
 
-def _split_affinities(word: str) -> tuple[str, str]:
+def _split_affinities(word: str) -> tuple[str, ...] | None:
     """Split CPUs from the NUMA node behind them: `0-45,92-1370` into 0-45,92-137 and 0.
 
-    All ranges of CPUs have one length. Both results are "N/A" if the boundary is not known.
+    All ranges of CPUs have one length; if those of the whole word have, it is CPUs alone. The
+    result is None if the boundary is not known: `0-15` can be all of a word, or 0-1 and 5.
     """
-    for digits in (1, 2):
-        cpus, node = word[:-digits], word[-digits:]
-        ends = [[int(end) for end in part.split("-")] for part in _CPU_RANGES.findall(cpus)]
+    for digits in (0, 1, 2):
+        cpus, node = word[: len(word) - digits], word[len(word) - digits :]
+        ranges = _CPU_RANGES.findall(cpus)
+        ends = [[int(end) for end in part.split("-")] for part in ranges]
         lengths = {last - first for first, last in ends}
-        if ",".join(_CPU_RANGES.findall(cpus)) == cpus and len(lengths) == 1 and min(lengths) >= 0:
-            return cpus, node
-    return "N/A", "N/A"
+        if ",".join(ranges) == cpus and len(ranges) > 1 and len(lengths) == 1 and min(lengths) >= 0:
+            return (cpus, node) if node else (cpus,)
+    return None
 
 
 def _find_nic_name(legend: str) -> str:
