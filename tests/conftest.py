@@ -169,7 +169,9 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             machine = with_host(preset(topology), HostCosts())
             wanted = collective_on(collective, machine)
             wanted = wanted if root is None else replace(wanted, root=root)
-            synthesize(wanted, machine, strategy, 20).plan.save(path, overwrite=True)
+            synthesize(wanted, machine, strategy, patience.PLANNING_S).plan.save(
+                path, overwrite=True
+            )
         return str(path)
 
     return find_or_synthesize

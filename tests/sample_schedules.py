@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from unhurried import make_effort
+
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule, reverse
 from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
@@ -17,14 +18,14 @@ from topoplan.topo.routes import Router
 
 def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
     target = preset(topology)
-    return STRATEGIES[name](Request(collective_on(collective, target), target, Effort(30)))[0]
+    return STRATEGIES[name](Request(collective_on(collective, target), target, make_effort()))[0]
 
 
 def exact(name: str, triple: tuple[int, int, int], root: int | None = None) -> Schedule:
     found = solve_copying(
         fabric_of(Router(preset("dgx1"))),
         SyncInstance(Collective(name, 8, root), *triple),
-        Effort(60),
+        make_effort(),
     )
     assert found is not None
     return found

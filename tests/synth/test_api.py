@@ -25,9 +25,9 @@ from launch import run_command, run_module, run_ranks
 from random_graphs import graphs
 from ranks import programs
 from thorough import count_examples
+from unhurried import make_effort
 
 import topoplan
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner import registry
 from topoplan.synth.planner.registry import find_strategy, list_strategies
 from topoplan.synth.strategies.built_in import STRATEGIES
@@ -515,7 +515,7 @@ def test_a_strategy_that_drops_transfers_is_never_believed(
 
     whole = STRATEGIES["packing"]
     wanted = topoplan.Collective("allgather", len(machine.ranks))
-    request = topoplan.Request(wanted, machine, Effort(20))
+    request = topoplan.Request(wanted, machine, make_effort())
     if cut < len(whole(request)[0].transfers):
         with pytest.raises(
             topoplan.VerificationError, match="strategy 'forgetful': schedule 1 is wrong"

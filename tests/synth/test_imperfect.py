@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.bounds.multipath import bound
@@ -26,7 +27,6 @@ from topoplan.synth.forest.machine.boxes import find_boxes
 from topoplan.synth.forest.paths import level_schedule
 from topoplan.synth.forest.survey import mend
 from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import Synthesis, collective_on, synthesize
 from topoplan.synth.verify import verify
@@ -166,7 +166,7 @@ def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, nam
     if name == "alltoall":
         paths = LevelPaths(topology)
         before = paths.reached
-        paths.even_out(0.0, Effort(5.0).grant(0.1))
+        paths.even_out(0.0, make_effort().grant(0.1))
         schedule = level_schedule(paths, collective, "packing")
         verify(schedule, topology)
         reached = (
@@ -178,9 +178,9 @@ def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, nam
     else:
         trees = LevelTrees(topology, list(range(collective.ranks)) * 2)
         limit = float(bound(collective, topology).algbw_GBps)
-        trees.grow(limit, Effort(5.0))
+        trees.grow(limit, make_effort())
         before = trees.reached
-        trees.even_out(limit, 0.0, Effort(5.0).grant(0.1))
+        trees.even_out(limit, 0.0, make_effort().grant(0.1))
         listed, shares = trees.list_forest()
         assert before * (1 - 1e-9) <= trees.reached <= limit * (1 + 1e-9)
         for root in range(collective.ranks):
@@ -259,7 +259,9 @@ def test_explain_says_which_links_help_only_together() -> None:
     gone = (4, 5, 6, 7, 12, 13, 14, 15)
     topology = degrade(preset("dgx-a100:2"), Change(without_ranks=gone))
     collective = collective_on("allgather", topology)
-    explained = explain(collective, Router(topology), bound(collective, topology), [], Effort(20.0))
+    explained = explain(
+        collective, Router(topology), bound(collective, topology), [], make_effort()
+    )
     assert explained.levers and not any(x.helps_alone for x in explained.levers)
     assert all(x.wider_GBps == bound(collective, topology).algbw_GBps for x in explained.levers)
     assert all(
@@ -271,7 +273,9 @@ def test_explain_counts_what_one_way_links_carry() -> None:
     ring = [Link(f"gpu{i}", f"gpu{(i + 1) % 4}", Fraction(1)) for i in range(4)]
     topology = Topology("ring", tuple(Device(f"gpu{i}") for i in range(4)), tuple(ring))
     collective = collective_on("alltoall", topology)
-    explained = explain(collective, Router(topology), bound(collective, topology), [], Effort(5.0))
+    explained = explain(
+        collective, Router(topology), bound(collective, topology), [], make_effort()
+    )
     assert explained.across_GBps > 0
 
 

@@ -20,6 +20,7 @@ from played import Array, add_up, play
 from random_graphs import graphs, on
 from ranks import same_bits
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.single_path import find_bounds
@@ -28,7 +29,6 @@ from topoplan.synth.cost.segmentation import families
 from topoplan.synth.ir.addition_order import find_bracketing
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, cost_all, synthesize
 from topoplan.synth.reproducible.bracket import list_leaves, parse_bracket
@@ -46,7 +46,7 @@ CASES = 10_000
 
 def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
     target = preset(topology)
-    return STRATEGIES[name](Request(collective_on(collective, target), target, Effort(30)))[0]
+    return STRATEGIES[name](Request(collective_on(collective, target), target, make_effort()))[0]
 
 
 def draw_values(chance: np.random.Generator, ranks: int, numel: int) -> list[Array]:
@@ -91,9 +91,9 @@ def list_variants(schedules: list[Schedule], topology: Topology) -> list[Schedul
 
 
 def search_quickly(topology: Topology, collective: Collective) -> list[Schedule]:
-    bound = find_bounds(collective, Router(topology), Effort(30)).single_path
+    bound = find_bounds(collective, Router(topology), make_effort()).single_path
     return build_reproducible(
-        Request(collective, topology, Effort(60).grant(0.15), bound=bound, quick=True)
+        Request(collective, topology, make_effort().grant(0.15), bound=bound, quick=True)
     )
 
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs, on
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.host_costs import HostCosts, host_of, with_host
 from topoplan.synth.cost.segmentation import families, fastest, reroute, time_us
 from topoplan.synth.cost.simulate import MAX_GROUPS, predict_us, shape_of
 from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
@@ -36,7 +36,9 @@ MB = 1 << 20
 
 
 def built(name: str, topology: Topology) -> Schedule:
-    return STRATEGIES[name](Request(collective_on("allreduce", topology), topology, Effort(30)))[0]
+    return STRATEGIES[name](Request(collective_on("allreduce", topology), topology, make_effort()))[
+        0
+    ]
 
 
 def no_latency(topology: Topology) -> Topology:

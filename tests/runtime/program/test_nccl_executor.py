@@ -20,6 +20,7 @@ from nccl_standin import NcclError, NcclStandIn
 from played import PARTED, expected
 from random_graphs import graphs, on
 from sample_helped import build_helped
+from unhurried import make_effort
 
 from topoplan.runtime import compiled
 from topoplan.runtime.codecs import find_codec
@@ -40,7 +41,6 @@ from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
@@ -143,7 +143,7 @@ def build(strategy: str, topology: Topology, collective: str) -> list[Schedule]:
     """Return a strategy's schedules, each once whatever its segments; none where it has none."""
     with suppress(InfeasibleError):
         found = STRATEGIES[strategy](
-            Request(on(collective, topology), topology, Effort(30), quick=True)
+            Request(on(collective, topology), topology, make_effort(), quick=True)
         )
         return list(dict.fromkeys(schedule.uncut for schedule in found))
     return []

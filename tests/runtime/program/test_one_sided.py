@@ -13,6 +13,7 @@ from played import PARTED, expected
 from random_graphs import graphs
 from sample_schedules import SCHEDULES
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.runtime.program.layout import IN_PLACE
 from topoplan.runtime.program.one_sided.flat import build_flat, play_one_sided
@@ -21,7 +22,6 @@ from topoplan.runtime.program.one_sided.lowering import lower_one_sided
 from topoplan.runtime.program.one_sided.replay import Memory, OneSidedReplay
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
@@ -118,7 +118,7 @@ def test_different_collectives_follow_each_other_on_random_machines(
 
 
 def build_greedy(topology: Topology, collective: Collective) -> Schedule:
-    request = Request(collective, topology, Effort(10))
+    request = Request(collective, topology, make_effort())
     for strategy in ("greedy", "packing"):
         try:
             return STRATEGIES[strategy](request)[0]

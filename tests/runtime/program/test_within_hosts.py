@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from played import PARTED, PlayedHosts, play
 from sample_schedules import SCHEDULES
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.program.lowering import lower
 from topoplan.runtime.program.within_hosts import Outside, split
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.request import Request, Send, build_schedule
 from topoplan.topo.presets import preset
 
@@ -65,7 +65,7 @@ def test_no_random_schedule_waits_for_itself(ranks: int, part: int, seed: int) -
 def build_random(ranks: int, seed: int) -> Schedule:
     """Return an allreduce in which chunks wait for random times at random ranks of random trees."""
     draw, machine = random.Random(seed), preset(f"full:{ranks}")
-    request = Request(Collective("allreduce", ranks), machine, Effort(1))
+    request = Request(Collective("allreduce", ranks), machine, make_effort())
     chunks = request.collective.even_chunks(draw.randint(1, 12))
     slack = draw.randint(1, 5)
     sends: list[Send] = []

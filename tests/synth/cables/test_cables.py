@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import on
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.cli.synth import main
 from topoplan.synth.bounds.single_path import find_bounds
@@ -24,7 +25,6 @@ from topoplan.synth.cables.next_cable import find_next_cables
 from topoplan.synth.cables.rings import list_rings
 from topoplan.synth.export.formats import MLX_HOSTFILE, NCCL_ENV, Export, export
 from topoplan.synth.export.graph_file import parse_nccl_version
-from topoplan.synth.numeric.effort import Effort
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.fabric import FabricFacts, Hello, HostFacts, PortAnswer, PortFacts, make_topology
 from topoplan.topo.fabric.facts import list_possible_pairs
@@ -89,7 +89,7 @@ def write(
         form,
         on(name, topology),
         Router(topology),
-        Effort(20),
+        make_effort(),
         version=parse_nccl_version(version),
     )
 
@@ -370,8 +370,8 @@ def test_host_files_of_mlx_join_ends_of_one_cable(topology: Topology, name: str)
 
 
 def next_cables(topology: Topology) -> dict[str, Any]:
-    bound = find_bounds(on("allreduce", topology), Router(topology), Effort(20)).single_path
-    found = find_next_cables(topology, on("allreduce", topology), bound, Effort(20))
+    bound = find_bounds(on("allreduce", topology), Router(topology), make_effort()).single_path
+    found = find_next_cables(topology, on("allreduce", topology), bound, make_effort())
     return {**found.to_json(), "lines": found.list_lines()}
 
 
@@ -413,8 +413,8 @@ def test_a_cable_needs_free_ports() -> None:
 def test_bounds_with_one_more_cable_are_those_of_the_machine_that_has_it(name: str) -> None:
     topology = preset(name)
     collective = on("allreduce", topology)
-    before = find_bounds(collective, Router(topology), Effort(20)).single_path
-    found = find_next_cables(topology, collective, before, Effort(20))
+    before = find_bounds(collective, Router(topology), make_effort()).single_path
+    found = find_next_cables(topology, collective, before, make_effort())
     hosts = read_hosts(topology)
     assert sum(x.alike for x in found.cables) == hosts.count * (hosts.count - 1) // 2
     for x in found.cables:
@@ -422,7 +422,7 @@ def test_bounds_with_one_more_cable_are_those_of_the_machine_that_has_it(name: s
         ends = [next(c.links for c in hosts.cables if c.ends[0].host == n) for n in numbers]
         more = [replace(ends[i][0], dst=ends[1 - i][1].dst) for i in (0, 1)]
         wider = replace(topology, links=(*topology.links, *more))
-        after = find_bounds(collective, Router(wider), Effort(20)).single_path
+        after = find_bounds(collective, Router(wider), make_effort()).single_path
         assert x.bound_GBps == after.algbw_GBps
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from called import call_command
 from needs import long_cases
+from unhurried import make_effort
 
 import topoplan
 from topoplan.synth.export.formats import NCCL_GRAPH, Export, export
@@ -25,7 +26,6 @@ from topoplan.synth.export.graph_file import (
     read_graph_file,
 )
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.stock.nics import NicPaths
 from topoplan.synth.stock.paths import find_gpu_paths
 from topoplan.synth.stock.system import NET, LOCAL_kBps, build_system
@@ -86,7 +86,7 @@ def pairs(count: int, nics: Mapping[int, int | str]) -> str:
 def write(text: str, hosts: int, name: str = "allreduce", guard: bool = True) -> Export:
     topology = nccl_xml.read(text, "machine")
     collective = Collective(name, len(topology.ranks))
-    return export(NCCL_GRAPH, collective, Router(topology), Effort(20), guard=guard, hosts=hosts)
+    return export(NCCL_GRAPH, collective, Router(topology), make_effort(), guard=guard, hosts=hosts)
 
 
 def rate_GBps(file: GraphFile, number: int, text: str, hosts: int) -> Fraction:

@@ -19,9 +19,9 @@ import pytest
 from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PLANNING_S
 from random_graphs import graphs, on
 from thorough import count_examples
+from unhurried import make_effort
 
 import topoplan
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
@@ -36,7 +36,6 @@ from topoplan.synth.export.graph_file import (
     parse_nccl_version,
     read_graph_file,
 )
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.request import Request
 from topoplan.synth.stock.model import StockModel, model_stock
 from topoplan.synth.stock.routes import NcclRouter
@@ -83,7 +82,7 @@ def write(name: str, topology: Topology, version: str = str(NEWEST)) -> tuple[Ex
         NCCL_GRAPH,
         on(name, topology),
         Router(topology),
-        Effort(PLANNING_S),
+        make_effort(),
         version=parse_nccl_version(version),
         guard=False,
     )
@@ -98,7 +97,7 @@ def route_as_nccl(topology: Topology) -> Router:
 def rate_of(graph: NcclGraph, topology: Topology, name: str = "allreduce") -> Fraction:
     """The algbw of a graph's channels, from the links that they cross."""
     channels = list_channels(graph, number_gpus(topology).rank_of, "graph.xml")
-    request = Request(on(name, topology), topology, Effort(20), router=route_as_nccl(topology))
+    request = Request(on(name, topology), topology, make_effort(), router=route_as_nccl(topology))
     return algbw_GBps(schedule_channels(request, channels, "graph"), topology)
 
 

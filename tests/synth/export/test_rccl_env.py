@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs, on
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
 from topoplan.synth.export.binary_trees import schedule_trees
 from topoplan.synth.export.formats import RCCL_ENV, Export, export
 from topoplan.synth.export.nccl_tuner import write_nccl_tuner
 from topoplan.synth.export.rccl_env import read_rccl_env, read_tree, write_tree
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade
@@ -33,7 +33,7 @@ from topoplan.topo.routes import Router
 
 
 def write(name: str, topology: Topology) -> Export:
-    return export(RCCL_ENV, on(name, topology), Router(topology), Effort(20))
+    return export(RCCL_ENV, on(name, topology), Router(topology), make_effort())
 
 
 def replay(made: Export, topology: Topology) -> dict[str, Fraction]:
@@ -42,7 +42,7 @@ def replay(made: Export, topology: Topology) -> dict[str, Fraction]:
     """
     n = len(topology.ranks)
     rings, trees = read_rccl_env(made.text, "rccl.env", n)
-    request = Request(on("allreduce", topology), topology, Effort(20))
+    request = Request(on("allreduce", topology), topology, make_effort())
     out = {}
     if rings is not None:
         schedule = schedule_channels(request, rings, "rings")

@@ -14,6 +14,7 @@ from needs import long_cases
 from random_graphs import on
 from rccl_machines import machine, mesh
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.synth.channels.channels import CHAIN, RING
 from topoplan.synth.export.formats import NCCL_GRAPH, RCCL_ENV, Export, export
@@ -22,7 +23,6 @@ from topoplan.synth.export.graph_file import RING_ID, TREE_ID, read_graph_file
 from topoplan.synth.export.rccl_env import read_rccl_env
 from topoplan.synth.export.rccl_env_choice import rate_trees
 from topoplan.synth.export.rccl_limits import find_rccl_version
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.stock.rccl import RcclHost, model_rccl
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
@@ -35,7 +35,7 @@ TREE = {(0, 1), (0, 2), (1, 3), (1, 4), (2, 5), (2, 6)}
 
 def write(name: str, topology: Topology, format: str = NCCL_GRAPH) -> Export:
     return export(
-        format, on(name, topology), Router(topology), Effort(30), beside_path="/tmp/rccl.env.xml"
+        format, on(name, topology), Router(topology), make_effort(), beside_path="/tmp/rccl.env.xml"
     )
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 from thorough import count_examples
+from unhurried import make_effort
 
 from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.bounds.multipath import bound
@@ -35,7 +36,6 @@ from topoplan.synth.forest.weigh import find_best_shares, find_max_load, round_s
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
-from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
 from topoplan.synth.planner.synthesize import Synthesis, synthesize
 from topoplan.synth.request import TreeLimits
@@ -442,9 +442,9 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     ends = list(zip(graph.src.tolist(), graph.dst.tolist(), strict=True))
     most = [int(c) * copies for c in graph.exact]
     count = int(rate * copies)
-    found = spanning_trees(len(graph.names), ends, most, count, Effort(60))
+    found = spanning_trees(len(graph.names), ends, most, count, make_effort())
     assert found is not None and len(found) == count
-    lowered = make_shallower(len(graph.names), ends, most, found, Effort(5))
+    lowered = make_shallower(len(graph.names), ends, most, found, make_effort())
     for trees in (found, lowered):
         used: Counter[int] = Counter()
         for tree in trees:
@@ -456,7 +456,7 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
         assert max(radius(tree, ends) for tree in lowered) <= max(
             radius(tree, ends) for tree in found
         )
-    assert spanning_trees(len(graph.names), ends, most, count + 1, Effort(60)) is None
+    assert spanning_trees(len(graph.names), ends, most, count + 1, make_effort()) is None
 
 
 @settings(max_examples=count_examples(15))
