@@ -37,6 +37,7 @@ class ScriptedTransport:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
     is_batched: bool = False
+    device_player: str | None = None
     has_logged_new_race: bool = False
 
     @property
