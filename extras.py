@@ -102,7 +102,7 @@ EXTRAS = (
         ),
         {
             PLAYERS: {
-                "kernels": (
+                "gpus": (
                     "runtime.extras.kernels.device_player:KERNELS",
                     "plays schedules on GPUs, a launch a call",
                 )

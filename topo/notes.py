@@ -95,9 +95,8 @@ class Source(str):
     `kind` is stated (by a file, a driver or a user), assumed (nothing states the value), counted
     (the rate in the model of the library `by`, NCCL or RCCL) or rated (a text states what the link
     is, and the rate is that library's for such a link, which carries up to a third more). An
-    assumed rate that is the
-    datasheet's of a board that the file names is `by` BOARD: a limit, not a guess. Otherwise `by`
-    is empty.
+    assumed rate that is the datasheet's of a board that the file names is `by` BOARD: a limit, not
+    a guess. Otherwise `by` is empty.
     """
 
     kind: SourceKind

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...extras import PLAYERS, Names
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
+from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
 from ..program.one_sided.flat import OneSidedSchedule
 from ..ranks.links import Links
@@ -81,12 +82,15 @@ def open_memory(transport: Transport, plan: Plan, *, same_bits: bool) -> object:
     Collective the first time; of one kind on all ranks. What one rank lacks, none uses. `same_bits`
     is as in DevicePlayer.refuse.
     """
-    name = transport.links.device_player
-    if name is None:
+    if transport.links.device_player is None:
         return transport.open_shared_memory()
-    why_not = None if name in Names(PLAYERS) else f"the extra {name!r} is not in this copy"
-    if why_not := transport.control.agree(why_not):
+    player: DevicePlayer | None = None
+    why_not: str | None = None
+    try:
+        player = find_device_player(transport.links)
+    except TopoplanError as error:
+        why_not = str(error)
+    why_not = transport.control.agree(why_not)
+    if player is None or why_not is not None:
         return why_not
-    player = find_device_player(transport.links)
-    assert player is not None
     return player.refuse(plan, same_bits=same_bits) or player.open(transport)

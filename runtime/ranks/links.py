@@ -53,7 +53,7 @@ class Links:
     is_batched: ClassVar[bool] = False
     """Whether the messages of a step are posted together, and the host does not wait for them."""
     device_player: ClassVar[str | None] = None
-    """The name of what plays one-sided schedules in the memory of the ranks' devices."""
+    """The name, in the group `players` of extras, of what plays one-sided schedules on devices."""
     leaves_stock: ClassVar[bool] = True
     """Whether a stock collective ends by itself when the rank that started it does other things."""
     why_no_recovery: ClassVar[str | None] = None
@@ -165,7 +165,7 @@ class NcclLinks(Links):
 
     name = "nccl"
     is_batched = True
-    device_player: ClassVar[str | None] = "kernels"
+    device_player: ClassVar[str | None] = "gpus"
     why_no_recovery = "NCCL does not say which connection is lost, and cannot leave a call"
 
     @classmethod

@@ -105,7 +105,7 @@ class PartialTransport(Transport):
         faults.on_hang_up.append(watch.abort)
         faults.topology = old.topology
         self._is_private = False
-        control = _TreeControl(group, cpu, timeout, faults, gloo.backend, lost)
+        control = _TreeControl(group, faults, timeout, gloo.backend, lost)
         self._begin(control)
         self._named, self.links = AUTO, _PartialLinks(group, cpu, faults, control)
         self.unconnected = frozenset((min(pair), max(pair)) for pair in lost)
@@ -117,13 +117,12 @@ class _TreeControl(Control):
     def __init__(
         self,
         group: Any,
-        device: torch.device,
-        timeout: timedelta,
         faults: Faults,
+        timeout: timedelta,
         gloo: Any,
         lost: Collection[tuple[int, int]],
     ) -> None:
-        super().__init__(group, device, timeout, faults, owns_group=True)
+        super().__init__(group, torch.device("cpu"), timeout, faults, owns_group=True)
         self._gloo = gloo
         tree = find_tree(range(self.size), lost)
         self._parent = tree[self.rank]
