@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...topo.facts.view import WIRES
 from ...topo.graph import Topology
-from ...topo.measured.ways import THROUGH_MEMORY, list_faster_ways
+from ...topo.measured.p2p_or_memory import THROUGH_MEMORY, find_faster
 from ..place.job import WHOLE
 from ..stock.model import list_refused_p2p
 from .machine import RankMap, count_hosts
@@ -390,8 +390,8 @@ def _find_fall(measured: MeasuredVerdict) -> list[FileFinding]:
 
 def _lacks_p2p(topology: Topology) -> bool:
     """Return whether some GPUs are known to have no P2P, or to be faster without it."""
-    ways = list_faster_ways(topology)
-    return bool(list_refused_p2p(topology)) or THROUGH_MEMORY in ways.values()
+    faster = find_faster(topology)
+    return bool(list_refused_p2p(topology)) or THROUGH_MEMORY in faster.values()
 
 
 def _name_level(topology: Topology) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ..boards import BOARDS, Board, find_board, find_by_id, find_mentioned, get_board
 from ..graph import Device, Topology
 from ..grouping import group_by_key
-from ..measured.ways import DIRECT, list_faster_ways
+from ..measured.p2p_or_memory import DIRECT, find_faster
 from ..notes import find_board_words
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
@@ -278,9 +278,9 @@ class MachineView:
         ]
 
     @cached_property
-    def faster_ways(self) -> Mapping[frozenset[str], str]:
+    def faster_by_pair(self) -> Mapping[frozenset[str], str]:
         """Which of two measured ways between two GPUs is faster (measured/ways.py), by ids."""
-        return list_faster_ways(self.topology)
+        return find_faster(self.topology)
 
     def find_board(self, gpu: str) -> Board | None:
         """Return the board of the GPU with device id `gpu`, None if nothing tells it.
@@ -313,7 +313,7 @@ class MachineView:
         """
         i, j = self.find_gpu_index(a), self.find_gpu_index(b)
         subjects = (p2p_subject(i, j), p2p_subject(j, i))
-        if self.faster_ways.get(frozenset((a, b))) == DIRECT or any(
+        if self.faster_by_pair.get(frozenset((a, b))) == DIRECT or any(
             self.facts.get_text(subject, key) is not None
             for subject in subjects
             for key in (keys.P2P_READ, keys.P2P_WRITE)

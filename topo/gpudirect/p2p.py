@@ -20,7 +20,7 @@ from ..derived.parts import CLIQUE, CLUSTER
 from ..facts import keys
 from ..facts.keys import NVML, p2p_subject, split_host
 from ..graph import Topology
-from ..measured.ways import THROUGH_MEMORY
+from ..measured.p2p_or_memory import THROUGH_MEMORY
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, Verdict, decide
@@ -316,7 +316,7 @@ def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
 
 def _advise_level(view: PairView, a: str, b: str, path: str) -> str:
     """Say how P2P between two GPUs is switched on, unless it was measured to be the slower way."""
-    if view.faster_ways.get(frozenset((a, b))) == THROUGH_MEMORY:
+    if view.faster_by_pair.get(frozenset((a, b))) == THROUGH_MEMORY:
         return "leave it off: by P2P they were measured to be slower than through host memory"
     return f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
 

@@ -17,7 +17,7 @@ from ..exact import fraction_to_json
 from ..formats.pair_rates import PairRates, find_pair_rates
 from ..graph import Topology
 from .flows import Experiment, Measurements, Pair
-from .ways import DIRECT, THROUGH_MEMORY, is_slower
+from .p2p_or_memory import DIRECT, THROUGH_MEMORY, is_slower
 
 # How many pairs are named that a matrix leaves out.
 _MAX_NAMED = 4
@@ -95,7 +95,7 @@ def _format_span(rates: Iterable[Fraction]) -> str:
 
 
 def _list_tests(matrices: Sequence[PairRates]) -> str:
-    """Name the tests of matrices, each once, with the ways of their rates."""
+    """Name the tests of matrices, each once, and say where rates are of both directions at once."""
     return ", ".join(
         dict.fromkeys(
             f"{x.tool}'s {x.test}{'' if x.is_one_way else ', both ways together'}" for x in matrices

@@ -14,7 +14,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Topology
 from topoplan.topo.measured.believe import believe
 from topoplan.topo.measured.matrices import read_measurements
-from topoplan.topo.measured.ways import DIRECT, list_faster_ways
+from topoplan.topo.measured.p2p_or_memory import DIRECT, find_faster
 from topoplan.topo.presets import preset
 
 HEADS = {
@@ -123,10 +123,10 @@ def test_p2p_that_is_slower_than_host_memory_is_named_and_not_advised() -> None:
     read = read_measurements(fast, "file", preset("path:2@24"))
     assert not any("P2P" in note for note in read.notes) and read.medium.endswith("Test")
     corrected = believe(preset("path:2@24"), read)
-    assert list_faster_ways(corrected) == {frozenset(("gpu0", "gpu1")): DIRECT}
-    assert list_faster_ways(Topology.loads(corrected.dumps())) == list_faster_ways(corrected)
+    assert find_faster(corrected) == {frozenset(("gpu0", "gpu1")): DIRECT}
+    assert find_faster(Topology.loads(corrected.dumps())) == find_faster(corrected)
     for wrong in (None, {"pairs": 3}, {"pairs": [3, {"src": "gpu0", "GBps": "no"}]}):
-        assert not list_faster_ways(replace(corrected, extra={"measured": wrong}))
+        assert not find_faster(replace(corrected, extra={"measured": wrong}))
 
 
 def test_topo_probe_writes_the_corrected_machine(

@@ -1,4 +1,4 @@
-"""The two ways between GPUs that were measured: by peer-to-peer, and through the host's memory."""
+"""Compare measured rates between GPUs by P2P with those of copies through the host's memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..graph import Topology
 
 # Fields of the measured pairs in a topology's JSON: rates in GB/s.
 DIRECT, THROUGH_MEMORY = "GBps", "through_memory_GBps"
-# A way whose rate is below this share of the other's is the slower one: chosen, not measured.
+# A rate below this share of the other is slower by more than noise: chosen, not measured.
 _SLOWER = Fraction(9, 10)
 
 
 def is_slower(GBps: Fraction, other_GBps: Fraction) -> bool:
-    """Return whether one way is slower than another, by more than noise."""
+    """Return whether one rate is below another by more than noise."""
     return GBps < _SLOWER * other_GBps
 
 
-def list_faster_ways(topology: Topology) -> dict[frozenset[str], str]:
-    """Return which way is faster between two GPUs, by their ids: DIRECT or THROUGH_MEMORY.
+def find_faster(topology: Topology) -> dict[frozenset[str], str]:
+    """Return which rate is higher between two GPUs, by their ids: DIRECT or THROUGH_MEMORY.
 
-    Only pairs of which both ways were measured are in it, and of which one is the slower one. If
-    the directions of a pair differ, P2P that is slower in one of them is slower.
+    Only pairs with both rates are in it, if these differ by more than noise. If the directions of
+    a pair differ, P2P that is slower in one of them is slower.
     """
     measured = topology.extra.get("measured")
     pairs = measured.get("pairs") if isinstance(measured, Mapping) else None
