@@ -89,6 +89,7 @@ def test_a_suffix_that_cannot_be_written_is_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @needs_converter
 def test_every_picture_is_png_and_pdf_too(tmp_path: Path) -> None:
     def name(what: str, suffix: str) -> str:
@@ -160,6 +161,7 @@ def test_a_report_writes_its_pictures_beside_it(tmp_path: Path) -> None:
     assert main(asked) == 2, "the pictures are there already"
 
 
+@pytest.mark.long
 def test_a_report_has_a_box_for_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tmp_path / "hosts.txt"
     hosts.write_text("n0 r0 s0\nn1 r0 s0\n")

@@ -340,6 +340,7 @@ def test_compression_is_shown_with_its_bytes_and_error(plan: str) -> None:
     assert "fp16 on the wire" in table and "(rms)" in table
 
 
+@pytest.mark.long
 def test_torchrun_joins(tmp_path: Path) -> None:
     pair = make(tmp_path / "plan.json", "path:2", strategy="direct")
     command = ["topoplan.cli.run", pair, "-b", "1K", "-e", "1K", "-n", "1", "-w", "0", "--json"]

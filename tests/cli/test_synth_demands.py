@@ -105,6 +105,7 @@ def test_each_mistake_is_one_line(
     assert message in synth(*(files.get(arg, arg) for arg in args), code=2)
 
 
+@pytest.mark.long
 def test_many_gpus_take_seconds(tmp_path: Path) -> None:
     """Switches that could add, too, are bounded by a cut where there are many GPUs."""
     pieces = [

@@ -93,6 +93,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return Session(folder, *json.loads(done.stdout))
 
 
+@pytest.mark.long
 def test_every_command_that_plans_works_without_torch(session: Session) -> None:
     for (command, (_, expected)), (code, out, errors) in zip(
         PLANNING.items(), session.ended, strict=False

@@ -330,6 +330,7 @@ def test_the_python_of_the_first_pages_runs_without_a_gpu(
     assert (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.long
 def test_the_python_of_the_tutorial_runs(
     plans: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def read_text(output: dict[str, Any]) -> str:
     return "".join(output["text"] if "text" in output else output["data"]["text/plain"])
 
 
+@pytest.mark.long
 def test_the_notebook_runs_and_prints_what_is_stored_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,18 +105,22 @@ class Comparison:
         assert distance(trained, flat(seeded(make))) > 1e-3, f"{name}: nothing was learned"
 
 
-def every_option_and_model(path: str, for_two: str) -> list[tuple[str, str]]:
+def options(path: str, for_two: str) -> list[tuple[str, str]]:
     """Return mode and hash of what training ends with.
 
     `for_two` is a plan for the first two ranks.
     """
-    comparison = compare_options(path, for_two)
-    compare_variants(comparison)
-    compare_models(comparison)
+    compare_options(path, for_two)
     return fixed_order(path)
 
 
-def compare_options(path: str, for_two: str) -> Comparison:
+def variants_and_models(path: str) -> None:
+    comparison = Comparison(topoplan.ddp_hook(path, choose="model"))
+    compare_variants(comparison)
+    compare_models(comparison)
+
+
+def compare_options(path: str, for_two: str) -> None:
     rank = dist.get_rank()
     hook = topoplan.ddp_hook(path, choose="model")
     comparison = Comparison(hook)
@@ -165,7 +169,6 @@ def compare_options(path: str, for_two: str) -> Comparison:
     if rank < 2:
         hook_of_two = topoplan.ddp_hook(for_two, group=group, choose="model")
         check("a subgroup", network, hook=hook_of_two, group=group, **MANY)
-    return comparison
 
 
 def compare_variants(comparison: Comparison) -> None:

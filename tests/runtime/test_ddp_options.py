@@ -20,17 +20,24 @@ Hashes = list[tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def variants(plans: Plans) -> list[Hashes]:
-    """What three ranks return that go through all options, by rank."""
-    return run_ranks(ddp_options.every_option_and_model, 3, plans("ring:3"), plans("ring:2"))
+def options(plans: Plans) -> list[Hashes]:
+    """What three ranks return that train under each option, by rank."""
+    return run_ranks(ddp_options.options, 3, plans("ring:3"), plans("ring:2"))
 
 
-def test_variants_of_options_and_other_models_train_as_stock_does(variants: list[Hashes]) -> None:
+def test_options_train_as_stock_does(options: list[Hashes]) -> None:
     """Overlap, rebuilt buckets, views, static graph, unused parameters, no_sync, join, mixed
-    precision; options together, shared, complex and frozen parameters,
-    checkpointing, gradients that come in another order on each rank, a state loaded in between.
+    precision.
     """
-    assert len(variants) == 3
+    assert len(options) == 3
+
+
+@pytest.mark.long
+def test_options_together_and_other_models_train_as_stock_does(plans: Plans) -> None:
+    """Shared, complex and frozen parameters, checkpointing, gradients that come in another order
+    on each rank, a state loaded in between.
+    """
+    run_ranks(ddp_options.variants_and_models, 3, plans("ring:3"))
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +89,9 @@ def test_a_fault_comes_out_of_backward_as_itself(
 
 
 def test_two_runs_train_to_the_same_bits(
-    variants: list[Hashes], uses: list[tuple[Hashes, ddp_hooks.Errors]]
+    options: list[Hashes], uses: list[tuple[Hashes, ddp_hooks.Errors]]
 ) -> None:
     """The order of reduction is fixed where no race decides on it."""
-    hashes = [tuple(row) for rows in (*variants, *(rows for rows, _ in uses)) for row in rows]
+    hashes = [tuple(row) for rows in (*options, *(rows for rows, _ in uses)) for row in rows]
     assert len(hashes) == 12
     assert len(set(hashes)) == 2

@@ -50,6 +50,7 @@ def test_two_lines_a_run_say_what_plans_save_and_a_summary_has_it_as_data(
     assert first["whole"]["saved"] == pytest.approx(1 - used / stock)
 
 
+@pytest.mark.long
 def test_a_run_of_several_models_ends_once_and_says_so_unasked(plans: Callable[..., str]) -> None:
     first, *others = run_ranks(summaries.train_one_model_after_another, 2, plans("ring:2"))
     *earlier, (line,) = first

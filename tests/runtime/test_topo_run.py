@@ -74,6 +74,7 @@ def test_tensors_at_ever_new_addresses_and_freed_ones_are_right(plans: Plans) ->
     run_ranks(memory.new_addresses, 2, plans("ring:2"))
 
 
+@pytest.mark.long
 def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(plans: Plans) -> None:
     by_rank = run_ranks(choices.by_race_and_by_model, 4, plans("full:4"))
     assert by_rank == [by_rank[0]] * 4
@@ -109,6 +110,7 @@ def test_host_costs_are_fitted_and_used(plans: Plans) -> None:
     assert len(set(run_ranks(choices.calibrated, 4, plans("full:4")))) == 1
 
 
+@pytest.mark.long
 def test_plans_of_recorded_machines_run(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     """The 4-GPU bridged machine, all collectives' worth of it being allreduce: from its file to
     right results.

@@ -81,6 +81,7 @@ def most_GBps(topology: Topology, columns: list[dict[tuple[str, str], Fraction]]
     return -float(solved.fun)
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(8))
 @given(topology=MACHINES, name=st.sampled_from(["allreduce", "allgather", "reduce-scatter"]))
 def test_free_shares_are_the_best_of_all_rings_and_chains(topology: Topology, name: str) -> None:
@@ -248,6 +249,7 @@ def test_chains_of_unequal_shares_have_equal_ones_beside_them(two_sockets: Synth
     assert best < 0.98 * fewest
 
 
+@pytest.mark.long
 def test_auto_keeps_chains_where_they_may_win() -> None:
     """They stand among the alternatives that are raced on a host; on large machines packing at the
     bound leaves them out.

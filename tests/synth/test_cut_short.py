@@ -137,6 +137,7 @@ def test_the_command_marks_a_bound_in_text_and_json() -> None:
     assert out["search_complete"] is False
 
 
+@pytest.mark.long
 def test_a_bound_of_a_huge_machine_keeps_its_time_limit() -> None:
     ended = call_command(
         "synth", "allreduce", "full:1500", "--bound-only", "--time-limit", "1", "-v"

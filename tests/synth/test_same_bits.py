@@ -184,6 +184,7 @@ def test_on_switches_it_costs_next_to_nothing(collective: str) -> None:
         assert found.bracketing is not None
 
 
+@pytest.mark.long
 def test_a_sparse_machine_has_one_bracketing_near_its_bound() -> None:
     found = make("dgx1")
     assert found.gap_of(found.entries[-1]) < Fraction(1, 100)

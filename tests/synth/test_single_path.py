@@ -155,6 +155,7 @@ def least_s_per_GB(name: str, topology: Topology) -> float:
     return float(solved.fun)
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(4))
 @given(machines(two_way=False))
 def test_allreduce_in_both_directions_is_the_best_of_all_trees(topology: Topology) -> None:
@@ -251,6 +252,7 @@ def test_recorded_machines(
     )
 
 
+@pytest.mark.long
 def test_where_pairs_have_a_single_path_anyway_the_bounds_are_the_same() -> None:
     for argument in ("dgx1", "switch:4", "pcie-2socket", "switch:130"):
         bounds = bounds_of("allreduce", preset(argument))

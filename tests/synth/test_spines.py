@@ -95,6 +95,7 @@ def test_every_collective_reaches_the_bound_of_one_spine() -> None:
         assert min(map(plan.gap_of, plan.entries)) == 0, name
 
 
+@pytest.mark.long
 def test_a_spine_with_a_slow_link_stays_apart(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

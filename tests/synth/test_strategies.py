@@ -294,6 +294,7 @@ def test_the_lower_envelope_is_the_minimum_at_every_size(
     assert at(costs[pieces[number][0]]) == min(at(c) for c in costs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "argument", long_cases(["mesh:2x3", "switch:4", "star:4"], "mesh:2x3", "star:4")
 )

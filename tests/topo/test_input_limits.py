@@ -95,6 +95,7 @@ def test_numbers_that_nothing_measures_are_refused(number: object) -> None:
     assert parse_fraction(10**31 - 1) == 10**31 - 1
 
 
+@pytest.mark.long
 def test_a_long_chain_of_switches_has_a_fingerprint_whatever_its_names() -> None:
     long = chain(300)
     told = json.loads(long.dumps())

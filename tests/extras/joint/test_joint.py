@@ -178,6 +178,7 @@ def traffic(draw: st.DrawFn) -> tuple[Topology, list[JointCall]]:
     return topology, calls
 
 
+@pytest.mark.long
 @settings(max_examples=3, deadline=None)
 @given(traffic())
 def test_random_machines_are_shared_up_to_the_bound(

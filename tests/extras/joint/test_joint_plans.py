@@ -27,6 +27,7 @@ def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[str]]]:
     return run_ranks(meshes.groups_and_calls, 4, paths)
 
 
+@pytest.mark.long
 def test_the_groups_of_a_device_mesh_are_calls_of_a_joint_plan(
     of_ranks: list[list[list[str]]],
 ) -> None:
@@ -47,6 +48,7 @@ def test_plans_with_helpers_are_left_out_in_groups_without(
     assert all(len(of_rank) < 3 for _, _, of_rank in of_ranks)
 
 
+@pytest.mark.long
 def test_all_groups_use_what_the_race_of_the_whole_plan_chose(tmp_path: Path) -> None:
     path = tmp_path / "joint.json"
     mesh = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3"

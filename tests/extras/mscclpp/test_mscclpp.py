@@ -26,8 +26,9 @@ NOT_IN_MSCCLPP = ("gather", "scatter")
 PLAYED = [*ALLREDUCES, *(x for x in OTHERS if x.removeprefix("packed ") not in NOT_IN_MSCCLPP)]
 # Step by step, and long to find; of these the allgather is in the fast tier.
 EXACT = ("reduce-scatter", "broadcast", "reduce", "alltoall")
+SIMILAR = ("doubling, 6 ranks", "halving-doubling", "packed broadcast", "packed reduce")
 MACHINES = ("dgx1", "dgx2", "dgx-a100", "pcie-2socket", "mi250", "z52", "dgx-a100:2")
-LONG = ("dgx2", "mi250", "z52", "dgx-a100:2")
+LONG = ("dgx1", "dgx2", "dgx-a100", "mi250", "z52", "dgx-a100:2")
 # Divides into the blocks of 8 and 16 ranks, and into thirds.
 SIZE_bytes = 3 << 16
 
@@ -90,7 +91,7 @@ def test_every_collective_is_right_on_every_small_machine(machine: str) -> None:
         play(write(schedule, machine).text, schedule, seed=seed)
 
 
-@pytest.mark.parametrize("name", long_cases(PLAYED, *EXACT))
+@pytest.mark.parametrize("name", long_cases(PLAYED, *EXACT, *SIMILAR))
 def test_every_kind_of_schedule_is_right_also_in_place(name: str) -> None:
     schedule = SCHEDULES[name]
     machine = f"full:{schedule.collective.ranks}"
@@ -126,6 +127,7 @@ def test_more_peers_than_channels_are_divided_over_blocks() -> None:
     play(plan.text, schedule, 20 * 512)
 
 
+@pytest.mark.long
 def test_chunks_share_blocks_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = built("ring", "z52")
     alone = write(schedule, "z52").blocks

@@ -18,6 +18,7 @@ def test_tensors_arrive() -> None:
     assert [sent for sent, _ in results] == [2 * of_shard] * 2 + [0] * 2
 
 
+@pytest.mark.long
 def test_state_dicts_move(tmp_path: Path) -> None:
     assert run_ranks(resharding.state_dicts_move, 4, str(tmp_path)) == [[1]] * 4
 

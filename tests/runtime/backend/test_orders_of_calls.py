@@ -27,7 +27,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
 
 
-@pytest.mark.parametrize("mode", long_cases(MODES, "gloo"))
+@pytest.mark.parametrize("mode", long_cases(MODES, "gloo", "plan"))
 def test_an_asynchronous_call_blocks_nobody(mode: str, cache: Path) -> None:
     """Each program hangs where one of them blocks its caller, or one group another."""
     _assert_all_end(list_named(), mode, cache)

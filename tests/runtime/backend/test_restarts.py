@@ -17,6 +17,7 @@ from topoplan.synth.plan import Plan
 SCRIPT = Path(__file__).parents[2] / "ranks" / "restarted.py"
 
 
+@pytest.mark.long
 def test_a_job_comes_up_again_and_takes_the_new_plan(
     plans: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def test_every_dtype_and_reduction_has_the_bits_of_messages(plans: Plans) -> Non
     run_on_hosts(one_sided.the_bits_are_those_of_messages, [2, 1], plans("ring:3"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", long_cases([[2, 1], [2, 2]], [2, 2]))
 def test_all_collectives_in_random_sizes_one_after_the_other(
     plans: Plans, hosts: list[int]
@@ -35,7 +36,9 @@ def test_all_collectives_in_random_sizes_one_after_the_other(
     run_on_hosts(one_sided.all_collectives, hosts, paths)
 
 
-@pytest.mark.parametrize("hosts", [[2, 1], [1, 2]], ids=["of this host", "of another host"])
+@pytest.mark.parametrize(
+    "hosts", long_cases([[2, 1], [1, 2]], [1, 2]), ids=["of this host", "of another host"]
+)
 def test_a_killed_rank_is_named_and_no_memory_is_left(plans: Plans, hosts: list[int]) -> None:
     before = list_memory()
     errors = run_on_hosts(one_sided.a_rank_is_killed, hosts, plans("switch:3"))
@@ -77,6 +80,7 @@ def test_ranks_without_a_neighbour_share_nothing(plans: Plans) -> None:
     run_on_hosts(one_sided.each_rank_is_on_a_host_of_its_own, [1, 1], plans("switch:2"))
 
 
+@pytest.mark.long
 def test_topo_run_names_what_played(tmp_path: Path) -> None:
     path, machine = tmp_path / "plan.json", with_host(preset("switch:3"), HostCosts())
     synthesize(collective_on("allreduce", machine), machine).plan.save(path)  # not calibrated

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from nccl_standin import NcclError, NcclStandIn
+from needs import long_cases
 from played import PARTED, expected
 from random_graphs import graphs, on
 from sample_helped import build_helped
@@ -149,7 +150,18 @@ def build(strategy: str, topology: Topology, collective: str) -> list[Schedule]:
     return []
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+# Each kind of program has a shorter case.
+LONG = (
+    "chains",
+    "double-tree",
+    "exact",
+    "halving-doubling",
+    "parameter-server",
+    "recursive-doubling",
+)
+
+
+@pytest.mark.parametrize("strategy", long_cases(STRATEGIES, *LONG))
 def test_every_program_is_right_by_nccls_rules(strategy: str) -> None:
     played = set()
 
@@ -282,7 +294,9 @@ def star(ranks: int) -> Schedule:
     return Schedule(collective, "star", collective.even_chunks(1), rows, (Fraction(1),))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "most"), [("direct", 2), ("direct", 6), ("packing", 4)])
+@pytest.mark.parametrize(
+    ("name", "most"), long_cases([("direct", 2), ("direct", 6), ("packing", 4)], "packing")
+)
 def test_ticks_are_cut_alike_by_all_ranks(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

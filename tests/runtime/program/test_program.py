@@ -56,6 +56,7 @@ def check(
             np.testing.assert_array_equal(output, wanted / n if averages else wanted)
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(15))
 @given(
     name=st.sampled_from(list(SCHEDULES)),

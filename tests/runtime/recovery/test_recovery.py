@@ -50,6 +50,7 @@ def test_errors_are_fed_back_once_after_a_lost_connection(plans: Plans) -> None:
         assert error < 0.5  # of values to 8 in steps of a 127th of that; 5 if it came twice
 
 
+@pytest.mark.long
 def test_all_ranks_try_the_same_after_a_race_that_ended_on_some(plans: Plans) -> None:
     assert run_ranks(recovering.a_race_ends_on_some_ranks, 3, plans("full:3")) == [[1]] * 3
 
@@ -68,6 +69,7 @@ def test_different_calls_of_the_backend_are_an_error() -> None:
         assert f"{60_001}" in error
 
 
+@pytest.mark.long
 def test_a_benchmark_goes_on_and_lists_the_recovery(plans: Plans) -> None:
     results = run_ranks(recovering.a_benchmark_goes_on, 3, plans("full:3"))
     for rows, recoveries in results:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
+from needs import long_cases
 from ranks import slowing
 from reports import Reports
 from thorough import count_examples
@@ -166,7 +167,7 @@ def test_what_all_experiments_share_is_no_slow_link() -> None:
     assert find_slow_links(experiments, [0.9] * len(experiments)) == {}
 
 
-@pytest.mark.parametrize("name", ["mesh:2x3", "switch:4"])
+@pytest.mark.parametrize("name", long_cases(["mesh:2x3", "switch:4"], "mesh:2x3"))
 def test_a_plan_for_slow_links_keeps_the_routes(name: str) -> None:
     topology = preset(name)
     plan = synthesize(collective_on("allreduce", topology), topology, "ring", 20).plan

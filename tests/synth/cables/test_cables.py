@@ -222,6 +222,7 @@ def test_interfaces_without_names_are_left_out() -> None:
     assert source(write(unnamed).text + "export NCCL_DEBUG=WARN", "h0") == {"NCCL_DEBUG": "WARN"}
 
 
+@pytest.mark.long
 def test_rings_have_any_number_of_hosts() -> None:
     order = tuple(range(1010))  # more than Python calls functions inside each other
     assert list_rings(read_hosts(cable(len(order), ring(order)))) == [order]

@@ -259,7 +259,9 @@ def load_large() -> tuple[Topology, Router]:
     return load_for_planning(preset("dgx-a100:17"))
 
 
-@pytest.mark.parametrize("case", long_cases(["sharded", "replicated", "one", "uneven"], "sharded"))
+@pytest.mark.parametrize(
+    "case", long_cases(["sharded", "replicated", "one", "uneven"], "sharded", "uneven")
+)
 def test_many_gpus_are_planned_without_a_linear_program(case: str) -> None:
     """Weights of 72 GPUs to 64 others, and random pieces; benchmarks/reshard.py has more."""
     topology, router = load_large()

@@ -104,7 +104,7 @@ def rate_of(graph: NcclGraph, topology: Topology, name: str = "allreduce") -> Fr
 @pytest.mark.parametrize(
     ("name", "optimum"),
     [
-        ("ncv4-bridged", 24),
+        pytest.param("ncv4-bridged", 24, marks=pytest.mark.long),
         ("a100-one-bridge-missing", 10.8),
         ("pcie-3gpu", 16),
     ],
@@ -182,7 +182,7 @@ def write_good() -> str:
     ("machine", "dialect"),
     [
         ("part", rules.GRAPHS),
-        ("dgx1", rules.OLD_GRAPHS),
+        pytest.param("dgx1", rules.OLD_GRAPHS, marks=pytest.mark.long),
         ("dev numbers", rules.GRAPHS),
         ("dev numbers", rules.OLD_GRAPHS),
     ],

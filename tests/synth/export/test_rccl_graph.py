@@ -94,6 +94,7 @@ def test_where_a_table_may_decide_the_file_is_proved_optimal() -> None:
     assert made.reason and "decided by RCCL's model table" in made.reason
 
 
+@pytest.mark.long
 def test_trees_come_with_rings_for_the_other_collectives() -> None:
     topology = machine(7, TREE)
     made, host = write("allreduce", topology, RCCL_ENV), host_of(topology)

@@ -221,13 +221,13 @@ def test_no_gossip_is_cheaper_than_an_in_tree_and_an_out_tree(n: int) -> None:
 @pytest.mark.parametrize(
     ("argument", "rate"),
     [
-        ("dgx1", Fraction(600, 7)),
+        pytest.param("dgx1", Fraction(600, 7), marks=pytest.mark.long),
         ("mesh:5x5", Fraction(5, 3)),
         ("path:8", Fraction(1)),
         ("star:5", Fraction(1)),
         ("pcie-2socket", Fraction(96, 7)),
-        ("dgx-a100:2", Fraction(520, 3)),
-        ("dgx-a100:4", Fraction(400, 3)),
+        pytest.param("dgx-a100:2", Fraction(520, 3), marks=pytest.mark.long),
+        pytest.param("dgx-a100:4", Fraction(400, 3), marks=pytest.mark.long),
         pytest.param("dgx-a100:16", Fraction(320, 3), marks=pytest.mark.long),
         ("mi250", Fraction(1200, 7)),
     ],
@@ -299,6 +299,7 @@ def test_out_trees_of_many_roots_reach_the_bound_whatever_the_order_of_the_ranks
     assert gap(pack(shuffled(preset("dgx-a100:17")), "allgather")) <= Fraction(1, 100)
 
 
+@pytest.mark.long
 def test_a_recorded_mi250_beats_equal_shards(recorded: Callable[[str], Path]) -> None:
     whole = resolve(str(recorded("nccl_xml/rccl/topo_16p1h.xml")))
     half = degrade(whole, Change(without_ranks=tuple(range(8, 16))))

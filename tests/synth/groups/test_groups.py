@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from needs import long_cases
 from random_graphs import ROOTED, graphs
 from thorough import count_examples
 
@@ -86,7 +87,7 @@ def test_plans_on_random_machines(
     assert Plan.loads(json.dumps(plan.to_json())) == plan
 
 
-@pytest.mark.parametrize(("name", "size"), FULL_MESH)
+@pytest.mark.parametrize(("name", "size"), long_cases(FULL_MESH, "alltoall", "reduce-scatter"))
 def test_a_full_mesh_has_a_path_through_each_helper(name: Any, size: int) -> None:
     plan = topoplan.synthesize(name, "mi300x", "packing", group=range(size))
     alone, helped = FULL_MESH[name, size]
@@ -242,6 +243,7 @@ def test_helpers_that_cannot_reach_all_members_are_no_hindrance() -> None:
         assert min(map(plan.gap_of, plan.entries)) == 0
 
 
+@pytest.mark.long
 def test_many_members_have_a_bound_with_helpers_joined_to_them() -> None:
     plan = topoplan.synthesize("allreduce", "mesh:5x5", "packing", group=range(13))
     assert plan.bound_one_way.kind == "prices"

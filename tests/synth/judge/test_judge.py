@@ -200,6 +200,7 @@ def test_a_log_is_held_against_the_bound_and_what_gives_more_is_said() -> None:
     )
 
 
+@pytest.mark.long
 def test_between_hosts_topo_place_is_named_with_what_it_needs(tmp_path: Path) -> None:
     """A ring that crosses the spine at every hop, of ranks that were dealt to two leaves in turn;
     one GPU has no rank.

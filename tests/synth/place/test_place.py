@@ -136,6 +136,7 @@ def test_meshes_behind_leaves_are_placed_near_the_bound() -> None:
 DOCS_JOB = ["dgx-a100:4", "--job", "dp=4,tp=8", "--traffic"]
 
 
+@pytest.mark.long
 def test_tensor_parallelism_stays_inside_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """What decides is the number of its calls, assumed or stated; one call alone would leave."""
     for traffic in ("dp=1G,tp=64M", "dp=allreduce:1G,tp=96xallreduce:64M"):

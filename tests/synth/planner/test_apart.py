@@ -38,6 +38,7 @@ def plan(
     )
 
 
+@pytest.mark.long
 def test_the_plan_is_that_of_this_process() -> None:
     found = plan()
     assert found is not None

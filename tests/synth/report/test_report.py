@@ -368,6 +368,7 @@ def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> No
     assert f"rank {MAX_ROWS}</text>" not in text
 
 
+@pytest.mark.long
 def test_flows_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
     plan = Plan.load(plans("dgx1", "allreduce", "packing"))
     schedule = reroute(plan.entries[-1].schedule.uncut, plan.router)

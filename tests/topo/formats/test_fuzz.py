@@ -19,6 +19,7 @@ FUZZ = Path(__file__).parents[2] / "fuzz_readers.py"
 INPUTS = {"json": 25, "nccl-xml": 25, "hwloc-xml": 25, "nccl-log": 12, "smi": 15, "sysfs": 6}
 
 
+@pytest.mark.long
 def test_damaged_inputs_give_a_topology_or_one_line() -> None:
     wanted = [str(word) for item in INPUTS.items() for word in item]
     done = run_command(sys.executable, str(FUZZ), *wanted, quiet_s=280)

@@ -147,6 +147,7 @@ def racks(hosts: int, slow: int | None = None) -> Topology:
     return Topology("rack", tuple(devices), tuple(way for x in links for way in both_directions(x)))
 
 
+@pytest.mark.long
 def test_of_hosts_that_are_alike_one_is_shown_with_their_number() -> None:
     for topology, said, is_drawn in (
         (preset("gb200-nvl72:2"), "36 hosts: 36 like rack0-tray0 (4 GPUs each)", False),
