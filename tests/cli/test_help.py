@@ -38,7 +38,7 @@ write_cli_docs = import_module("write_cli_docs")
 ALL = "TOPOPLAN_RUN_SHOWN"
 
 
-@pytest.mark.parametrize("name", long_cases(NAMES, "synth", "report", "judge"))
+@pytest.mark.parametrize("name", long_cases(NAMES, "synth", "report", "judge", "run", "place"))
 def test_the_examples_of_every_help_run_in_their_order(name: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "examples")
     lines = list_examples(name)

@@ -145,6 +145,7 @@ def test_png_without_the_converter_is_one_line(
         assert not target.exists()
 
 
+@pytest.mark.long
 def test_a_report_writes_its_pictures_beside_it(tmp_path: Path) -> None:
     page = tmp_path / "ring.html"
     asked = ["report", "ring:3", "-o", str(page), "--pictures", "svg", "--time-limit", "0.1"]

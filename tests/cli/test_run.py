@@ -83,6 +83,7 @@ def test_rows_have_the_contracts_fields_and_no_wrong_elements(plan: str) -> None
         assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 4 / 3)
 
 
+@pytest.mark.long
 def test_more_than_the_bound_is_explained(tmp_path: Path) -> None:
     slow = make(tmp_path / "plan.json", "path:2@0.00001", strategy="direct")
     lines = run_on(2, slow, "-b", "64K", "-e", "64K", "-n", "1", "-w", "0").stdout.splitlines()
@@ -141,6 +142,7 @@ def test_wrong_elements_are_counted_one_by_one(name: str, op: str) -> None:
     assert buffers.count_errors()[0] == 3
 
 
+@pytest.mark.long
 def test_whole_numbers_that_overflow_wrap_on_both_sides(tmp_path: Path) -> None:
     path = make(tmp_path / "plan.json", "switch:5", strategy="direct")
     (row,) = rows_of(

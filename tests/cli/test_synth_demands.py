@@ -58,6 +58,7 @@ def test_an_uneven_alltoall_has_a_plan(hot: str, tmp_path: Path) -> None:
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7: at most 552.5" in part
 
 
+@pytest.mark.long
 def test_demands_have_a_plan_with_help_and_without(weights: str) -> None:
     out = json.loads(synth("dgx-a100:2", "--demands", weights, "--json"))
     assert out["bound_alone"]["algbw_GBps"] == 25

@@ -104,6 +104,7 @@ def test_every_command_that_plans_works_without_torch(session: Session) -> None:
         assert expected in text, command
 
 
+@pytest.mark.long
 def test_a_command_that_runs_says_in_one_line_what_to_install(session: Session) -> None:
     for command, (code, out, errors) in zip(RUNNING, session.ended[len(PLANNING) :], strict=True):
         assert (code, out) == (2, ""), command

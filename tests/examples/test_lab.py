@@ -283,6 +283,7 @@ def small(batch: int = 20) -> tuple[Dataset, Settings]:
     )
 
 
+@pytest.mark.long
 def test_serial_training_is_the_plain_loop_bit_for_bit() -> None:
     data, job = small()
     trainer = Trainer(data, job)

@@ -157,6 +157,7 @@ def test_reduction_once_rounds_no_partial_sum(plans: Plans) -> None:
     run_ranks(compression.reduced_once, 3, plans("switch:3", "allreduce", "direct"), ring)
 
 
+@pytest.mark.long
 def test_the_other_collectives_are_compressed_too(plans: Plans) -> None:
     names = ["allgather", "reduce-scatter", "broadcast", "alltoall"]
     run_ranks(compression.other_collectives, 3, {name: plans("path:3", name) for name in names})

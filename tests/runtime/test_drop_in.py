@@ -40,6 +40,7 @@ def test_process_groups_own_methods_profiles_and_errors_are_torchs(
     run_ranks(drop_in.other_ways_to_call, 2, folder_of(plans, tmp_path))
 
 
+@pytest.mark.long
 def test_all_to_all_goes_by_plans_where_equal_parts_are_promised(
     folder_of_plans: Callable[..., Path],
 ) -> None:
@@ -81,6 +82,7 @@ def test_one_line_a_group_says_what_was_used_and_why(
         topoplan.backend_options()
 
 
+@pytest.mark.long
 def test_backends_are_named_for_types_of_devices() -> None:
     for said in run_ranks(drop_in.groups_for_some_devices, 2):
         assert said == [

@@ -17,6 +17,7 @@ Plans = Callable[..., str]
 MIB = 1 << 20
 
 
+@pytest.mark.long
 def test_programs_of_a_transport_share_an_arena(plans: Plans) -> None:
     """The largest of 905,000 floats takes two thirds of its 3.5 MiB: by buffers of each program it
     was 14 MiB.
@@ -25,6 +26,7 @@ def test_programs_of_a_transport_share_an_arena(plans: Plans) -> None:
         assert 2 * MIB < held < 3 * MIB
 
 
+@pytest.mark.long
 def test_idle_arenas_over_the_budget_are_freed(plans: Plans) -> None:
     run_ranks(scratch.it_is_given_back, 3, plans("full:3", "allreduce", "direct"))
 

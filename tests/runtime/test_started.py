@@ -13,6 +13,7 @@ from ranks import stock
 Plans = Callable[[str], str]
 
 
+@pytest.mark.long
 def test_stock_and_planned_calls_may_be_under_way_together(plans: Plans) -> None:
     """Sums and averages, with gaps between elements, sizes that are raced while others are under
     way; on every rank.

@@ -30,6 +30,7 @@ def test_all_ranks_end_with_the_same_bits(plans: Plans) -> None:
     run_ranks(collectives.same_bits, 3, [plans("path:3"), plans("switch:3")])
 
 
+@pytest.mark.long
 def test_the_other_collectives(plans: Plans) -> None:
     names = ["allgather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "alltoall"]
     run_ranks(collectives.all_others, 3, {name: plans("path:3", name) for name in names})
@@ -82,6 +83,7 @@ def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(plans: 
         assert "stock" in entrants and len(entrants) >= 2 if mode == "race" else not entrants
 
 
+@pytest.mark.long
 def test_a_cached_race_is_used_and_raced_again_where_it_is_wrong(
     plans: Plans, tmp_path: Path
 ) -> None:

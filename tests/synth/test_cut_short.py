@@ -118,6 +118,7 @@ def test_a_plan_keeps_the_mark_of_its_bound_unless_it_reaches_the_bound(tmp_path
     assert min(map(made.gap_of, made.entries)) > 0 or not made.bound_one_way.is_cut_short
 
 
+@pytest.mark.long
 def test_a_report_in_haste_has_no_bound_above_the_true_one_unmarked() -> None:
     for section in gather_report(preset(TWO_BOXES), 0.2).sections:
         assert section.bounds is not None

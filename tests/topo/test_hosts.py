@@ -439,6 +439,7 @@ def _may_name_hosts() -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not _may_name_hosts(), reason="no host name of its own for a process (unshare --uts)"
 )

@@ -26,7 +26,13 @@ NOT_IN_MSCCLPP = ("gather", "scatter")
 PLAYED = [*ALLREDUCES, *(x for x in OTHERS if x.removeprefix("packed ") not in NOT_IN_MSCCLPP)]
 # Step by step, and long to find; of these the allgather is in the fast tier.
 EXACT = ("reduce-scatter", "broadcast", "reduce", "alltoall")
-SIMILAR = ("doubling, 6 ranks", "halving-doubling", "packed broadcast", "packed reduce")
+SIMILAR = (
+    "doubling, 6 ranks",
+    "halving-doubling",
+    "packed broadcast",
+    "packed reduce",
+    "double-tree",
+)
 MACHINES = ("dgx1", "dgx2", "dgx-a100", "pcie-2socket", "mi250", "z52", "dgx-a100:2")
 LONG = ("dgx1", "dgx2", "dgx-a100", "mi250", "z52", "dgx-a100:2")
 # Divides into the blocks of 8 and 16 ranks, and into thirds.

@@ -30,6 +30,7 @@ def test_scratch_memory_is_bounded() -> None:
         assert added <= 2 * largest
 
 
+@pytest.mark.long
 def test_the_program_that_moves_weights() -> None:
     printed = run_ranks(programs.run_program, 4, str(EXAMPLE))
     assert printed == ["", "", "two steps of 3 tensors moved from 2 ranks to 2\n", ""]

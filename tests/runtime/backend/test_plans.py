@@ -43,6 +43,7 @@ def plan() -> Plan:
     return synthesize(ALLREDUCE, preset("switch:4"), time_limit_s=PLANNING_S).plan
 
 
+@pytest.mark.long
 def test_a_plan_is_cached_used_again_and_replaced_when_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from launch import run_module, run_on_one_gpu, run_ranks
 from ranks import backend_training, gpu, plain_script
 
 
+@pytest.mark.long
 def test_what_is_built_on_torch_distributed_runs_through_plans(
     folder_of_plans: Callable[..., Path],
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from launch import run_ranks
 from ranks import uneven
 
 
+@pytest.mark.long
 def test_announced_sizes_go_by_a_plan() -> None:
     for rank, sent in enumerate(run_ranks(uneven.announced_sizes_go_by_a_plan, 4)):
         rows = sum(size for to, size in enumerate(uneven.EXPECTED[rank]) if to != rank)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from launch import run_ranks
 from ranks import helped_groups
 from sample_helped import build_helped, build_plan
 
 
+@pytest.mark.long
 def test_groups_help_each_other(tmp_path: Path) -> None:
     """Ranks 2 and 3 help the first group and are members of the second, which rank 0 helps."""
     paths: list[str] = []

@@ -90,6 +90,7 @@ def test_a_helper_names_a_lost_member(tmp_path: Path) -> None:
     assert "rank 0 does not answer (process ended)" in said
 
 
+@pytest.mark.long
 def test_topo_run_reports_what_helpers_relayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

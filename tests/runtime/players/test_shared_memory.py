@@ -28,6 +28,7 @@ def test_every_dtype_and_reduction_has_the_bits_of_messages(plans: Plans) -> Non
     run_ranks(one_sided.the_bits_are_those_of_messages, 3, plans("ring:3"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", long_cases([2, 3, 4], 2, 4))
 def test_all_collectives_in_random_sizes_one_after_the_other(plans: Plans, world: int) -> None:
     paths = {name: plans(f"ring:{world}", name) for name in COLLECTIVES}

@@ -57,6 +57,7 @@ def test_ranks_that_make_other_calls_are_named(plans: Plans) -> None:
     assert all("1000 elements" in error and "2000 elements" in error for error in errors), errors
 
 
+@pytest.mark.long
 def test_no_other_program_goes_on_after_an_interrupted_call(plans: Plans) -> None:
     errors = run_on_hosts(one_sided.a_call_is_interrupted, [2, 1], plans("switch:3"))
     assert "was interrupted" in errors[0]
@@ -71,11 +72,13 @@ def test_aborting_a_group_ends_the_call_in_progress(plans: Plans) -> None:
     run_on_hosts(one_sided.groups_are_aborted, [2, 1], plans("switch:3"), ["one-sided"])
 
 
+@pytest.mark.long
 def test_it_races_beside_messages_and_stock(plans: Plans) -> None:
     path = plans("switch:3", "allreduce", "ring")
     run_on_hosts(one_sided.the_race_is_between_messages_shared_memory_and_stock, [2, 1], path)
 
 
+@pytest.mark.long
 def test_ranks_without_a_neighbour_share_nothing(plans: Plans) -> None:
     run_on_hosts(one_sided.each_rank_is_on_a_host_of_its_own, [1, 1], plans("switch:2"))
 

@@ -80,6 +80,7 @@ def drain(program: OneSidedProgram, work: np.ndarray, numel: int, name: str) -> 
     return output
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(12))
 @given(
     name=st.sampled_from(list(SCHEDULES)),

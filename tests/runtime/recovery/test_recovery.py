@@ -44,6 +44,7 @@ def test_every_collective_goes_on_after_a_lost_connection(plans: Plans) -> None:
         assert counts == dict.fromkeys(COLLECTIVES, 1)
 
 
+@pytest.mark.long
 def test_errors_are_fed_back_once_after_a_lost_connection(plans: Plans) -> None:
     """What a rank rounds off in the call is lost if another rank's result replaces it."""
     for error in run_ranks(recovering.what_was_rounded_off_is_added_once, 3, plans("full:3")):

@@ -225,6 +225,7 @@ def test_schedules_for_slow_links_send_messages_of_the_usual_size(segments: int)
         assert find_ratio(cut) <= 1.1 * min(map(find_ratio, choices))
 
 
+@pytest.mark.long
 def test_calls_have_the_same_results_while_they_are_watched(plans: Plans) -> None:
     paths = {name: plans("ring:2", name) for name in ("allreduce", "broadcast")}
     assert run_ranks(slowing.watched_calls_are_right, 2, paths) == [None] * 2

@@ -182,6 +182,7 @@ def test_sends_are_early_where_others_would_be_as_fast() -> None:
     assert cost.beta_s_per_GB <= made.plan.bound_one_way.s_per_GB * Fraction(104, 100)
 
 
+@pytest.mark.long
 def test_the_search_for_early_sends_may_end_before_its_optimum() -> None:
     """Each GPU has much for five others: the last turn finds columns that are not used any more."""
     topology, router = load_for_planning(preset("torus:3x3"))

@@ -137,6 +137,7 @@ def test_the_command_writes_both_files_or_says_why_not(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr.count("\n") == 1 and not other.exists()
 
 
+@pytest.mark.long
 @given(st.integers(3, 6), st.sampled_from([1, 2, 3]), st.data())
 @settings(max_examples=count_examples(3), deadline=None)
 def test_no_file_is_below_stock(gpus: int, sockets: int, data: st.DataObject) -> None:

@@ -385,6 +385,7 @@ def test_limits_that_nothing_meets_are_infeasible_with_what_there_is() -> None:
         pack(preset("path:8"), limits=TreeLimits(max_depth=1))
 
 
+@pytest.mark.long
 def test_shares_are_small_fractions() -> None:
     for argument, denominator in (
         ("mesh:5x5", 10),

@@ -198,6 +198,7 @@ def test_what_a_log_says_of_nvls_is_said(desk: Desk, line: str, known: str) -> N
     assert f"NVLS was {known}" in finding["message"]
 
 
+@pytest.mark.long
 def test_four_gpus_are_as_fast_without_nvls(desk_of_bounds: Desk) -> None:
     file = desk_of_bounds.judge(write_table(340, 4, gpu=H100), "--topology", "dgx-h100")
     assert file["measured"][0]["held_against"] == "one-way"
@@ -274,6 +275,7 @@ def test_no_ratio_to_nearly_nothing_is_printed(desk: Desk) -> None:
     assert "000.00 times" not in json.dumps(file["findings"])
 
 
+@pytest.mark.long
 def test_nothing_is_offered_where_stock_is_not_known(desk: Desk) -> None:
     """Between hosts stock uses all NICs at once, which one ring through all GPUs does not."""
     file = desk.judge(write_table(190, 16), "--topology", "dgx-a100:2")

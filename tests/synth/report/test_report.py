@@ -174,6 +174,7 @@ def test_a_thousand_gpus_are_drawn_as_a_few(name: str) -> None:
     assert len(drawn.topology.ranks) <= 64
 
 
+@pytest.mark.long
 def test_more_gpus_than_are_planned_for_make_a_page_of_less_than_a_thousand_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
