@@ -6,7 +6,7 @@ TRAINERS := .venv-trainers
 TORCH_VERSION ?= 2.13.0
 N ?= 10
 EXTRAS_ARGS ?= --quick
-SIDE_BY_SIDE = -n 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE = -n 3 --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -15,8 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
-# What does not depend on how fast the machine is. Twice as many workers as the two cores that it is meant for: tests of
-# real ranks wait for each other.
+# What does not depend on how fast the machine is. One worker more than the two cores that it is meant for: tests of real
+# ranks wait for each other, and each worker imports and collects all tests.
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not gpu and not network and not long" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 

@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from judge_options import find_options_once
 from launch import run_module
+from needs import long_cases
 from shown_commands import build_parser
 
 from topoplan.cli.commands import list_commands
@@ -39,7 +40,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", long_cases(LINES, "synth allreduce ring:4 --json --explain"))
 def test_the_object_of_every_command_has_a_format_and_a_version(
     line: str,
     plans: Callable[..., str],

@@ -69,6 +69,7 @@ def test_help_is_printed_at_once() -> None:
     assert not re.search(r"\| +(torch|scipy|sklearn)$", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_report_has_every_system_its_bytes_and_its_accuracy(npz: Path, tmp_path: Path) -> None:
     report, csv, plot = (tmp_path / name for name in ("report.md", "rows.csv", "bars.svg"))
     systems = "serial,stock,plan,plan-fp16,plan-fp8,parameter-server"

@@ -191,6 +191,7 @@ def test_a_rank_that_ends_in_a_long_call_is_noticed_before_the_deadline(plans: P
         assert "no end within" not in str(error)
 
 
+@pytest.mark.long
 def test_a_degraded_plan_runs_after_a_failure(plans: Plans, tmp_path: Path) -> None:
     """Rank 2 dies; the others name it, tear their group down, and go on as two with a plan
     without it.

@@ -525,6 +525,7 @@ def test_a_strategy_that_drops_transfers_is_never_believed(
         assert find_strategy("forgetful")(request)[0].strategy == "forgetful"
 
 
+@pytest.mark.long
 def test_the_program_that_plans_a_machine(tmp_path: Path) -> None:
     done = run_module("program_process", str(EXAMPLES / "plan_a_machine.py"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -541,6 +542,7 @@ def test_the_program_that_plans_a_machine(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_program_that_runs_a_collective() -> None:
     printed = run_ranks(programs.run_program, 2, str(EXAMPLES / "run_a_collective.py"))
     assert "sum over 2 ranks, as dist.all_reduce has it" in printed[0] and "stock" in printed[0]

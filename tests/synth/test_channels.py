@@ -226,6 +226,7 @@ def two_sockets() -> Synthesis:
     return synthesize(collective_on("allreduce", topology), topology, "chains")
 
 
+@pytest.mark.long
 def test_the_strategy_has_few_chains_at_the_bound(two_sockets: Synthesis) -> None:
     """Rooted at their middles: as many steps as there are GPUs."""
     plan = two_sockets.plan

@@ -35,6 +35,7 @@ def test_the_groups_of_a_device_mesh_are_calls_of_a_joint_plan(
         assert "tp: allgather over ranks 2, 3 of 4 KiB" in groups and len(groups) == 4
 
 
+@pytest.mark.long
 def test_each_group_of_a_mesh_uses_its_own_plan(of_ranks: list[list[list[str]]]) -> None:
     for rank, (_, of_rank, _) in enumerate(of_ranks):
         tp, dp = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]

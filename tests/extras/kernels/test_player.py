@@ -36,6 +36,7 @@ def test_operators_are_compiled_into_one_graph(plans: Plans) -> None:
     run_ranks(kernels.compiled, 2, name_segment("compiled"), paths)
 
 
+@pytest.mark.long
 def test_every_use_is_right_and_a_rank_that_does_not_call_is_named(plans: Plans) -> None:
     """Calls of all kinds in a row, averages that do not overflow, tensors that are parts of each
     other, communicators: in one launch, since each rank imports Triton.

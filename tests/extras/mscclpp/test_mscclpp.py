@@ -33,12 +33,6 @@ SIMILAR = (
     "packed reduce",
     "double-tree",
 )
-    "doubling, 6 ranks",
-    "halving-doubling",
-    "packed broadcast",
-    "packed reduce",
-    "double-tree",
-)
 MACHINES = ("dgx1", "dgx2", "dgx-a100", "pcie-2socket", "mi250", "z52", "dgx-a100:2")
 LONG = ("dgx1", "dgx2", "dgx-a100", "mi250", "z52", "dgx-a100:2")
 # Divides into the blocks of 8 and 16 ranks, and into thirds.

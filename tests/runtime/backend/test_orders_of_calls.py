@@ -34,7 +34,7 @@ def test_an_asynchronous_call_blocks_nobody(mode: str, cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "ranks"), long_cases([("gloo", 3), ("race", 3), ("plan", 3)], "gloo")
+    ("mode", "ranks"), long_cases([("gloo", 3), ("race", 3), ("plan", 3)], "gloo", "race")
 )
 def test_random_programs_end(mode: str, ranks: int, cache: Path) -> None:
     _assert_all_end([generate(seed, ranks) for seed in _SEEDS[mode]], mode, cache)

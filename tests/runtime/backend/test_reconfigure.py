@@ -34,7 +34,12 @@ def test_a_group_is_made_anew_after_an_abort(plans: Callable[..., str], on_fault
 
 @pytest.mark.parametrize(
     ("dead", "on_fault"),
-    long_cases([(0, "raise"), (1, "raise"), (1, "replan"), (2, "raise")], 0, 2),
+    [
+        pytest.param(0, "raise", marks=pytest.mark.long),
+        pytest.param(1, "raise", marks=pytest.mark.long),
+        (1, "replan"),
+        pytest.param(2, "raise", marks=pytest.mark.long),
+    ],
 )
 def test_the_rest_goes_on_without_a_rank(dead: int, on_fault: str, tmp_path: Path) -> None:
     """The first rank, which hosts the store, the middle and the last: a spare plan is used if there

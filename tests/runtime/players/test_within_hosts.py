@@ -23,6 +23,7 @@ LIBRARY = load_library()
 pytestmark = pytest.mark.skipif(isinstance(LIBRARY, str), reason=str(LIBRARY))
 
 
+@pytest.mark.long
 def test_every_dtype_and_reduction_has_the_bits_of_messages(plans: Plans) -> None:
     run_on_hosts(one_sided.the_bits_are_those_of_messages, [2, 1], plans("ring:3"))
 
