@@ -56,18 +56,24 @@ def end_with_stacks(pids: Iterable[int]) -> str:
 
 
 def _abort(pids: Iterable[int]) -> None:
-    """Have processes write their stacks, and wait until they have ended."""
+    """Have processes write their stacks, and wait until they have ended.
+
+    One after the other, since they may write to one file, a line in pieces; all are stopped before,
+    so that none goes on because another has ended.
+    """
     with ExitStack() as opened:
-        running: list[int] = []
+        stopped: list[tuple[int, int]] = []
         for pid in filter(_has_faulthandler, pids):
             with suppress(ProcessLookupError):
                 handle = os.pidfd_open(pid)
                 opened.callback(os.close, handle)
-                running.append(handle)
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append((pid, handle))
+        for pid, handle in stopped:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)
-                os.kill(pid, signal.SIGCONT)  # it may have been stopped
-        while running and (ended := wait(running, _LAST_WORDS_S)):
-            running = [one for one in running if one not in ended]
+                os.kill(pid, signal.SIGCONT)
+                wait([handle], _LAST_WORDS_S)
 
 
 def _has_faulthandler(pid: int) -> bool:
