@@ -10,6 +10,14 @@ The groups, and what an entry of each is:
 - `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
 - `players`: a DevicePlayer (runtime/players/on_devices.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
+- `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
+- `checks`: checks of the doctor (topo/doctor/view.py), in a tuple.
+- `sources`: a function of topo-probe's arguments and progress that is what its --NAME reads.
+- `explanations`: a function that returns an ExplanationPart (synth/explanation_part.py), for
+  `topo-synth --explain`; NAME is its key in the JSON.
+- `examples`: no module but the command in whose help the command line NAME is an example.
+- `networks`: a LaunchNetwork (runtime/ranks/cabled.py), asked before a launch's groups are made;
+  only the extras here add.
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME` does.
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
@@ -33,6 +41,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS, PLAYERS = "exports", "commands", "links", "players"
+FILES, CHECKS, SOURCES = "files", "checks", "sources"
+EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -110,6 +120,51 @@ EXTRAS = (
         },
     ),
     Extra(
+        "cables",
+        (
+            *("topo/extras/cables", "synth/extras/cables", "runtime/extras/cables"),
+            *("cli/extras/cables.py", "tests/extras/cables", "benchmarks/cables.py"),
+        ),
+        {
+            CHECKS: {"cables": ("topo.extras.cables.check:CHECKS", "of the cables between hosts")},
+            FILES: {
+                "nccl-env": (
+                    "synth.extras.cables.formats:NCCL_ENV",
+                    "for hosts that cables join, NCCL's settings, with Open MPI's hosts in ring "
+                    "order beside them in FILE.hosts for -o FILE",
+                ),
+                "mlx-hostfile": (
+                    "synth.extras.cables.formats:MLX_HOSTFILE",
+                    "for such hosts, mlx.launch's",
+                ),
+            },
+            EXPLANATIONS: {
+                "cables": (
+                    "synth.extras.cables.next_cable:explain_cables",
+                    "what one more cable would change",
+                )
+            },
+            NETWORKS: {
+                "cables": (
+                    "runtime.extras.cables.joining:CABLES",
+                    "has groups use the cables between hosts that no network joins",
+                )
+            },
+            SOURCES: {"fabric": ("cli.extras.cables:find_fabric", "the launch's cables")},
+            EXAMPLES: {
+                "topo-synth allreduce spark-ring:4 --format nccl-env -o nccl.env": (
+                    "topo-synth",
+                    "NCCL's settings and order of hosts where cables join them",
+                ),
+                "torchrun --nproc-per-node 1 -m topoplan.cli.probe --fabric --check": (
+                    "topo-probe",
+                    "find the cables between hosts (--nnodes, --rdzv-endpoint): who reaches whom "
+                    "over which port, and what is wrong with the cabling",
+                ),
+            },
+        },
+    ),
+    Extra(
         "emulate",
         (
             "runtime/extras/emulate",
@@ -162,6 +217,12 @@ EXTRAS = (
                     "synth.extras.joint.synthesize:synthesize_joint",
                     "plans for several groups at once",
                 ),
+            },
+            EXAMPLES: {
+                "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'": (
+                    "topo-synth",
+                    "a plan for groups that run at once",
+                )
             },
             MODES: {"groups": ("cli.extras.joint.synth:run", "plans for several groups at once")},
             PLANS: {_JOINT: ("runtime.extras.joint.plan_set:JOINT_PLANS", "of several groups")},

@@ -41,8 +41,8 @@ from topoplan.runtime.extras.emulate.cabling import CablePlan, Cabling, plan_cab
 from topoplan.runtime.extras.emulate.ranks import start_rank
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.ir.collective import collective_on
-from topoplan.topo.fabric import find_faults
-from topoplan.topo.fabric.facts import load_facts
+from topoplan.topo.extras.cables import find_faults
+from topoplan.topo.extras.cables.facts import load_facts
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..extras import SOURCES, Names
 from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
 from ..topo.printable import printable, printable_lines
-from .shared.common import Example, Parser, find_width, print_error, run_command
+from .shared.common import (
+    Example,
+    Parser,
+    find_width,
+    list_examples,
+    print_error,
+    run_command,
+)
 from .shared.formats import check_pictures, choose_format
 from .shared.outputs import (
     OUTPUT,
@@ -89,11 +98,7 @@ EXAMPLES: tuple[Example, ...] = (
         "torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure",
         "measure every link, alone and together with others, and correct rates; one rank a GPU",
     ),
-    (
-        "torchrun --nproc-per-node 1 -m topoplan.cli.probe --fabric --check",
-        "find the cables between hosts (--nnodes, --rdzv-endpoint): who reaches whom over which "
-        "port, and what is wrong with the cabling",
-    ),
+    *list_examples(PROG),
 )
 ABOUT = """\
 Shows a machine's GPUs, CPUs, NICs and switches, and the links between them. What cannot be found
@@ -234,7 +239,9 @@ def build_parser() -> Parser:
         "--fabric",
         action="store_true",
         help="under torchrun or mpirun: find how the hosts are joined, by cables or switches, with "
-        "hand-shakes over all of their ports, and measure the rates",
+        "hand-shakes over all of their ports, and measure the rates"
+        if "fabric" in Names(SOURCES).describe()
+        else argparse.SUPPRESS,
     )
     return parser
 
@@ -261,8 +268,8 @@ def _probe(arguments: argparse.Namespace) -> int:
         check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
-    topology = (
-        _find_fabric(arguments, progress)
+    topology: Topology = (
+        Names(SOURCES).find("fabric")(arguments, progress)
         if arguments.fabric
         else _measure(arguments, progress)
         if arguments.measure
@@ -351,24 +358,6 @@ def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topol
     named = None if at_hand else _named_topology(arguments)
     with progress.follow("measuring ...") as work:
         return measure_topology(named, advance=work.advance)
-
-
-def _find_fabric(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
-    """Return the launch's hosts, joined by their cables.
-
-    With --check also if they are not joined, since the findings say why.
-    """
-    from ..runtime.fabric.probe import probe_fabric
-    from ..topo.fabric import describe_hosts, find_faults, make_topology
-
-    with progress.follow("finding cables ..."):
-        facts = probe_fabric()
-    if arguments.check:
-        return describe_hosts(facts)
-    topology = make_topology(facts)
-    for fault in find_faults(facts) if _reports() else ():
-        print_error(f"{PROG}: warning: {fault.text}; {fault.advice}")
-    return topology
 
 
 def _render(topology: Topology, form: str, given: dict[str, bool]) -> str | bytes:

@@ -194,11 +194,11 @@ def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iter
     import torch
     import torch.distributed as dist
 
-    from ..runtime.fabric.joining import init_gloo_group
     from ..runtime.ranks.cabled import find_cabling
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
     from ..runtime.ranks.links import AUTO, check_transport
+    from ..runtime.ranks.places import init_gloo_by_network
 
     backend = options.resolve_backend(world)
     over = AUTO
@@ -211,7 +211,7 @@ def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iter
     with keep_output_clean():
         try:
             if backend == "gloo":
-                init_gloo_group(rank, world, timeout)
+                init_gloo_by_network(rank, world, timeout)
             else:
                 dist.init_process_group(
                     backend, init_method=init_method(), rank=rank, world_size=world, timeout=timeout

@@ -24,7 +24,19 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from topoplan.extras import COMMANDS, EXPORTS, EXTRAS, LINKS, MODES, NAMES, PLANS, RUNS, Extra
+from topoplan.extras import (
+    COMMANDS,
+    EXPORTS,
+    EXTRAS,
+    FILES,
+    LINKS,
+    MODES,
+    NAMES,
+    PLANS,
+    RUNS,
+    SOURCES,
+    Extra,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("topo", "synth", "runtime", "cli")
@@ -198,12 +210,14 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     ask_for: dict[str, Callable[[str], list[str]]] = {
         COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
         EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
+        FILES: lambda name: [*synth, "ring:2", "--format", name],
+        SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],
         MODES: lambda name: [*synth, "ring:2", f"--{name}", "-"],
         PLANS: lambda _: ["-c", _TRY],
         RUNS: lambda _: ["-m", "topoplan.cli.run", "file.json"],
-    }  # schemas have no command
+    }  # what the others add is missed without a word
     for extra in removed:
         for group, added in extra.adds.items():
             for name in added if group in ask_for else ():

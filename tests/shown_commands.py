@@ -142,11 +142,11 @@ def _without_ranks() -> Iterator[None]:
     """Have commands check all that they can before they start ranks, namespaces or measurements,
     and end there with 0.
     """
-    from topoplan.runtime.fabric import probe
+    from topoplan.runtime.extras.cables import probe
     from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
     from topoplan.synth.judge import judging
-    from topoplan.topo.fabric import FabricFacts, HostFacts, PortAnswer, PortFacts
+    from topoplan.topo.extras.cables import FabricFacts, HostFacts, PortAnswer, PortFacts
     from topoplan.topo.loader.resolve import load
 
     pair = FabricFacts(

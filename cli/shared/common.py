@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ...extras import EXAMPLES, Names
 from ...topo.errors import InputError, TopoplanError, VerificationError, suggest
 from ...topo.printable import printable
 from ...topo.version import VERSION
@@ -177,6 +178,13 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def list_examples(prog: str) -> tuple[Example, ...]:
+    """Return the examples that extras add to a command's help."""
+    added = Names(EXAMPLES)
+    about = added.describe()
+    return tuple((line, about[line]) for line, of in added.list_modules().items() if of == prog)
 
 
 def find_width() -> int:

@@ -22,10 +22,13 @@ _PAUSE_S = 0.5
 
 
 class ProgressReporter:
-    """A printer of a command's progress and messages, according to -v, -q and the terminal."""
+    """A printer of a command's progress and messages, according to -v, -q and the terminal.
+
+    `speaks` says whether this process prints at all: of several ranks, one does.
+    """
 
     def __init__(self, prog: str, args: argparse.Namespace, speaks: bool = True) -> None:
-        self.prog, self.quiet = shown_name(prog), args.quiet or not speaks
+        self.prog, self.speaks, self.quiet = shown_name(prog), speaks, args.quiet or not speaks
         self.is_live = not self.quiet and sys.stderr is not None and sys.stderr.isatty()
         self.has_lines = not self.quiet and not self.is_live and args.verbose
 

@@ -22,6 +22,7 @@ from ...topo.printable import printable_lines
 from ..shared.outputs import write_extra
 from ..shared.progress import Say
 from .job import SynthRun, bound_json
+from .options import CORE_FORMATS, LIBRARY_FORMATS
 
 # With more GPUs, the bound with the help of ranks that were left out takes too long.
 _MAX_HELPED_RANKS = 128
@@ -133,26 +134,36 @@ def run_export(job: SynthRun) -> None:
     """Write the file for NCCL or RCCL that --format requests to the path of -o, or print it."""
     from ...synth.export.formats import BESIDE, export
     from ...synth.export.graph_file import NEWEST, parse_nccl_version
+    from ...synth.library_format import LibraryFormat, LibraryRequest
 
     args = job.args
     version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST
-    suffix = BESIDE.get(args.format)
+    added: LibraryFormat | None = None
+    if args.format not in CORE_FORMATS:
+        added = LIBRARY_FORMATS.find(args.format)
+    suffix = BESIDE.get(args.format) if added is None else added.beside
     beside_path = str(Path(f"{args.output}{suffix}").resolve()) if args.output and suffix else None
     with job.search() as say:
         effort = Effort(args.time_limit)
-        made = export(
-            args.format,
-            job.collective,
-            job.router,
-            effort,
-            say,
-            version=version,
-            measured=args.measured,
-            size_bytes=job.size,
-            guard=not args.no_guard,
-            beside_path=beside_path,
-            hosts=args.hosts or 1,
-        )
+        if added is not None:
+            wanted = LibraryRequest(
+                job.collective, job.router, effort, version, guard=not args.no_guard
+            )
+            made = added.write(wanted)
+        else:
+            made = export(
+                args.format,
+                job.collective,
+                job.router,
+                effort,
+                say,
+                version=version,
+                measured=args.measured,
+                size_bytes=job.size,
+                guard=not args.no_guard,
+                beside_path=beside_path,
+                hosts=args.hosts or 1,
+            )
         job.cut_short += effort.cut_short
     if made.reason is None:
         done = f"{args.format} written to FILE"

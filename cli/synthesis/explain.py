@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...extras import EXPLANATIONS, Names
 from ...synth.describe import show_us
 from ...synth.explain import SIZES, Explanation, explain
 from ...synth.groups.worth import HelpersWorth, find_worth
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...synth.bounds.certificate import Bound
-    from ...synth.cables.next_cable import NextCables
+    from ...synth.explanation_part import Explain, ExplanationPart
     from ...synth.place.placement import Placement
 
 # Limits of the search for a rank order in which the stock collective is faster: number of GPUs, and
@@ -47,14 +48,13 @@ def run(job: SynthRun) -> None:
         worth = None
         if not job.collective.has_all_gpus:
             worth = find_worth(result.plan, result.candidates, job.size, effort, say)
-        cables = _try_cables(job, result.plan.bound_one_way, effort)
+        parts = dict(_explain_more(job, result.plan.bound_one_way, effort))
         job.cut_short += effort.cut_short
         placement = _try_orders(job)
     fields = explanation.to_json()
     if worth is not None:
         fields["helpers"] = worth.to_json()
-    if cables is not None:
-        fields["cables"] = cables.to_json()
+    fields |= {name: part.to_json() for name, part in parts.items()}
     if placement is not None:
         whole = placement.to_json()
         names = ("order", "for", "time_s", "given_time_s", "gain", "optimal")
@@ -66,22 +66,24 @@ def run(job: SynthRun) -> None:
         _print_reached(console, explanation)
         if worth is not None:
             print_lines(console, *_list_worth(worth, has_helpers=bool(result.plan.helpers)))
-        if cables is not None:
-            print_lines(console, *cables.list_lines())
+        for part in parts.values():
+            print_lines(console, *part.list_lines())
         if placement is not None:
             print_lines(console, _order_text(placement))
 
     report(job, result, healthy, with_forests=True, more_json={"explain": fields}, more=section)
 
 
-def _try_cables(job: SynthRun, bound: Bound, effort: Effort) -> NextCables | None:
-    """Return what one more cable would change; None unless only cables join the job's hosts."""
-    from ...synth.cables.hosts import find_obstacle
-    from ...synth.cables.next_cable import find_next_cables
-
-    if not job.collective.has_all_gpus or find_obstacle(job.topology):
-        return None
-    return find_next_cables(job.topology, job.collective, bound, effort)
+def _explain_more(
+    job: SynthRun, bound: Bound, effort: Effort
+) -> Iterator[tuple[str, ExplanationPart]]:
+    """Yield what extras have to say of the job, by name."""
+    added = Names(EXPLANATIONS)
+    for name in added:
+        explain_part: Explain = added.find(name)
+        part = explain_part(job.topology, job.collective, bound, effort)
+        if part is not None:
+            yield name, part
 
 
 def _try_orders(job: SynthRun) -> Placement | None:

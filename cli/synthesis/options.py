@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ...extras import EXPORTS, MODES, Names
+from ...extras import EXPORTS, FILES, MODES, Names
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
-from ..shared.common import Example, Parser, shown_name
+from ..shared.common import Example, Parser, list_examples, shown_name
 from ..shared.formats import check_pictures, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 
@@ -25,16 +25,15 @@ DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 PLAN = "plan"
-# Formats for other programs: files for NCCL and RCCL, and those of extras, which hold a schedule of
-# the plan.
-_LIBRARY_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner", "nccl-env", "mlx-hostfile")
+# Formats for other programs: files that tune libraries, those of the core and those of extras, and
+# those of extras that hold a schedule of the plan.
+CORE_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner")
+# Which of the options for such files each of the core's takes.
+_CORE_OPTIONS = {"nccl-graph": ("--nccl-version", "--no-guard"), "rccl-env": ("--no-guard",)}
+LIBRARY_FORMATS = Names(FILES)
 SCHEDULE_FORMATS = Names(EXPORTS)
 # Whether --groups can do anything: it is in the help then, and else refused.
 _HAS_GROUPS = "groups" in Names(MODES).describe()
-_GROUPS_EXAMPLE: Example = (
-    "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'",
-    "a plan for groups that run at once",
-)
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce dgx1",
@@ -82,14 +81,10 @@ EXAMPLES: tuple[Example, ...] = (
         "rings and chains for NCCL_GRAPH_FILE",
     ),
     (
-        "topo-synth allreduce spark-ring:4 --format nccl-env -o nccl.env",
-        "NCCL's settings and order of hosts where cables join them",
-    ),
-    (
         "topo-synth allreduce ring:4 --strategy file:ring.xml",
         "what the schedule of an MSCCL file reaches on this topology",
     ),
-    *((_GROUPS_EXAMPLE,) if _HAS_GROUPS else ()),
+    *list_examples(PROG),
     (
         "topo-synth alltoallv two-hosts.json --traffic bytes.csv",
         "an uneven alltoall: row i, column j is what rank i sends to rank j",
@@ -114,7 +109,8 @@ class _Formats:
         return not is_of_schedules(name) or name in SCHEDULE_FORMATS
 
     def __iter__(self) -> Iterator[str]:
-        yield from (PLAN, *_LIBRARY_FORMATS)
+        yield from (PLAN, *CORE_FORMATS)
+        yield from LIBRARY_FORMATS
         yield from SCHEDULE_FORMATS
 
 
@@ -288,16 +284,14 @@ def build_parser() -> Parser:
         choices=_Formats(),
         help="plan (default); nccl-graph (also by -o FILE.xml): rings and chains for "
         "NCCL_GRAPH_FILE; rccl-env: RCCL_TREES, with rings beside them in FILE.xml for -o FILE; "
-        "nccl-tuner: the table of NVIDIA's example tuner plugin; for hosts that cables join: "
-        "nccl-env: NCCL's settings for that cabling, with Open MPI's hosts in ring order beside "
-        "them in FILE.hosts for -o FILE; mlx-hostfile: for mlx.launch"
-        f"{_describe_schedule_formats()}",
+        "nccl-tuner: the table of NVIDIA's example tuner plugin"
+        f"{_describe_added_formats()}",
     )
     add(
         "--nccl-version",
         metavar="V",
-        help="with nccl-graph and nccl-env: the NCCL in use, such as 2.21 (default: the newest); "
-        "older ones take fewer channels, and do not start on all cablings",
+        help=f"with {' and '.join(_list_taking('--nccl-version'))}: the NCCL in use, such as 2.21 "
+        "(default: the newest); older ones take fewer channels, and do not start on all machines",
     )
     add(
         "--hosts",
@@ -309,8 +303,8 @@ def build_parser() -> Parser:
     add(
         "--no-guard",
         action="store_true",
-        help="with nccl-graph and rccl-env: write the file even where stock NCCL or RCCL may be as "
-        "fast; with nccl-env: even where stock NCCL does not start",
+        help=f"with {', '.join(_list_taking('--no-guard'))}: write the file even where stock NCCL "
+        "or RCCL may be as fast, or does not start with it",
     )
     add(
         "--measured",
@@ -340,13 +334,30 @@ def build_parser() -> Parser:
 
 
 def is_of_schedules(name: object) -> bool:
-    """Return whether a value of --format is none of the core's: a format of a schedule, if any."""
-    return name not in (PLAN, *_LIBRARY_FORMATS)
+    """Return whether a value of --format is that of a schedule, if any: no plan, and no file for a
+    library.
+    """
+    if name in (PLAN, *CORE_FORMATS) or name in LIBRARY_FORMATS.describe():
+        return False
+    return name in SCHEDULE_FORMATS.describe() or name not in LIBRARY_FORMATS
 
 
-def _describe_schedule_formats() -> str:
-    each = "; ".join(f"{name}: {about}" for name, about in SCHEDULE_FORMATS.describe().items())
-    return f"; the plan's schedule for --size: {each}" if each else ""
+def _describe_added_formats() -> str:
+    files, schedules = (
+        "; ".join(f"{name}: {about}" for name, about in names.describe().items())
+        for names in (LIBRARY_FORMATS, SCHEDULE_FORMATS)
+    )
+    return (f"; {files}" if files else "") + (
+        f"; the plan's schedule for --size: {schedules}" if schedules else ""
+    )
+
+
+def _list_taking(option: str) -> list[str]:
+    """Return the formats of files for libraries that an option is for."""
+    return [
+        *(name for name, options in _CORE_OPTIONS.items() if option in options),
+        *(x for x in LIBRARY_FORMATS.describe() if option in LIBRARY_FORMATS.find(x).options),
+    ]
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -492,7 +503,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             limits + _given({**others, **files}),
-            args.format in _LIBRARY_FORMATS,
+            args.format != PLAN and not is_of_schedules(args.format),
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
@@ -542,14 +553,14 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             _given({"--nccl-version": args.nccl_version}),
-            args.format not in ("nccl-graph", "nccl-env"),
-            "{} without --format nccl-graph or nccl-env: it has no effect then; leave it out",
+            args.format not in (taking := _list_taking("--nccl-version")),
+            f"{{}} without --format {' or '.join(taking)}: it has no effect then; leave it out",
         ),
         (
             _given({"--no-guard": args.no_guard}),
-            args.format not in ("nccl-graph", "rccl-env", "nccl-env"),
-            "{} without --format nccl-graph, rccl-env or nccl-env: it has no effect then; leave it "
-            "out",
+            args.format not in (taking := _list_taking("--no-guard")),
+            f"{{}} without --format {', '.join(taking[:-1])} or {taking[-1]}: it has no effect "
+            "then; leave it out",
         ),
         (
             _given({"--measured": args.measured}),

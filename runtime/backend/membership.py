@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..ranks.addresses import publish_in, read_published
-from ..ranks.cabled import find_cabling, may_be_cabled
+from ..ranks.cabled import find_cabling, find_networks
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
 from ..ranks.set_up import Known, meet_made, set_up_in_time
@@ -106,10 +106,9 @@ class MemberGroup(PlainCalls):
 
     def _set_up(self, place: Any, store: Store, known: Known, *, is_remade: bool = False) -> None:
         self.ranks, self.whole = list_members(place)
-        if self.whole and self._size > 1 and not is_remade and may_be_cabled():
-            from ..fabric.joining import join_by_cables  # launches on one host do without
-
-            join_by_cables(store, place.group_rank, place.group_size, self.timeout)
+        if self.whole and self._size > 1 and not is_remade:
+            for network in find_networks():
+                network.join(store, place.group_rank, place.group_size, self.timeout)
         shown = PrefixStore("topoplan", store)
         publish_in(shown, place.group_rank)
         shown.set(f"seat/{place.group_rank}", "" if self._seat is None else str(self._seat))

@@ -25,11 +25,10 @@ from ...topo.loader.resolve import load_for_planning
 from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
 from ...topo.routes import Route, Router, route_links
-from ..fabric.joining import init_gloo_group
 from ..ranks.control import gather_objects
 from ..ranks.groups import device_of, uses_nccl
 from ..ranks.machine import count_cores, describe_machine, emulated, find_own_cores
-from ..ranks.places import Meeting, meeting
+from ..ranks.places import Meeting, init_gloo_by_network, meeting
 from .rates import (
     Arrivals,
     Endpoint,
@@ -86,7 +85,7 @@ def measure_topology(
     Raise InputError outside a launch or if the topology's number of GPUs is not that of the ranks,
     and ExecutionError if a rank dies or does not answer.
     """
-    with meeting(timeout_s, init_gloo_group) as ranks:
+    with meeting(timeout_s, init_gloo_by_network) as ranks:
         is_declared, machine_topology = True, topology if topology is not None else emulated()
         if machine_topology is None:
             machine_topology, is_declared = ranks.join()

@@ -1,7 +1,7 @@
 """The cabling of this launch's hosts, if cables join them instead of a network between all.
 
-Set by runtime/fabric before groups are made. gloo's own collectives then go through relays, and
-messages of plans over the cables themselves.
+Set by an extra (group `networks` of extras.py) before groups are made. gloo's own collectives then
+go through relays, and messages of plans over the cables themselves.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch._C._distributed_c10d import Store
+
+from ...extras import NETWORKS, Names
 
 if TYPE_CHECKING:  # this module is imported with torch, where topoplan is installed
     from ...topo.graph import Topology
@@ -19,6 +22,19 @@ if TYPE_CHECKING:  # this module is imported with torch, where topoplan is insta
 
 # The environment variable by which cables are not looked for ("off").
 FABRIC = "TOPOPLAN_FABRIC"
+
+
+class LaunchNetwork(Protocol):
+    """What an extra does before the groups of a launch on several hosts are made."""
+
+    def join(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
+        """Find out how the hosts are joined, and set the cabling if groups need one.
+
+        Collective over all ranks of the launch, once; later calls return at once.
+        """
+
+    def init_gloo(self, rank: int, ranks: int, timeout: timedelta) -> None:
+        """Join, and make torch's default group over gloo by what was found. Collective."""
 
 
 class CableMessages(Protocol):
@@ -80,6 +96,12 @@ def may_be_cabled() -> bool:
         return False
     ranks, on_host = (int(os.environ[name]) for name in names)
     return on_host < ranks and not os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def find_networks() -> list[LaunchNetwork]:
+    """Return what extras do before groups are made; nothing in a launch that needs none of it."""
+    added = Names(NETWORKS)
+    return [added.find(name) for name in added.describe()] if may_be_cabled() else []
 
 
 def set_cabling(cabling: LaunchCabling | None) -> None:

@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import Store
 
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
-from .cabled import find_cabling
+from .cabled import find_cabling, find_networks
 from .faults import first_line
-from .launch import init_method, is_rank, keep_output_clean
+from .launch import EMULATED, init_method, is_rank, keep_output_clean
 from .machine import emulated, name_host
 from .store import put, take
 
@@ -78,6 +78,15 @@ def init_gloo(rank: int, ranks: int, timeout: timedelta) -> None:
     dist.init_process_group(
         "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=timeout
     )
+
+
+def init_gloo_by_network(rank: int, ranks: int, timeout: timedelta) -> None:
+    """Make the default group over gloo, by the network that an extra finds. Collective."""
+    if EMULATED not in os.environ:
+        for network in find_networks():
+            network.init_gloo(rank, ranks, timeout)
+            return
+    init_gloo(rank, ranks, timeout)
 
 
 @contextmanager

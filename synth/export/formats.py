@@ -1,7 +1,6 @@
 """The formats of topo-synth besides plans, each with the rates that it reaches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -9,11 +8,9 @@ from ...topo.errors import InfeasibleError
 from ...topo.formats.nccl_xml import is_amd
 from ...topo.graph import Topology
 from ...topo.routes import Router
-from ..bounds.single_path import Bounds, find_bounds
-from ..cables.hosts import read_hosts
-from ..cables.mlx import write_mlx
-from ..cables.nccl_env import advise_nccl
+from ..bounds.single_path import Bounds
 from ..ir.collective import Collective
+from ..library_format import Export
 from ..numeric.effort import Effort
 from ..stock.on_paper import USUAL_SIZE_bytes
 from .binary_trees import find_depth
@@ -36,40 +33,10 @@ from .rccl_env_choice import choose_rccl_env
 from .verdict import describe_choice, explain_refusal, find_environment, list_choice_json
 
 NCCL_GRAPH, RCCL_ENV, NCCL_TUNER = "nccl-graph", "rccl-env", "nccl-tuner"
-# For hosts that cables join.
-NCCL_ENV, MLX_HOSTFILE = "nccl-env", "mlx-hostfile"
-# All formats.
-FORMATS = (NCCL_GRAPH, RCCL_ENV, NCCL_TUNER, NCCL_ENV, MLX_HOSTFILE)
+# All formats of the core.
+FORMATS = (NCCL_GRAPH, RCCL_ENV, NCCL_TUNER)
 # How the name of a second file goes on after that of the first one.
-BESIDE = {RCCL_ENV: ".xml", NCCL_ENV: ".hosts"}
-# Work of the bound in seconds of an idle core, and its share of the time limit.
-_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
-
-
-@dataclass(frozen=True)
-class Export:
-    """A text in one of the formats, with `figures` for programs and `lines` for people.
-
-    `reason` is why the text should not be used, since stock is as good; None if it should.
-    `bounds` are the collective's, to compare its rates with; None if the format has no rates.
-    `environment` has variables that the file needs. `beside` is the text of a second file, and
-    `beside_what` what it has; None if there is none.
-    """
-
-    format: str
-    text: str
-    figures: dict[str, Any]
-    lines: tuple[str, ...]
-    bounds: Bounds | None = None
-    reason: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    beside: str | None = None
-    beside_what: str = "rings for the other collectives"
-
-    @property
-    def key(self) -> str:
-        """The key under which topo-synth's JSON has the figures."""
-        return self.format.replace("-", "_")
+BESIDE = {RCCL_ENV: ".xml"}
 
 
 def export(  # noqa: PLR0913 (options of all formats)
@@ -99,8 +66,6 @@ def export(  # noqa: PLR0913 (options of all formats)
         rows = [line for line in text.splitlines() if not line.startswith("#")]
         line = (f"{len(rows)} ranges of sizes, each with its fastest choice",)
         return Export(format, text, {"rows": len(rows)}, line)
-    if format in (NCCL_ENV, MLX_HOSTFILE):
-        return _export_cabled(format, collective, router, effort, version)
     # Refused before any search.
     library = "NCCL's graph files have" if format == NCCL_GRAPH else "RCCL's rings and trees have"
     if collective.name not in COLLECTIVES:
@@ -124,29 +89,6 @@ def export(  # noqa: PLR0913 (options of all formats)
         return _export_rccl_graph(collective, router, effort, progress, guard)
     chosen = choose_graphs(collective, router, effort, progress, version, size_bytes, guard)
     return _export_nccl_graph(chosen, version, size_bytes, guard)
-
-
-def _export_cabled(
-    format: str, collective: Collective, router: Router, effort: Effort, version: NcclVersion
-) -> Export:
-    """Return settings or a host file for hosts that cables join."""
-    hosts = read_hosts(router.topology)
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK))
-    if format == MLX_HOSTFILE:
-        file = write_mlx(hosts, collective, bounds)
-        return Export(format, file.write(), file.to_json(), tuple(file.list_lines()), bounds)
-    advice = advise_nccl(hosts, collective, bounds, is_subnet_aware=version.is_subnet_aware)
-    return Export(
-        format,
-        advice.write(),
-        advice.to_json(),
-        tuple(advice.list_lines()),
-        bounds,
-        advice.reason,
-        advice.settings,
-        beside=advice.write_hostfile(),
-        beside_what="hosts in the order of the ring",
-    )
 
 
 def _export_rccl_graph(

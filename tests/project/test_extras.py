@@ -12,26 +12,35 @@ import pytest
 import extras as script
 import topoplan
 from topoplan import extras
-from topoplan.cli import entry, run, synth
+from topoplan.cli import entry, probe, run, synth
 from topoplan.cli.commands import import_command, list_commands
+from topoplan.cli.synthesis.options import build_parser
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
+    CHECKS,
     COMMANDS,
+    EXAMPLES,
+    EXPLANATIONS,
     EXPORTS,
     EXTRAS,
+    FILES,
     LINKS,
     MODES,
     NAMES,
+    NETWORKS,
     PLANS,
     RUNS,
     SCHEMAS,
+    SOURCES,
     Extra,
     Names,
 )
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.runtime.backend.plan_sets import PlanSetFormat
 from topoplan.runtime.ranks.links import NamedLinks
+from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
+from topoplan.topo.doctor.view import Check
 from topoplan.topo.errors import InputError, TopoplanError
 
 
@@ -52,14 +61,22 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     plans = Names(PLANS)
     assert all(isinstance(plans.find(form), PlanSetFormat) for form in plans.describe())
     assert [*plans.describe()] == [*Names(RUNS).describe()]
-    for group in (MODES, RUNS, SCHEMAS):
+    files = Names(FILES)
+    assert all(isinstance(files.find(name), LibraryFormat) for name in files.describe())
+    checks = Names(CHECKS)
+    assert all(isinstance(c, Check) for name in checks.describe() for c in checks.find(name))
+    networks = Names(NETWORKS)
+    assert all(callable(networks.find(name).join) for name in networks.describe())
+    parsers = probe.build_parser(), build_parser()
+    assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
+    for group in (MODES, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
 
 def test_an_extra_imports_the_core_and_what_it_needs() -> None:
     owners = {script.ROOT / path: extra for extra in EXTRAS for path in extra.paths}
     for folder, extra in owners.items():
-        for file in folder.rglob("*.py"):
+        for file in [folder] if folder.is_file() else folder.rglob("*.py"):
             others = {
                 owner.name
                 for imported in _list_imports(file)

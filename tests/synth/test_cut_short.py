@@ -14,7 +14,6 @@ from called import call_command
 
 from topoplan.synth.bounds.certificate import Bounds, check_bound
 from topoplan.synth.bounds.single_path import find_bounds
-from topoplan.synth.cables.next_cable import find_next_cables
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
 from topoplan.synth.explain import explain
 from topoplan.synth.ir.collective import Collective
@@ -91,19 +90,6 @@ def test_help_is_worth_nothing_known_beside_a_bound_that_may_be_too_high() -> No
     high = stopped.single_path
     (line,) = help_lines([1], high, replace(high, s_per_GB=high.s_per_GB / 2, is_cut_short=False))
     assert line.endswith("what help adds is not known")
-
-
-def test_no_cable_is_advised_by_a_bound_that_may_be_too_high() -> None:
-    topology = preset("spark-ring:4")
-    collective, router = Collective("allreduce", len(topology.ranks)), Router(topology)
-    limit = find_bounds(collective, router).single_path
-    whole = find_next_cables(topology, collective, limit, Effort())
-    assert whole.cables and not whole.left_out
-    unknown = find_next_cables(topology, collective, replace(limit, is_cut_short=True), Effort())
-    assert not unknown.cables and "not known" in unknown.list_lines()[0]
-    left = find_next_cables(topology, collective, limit, Effort(0.0))
-    assert left.left_out and "not compared" in left.list_lines()[-1]
-    assert left.to_json()["cut_short"] is True
 
 
 def test_a_plan_keeps_the_mark_of_its_bound_unless_it_reaches_the_bound(tmp_path: Path) -> None:

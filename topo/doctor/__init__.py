@@ -10,30 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
+from ...extras import CHECKS, Names
 from ..derived.parts import Fabric, find_fabrics, split_hosts
 from ..errors import InputError
 from ..facts import Facts, load_facts
 from ..facts.keys import qualify
 from ..graph import Topology
 from ..grouping import group_by_key
-from . import cables, driver, fabric, links, nics, p2p, pcie, places, rates, stock
+from . import driver, fabric, links, nics, p2p, pcie, places, rates, stock
 from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 
-__all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "report"]
-
-# Every check, in the order of the findings of one severity.
-CHECKS: tuple[Check, ...] = (
-    *driver.CHECKS,
-    *fabric.CHECKS,
-    *links.CHECKS,
-    *p2p.CHECKS,
-    *pcie.CHECKS,
-    *places.CHECKS,
-    *nics.CHECKS,
-    *cables.CHECKS,
-    *rates.CHECKS,
-    *stock.CHECKS,
-)
+__all__ = ["Examination", "Finding", "examine", "list_checks", "list_findings", "report"]
 
 _MAX_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
 # Columns of a report if the caller does not give the terminal's width.
@@ -67,6 +54,23 @@ class Examination:
             f"{listed or 'nothing wrong found'} in {len(self.checked)} "
             f"check{'s' * (len(self.checked) != 1)}"
         )
+
+
+def list_checks() -> tuple[Check, ...]:
+    """Return every check, also those of extras, in the order of the findings of one severity."""
+    added = Names(CHECKS)
+    return (
+        *driver.CHECKS,
+        *fabric.CHECKS,
+        *links.CHECKS,
+        *p2p.CHECKS,
+        *pcie.CHECKS,
+        *places.CHECKS,
+        *nics.CHECKS,
+        *(check for name in added.describe() for check in added.find(name)),
+        *rates.CHECKS,
+        *stock.CHECKS,
+    )
 
 
 def list_findings(topology: Topology) -> tuple[Finding, ...]:
@@ -123,13 +127,14 @@ def _examine_host(topology: Topology) -> Examination:
             )
         )
     view = DoctorView(topology, facts)
-    asked = [check for check in CHECKS if check.can_ask(view)]
+    checks = list_checks()
+    asked = [check for check in checks if check.can_ask(view)]
     for check in asked:
         findings += check.check(view)
     return Examination(
         _sort(findings),
         tuple(check.name for check in asked),
-        tuple((check.name, check.lack) for check in CHECKS if check not in asked),
+        tuple((check.name, check.lack) for check in checks if check not in asked),
     )
 
 

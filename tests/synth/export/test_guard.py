@@ -15,10 +15,11 @@ from random_hosts import make_host
 
 import topoplan
 from topoplan.cli import synth
-from topoplan.synth.export.formats import NCCL_GRAPH, Export, export
+from topoplan.synth.export.formats import NCCL_GRAPH, export
 from topoplan.synth.export.gpu_numbers import number_gpus
 from topoplan.synth.export.graph_check import list_channels
 from topoplan.synth.export.graph_file import RING_ID, TREE_ID, read_graph_file
+from topoplan.synth.library_format import Export
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.stock.model import StockModel, model_stock, rate_orders
 from topoplan.synth.stock.paths import find_gpu_paths

@@ -17,7 +17,7 @@ from needs import long_cases
 from unhurried import make_effort
 
 import topoplan
-from topoplan.synth.export.formats import NCCL_GRAPH, Export, export
+from topoplan.synth.export.formats import NCCL_GRAPH, export
 from topoplan.synth.export.graph_check import check_graph_file
 from topoplan.synth.export.graph_file import (
     RING_ID,
@@ -26,6 +26,7 @@ from topoplan.synth.export.graph_file import (
     read_graph_file,
 )
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.library_format import Export
 from topoplan.synth.stock.nics import NicPaths
 from topoplan.synth.stock.paths import find_gpu_paths
 from topoplan.synth.stock.system import NET, LOCAL_kBps, build_system

@@ -25,7 +25,7 @@ from unhurried import make_effort
 
 import topoplan
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
-from topoplan.synth.export.formats import NCCL_GRAPH, Export, export
+from topoplan.synth.export.formats import NCCL_GRAPH, export
 from topoplan.synth.export.gpu_numbers import PathTypes, number_gpus
 from topoplan.synth.export.graph_check import check_graph_file, list_channels
 from topoplan.synth.export.graph_file import (
@@ -36,6 +36,7 @@ from topoplan.synth.export.graph_file import (
     parse_nccl_version,
     read_graph_file,
 )
+from topoplan.synth.library_format import Export
 from topoplan.synth.request import Request
 from topoplan.synth.stock.model import StockModel, model_stock
 from topoplan.synth.stock.routes import NcclRouter

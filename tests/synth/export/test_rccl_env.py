@@ -19,9 +19,10 @@ from unhurried import make_effort
 
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
 from topoplan.synth.export.binary_trees import schedule_trees
-from topoplan.synth.export.formats import RCCL_ENV, Export, export
+from topoplan.synth.export.formats import RCCL_ENV, export
 from topoplan.synth.export.nccl_tuner import write_nccl_tuner
 from topoplan.synth.export.rccl_env import read_rccl_env, read_tree, write_tree
+from topoplan.synth.library_format import Export
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade

@@ -17,12 +17,13 @@ from thorough import count_examples
 from unhurried import make_effort
 
 from topoplan.synth.channels.channels import CHAIN, RING
-from topoplan.synth.export.formats import NCCL_GRAPH, RCCL_ENV, Export, export
+from topoplan.synth.export.formats import NCCL_GRAPH, RCCL_ENV, export
 from topoplan.synth.export.graph_check import check_graph_file, list_channels
 from topoplan.synth.export.graph_file import RING_ID, TREE_ID, read_graph_file
 from topoplan.synth.export.rccl_env import read_rccl_env
 from topoplan.synth.export.rccl_env_choice import rate_trees
 from topoplan.synth.export.rccl_limits import find_rccl_version
+from topoplan.synth.library_format import Export
 from topoplan.synth.stock.rccl import RcclHost, model_rccl
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

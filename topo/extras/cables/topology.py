@@ -8,11 +8,11 @@ from itertools import permutations
 from statistics import median
 from typing import Any
 
-from ..devices import Device, Link
-from ..errors import InputError
-from ..graph import Topology
-from ..hardware import LATENCY_us
-from ..notes import assumed
+from ...devices import Device, Link
+from ...errors import InputError
+from ...graph import Topology
+from ...hardware import LATENCY_us
+from ...notes import assumed
 from .facts import FIELD, FabricFacts, HostFacts
 from .faults import find_faults, find_total
 from .segments import (

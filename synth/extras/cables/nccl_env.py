@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from ...topo.errors import InfeasibleError
-from ...topo.pictures.cables import format_rate
-from ..bounds.single_path import Bounds
-from ..ir.collective import Collective
+from ....topo.errors import InfeasibleError
+from ....topo.pictures.cables import format_rate
+from ...bounds.single_path import Bounds
+from ...ir.collective import Collective
 from .hosts import CabledHosts
 from .nccl import SUBNET_AWARE_SINCE, NcclCabling, find_nccl_cabling
 from .rings import RING_SHARES, find_width_GBps, rate_ring

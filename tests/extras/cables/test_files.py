@@ -19,15 +19,25 @@ from thorough import count_examples
 from unhurried import make_effort
 
 from topoplan.cli.synth import main
+from topoplan.extras import FILES, Names
 from topoplan.synth.bounds.single_path import find_bounds
-from topoplan.synth.cables.hosts import read_hosts
-from topoplan.synth.cables.next_cable import find_next_cables
-from topoplan.synth.cables.rings import list_rings
-from topoplan.synth.export.formats import MLX_HOSTFILE, NCCL_ENV, Export, export
 from topoplan.synth.export.graph_file import parse_nccl_version
+from topoplan.synth.extras.cables.hosts import read_hosts
+from topoplan.synth.extras.cables.next_cable import find_next_cables
+from topoplan.synth.extras.cables.rings import list_rings
+from topoplan.synth.ir.collective import Collective
+from topoplan.synth.library_format import Export, LibraryRequest
+from topoplan.synth.numeric.effort import Effort
 from topoplan.topo.errors import InfeasibleError
-from topoplan.topo.fabric import FabricFacts, Hello, HostFacts, PortAnswer, PortFacts, make_topology
-from topoplan.topo.fabric.facts import list_possible_pairs
+from topoplan.topo.extras.cables import (
+    FabricFacts,
+    Hello,
+    HostFacts,
+    PortAnswer,
+    PortFacts,
+    make_topology,
+)
+from topoplan.topo.extras.cables.facts import list_possible_pairs
 from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
@@ -78,6 +88,7 @@ def ring(order: Sequence[int], crossed: bool = True) -> list[Wire]:
     ]
 
 
+NCCL_ENV, MLX_HOSTFILE = "nccl-env", "mlx-hostfile"
 MESH_OF_4 = [((0, 0), (1, 0)), ((2, 0), (3, 0)), ((0, 1), (2, 1)), ((1, 1), (3, 1)),
              ((0, 2), (3, 2)), ((1, 2), (2, 2))]  # fmt: skip
 
@@ -85,13 +96,11 @@ MESH_OF_4 = [((0, 0), (1, 0)), ((2, 0), (3, 0)), ((0, 1), (2, 1)), ((1, 1), (3, 
 def write(
     topology: Topology, form: str = NCCL_ENV, name: str = "allreduce", version: str = "2.30.7"
 ) -> Export:
-    return export(
-        form,
-        on(name, topology),
-        Router(topology),
-        make_effort(),
-        version=parse_nccl_version(version),
+    wanted = LibraryRequest(
+        on(name, topology), Router(topology), make_effort(), parse_nccl_version(version)
     )
+    made: Export = Names(FILES).find(form).write(wanted)
+    return made
 
 
 def source(script: str, host: str) -> Mapping[str, str]:
@@ -445,3 +454,16 @@ def test_the_command_writes_settings_and_hosts_or_says_why_not(
     assert json.loads(out.out)["nccl_env"]["written"] is False
     assert out.err.startswith("no settings written: NCCL before 2.30.7 cannot start")
     assert not old.exists()
+
+
+def test_no_cable_is_advised_by_a_bound_that_may_be_too_high() -> None:
+    topology = preset("spark-ring:4")
+    collective, router = Collective("allreduce", len(topology.ranks)), Router(topology)
+    limit = find_bounds(collective, router).single_path
+    whole = find_next_cables(topology, collective, limit, Effort())
+    assert whole.cables and not whole.left_out
+    unknown = find_next_cables(topology, collective, replace(limit, is_cut_short=True), Effort())
+    assert not unknown.cables and "not known" in unknown.list_lines()[0]
+    left = find_next_cables(topology, collective, limit, Effort(0.0))
+    assert left.left_out and "not compared" in left.list_lines()[-1]
+    assert left.to_json()["cut_short"] is True

@@ -19,13 +19,13 @@ import torch
 from launch import run_command
 from torch._C._distributed_c10d import HashStore
 
-from topoplan.runtime.fabric import finding, joining, ports
-from topoplan.runtime.fabric.cable_gloo import CableChannel, CableGloo
-from topoplan.runtime.fabric.joining import needs_cables
-from topoplan.runtime.fabric.relay import loopback_of
-from topoplan.runtime.fabric.rounds import plan_rounds
+from topoplan.runtime.extras.cables import finding, joining, ports
+from topoplan.runtime.extras.cables.cable_gloo import CableChannel, CableGloo
+from topoplan.runtime.extras.cables.joining import needs_cables
+from topoplan.runtime.extras.cables.relay import loopback_of
+from topoplan.runtime.extras.cables.rounds import plan_rounds
 from topoplan.runtime.ranks.cabled import may_be_cabled
-from topoplan.topo.fabric import (
+from topoplan.topo.extras.cables import (
     FabricFacts,
     HostFacts,
     PortAnswer,

@@ -7,15 +7,15 @@ from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
-from ...topo.graph import Link, Topology
-from ...topo.loader.resolve import load_for_planning
-from ...topo.pictures.cables import format_rate
-from ..bounds.certificate import Bound, proved_s_per_GB
-from ..bounds.single_path import find_bounds
-from ..forest.machine.symmetry import MAX_IMAGES, group, shifts
-from ..ir.collective import Collective
-from ..numeric.effort import Effort
-from .hosts import CabledHosts, HostPort, read_hosts
+from ....topo.graph import Link, Topology
+from ....topo.loader.resolve import load_for_planning
+from ....topo.pictures.cables import format_rate
+from ...bounds.certificate import Bound, proved_s_per_GB
+from ...bounds.single_path import find_bounds
+from ...forest.machine.symmetry import MAX_IMAGES, group, shifts
+from ...ir.collective import Collective
+from ...numeric.effort import Effort
+from .hosts import CabledHosts, HostPort, find_obstacle, read_hosts
 from .nccl import find_nccl_cabling
 from .rings import RING_SHARES, find_width_GBps, rate_ring
 
@@ -119,6 +119,15 @@ class NextCables:
                 for x in self.cables
             ],
         }
+
+
+def explain_cables(
+    topology: Topology, collective: Collective, bound: Bound, effort: Effort
+) -> NextCables | None:
+    """Return what one more cable would change; None unless only cables join the hosts."""
+    if not collective.has_all_gpus or find_obstacle(topology):
+        return None
+    return find_next_cables(topology, collective, bound, effort)
 
 
 def find_next_cables(

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 from torch.distributed.rendezvous import rendezvous
 
-from ...topo.errors import InputError
-from ...topo.fabric import FabricFacts
-from ..ranks.launch import init_method, is_rank
-from ..ranks.launchers import join_launch
+from ....topo.errors import InputError
+from ....topo.extras.cables import FabricFacts
+from ...ranks.launch import init_method, is_rank
+from ...ranks.launchers import join_launch
 from .finding import PortLaunch, collect_facts
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ...topo.fabric import PortKey, SegmentBundle
-from ...topo.fabric.tiers import list_trials
+from ....topo.extras.cables import PortKey, SegmentBundle
+from ....topo.extras.cables.tiers import list_trials
 
 # A flow of one round: from a port to a port.
 FlowKey = tuple[PortKey, PortKey]

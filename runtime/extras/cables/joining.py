@@ -12,15 +12,21 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ...topo.errors import TopoplanError
-from ...topo.fabric import FabricFacts, find_faults, find_segments, list_data_segments
-from ...topo.fabric.facts import list_possible_pairs
-from ...topo.fabric.segments import count_islands
-from ..ranks.cabled import find_cabling, may_be_cabled, note_messages, set_cabling
-from ..ranks.groups import describe_place
-from ..ranks.launch import EMULATED, init_method
-from ..ranks.machine import HOST
-from ..ranks.store import put, take
+from ....topo.errors import TopoplanError
+from ....topo.extras.cables import FabricFacts, find_faults, find_segments, list_data_segments
+from ....topo.extras.cables.facts import list_possible_pairs
+from ....topo.extras.cables.segments import count_islands
+from ...ranks.cabled import (
+    LaunchNetwork,
+    find_cabling,
+    may_be_cabled,
+    note_messages,
+    set_cabling,
+)
+from ...ranks.groups import describe_place
+from ...ranks.launch import EMULATED, init_method
+from ...ranks.machine import HOST
+from ...ranks.store import put, take
 from .cabling import HostCabling
 from .finding import PortLaunch, collect_facts
 from .relay import CableRelay
@@ -103,13 +109,8 @@ def needs_cables(facts: FabricFacts) -> bool:
     return any(x.is_cable for x in data) or not has_network
 
 
-def init_gloo_group(rank: int, ranks: int, timeout: timedelta) -> None:
+def init_gloo_by_cables(rank: int, ranks: int, timeout: timedelta) -> None:
     """Make the default group over gloo, by cables if they join the launch's hosts. Collective."""
-    if not may_be_cabled() or EMULATED in os.environ:
-        dist.init_process_group(
-            "gloo", init_method=init_method(), rank=rank, world_size=ranks, timeout=timeout
-        )
-        return
     store, rank, ranks = next(rendezvous(init_method(), rank, ranks, timeout=timeout))
     store.set_timeout(timeout)
     join_by_cables(store, rank, ranks, timeout)
@@ -150,3 +151,13 @@ def _gloo_by_cables() -> Iterator[None]:
         yield
     finally:
         c10d.ProcessGroupGloo = stock  # type: ignore[misc]
+
+
+class _Cables:
+    """The LaunchNetwork of this extra."""
+
+    join = staticmethod(join_by_cables)
+    init_gloo = staticmethod(init_gloo_by_cables)
+
+
+CABLES: LaunchNetwork = _Cables()

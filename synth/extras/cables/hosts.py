@@ -12,12 +12,12 @@ from itertools import permutations
 
 import networkx as nx
 
-from ...topo.errors import InfeasibleError
-from ...topo.exact import fraction_gcd
-from ...topo.fabric.facts import HostFacts, load_facts
-from ...topo.graph import Device, Link, Topology
-from ...topo.grouping import group_by_key
-from ...topo.names import name_opposite
+from ....topo.errors import InfeasibleError
+from ....topo.exact import fraction_gcd
+from ....topo.extras.cables.facts import HostFacts, load_facts
+from ....topo.graph import Device, Link, Topology
+from ....topo.grouping import group_by_key
+from ....topo.names import name_opposite
 
 # RDMA devices of macOS begin so: rdma_en2.
 _MACOS_RDMA = "rdma_"

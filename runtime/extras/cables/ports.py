@@ -12,8 +12,8 @@ from contextlib import suppress
 from ipaddress import IPv4Interface
 from pathlib import Path
 
-from ...topo.errors import InputError
-from ...topo.fabric.facts import HostFacts, PortFacts
+from ....topo.errors import InputError
+from ....topo.extras.cables.facts import HostFacts, PortFacts
 
 _SYS = Path("/sys/class")
 # Kinds of interfaces (linux/if_arp.h) that are ports: Ethernet, InfiniBand.

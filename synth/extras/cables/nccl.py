@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ...topo.grouping import group_by_key
+from ....topo.grouping import group_by_key
 from .hosts import CabledHosts, HostPort
 from .rings import Order, list_edges, list_rings
 

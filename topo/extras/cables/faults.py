@@ -9,7 +9,7 @@ from ipaddress import IPv4Network
 from itertools import zip_longest
 from statistics import median
 
-from ..grouping import group_by_key
+from ...grouping import group_by_key
 from .facts import FabricFacts
 from .segments import (
     PortKey,

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...topo.fabric.facts import FabricFacts, Flow, Hello, PortAnswer, list_possible_pairs
+from ....topo.extras.cables.facts import FabricFacts, Flow, Hello, PortAnswer, list_possible_pairs
 
 # All nodes on a link.
 _ALL_NODES = "ff02::1"

@@ -16,20 +16,20 @@ import networkx as nx
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...topo.errors import ExecutionError, InputError
-from ...topo.fabric import (
+from ....topo.errors import ExecutionError, InputError
+from ....topo.extras.cables import (
     FabricFacts,
     PortKey,
     find_segments,
     list_data_segments,
     make_topology,
 )
-from ...topo.fabric.faults import find_rate
-from ...topo.fabric.segments import count_islands
-from ..ranks.cabled import CableMessages
-from ..ranks.groups import Gloo, list_members
-from ..ranks.store import put, take
-from ..recovery.connections import find_listening_ports, list_sockets
+from ....topo.extras.cables.faults import find_rate
+from ....topo.extras.cables.segments import count_islands
+from ...ranks.cabled import CableMessages
+from ...ranks.groups import Gloo, list_members
+from ...ranks.store import put, take
+from ...recovery.connections import find_listening_ports, list_sockets
 from .cable_gloo import CableChannel, CableGloo
 from .relay import CableRelay, RelayHop, loopback_of
 

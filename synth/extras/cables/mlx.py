@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from ...topo.errors import InfeasibleError
-from ...topo.pictures.cables import format_rate
-from ..bounds.single_path import Bounds
-from ..ir.collective import Collective
+from ....topo.errors import InfeasibleError
+from ....topo.pictures.cables import format_rate
+from ...bounds.single_path import Bounds
+from ...ir.collective import Collective
 from .hosts import CabledHosts
 from .rings import RING_SHARES, Order, list_edges, list_rings
 

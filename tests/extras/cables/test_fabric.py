@@ -13,11 +13,11 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from topoplan.synth.cables.hosts import read_hosts
+from topoplan.synth.extras.cables.hosts import read_hosts
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
-from topoplan.topo.fabric import (
+from topoplan.topo.extras.cables import (
     FabricFacts,
     Flow,
     Hello,
@@ -29,8 +29,8 @@ from topoplan.topo.fabric import (
     find_faults,
     make_topology,
 )
-from topoplan.topo.fabric.facts import agree_on_management, list_possible_pairs
-from topoplan.topo.fabric.segments import find_segments, list_data_segments
+from topoplan.topo.extras.cables.facts import agree_on_management, list_possible_pairs
+from topoplan.topo.extras.cables.segments import find_segments, list_data_segments
 from topoplan.topo.graph import Topology
 
 Key = tuple[int, str]

@@ -1,12 +1,12 @@
-"""Check of the cables between hosts, from what their ports heard and answered (topo/fabric)."""
+"""Check of the cables between hosts, from what their ports heard and answered (facts.py)."""
 
 from collections.abc import Iterator
 
-from ..errors import InputError
-from ..fabric.facts import FIELD, FabricFacts, load_facts
-from ..fabric.faults import find_faults
-from ..fabric.segments import find_hearing
-from .view import Check, DoctorView, Finding
+from ...doctor.view import Check, DoctorView, Finding
+from ...errors import InputError
+from .facts import FIELD, FabricFacts, load_facts
+from .faults import find_faults
+from .segments import find_hearing
 
 
 def check_cables(view: DoctorView) -> Iterator[Finding]:

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...topo.errors import ExecutionError, TopoplanError
-from ...topo.fabric import (
+from ....topo.errors import ExecutionError, TopoplanError
+from ....topo.extras.cables import (
     FabricFacts,
     Flow,
     Hello,
@@ -27,9 +27,9 @@ from ...topo.fabric import (
     find_segments,
     list_data_segments,
 )
-from ...topo.fabric.facts import agree_on_management
-from ..ranks.machine import name_boot, name_host
-from ..ranks.store import put, take
+from ....topo.extras.cables.facts import agree_on_management
+from ...ranks.machine import name_boot, name_host
+from ...ranks.store import put, take
 from .handshake import Handshake
 from .ports import describe_host
 from .rounds import FlowKey, plan_rounds

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import InputError
+from ...errors import InputError
 
 # Field of a topology that has the facts from which its cables were inferred.
 FIELD = "fabric"

@@ -1,0 +1,31 @@
+"""topo-probe --fabric: the launch's hosts, joined by their cables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..shared.common import print_error
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ...topo.graph import Topology
+    from ..shared.progress import ProgressReporter
+
+
+def find_fabric(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
+    """Return the launch's hosts, joined by their cables.
+
+    With --check also if they are not joined, since the findings say why.
+    """
+    from ...runtime.extras.cables.probe import probe_fabric
+    from ...topo.extras.cables import describe_hosts, find_faults, make_topology
+
+    with progress.follow("finding cables ..."):
+        facts = probe_fabric()
+    if arguments.check:
+        return describe_hosts(facts)
+    topology = make_topology(facts)
+    for fault in find_faults(facts) if progress.speaks else ():
+        print_error(f"{progress.prog}: warning: {fault.text}; {fault.advice}")
+    return topology

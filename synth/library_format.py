@@ -1,0 +1,71 @@
+"""Files that tune other libraries to a topology: what one is, and how extras add more.
+
+They add them to the group `files` (extras.py at the root); those of the core are in export/formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..topo.routes import Router
+    from .bounds.single_path import Bounds
+    from .export.graph_file import NcclVersion
+    from .ir.collective import Collective
+    from .numeric.effort import Effort
+
+
+@dataclass(frozen=True)
+class Export:
+    """A text in one of the formats, with `figures` for programs and `lines` for people.
+
+    `reason` is why the text should not be used, since stock is as good or does not start; None if
+    it should. `bounds` are the collective's, to compare its rates with; None if the format has no
+    rates. `environment` has variables that the file needs. `beside` is the text of a second file,
+    and `beside_what` what it has; None if there is none.
+    """
+
+    format: str
+    text: str
+    figures: dict[str, Any]
+    lines: tuple[str, ...]
+    bounds: Bounds | None = None
+    reason: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    beside: str | None = None
+    beside_what: str = "rings for the other collectives"
+
+    @property
+    def key(self) -> str:
+        """The key under which topo-synth's JSON has the figures."""
+        return self.format.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class LibraryRequest:
+    """A file that is wanted: the collective, the routes of the topology, and the effort to spend.
+
+    `version` is that of NCCL. With `guard` a file that should not be used has a `reason`.
+    """
+
+    collective: Collective
+    router: Router
+    effort: Effort
+    version: NcclVersion
+    guard: bool = True
+
+
+@dataclass(frozen=True)
+class LibraryFormat:
+    """A format of an extra: `write` is called with what is wanted.
+
+    It raises InfeasibleError or InputError if the format cannot express it. `beside` is how the
+    name of a second file goes on after that of the first one, "" if there is none. `options` are
+    those of topo-synth's options for such files that it takes: --nccl-version, --no-guard.
+    """
+
+    write: Callable[[LibraryRequest], Export]
+    beside: str = ""
+    options: tuple[str, ...] = ()
