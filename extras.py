@@ -11,11 +11,12 @@ The groups, and what an entry of each is:
 - `players`: a DevicePlayer (runtime/players/on_devices.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
-- `checks`: checks of the doctor (topo/doctor/view.py), in a tuple.
+- `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
 - `sources`: a function of topo-probe's arguments and progress that is what its --NAME reads.
 - `explanations`: a function that returns an ExplanationPart (synth/explanation_part.py), for
   `topo-synth --explain`; NAME is its key in the JSON.
-- `examples`: no module but the command in whose help the command line NAME is an example.
+- `examples`: no module but the command in whose help the command line NAME is an example;
+  likewise.
 - `networks`: a LaunchNetwork (runtime/ranks/cabled.py), asked before a launch's groups are made;
   only the extras here add.
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
