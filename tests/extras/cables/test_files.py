@@ -454,6 +454,8 @@ def test_the_command_writes_settings_and_hosts_or_says_why_not(
     assert json.loads(out.out)["nccl_env"]["written"] is False
     assert out.err.startswith("no settings written: NCCL before 2.30.7 cannot start")
     assert not old.exists()
+    assert main([*synth, str(old), "--nccl-version", "2.29", "--no-guard"]) == 0
+    assert old.read_text() == env.read_text()
 
 
 def test_no_cable_is_advised_by_a_bound_that_may_be_too_high() -> None:
