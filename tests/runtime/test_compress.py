@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
+from needs import long_cases
 from ranks import compression
 from thorough import count_examples
 
@@ -134,12 +135,26 @@ def test_unknown_codecs_are_refused() -> None:
         find_codec("zip")
 
 
-def test_compressed_sums_agree_bitwise_and_feedback_loses_nothing(plans: Plans) -> None:
-    """Every codec, several schedules and lengths: near the sum, the same bits on all ranks, and
-    over all ranks what came out and what is kept for the next call is what went in.
+@pytest.mark.parametrize(
+    ("machine", "strategy", "codecs"),
+    long_cases(
+        [
+            ("ring:3", "packing", [*CODECS]),
+            ("ring:4", "auto", [*CODECS]),
+            ("switch:4", "recursive-doubling", ["int8"]),
+        ],
+        "ring:4",
+        "switch:4",
+    ),
+)
+def test_compressed_sums_agree_bitwise_and_feedback_loses_nothing(
+    plans: Plans, machine: str, strategy: str, codecs: list[str]
+) -> None:
+    """Several lengths: near the sum, the same bits on all ranks, and over all ranks what came out
+    and what is kept for the next call is what went in.
     """
-    several = [plans("ring:4"), plans("switch:4", "allreduce", "recursive-doubling")]
-    run_ranks(compression.sums_and_feedback, 4, several)
+    plan = plans(machine, "allreduce", strategy)
+    run_ranks(compression.sums_and_feedback, int(machine[-1]), plan, codecs)
 
 
 def test_bytes_that_are_sent_are_counted_and_fall(plans: Plans) -> None:

@@ -77,7 +77,7 @@ def test_greedy_is_right_on_direct_links(collective: str, argument: str) -> None
     ("argument", "most"),
     [
         pytest.param("mesh:8x8", Fraction(35, 1000), marks=pytest.mark.long),
-        ("torus:8x8", Fraction(8, 100)),
+        pytest.param("torus:8x8", Fraction(8, 100), marks=pytest.mark.long),
     ],
 )
 def test_greedy_comes_near_the_bound_on_large_meshes(argument: str, most: Fraction) -> None:
