@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
+from patience import PLANNING_S
+from unhurried import make_effort
 
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.judge import judging
+from topoplan.synth.judge import judging, options
 from topoplan.synth.judge.options import (
     Limits,
     Options,
@@ -26,6 +28,9 @@ _ROUTERS: dict[str, Router] = {}
 
 def judge_equal_machines_once(patch: pytest.MonkeyPatch) -> None:
     """Let topo-judge use what was found before for an equal machine, in the tests' process."""
+    # The clock stops no search on a busy machine.
+    patch.setattr(options, "Effort", lambda _: make_effort())
+    patch.setattr(options, "TIME_LIMIT_S", PLANNING_S)
     patch.setattr(judging, "find_limits", find_limits_once)
     patch.setattr(judging, "find_part_limits", find_part_limits_once)
     patch.setattr(judging, "find_options", find_options_once)

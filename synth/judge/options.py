@@ -35,7 +35,7 @@ from .machine import count_hosts
 from .rates import rate_rings
 
 # Time limit of each search: a log names few collectives, and a person waits for the answer.
-_TIME_LIMIT_S = 20.0
+TIME_LIMIT_S = 20.0
 # Most GPUs for a search of channels: one node, since a graph file describes a node.
 _MAX_CHANNEL_RANKS = 16
 # Most GPUs for rank orders and plans, which take seconds; topo-place and topo-synth do more.
@@ -152,7 +152,7 @@ class Options:
 
 def find_limits(collective: Collective, router: Router) -> Limits:
     """Return the bounds of a collective. Raise InfeasibleError if GPUs are not connected."""
-    topology, effort = router.topology, Effort(_TIME_LIMIT_S)
+    topology, effort = router.topology, Effort(TIME_LIMIT_S)
     bounds = find_bounds(collective, router, effort)
     in_network = bound_in_network(collective, topology, bounds.multipath, effort)
     nvls = _find_nvls_bound(collective, topology, bounds.multipath, effort, in_network)
@@ -239,12 +239,12 @@ def find_part_limits(
         if len(everyone) > _MAX_HELPED_RANKS:
             return limits
         whole = SubMachine.of(group, router, everyone)
-        helped = whole.find_bounds(Effort(_TIME_LIMIT_S)).single_path
+        helped = whole.find_bounds(Effort(TIME_LIMIT_S)).single_path
         return limits if helped.is_cut_short else replace(limits, helped_GBps=helped.algbw_GBps)
     usable = SubMachine.of(group, router, (*members, *helpers))
     limits = find_limits(usable.collective, usable.router)
     try:
-        without = alone.find_bounds(Effort(_TIME_LIMIT_S)).single_path.algbw_GBps
+        without = alone.find_bounds(Effort(TIME_LIMIT_S)).single_path.algbw_GBps
     except InfeasibleError:
         without = None
     return replace(
@@ -263,7 +263,7 @@ def find_helped_options(
     group = Collective(collective.name, len(members), root, members)
     try:
         made = synthesize_group(
-            group, helpers, router.topology, "packing", _TIME_LIMIT_S, router=router
+            group, helpers, router.topology, "packing", TIME_LIMIT_S, router=router
         )
     except TopoplanError as error:
         return Options((), None, (f"plan: {error}",))
@@ -331,7 +331,7 @@ def find_options(collective: Collective, router: Router) -> Options:
     else:
         try:
             plan = synthesize(
-                collective, router.topology, "packing", _TIME_LIMIT_S, router=router
+                collective, router.topology, "packing", TIME_LIMIT_S, router=router
             ).plan
         except TopoplanError as error:
             missing.append(f"plan: {error}")
@@ -348,7 +348,7 @@ def _find_graph_file(collective: Collective, router: Router) -> Option:
 
     Raise InfeasibleError if it writes none, since stock NCCL is as good by the model of it.
     """
-    effort = Effort(_TIME_LIMIT_S)
+    effort = Effort(TIME_LIMIT_S)
     chosen = choose_graphs(collective, router, effort, None, NEWEST, USUAL_SIZE_bytes)
     if not chosen.is_worth_writing:
         raise InfeasibleError("stock NCCL is at the bound, or above, by its own count of links")
@@ -368,7 +368,7 @@ def _find_graph_file(collective: Collective, router: Router) -> Option:
 def _find_rank_order(collective: Collective, router: Router) -> Option:
     """Return one ring in the best rank order, as found by topo-place, with its algbw."""
     placed = place(
-        router.topology, traffic=f"{WHOLE}={collective.name}:1G", time_limit_s=_TIME_LIMIT_S
+        router.topology, traffic=f"{WHOLE}={collective.name}:1G", time_limit_s=TIME_LIMIT_S
     )
     try:
         rate = rate_rings(collective.name, [placed.order], router)

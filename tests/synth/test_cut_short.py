@@ -16,6 +16,7 @@ from topoplan.synth.bounds.certificate import Bounds, check_bound
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
 from topoplan.synth.explain import explain
+from topoplan.synth.forest.survey import survey
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
@@ -44,6 +45,7 @@ class LastMinute(Effort):
 def stopped_bounds(machine: str = TWO_BOXES) -> tuple[Collective, Router, Bounds]:
     topology = preset(machine)
     collective, router = Collective("allreduce", len(topology.ranks)), Router(topology)
+    survey.cache_clear()  # else what another test has found proves the bound without a search
     return collective, router, find_bounds(collective, router, Effort(0.0))
 
 

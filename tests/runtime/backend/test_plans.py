@@ -121,17 +121,21 @@ def test_a_long_wait_for_a_plan_is_one_line_and_ends_by_the_clock(
     is_first: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_finder, "LONG_WAIT_S", 0.0)
-    asked = threading.Event()
+    asked, looks = threading.Event(), list[None]()
 
     def search(is_over: Callable[[], bool]) -> None:
         assert not is_over()  # calls go on without the plan, and none waits
         asked.set()
-        patience.wait_until(is_over, "the end of the wait")
+        # The line is printed after the first look for errors, however late that is.
+        patience.wait_until(lambda: is_over() and len(looks) > 1, "the end of the wait")
+
+    def find_error() -> None:
+        looks.append(None)
 
     searching = plan_finder.Preparation(search, "allreduce", 0.3, is_first=is_first)
     asked.wait()
     with caplog.at_level(logging.WARNING):
-        assert searching.wait(lambda: None) is None
+        assert searching.wait(find_error) is None
     said = ["waiting for the plan of allreduce, at most 0 s more"] if is_first else []
     assert caplog.messages == said
 
