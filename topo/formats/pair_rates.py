@@ -14,6 +14,11 @@ _MAX_CHARACTERS = 2 * 2**20
 _MAX_ROWS = 1024
 _CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A)(?:;\(\S{1,80}\))?")
 
+# nvbandwidth's first line, and what it says where it measures nothing.
+_OUTPUT = re.compile(r"^\s{0,9}nvbandwidth Version", re.MULTILINE)
+_WRONG = re.compile(r"Invalid value when checking the pattern")
+_WAIVED = re.compile(r"^\s{0,9}Waiving (device_to_device_\w{1,60})", re.MULTILINE)
+
 _Rows = list[list[float | None]]
 
 
@@ -118,20 +123,37 @@ def find_pair_rates(text: str) -> list[PairRates]:
 
 
 def describe(text: str) -> str | None:
-    """Say in a line what the measured rates of a text are, and their use; None if it has none."""
+    """Say in a line what the measured rates of a text are, and their use; None if it has none.
+
+    nvbandwidth's output without rates is none of another kind: the line says why, if it does.
+    """
     found = find_pair_rates(text)
     if not found:
-        return None
+        return _describe_failure(text[:_MAX_CHARACTERS])
     best = max(found, key=_rank)
     low, high = min(best.between), max(best.between)
     span = f"{low:g} GB/s" if low == high else f"{low:g} to {high:g} GB/s"
     kind = "between pairs of" if best.is_of_pairs else "of each of"
     ways = "one way" if best.is_one_way else "both ways together"
+    is_direct = best.is_of_pairs and best.is_one_way and not best.is_through_memory
+    use = "; correct the rates of a topology by them" if is_direct else ""
     return (
         f"rates {kind} {best.count} GPUs, measured by {best.tool} ({best.test}: "
-        f"{span} {ways}), which do not say what joins the GPUs; correct the rates of a topology "
-        "by them"
+        f"{span} {ways}), which do not say what joins the GPUs{use}"
     )
+
+
+def _describe_failure(text: str) -> str | None:
+    """Say why nvbandwidth printed no rates between GPUs; None if a text is not its output."""
+    if _OUTPUT.search(text) is None:
+        return None
+    what = "nvbandwidth's output without rates of several GPUs"
+    if (match := _WRONG.search(text)) is not None:
+        line = text.count("\n", 0, match.start()) + 1
+        return f"{what}: line {line}: it found wrong values in what it had copied; mend that first"
+    if (waived := _WAIVED.findall(text)) != []:
+        return f"{what}: it waived {waived[0]}, as it does where GPUs do not reach each other (P2P)"
+    return what
 
 
 def _rank(rates: PairRates) -> tuple[bool, bool, bool]:
