@@ -14,6 +14,7 @@ from ....topo.formats.pasted_xml import find_xml
 from ....topo.graph import Topology
 from ..reading import HAS_RESULTS, FileFinding, Reading
 from .benchmarks import find_benchmark
+from .left_out import describe_left_out
 from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
@@ -172,7 +173,11 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, Path(where).name)
-    benchmark, locations, notes = find_benchmark(text), table.locations, table.notes[:3]
+    benchmark, locations, notes = (
+        find_benchmark(text),
+        table.locations,
+        describe_left_out(table.left_out),
+    )
     if benchmark is not None:
         lines = _ANSI.sub("", text).replace("\xa0", " ").splitlines()
         results = benchmark.read([line[:_MAX_LINE] for line in lines], where)
@@ -245,9 +250,8 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
     if table.others:
         test, line = next(iter(table.others.items()))
         return f", line {line}: a table of {test}, which has no bound here; give a collective's"
-    if log.failure is not None:
-        line, said = log.failure
-        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
+    if (failed := _explain_failure(log)) is not None:
+        return failed
     if table.header_line:
         return (
             f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
@@ -267,6 +271,17 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
         else f"not a format that is known (it starts with {first[:40]!r})"
     )
     return f": {what}; {_EXPECTED}"
+
+
+def _explain_failure(log: LogReader) -> str | None:
+    """Return the rest of the error for a run that failed or did not end; None for others."""
+    if log.failure is not None:
+        line, said = log.failure
+        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
+    stuck = log.findings.get("timed-out")
+    if stuck is None:
+        return None
+    return f", line {stuck.line}: {stuck.message}, and nothing was measured; {stuck.advice}"
 
 
 def _explain_log(text: str, log: LogReader) -> str:

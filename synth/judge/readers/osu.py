@@ -13,6 +13,7 @@ from ....topo.errors import InputError
 from ...ir.collective import Collective
 from ..reading import BenchmarkResults, Measurement
 from .launchers import count_processes
+from .left_out import describe_left_out
 from .log_lines import name_collective
 from .runs import Runs
 
@@ -29,8 +30,8 @@ _COMMAND = re.compile(r"\bosu_(?:nccl_|xccl_)?[a-z_]+\b")
 _USING = re.compile(r"#Using [NR]CCL\b")
 # Collectives of which OSU counts one rank's part as the size.
 _BY_PART = ("allgather", "alltoall", "gather", "scatter")
-# Most tables to name that are left out.
-_MAX_NOTES = 3
+# Most reasons to name why tables are left out.
+_MAX_NOTES = 5
 _WORDS = re.compile(r"\b(?:Personalized|Exchange)\b")
 
 
@@ -50,15 +51,16 @@ def read(lines: Sequence[str], where: str) -> BenchmarkResults:
         reader.take(line, number)
     measured = reader.runs.number()
     if reader.left_out and not measured:
-        raise InputError(f"{where}, {reader.left_out[0]}")
-    return BenchmarkResults(measured, notes=tuple(reader.left_out[:_MAX_NOTES]))
+        line, why = reader.left_out[0]
+        raise InputError(f"{where}, line {line}: {why}")
+    return BenchmarkResults(measured, notes=tuple(describe_left_out(reader.left_out)[:_MAX_NOTES]))
 
 
 class _Reader:
     """Collector of the tables of a text; `left_out` says which cannot be judged, and why."""
 
     def __init__(self) -> None:
-        self.runs, self.left_out = Runs(), list[str]()
+        self.runs, self.left_out = Runs(), list[tuple[int, str]]()
         self._table = 0
         self._collective: str | None = None
         self._ranks = self._launched = self._said = 0
@@ -99,7 +101,7 @@ class _Reader:
         else:
             self._collective, self._table = name, self._table + 1
             return
-        self.left_out.append(f"line {number}: {why}")
+        self.left_out.append((number, why))
 
     def _add(self, size: int, time_us: float, wrong: bool) -> None:
         name = self._collective
