@@ -7,7 +7,7 @@ them as matrices, of which the range is reported.
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20
@@ -18,6 +18,13 @@ _CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A)(?:;\(\S{1,80}\))?")
 _OUTPUT = re.compile(r"^\s{0,9}nvbandwidth Version", re.MULTILINE)
 _WRONG = re.compile(r"Invalid value when checking the pattern")
 _WAIVED = re.compile(r"^\s{0,9}Waiving (device_to_device_\w{1,60})", re.MULTILINE)
+# What p2pBandwidthLatencyTest says of which GPUs reach which, and the names of its tests.
+_ACCESS = re.compile(r"\bDevice=(\d{1,4}) CAN(NOT)? Access Peer Device=(\d{1,4})\b")
+_CONNECTED = re.compile(
+    r"P2P Connectivity Matrix[^\n]{0,80}\n[^\n]{0,80}D\\D[^\n]*\n"
+    r"((?:[ \t]*\d{1,4}(?:[ \t]+[01])+[ \t\r]*(?:\n|$))+)"
+)
+_ENABLED, _DISABLED = "P2P enabled", "P2P disabled"
 
 _Rows = list[list[float | None]]
 
@@ -119,7 +126,34 @@ def find_pair_rates(text: str) -> list[PairRates]:
             says = tool.describe(match)
             rows = _read_rows(text[match.end() :].split("\n", _MAX_ROWS)[1:])
             found.append(PairRates(tool.name, says[0], rows, *says[1:]))
-    return [rates for rates in found if rates.between]
+    refused = find_refused(text)
+    parted = [part for rates in found for part in _part_refused(rates, refused)]
+    return [rates for rates in parted if rates.between]
+
+
+def find_refused(text: str) -> set[tuple[int, int]]:
+    """Return the pairs of GPUs that p2pBandwidthLatencyTest says do not reach each other."""
+    refused, allowed = set[tuple[int, int]](), set[tuple[int, int]]()
+    for a, no, b in _ACCESS.findall(text[:_MAX_CHARACTERS]):
+        (refused if no else allowed).add((int(a), int(b)))
+    for table in _CONNECTED.findall(text[:_MAX_CHARACTERS]):
+        for i, line in enumerate(table.splitlines()):
+            for j, cell in enumerate(line.split()[1:]):
+                (allowed if cell == "1" else refused).add((i, j))
+    return refused - allowed
+
+
+def _part_refused(rates: PairRates, refused: set[tuple[int, int]]) -> list[PairRates]:
+    """Part a matrix with P2P: its test copies through host memory where P2P is refused."""
+    if rates.test != _ENABLED or not refused:
+        return [rates]
+    cells = [
+        [(rate, (i, j) in refused) for j, rate in enumerate(row)]
+        for i, row in enumerate(rates.rows)
+    ]
+    direct = [[None if is_refused else rate for rate, is_refused in row] for row in cells]
+    other = [[rate if is_refused else None for rate, is_refused in row] for row in cells]
+    return [replace(rates, rows=direct), replace(rates, rows=other, test=_DISABLED)]
 
 
 def describe(text: str) -> str | None:
