@@ -297,7 +297,9 @@ def _explain_log(text: str, log: LogReader) -> str:
             "give here a table or the whole log"
         )
     fabrics = f" ({said})" if (said := log.describe_fabrics()) else ""
+    warned = log.findings.get("warning-1")
+    warning = f"; line {warned.line}: {warned.message}" if warned is not None else ""
     return (
-        f": an NCCL log without the lines of INIT and GRAPH (no rings or trees){fabrics}; run "
-        "with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
+        f": an NCCL log without the lines of INIT and GRAPH (no rings or trees){fabrics}{warning}; "
+        "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
     )
