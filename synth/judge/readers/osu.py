@@ -51,8 +51,8 @@ def read(lines: Sequence[str], where: str) -> BenchmarkResults:
         reader.take(line, number)
     measured = reader.runs.number()
     if reader.left_out and not measured:
-        line, why = reader.left_out[0]
-        raise InputError(f"{where}, line {line}: {why}")
+        first, why = reader.left_out[0]
+        raise InputError(f"{where}, line {first}: {why}")
     return BenchmarkResults(measured, notes=tuple(describe_left_out(reader.left_out)[:_MAX_NOTES]))
 
 
