@@ -41,6 +41,9 @@ _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 # Findings on the network, which a run on one host does not use.
 _BETWEEN_HOSTS = ("no-gdr", "network-socket")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# A line in a list of lines, as Ansible prints them, and the end of a line in HTML.
+_QUOTED = re.compile(r'^\s*"(.*)",?\s*$')
+_LINE_BREAK = re.compile(r"<br ?/?>\s*$")
 _OTHERS = {
     r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID": "nvidia-smi's "
     "output, which says what the machine is; name it as the topology (topo -m), and give here "
@@ -155,11 +158,19 @@ def _read_pasted_xml(text: str, where: str) -> Reading | None:
     return None
 
 
+def _split_lines(text: str) -> list[str]:
+    """Return the lines of a text, without colors and what a list of lines puts around each."""
+    lines = _ANSI.sub("", text).splitlines()
+    if '"' not in text and "<br" not in text:
+        return lines
+    return [_LINE_BREAK.sub("", _QUOTED.sub(r"\1", line)) for line in lines]
+
+
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
-    count = 0
-    for count, line in enumerate(_ANSI.sub("", text).splitlines(), 1):
+    count, lines = 0, _split_lines(text)
+    for count, line in enumerate(lines, 1):
         line = line[:_MAX_LINE].replace("\t", "    ").replace("\xa0", " ")
         if len(line) > _MAX_DIGITS and _LONG_NUMBER.search(line):
             raise InputError(
@@ -179,8 +190,8 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         describe_left_out(table.left_out),
     )
     if benchmark is not None:
-        lines = _ANSI.sub("", text).replace("\xa0", " ").splitlines()
-        results = benchmark.read([line[:_MAX_LINE] for line in lines], where)
+        plain = [line[:_MAX_LINE].replace("\xa0", " ") for line in lines]
+        results = benchmark.read(plain, where)
         measurements += results.measurements
         locations = locations or dict(results.locations)
         notes += results.notes

@@ -176,3 +176,11 @@ def test_a_collective_that_does_not_end_is_the_first_finding() -> None:
 def test_a_connection_that_another_process_cuts_keeps_its_transport() -> None:
     lines = write_excerpt(0, 11, "NET/IB/0/GDRDMA", "NET/IB/1/GDSetting up\n")
     assert [c.transports for c in read(lines).communicators] == [{"NET/IB/GDRDMA": 2}]
+
+
+@pytest.mark.parametrize("wrap", ['        "{}",', '"{}"', "{}<br>", "{}<br />"])
+def test_lines_in_a_list_of_lines_are_read_without_it(wrap: str) -> None:
+    bare = "".join(LOG) + HEADER + row(1 << 30, 46, 69)
+    wrapped = "ok: [node1] =>\n" + "".join(wrap.format(x) + "\n" for x in bare.splitlines())
+    assert read(wrapped).communicators == read(bare).communicators
+    assert read(wrapped).measurements == read(bare).measurements
