@@ -221,3 +221,12 @@ def test_rates_between_cpus_and_gpus_correct_no_topology() -> None:
     table = "memcpy SM CPU(row) -> GPU(column) bandwidth (GB/s)\n   0   1\n0  35.1  35.2\n"
     with pytest.raises(InputError, match=r"of each of 2 GPUs.*what joins the GPUs; give here"):
         read(table)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["(head, rank=0, pid={}) [1,0]<stdout>:", "2030-01-02T03:04:0{}Z stdout F ", "> "]
+)
+def test_what_a_log_puts_before_the_lines_of_osu_is_cut_off(prefix: str) -> None:
+    text = "$ mpirun -np 4 osu_allreduce -d cuda\n" + OSU.format("Allreduce", 1 << 24)
+    lines = "".join(prefix.format(i) + line for i, line in enumerate(text.splitlines(True)))
+    assert rates(read(lines)) == rates(read(text)) != []
