@@ -8,6 +8,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from .line_prefix import cut_prefix, make_prefix
 
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20
@@ -20,10 +23,8 @@ _WRONG = re.compile(r"Invalid value when checking the pattern")
 _WAIVED = re.compile(r"^\s{0,9}Waiving (device_to_device_\w{1,60})", re.MULTILINE)
 # What p2pBandwidthLatencyTest says of which GPUs reach which, and the names of its tests.
 _ACCESS = re.compile(r"\bDevice=(\d{1,4}) CAN(NOT)? Access Peer Device=(\d{1,4})\b")
-_CONNECTED = re.compile(
-    r"P2P Connectivity Matrix[^\n]{0,80}\n[^\n]{0,80}D\\D[^\n]*\n"
-    r"((?:[ \t]*\d{1,4}(?:[ \t]+[01])+[ \t\r]*(?:\n|$))+)"
-)
+_CONNECTED = re.compile(r"P2P Connectivity Matrix")
+_REACHES = re.compile(r"\s*\d{1,4}(?:\s+[01])+\s*")
 _ENABLED, _DISABLED = "P2P enabled", "P2P disabled"
 
 _Rows = list[list[float | None]]
@@ -124,7 +125,7 @@ def find_pair_rates(text: str) -> list[PairRates]:
     for tool in _TOOLS:
         for match in tool.heading.finditer(text):
             says = tool.describe(match)
-            rows = _read_rows(text[match.end() :].split("\n", _MAX_ROWS)[1:])
+            rows = _read_rows(_list_below(text, match))
             found.append(PairRates(tool.name, says[0], rows, *says[1:]))
     refused = find_refused(text)
     parted = [part for rates in found for part in _part_refused(rates, refused)]
@@ -136,11 +137,19 @@ def find_refused(text: str) -> set[tuple[int, int]]:
     refused, allowed = set[tuple[int, int]](), set[tuple[int, int]]()
     for a, no, b in _ACCESS.findall(text[:_MAX_CHARACTERS]):
         (refused if no else allowed).add((int(a), int(b)))
-    for table in _CONNECTED.findall(text[:_MAX_CHARACTERS]):
-        for i, line in enumerate(table.splitlines()):
+    for match in _CONNECTED.finditer(text[:_MAX_CHARACTERS]):
+        for i, line in enumerate(takewhile(_REACHES.fullmatch, _list_below(text, match)[1:])):
             for j, cell in enumerate(line.split()[1:]):
                 (allowed if cell == "1" else refused).add((i, j))
     return refused - allowed
+
+
+def _list_below(text: str, heading: re.Match[str]) -> list[str]:
+    """Return the lines below a heading, without what a log puts before all of them."""
+    before = text[text.rfind("\n", 0, heading.start()) + 1 : heading.start()]
+    prefix = make_prefix(before)
+    lines = text[heading.end() : heading.end() + _MAX_CHARACTERS].split("\n", _MAX_ROWS)[1:]
+    return [cut_prefix(prefix, line) for line in lines]
 
 
 def _part_refused(rates: PairRates, refused: set[tuple[int, int]]) -> list[PairRates]:

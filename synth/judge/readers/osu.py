@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from ....topo.errors import InputError
+from ....topo.formats.line_prefix import cut_prefix, make_prefix
 from ...ir.collective import Collective
 from ..reading import BenchmarkResults, Measurement
 from .launchers import count_processes
@@ -32,8 +33,6 @@ _USING = re.compile(r"#Using [NR]CCL\b")
 _BY_PART = ("allgather", "alltoall", "gather", "scatter")
 # Most reasons to name why tables are left out.
 _MAX_NOTES = 5
-# Longest text before a heading, in characters, that a log puts there.
-_MAX_PREFIX = 200
 _WORDS = re.compile(r"\b(?:Personalized|Exchange)\b")
 
 
@@ -78,12 +77,12 @@ class _Reader:
             self._launched = count_processes(line[: command.start()])
             self._collective = None
         elif self._collective is not None:
-            words = _LAUNCHER.sub("", self._cut_prefix(line)).split()
+            words = _LAUNCHER.sub("", cut_prefix(self._prefix, line)).split()
             if len(words) > 1 and _SIZE.fullmatch(words[0]) and _TIME.fullmatch(words[1]):
                 self._add(int(words[0]), float(words[1]), "Fail" in words)
 
     def _begin(self, match: re.Match[str], number: int) -> None:
-        self._prefix = _make_prefix(match.string[: match.start()])
+        self._prefix = make_prefix(match.string[: match.start()])
         test = _WORDS.sub("", match["test"]).strip()
         name = name_collective(test.replace("All-to-All", "Alltoall"))
         self._ranks, self._said, self._collective = self._said or self._launched, 0, None
@@ -107,11 +106,6 @@ class _Reader:
             return
         self.left_out.append((number, why))
 
-    def _cut_prefix(self, line: str) -> str:
-        """Return a line without what stands before the heading of its table, too."""
-        match = self._prefix.match(line) if self._prefix is not None else None
-        return line[match.end() :] if match is not None else line
-
     def _add(self, size: int, time_us: float, wrong: bool) -> None:
         name = self._collective
         if name is None or not time_us or not size:
@@ -121,13 +115,3 @@ class _Reader:
         busbw = algbw * float(Collective.with_default_root(name, self._ranks).bus_factor())
         m = Measurement(name, self._ranks, whole, algbw, busbw, time_us, wrong=wrong)
         self.runs.add(self._table, [m])
-
-
-def _make_prefix(before: str) -> re.Pattern[str] | None:
-    """Return a pattern of what a log puts before each line; None if that is nothing.
-
-    Its numbers may differ: they are times, ranks or processes.
-    """
-    if not before.strip() or len(before) > _MAX_PREFIX:
-        return None
-    return re.compile(re.sub(r"\d+", r"\\d+", re.escape(before)))

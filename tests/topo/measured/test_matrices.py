@@ -164,3 +164,11 @@ def test_rates_of_gpus_that_do_not_reach_each_other_are_none_by_p2p() -> None:
     )
     with pytest.raises(InputError, match="P2P disabled"):
         read_measurements(apart + table, "file", preset("switch:3@100"))
+
+
+@pytest.mark.parametrize("prefix", ["[1,{}]<stdout>:", "{}: ", "2030-01-02T03:04:0{}Z stdout F "])
+def test_what_a_log_puts_before_each_line_is_no_cell(prefix: str) -> None:
+    bare = matrix("write", ("N/A", 12), (20, "N/A"))
+    text = "".join(prefix.format(i) + line for i, line in enumerate(bare.splitlines(True)))
+    read = read_measurements(text, "file", preset("path:2@20"))
+    assert read.pairs == read_measurements(bare, "file", preset("path:2@20")).pairs
