@@ -25,6 +25,9 @@ _MIN_GAIN = Fraction("1.05")
 _FALL = 0.7
 # Smallest size in bytes at which a fall can matter: below it latency decides, which varies.
 _MIN_FALL_BYTES = 1 << 16
+# Smallest share of the best rate that a size must reach before a fall from it can matter: below it,
+# too, latency decides.
+_MIN_FALL_SHARE = 0.1
 # Findings that say that GPUs do not reach each other directly, as every offer assumes.
 _NO_P2P = ("p2p-refused", "shared-memory")
 # The finding that names the file from which NCCL takes the machine.
@@ -362,12 +365,14 @@ def _find_fall(measured: MeasuredVerdict) -> list[FileFinding]:
     """Report the deepest fall of the rate from a size to a larger one."""
     best: dict[str, Measurement] = {}
     part, pair = _FALL, None
+    least = _MIN_FALL_SHARE * max((row.measured.algbw_GBps for row in measured.rows), default=0)
     for m in sorted((row.measured for row in measured.rows), key=lambda m: m.size_bytes):
         before = best.setdefault(m.how, m)
         if m.algbw_GBps >= before.algbw_GBps:
             best[m.how] = m
         elif (
             before.size_bytes >= _MIN_FALL_BYTES
+            and before.algbw_GBps >= least
             and m.size_bytes > before.size_bytes
             and m.algbw_GBps < part * before.algbw_GBps
         ):

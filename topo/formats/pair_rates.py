@@ -7,12 +7,25 @@ them as matrices, of which the range is reported.
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from .line_prefix import cut_prefix, make_prefix
 
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20
 _MAX_ROWS = 1024
 _CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A)(?:;\(\S{1,80}\))?")
+
+# nvbandwidth's first line, and what it says where it measures nothing.
+_OUTPUT = re.compile(r"^\s{0,9}nvbandwidth Version", re.MULTILINE)
+_WRONG = re.compile(r"Invalid value when checking the pattern")
+_WAIVED = re.compile(r"^\s{0,9}Waiving (device_to_device_\w{1,60})", re.MULTILINE)
+# What p2pBandwidthLatencyTest says of which GPUs reach which, and the names of its tests.
+_ACCESS = re.compile(r"\bDevice=(\d{1,4}) CAN(NOT)? Access Peer Device=(\d{1,4})\b")
+_CONNECTED = re.compile(r"P2P Connectivity Matrix")
+_REACHES = re.compile(r"\s*\d{1,4}(?:\s+[01])+\s*")
+_ENABLED, _DISABLED = "P2P enabled", "P2P disabled"
 
 _Rows = list[list[float | None]]
 
@@ -112,26 +125,78 @@ def find_pair_rates(text: str) -> list[PairRates]:
     for tool in _TOOLS:
         for match in tool.heading.finditer(text):
             says = tool.describe(match)
-            rows = _read_rows(text[match.end() :].split("\n", _MAX_ROWS)[1:])
+            rows = _read_rows(_list_below(text, match))
             found.append(PairRates(tool.name, says[0], rows, *says[1:]))
-    return [rates for rates in found if rates.between]
+    refused = find_refused(text)
+    parted = [part for rates in found for part in _part_refused(rates, refused)]
+    return [rates for rates in parted if rates.between]
+
+
+def find_refused(text: str) -> set[tuple[int, int]]:
+    """Return the pairs of GPUs that p2pBandwidthLatencyTest says do not reach each other."""
+    refused, allowed = set[tuple[int, int]](), set[tuple[int, int]]()
+    for a, no, b in _ACCESS.findall(text[:_MAX_CHARACTERS]):
+        (refused if no else allowed).add((int(a), int(b)))
+    for match in _CONNECTED.finditer(text[:_MAX_CHARACTERS]):
+        for i, line in enumerate(takewhile(_REACHES.fullmatch, _list_below(text, match)[1:])):
+            for j, cell in enumerate(line.split()[1:]):
+                (allowed if cell == "1" else refused).add((i, j))
+    return refused - allowed
+
+
+def _list_below(text: str, heading: re.Match[str]) -> list[str]:
+    """Return the lines below a heading, without what a log puts before all of them."""
+    before = text[text.rfind("\n", 0, heading.start()) + 1 : heading.start()]
+    prefix = make_prefix(before)
+    lines = text[heading.end() : heading.end() + _MAX_CHARACTERS].split("\n", _MAX_ROWS)[1:]
+    return [cut_prefix(prefix, line) for line in lines]
+
+
+def _part_refused(rates: PairRates, refused: set[tuple[int, int]]) -> list[PairRates]:
+    """Part a matrix with P2P: its test copies through host memory where P2P is refused."""
+    if rates.test != _ENABLED or not refused:
+        return [rates]
+    cells = [
+        [(rate, (i, j) in refused) for j, rate in enumerate(row)]
+        for i, row in enumerate(rates.rows)
+    ]
+    direct = [[None if is_refused else rate for rate, is_refused in row] for row in cells]
+    other = [[rate if is_refused else None for rate, is_refused in row] for row in cells]
+    return [replace(rates, rows=direct), replace(rates, rows=other, test=_DISABLED)]
 
 
 def describe(text: str) -> str | None:
-    """Say in a line what the measured rates of a text are, and their use; None if it has none."""
+    """Say in a line what the measured rates of a text are, and their use; None if it has none.
+
+    nvbandwidth's output without rates is none of another kind: the line says why, if it does.
+    """
     found = find_pair_rates(text)
     if not found:
-        return None
+        return _describe_failure(text[:_MAX_CHARACTERS])
     best = max(found, key=_rank)
     low, high = min(best.between), max(best.between)
     span = f"{low:g} GB/s" if low == high else f"{low:g} to {high:g} GB/s"
     kind = "between pairs of" if best.is_of_pairs else "of each of"
     ways = "one way" if best.is_one_way else "both ways together"
+    is_direct = best.is_of_pairs and best.is_one_way and not best.is_through_memory
+    use = "; correct the rates of a topology by them" if is_direct else ""
     return (
         f"rates {kind} {best.count} GPUs, measured by {best.tool} ({best.test}: "
-        f"{span} {ways}), which do not say what joins the GPUs; correct the rates of a topology "
-        "by them"
+        f"{span} {ways}), which do not say what joins the GPUs{use}"
     )
+
+
+def _describe_failure(text: str) -> str | None:
+    """Say why nvbandwidth printed no rates between GPUs; None if a text is not its output."""
+    if _OUTPUT.search(text) is None:
+        return None
+    what = "nvbandwidth's output without rates of several GPUs"
+    if (match := _WRONG.search(text)) is not None:
+        line = text.count("\n", 0, match.start()) + 1
+        return f"{what}: line {line}: it found wrong values in what it had copied; mend that first"
+    if (waived := _WAIVED.findall(text)) != []:
+        return f"{what}: it waived {waived[0]}, as it does where GPUs do not reach each other (P2P)"
+    return what
 
 
 def _rank(rates: PairRates) -> tuple[bool, bool, bool]:

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from ..errors import InputError
 from ..exact import fraction_to_json
-from ..formats.pair_rates import PairRates, find_pair_rates
+from ..formats.pair_rates import PairRates, find_pair_rates, find_refused
 from ..graph import Topology
 from .flows import Experiment, Measurements, Pair
 from .p2p_or_memory import DIRECT, THROUGH_MEMORY, is_slower
@@ -51,6 +51,14 @@ def read_measurements(text: str, where: str, topology: Topology) -> Measurements
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     missing = [pair for pair in pairs if pair not in best]
     notes = [f"{where}: rows and columns are taken to be the GPUs in the topology's order"]
+    if refused := sorted(pair for pair in find_refused(text) if pair in missing):
+        named = ", ".join(f"{a} -> {b}" for a, b in refused[:_MAX_NAMED])
+        more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
+        notes.append(
+            f"{where}: GPUs {named}{more} do not reach each other (P2P), so what was measured "
+            "there went through host memory and is left out"
+        )
+        missing = [pair for pair in missing if pair not in refused]
     if missing:
         named = ", ".join(f"{a} -> {b}" for a, b in missing[:_MAX_NAMED])
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""

@@ -14,6 +14,7 @@ from ....topo.formats.pasted_xml import find_xml
 from ....topo.graph import Topology
 from ..reading import HAS_RESULTS, FileFinding, Reading
 from .benchmarks import find_benchmark
+from .left_out import describe_left_out
 from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
@@ -40,6 +41,9 @@ _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 # Findings on the network, which a run on one host does not use.
 _BETWEEN_HOSTS = ("no-gdr", "network-socket")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# A line in a list of lines, as Ansible prints them, and the end of a line in HTML.
+_QUOTED = re.compile(r'^\s*"(.*)",?\s*$')
+_LINE_BREAK = re.compile(r"<br ?/?>\s*$")
 _OTHERS = {
     r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID": "nvidia-smi's "
     "output, which says what the machine is; name it as the topology (topo -m), and give here "
@@ -154,11 +158,19 @@ def _read_pasted_xml(text: str, where: str) -> Reading | None:
     return None
 
 
+def _split_lines(text: str) -> list[str]:
+    """Return the lines of a text, without colors and what a list of lines puts around each."""
+    lines = _ANSI.sub("", text).splitlines()
+    if '"' not in text and "<br" not in text:
+        return lines
+    return [_LINE_BREAK.sub("", _QUOTED.sub(r"\1", line)) for line in lines]
+
+
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
-    count = 0
-    for count, line in enumerate(_ANSI.sub("", text).splitlines(), 1):
+    count, lines = 0, _split_lines(text)
+    for count, line in enumerate(lines, 1):
         line = line[:_MAX_LINE].replace("\t", "    ").replace("\xa0", " ")
         if len(line) > _MAX_DIGITS and _LONG_NUMBER.search(line):
             raise InputError(
@@ -172,10 +184,14 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, Path(where).name)
-    benchmark, locations, notes = find_benchmark(text), table.locations, table.notes[:3]
+    benchmark, locations, notes = (
+        find_benchmark(text),
+        table.locations,
+        describe_left_out(table.left_out),
+    )
     if benchmark is not None:
-        lines = _ANSI.sub("", text).replace("\xa0", " ").splitlines()
-        results = benchmark.read([line[:_MAX_LINE] for line in lines], where)
+        plain = [line[:_MAX_LINE].replace("\xa0", " ") for line in lines]
+        results = benchmark.read(plain, where)
         measurements += results.measurements
         locations = locations or dict(results.locations)
         notes += results.notes
@@ -245,9 +261,8 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
     if table.others:
         test, line = next(iter(table.others.items()))
         return f", line {line}: a table of {test}, which has no bound here; give a collective's"
-    if log.failure is not None:
-        line, said = log.failure
-        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
+    if (failed := _explain_failure(log)) is not None:
+        return failed
     if table.header_line:
         return (
             f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
@@ -269,6 +284,17 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
     return f": {what}; {_EXPECTED}"
 
 
+def _explain_failure(log: LogReader) -> str | None:
+    """Return the rest of the error for a run that failed or did not end; None for others."""
+    if log.failure is not None:
+        line, said = log.failure
+        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
+    stuck = log.findings.get("timed-out")
+    if stuck is None:
+        return None
+    return f", line {stuck.line}: {stuck.message}, and nothing was measured; {stuck.advice}"
+
+
 def _explain_log(text: str, log: LogReader) -> str:
     """Return the rest of the error for a log of NCCL with nothing to judge."""
     if log.lines and any(draft.started or draft.ranks for _, draft in log.drafts):
@@ -282,7 +308,9 @@ def _explain_log(text: str, log: LogReader) -> str:
             "give here a table or the whole log"
         )
     fabrics = f" ({said})" if (said := log.describe_fabrics()) else ""
+    warned = log.findings.get("warning-1")
+    warning = f"; line {warned.line}: {warned.message}" if warned is not None else ""
     return (
-        f": an NCCL log without the lines of INIT and GRAPH (no rings or trees){fabrics}; run "
-        "with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
+        f": an NCCL log without the lines of INIT and GRAPH (no rings or trees){fabrics}{warning}; "
+        "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
     )

@@ -70,6 +70,11 @@ FAILED_CALL = re.compile(r"[\w/]+\.(?:cc|cu|h|cpp):\d+ -> [1-9]\d*\b")
 FAILED_USE = re.compile(r"\b(?:enqueue|group|collectives)\.(?:cc|cu):\d+ -> (?!7\b)[1-9]\d*\b")
 # What nccl-tests and rccl-tests say as they give up.
 FAILED_TEST = re.compile(r"\bTest (?:NCCL|RCCL|CUDA|HIP) failure [\w./\-]+:\d+ '[^']*'?")
+# What PyTorch's watchdog says of a collective that does not end, of which it tells the kind.
+TIMED_OUT = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,200}?\bOpType=(\w{1,40})"
+    r".{0,200}?\bran for (\d{1,12}) milliseconds"
+)
 # The process that writes a message.
 PROCESS = re.compile(r":(\d{1,10}):\d{1,10} \[-?\d{1,9}\]")
 # A warning with the place in the library's source, which newer versions print.
@@ -269,7 +274,8 @@ def name_transport(text: str) -> str:
     if "shared memory" in text or parts[0] == "SHM":
         return "SHM"
     if parts[0] == "NET" and len(parts) > 1:
-        return f"NET/{parts[1]}" + ("/GDRDMA" if "GDRDMA" in text else "")
+        # Another process may write before GDRDMA is whole.
+        return f"NET/{parts[1]}" + ("/GDRDMA" if "/GD" in text else "")
     return "P2P/indirect" if "indirect" in text else parts[0]
 
 

@@ -50,6 +50,8 @@ _LIMITING = {
     "NCCL_BUFFSIZE": "unset it unless measurements show it faster",
     "NCCL_NTHREADS": "unset it unless measurements show it faster",
 }
+# Findings that leave nothing to judge.
+_NO_RESULT = ("warning", "variable", "network", "timed-out")
 # Variables that replace the result of the search.
 _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
@@ -147,6 +149,15 @@ class LogReader:
             # RCCL ends its lines of rings and trees with comm, nRanks and busId.
             self.is_rccl |= "RCCL" in line or (" busId " in line and " nRanks " in line)
             self._failure.take(line, number)
+        if "Watchdog" in line and (match := lines.TIMED_OUT.search(line)) is not None:
+            self._report(
+                "timed-out",
+                f"a collective did not end: PyTorch's watchdog gave up {match[1]} after "
+                f"{int(match[2]) / 1000:.0f} s",
+                "look for a rank that failed, or that calls other collectives, then for the "
+                "network between hosts",
+                number,
+            )
         if "NCCL" in line or "failure" in line:
             self._stop.take(line, number, self._completed)
         if line and not line.isspace():
@@ -395,7 +406,7 @@ class LogReader:
             or any(
                 d.rings or d.hops or d.parents or d.patterns or d.transports for _, d in self.drafts
             )
-            or not all(x.startswith(("warning", "variable", "network")) for x in self.findings)
+            or not all(x.startswith(_NO_RESULT) for x in self.findings)
         )
 
     @property

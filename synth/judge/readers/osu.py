@@ -10,9 +10,11 @@ import re
 from collections.abc import Sequence
 
 from ....topo.errors import InputError
+from ....topo.formats.line_prefix import cut_prefix, make_prefix
 from ...ir.collective import Collective
 from ..reading import BenchmarkResults, Measurement
 from .launchers import count_processes
+from .left_out import describe_left_out
 from .log_lines import name_collective
 from .runs import Runs
 
@@ -29,8 +31,8 @@ _COMMAND = re.compile(r"\bosu_(?:nccl_|xccl_)?[a-z_]+\b")
 _USING = re.compile(r"#Using [NR]CCL\b")
 # Collectives of which OSU counts one rank's part as the size.
 _BY_PART = ("allgather", "alltoall", "gather", "scatter")
-# Most tables to name that are left out.
-_MAX_NOTES = 3
+# Most reasons to name why tables are left out.
+_MAX_NOTES = 5
 _WORDS = re.compile(r"\b(?:Personalized|Exchange)\b")
 
 
@@ -50,18 +52,20 @@ def read(lines: Sequence[str], where: str) -> BenchmarkResults:
         reader.take(line, number)
     measured = reader.runs.number()
     if reader.left_out and not measured:
-        raise InputError(f"{where}, {reader.left_out[0]}")
-    return BenchmarkResults(measured, notes=tuple(reader.left_out[:_MAX_NOTES]))
+        first, why = reader.left_out[0]
+        raise InputError(f"{where}, line {first}: {why}")
+    return BenchmarkResults(measured, notes=tuple(describe_left_out(reader.left_out)[:_MAX_NOTES]))
 
 
 class _Reader:
     """Collector of the tables of a text; `left_out` says which cannot be judged, and why."""
 
     def __init__(self) -> None:
-        self.runs, self.left_out = Runs(), list[str]()
+        self.runs, self.left_out = Runs(), list[tuple[int, str]]()
         self._table = 0
         self._collective: str | None = None
         self._ranks = self._launched = self._said = 0
+        self._prefix: re.Pattern[str] | None = None
 
     def take(self, line: str, number: int) -> None:
         """Parse one line; `number` counts lines from 1."""
@@ -73,11 +77,12 @@ class _Reader:
             self._launched = count_processes(line[: command.start()])
             self._collective = None
         elif self._collective is not None:
-            words = _LAUNCHER.sub("", line).split()
+            words = _LAUNCHER.sub("", cut_prefix(self._prefix, line)).split()
             if len(words) > 1 and _SIZE.fullmatch(words[0]) and _TIME.fullmatch(words[1]):
                 self._add(int(words[0]), float(words[1]), "Fail" in words)
 
     def _begin(self, match: re.Match[str], number: int) -> None:
+        self._prefix = make_prefix(match.string[: match.start()])
         test = _WORDS.sub("", match["test"]).strip()
         name = name_collective(test.replace("All-to-All", "Alltoall"))
         self._ranks, self._said, self._collective = self._said or self._launched, 0, None
@@ -99,7 +104,7 @@ class _Reader:
         else:
             self._collective, self._table = name, self._table + 1
             return
-        self.left_out.append(f"line {number}: {why}")
+        self.left_out.append((number, why))
 
     def _add(self, size: int, time_us: float, wrong: bool) -> None:
         name = self._collective

@@ -44,7 +44,8 @@ def infer_collective(
     is_plausible = first.operation is None or name is None or adds == (name in _ADDING)
     if first.command is not None and is_plausible and not (parts > 1 and name in WHOLE):
         return name
-    if (called := _find_called(first, parts)) is not None:
+    called = _find_called(first, parts)
+    if called is not None or is_of_sendrecv(rows):
         return called
     fastest = max(halves, key=lambda half: half[1], default=None)
     is_exact = fastest is not None and fastest[1] > 1 and not ran_alone(halves)
@@ -62,6 +63,16 @@ def infer_collective(
         # It reduces, or has a root, but that column is lost.
         return next((known for known in named if known in WHOLE), None)
     return _infer_moving(rows, named)
+
+
+def is_of_sendrecv(rows: Sequence[Row]) -> bool:
+    """Return whether a table without a name is of the test of pairs.
+
+    It names an operation, as those that reduce, but like alltoall's checks out of place only.
+    """
+    first = rows[0]
+    adds = first.operation not in (None, "none") and (first.root is None or first.root < 0)
+    return first.command is None and adds and {_is_checked_in_place(row) for row in rows} == {False}
 
 
 def _infer_adding(factor: float | None, parts: int, listed: int, asked: str | None) -> str:
@@ -103,7 +114,7 @@ def _choose(like: str, *named: str | None) -> str:
 def _is_checked_in_place(row: Row) -> bool | None:
     """Return whether results in place were checked; None if none were, or the row is cut.
 
-    Tests of alltoall check out of place only, all others both or none.
+    Tests of alltoall and of pairs check out of place only, all others both or none.
     """
     out_of_place, in_place = ((*row.halves.get(how, ()), "", "", "", "")[3] for how in HOWS)
     if "" in (out_of_place, in_place) or out_of_place == "N/A":

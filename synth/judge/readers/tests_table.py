@@ -17,7 +17,7 @@ from ..reading import FileFinding, Location, Measurement
 from .launchers import count_processes, names_launcher
 from .log_lines import CALL, Signatures, name_collective
 from .runs import Runs
-from .table_collective import find_in_name, infer_collective
+from .table_collective import find_in_name, infer_collective, is_of_sendrecv
 from .table_ranks import (
     TOLERANCE,
     Half,
@@ -44,6 +44,12 @@ _RANK = re.compile(
 )
 # What people put in the place of lines that they leave out.
 _DOTS = re.compile(r"[ #>]*[\[(<]?(?:\.{3,}|(?: ?\.){3,}|\u2026)[\])>]?\s*")
+# What mpirun puts before each part that a process writes at once: also within a row, whose values
+# a test writes one after another. The time, the job and the rank are options of it.
+_TAG = re.compile(
+    r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?"
+    r"(?:\[[\w,.:\-@]{1,100}\])?<std(?:out|err)>:? ?"
+)
 # What mpirun puts before each line, at the end of a row that a message broke.
 _LAUNCHER = re.compile(r"\s*\[[\w,.:\- ]*\](?:<\w+>)?:?\s*$")
 _STARTING = re.compile(r"Collective test starting: *(\S+)")
@@ -99,7 +105,8 @@ class TableReader:
         self.kind = ""
         self.library: str | None = None
         self.others: dict[str, int] = {}
-        self.notes: list[str] = []
+        # Lines with a row, or a half of one, that is left out, and why.
+        self.left_out: list[tuple[int, str]] = []
         self._columns: list[str] = []
         self._command: str | None = None
         self._pending: _Begun | None = None
@@ -113,6 +120,8 @@ class TableReader:
         own = self.signatures.cut_off(line)
         if len(own) < len(line):
             own = _LAUNCHER.sub("", own)
+        if "<std" in own:
+            own = _TAG.sub(" ", own)
         if not own.strip():
             return
         if own.count("|") > 2:  # a table in Markdown
@@ -298,15 +307,14 @@ class TableReader:
             row, how = places[at]
             del row.halves[how]
             which = how.replace("-", " ")
-            self.notes.append(f"line {row.line}: the row is cut {which}, which is left out")
+            self.left_out.append((row.line, f"the row is cut {which}, which is left out"))
 
     def _note_doubtful(self, line: int, how: str, values: Sequence[str]) -> None:
         which = how.replace("-", " ")
-        self.notes.append(
-            f"line {line}: the row is cut {which}, which is left out"
-            if len(values) < 3
-            else f"line {line}: {which} the size over the time is not algbw; left out"
-        )
+        is_cut = len(values) < _HALF
+        why = f"the row is cut {which}, which is left out"
+        wrong = f"{which} the size over the time is not algbw; left out"
+        self.left_out.append((line, why if is_cut else wrong))
 
     def finish(self, asked: str | None, where: str = "") -> tuple[Measurement, ...]:
         """Return the measurements, after the last line.
@@ -333,7 +341,8 @@ class TableReader:
         halves = [half for _, _, half in by_how]
         name = infer_collective(rows, halves, asked, file)
         if name is None:
-            self.others.setdefault(rows[0].command or "a test that nothing names", rows[0].line)
+            unnamed = "sendrecv" if is_of_sendrecv(rows) else "a test that nothing names"
+            self.others.setdefault(rows[0].command or unnamed, rows[0].line)
             return []
         ranks = choose_ranks(name, halves, rows[0].started, find_parts(rows))
         finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)

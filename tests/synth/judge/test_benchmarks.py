@@ -193,3 +193,40 @@ def test_matrices_have_their_cells_in_place() -> None:
     assert one_way[0].rows == [[913.03, 27.07], [11.46, 916.42]]
     assert [rates.is_one_way for rates in find_pair_rates(NVBANDWIDTH)] == [True, False, True]
     assert find_pair_rates('{"nvbandwidth": [1]}') == [] and find_pair_rates("{") == []
+
+
+def test_what_osu_measured_and_is_left_out_is_noted_by_reason() -> None:
+    launched = "mpirun -np 4 osu_allreduce -d cuda\n"
+    host = OSU.replace("MPI-CUDA", "MPI").format("Allreduce", 1 << 24)
+    pairs = OSU.format("Bandwidth", 1 << 20).replace(" Latency", "")
+    notes = read(pairs * 5 + launched + host + launched + OSU.format("Allreduce", 1 << 24)).notes
+    assert len(notes) == 2 and " and 2 more: OSU's Bandwidth test" in notes[0]
+    assert "buffers in host memory" in notes[1]
+
+
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        ("Invalid value when checking the pattern at 0x7f00\n", "line 2: it found wrong values"),
+        ("Waiving device_to_device_memcpy_read_sm.\n", "it waived device_to_device_memcpy_read_sm"),
+        ("", "without rates of several GPUs; give here"),
+    ],
+)
+def test_nvbandwidth_without_rates_is_refused_by_what_it_says(rest: str, says: str) -> None:
+    with pytest.raises(InputError, match=f"^file: nvbandwidth's output.*{says}"):
+        read("nvbandwidth Version: v0.8\n" + rest)
+
+
+def test_rates_between_cpus_and_gpus_correct_no_topology() -> None:
+    table = "memcpy SM CPU(row) -> GPU(column) bandwidth (GB/s)\n   0   1\n0  35.1  35.2\n"
+    with pytest.raises(InputError, match=r"of each of 2 GPUs.*what joins the GPUs; give here"):
+        read(table)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["(head, rank=0, pid={}) [1,0]<stdout>:", "2030-01-02T03:04:0{}Z stdout F ", "> "]
+)
+def test_what_a_log_puts_before_the_lines_of_osu_is_cut_off(prefix: str) -> None:
+    text = "$ mpirun -np 4 osu_allreduce -d cuda\n" + OSU.format("Allreduce", 1 << 24)
+    lines = "".join(prefix.format(i) + line for i, line in enumerate(text.splitlines(True)))
+    assert rates(read(lines)) == rates(read(text)) != []

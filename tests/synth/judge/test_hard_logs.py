@@ -8,6 +8,7 @@ import pytest
 from nccl_samples import HEADER, row, sign, write_log
 
 from topoplan.cli import judge as command
+from topoplan.synth.judge.ranking import rank_findings
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
 from topoplan.topo.errors import InputError
@@ -153,3 +154,33 @@ def test_connections_of_communicators_without_channels_are_noted(
     file.write_text("".join(LOG) + write_excerpt(0, 77, "SHM/direct"), encoding="utf-8")
     assert command.main([str(file), "--topology", "ring:2"]) == 0
     assert "whole rings or trees are not judged: 1 via SHM" in capsys.readouterr().out
+
+
+HANG = (
+    "[rank1]:[E Process.cpp:1] [PG 0 Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=7, OpType=ALLGATHER, NumelIn=4, Timeout(ms)=60000) ran for 60012 "
+    "milliseconds before timing out.\n"
+)
+
+
+def test_a_collective_that_does_not_end_is_the_first_finding() -> None:
+    reading = read("".join(LOG) + HANG * 2)
+    assert list_names(reading).count("timed-out") == 1
+    (found,) = (finding for finding in reading.findings if finding.name == "timed-out")
+    assert "gave up ALLGATHER after 60 s" in found.message and found.line == len(LOG) + 1
+    assert rank_findings(reading.findings)[0] == found
+    with pytest.raises(InputError, match="line 1: a collective did not end"):
+        read(HANG)
+
+
+def test_a_connection_that_another_process_cuts_keeps_its_transport() -> None:
+    lines = write_excerpt(0, 11, "NET/IB/0/GDRDMA", "NET/IB/1/GDSetting up\n")
+    assert [c.transports for c in read(lines).communicators] == [{"NET/IB/GDRDMA": 2}]
+
+
+@pytest.mark.parametrize("wrap", ['        "{}",', '"{}"', "{}<br>", "{}<br />"])
+def test_lines_in_a_list_of_lines_are_read_without_it(wrap: str) -> None:
+    bare = "".join(LOG) + HEADER + row(1 << 30, 46, 69)
+    wrapped = "ok: [node1] =>\n" + "".join(wrap.format(x) + "\n" for x in bare.splitlines())
+    assert read(wrapped).communicators == read(bare).communicators
+    assert read(wrapped).measurements == read(bare).measurements

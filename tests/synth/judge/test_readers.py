@@ -351,6 +351,10 @@ REFUSED = {
         "mentions NCCL, without a result of a test or a line of its log (NCCL INFO)",
     ),
     "a version of NCCL": ("NCCL version 2.21.5+cuda12.4\n", "without the lines of INIT"),
+    "a log of warnings alone": (
+        "a:1:2 [0] misc/wrap.cc:7 NCCL WARN Call to modify failed\n",
+        "line 1: the library warned: Call to modify failed; run with",
+    ),
     "a log cut before rings": (WHOLE[:BEFORE_RINGS], "the log is cut"),
     "a log cut among rings": (WHOLE[: WHOLE.index("Channel 05/08")], "after 5 of 8 channels"),
     "a table without rows": (HEADER, "without a row"),

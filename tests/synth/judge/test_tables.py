@@ -337,3 +337,36 @@ def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
     rows = row(1 << 29, 20, 20, "sum", "0") + "so far reduce_perf is fine\n"
     rows += row(1 << 30, 20, 20, "sum", "0")
     assert {m.ranks for m in read(start(0, 1, 2) + HEADER + rows).measurements} == {3}
+
+
+@pytest.mark.parametrize(
+    "tag", ["[1,0]<stdout>:", "Thu Jul  4 09:05:01 2030<stdout>:", "[prterun-a-7@1,0]<stdout>: "]
+)
+def test_mpiruns_tags_within_rows_are_no_part_of_them(tag: str) -> None:
+    line = row(1 << 30, 46, 69)
+    at, middle = line.index("-1") + 2, line.index("     0") + 6
+    cut = f"{line[:at]}{tag}{line[at:middle]}{tag}{line[middle:]}"
+    text = "".join(tag + line for line in (HEADER + cut).splitlines(True))
+    assert rates(read(text)) == rates(read(HEADER + line)) and not read(text).notes
+
+
+def test_lines_left_out_are_grouped_by_reason() -> None:
+    cut = "".join(row(1 << size, 46, 69)[:50] + "\n" for size in range(20, 25))
+    odd = row(1 << 28, 46, 69).replace("46.00", "15.00")
+    (first, *others) = read(HEADER + cut + odd + row(1 << 30, 46, 69)).notes
+    at = HEADER.count("\n")
+    named = ", ".join(str(at + number) for number in (1, 2, 3))
+    assert first.startswith(f"lines {named} and 2 more: the row is cut")
+    assert others and all(note.startswith(f"line {at + 6}: ") for note in others)
+
+
+def test_a_table_that_adds_but_checks_out_of_place_only_is_of_sendrecv() -> None:
+    rows = row(1 << 20, 8, 8, errors=("0", "N/A")) + row(1 << 21, 9, 9, errors=("0", "N/A"))
+    with pytest.raises(InputError, match="a table of sendrecv, which has no bound"):
+        read(DEVICES.format(0, 16) + DEVICES.format(1, 17) + HEADER + rows)
+    # What is not checked at all tells nothing, and a name decides.
+    unchecked = rows.replace(" 0  ", " N/A  ")
+    assert unchecked.count("N/A") == 4
+    named = "# Collective test starting: all_reduce_perf\n" + HEADER + rows
+    for text in (HEADER + unchecked, named):
+        assert {m.collective for m in read(text).measurements} == {"allreduce"}

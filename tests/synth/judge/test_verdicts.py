@@ -542,3 +542,10 @@ def test_plans_are_not_held_against_sums_in_switches(how: str, held: bool) -> No
     limits = find_limits(Collective("allreduce", len(topology.ranks)), router)
     row = MeasuredRow(Measurement("allreduce", 8, 1 << 30, 200.0, 350.0, 1.0, how), None)
     assert MeasuredVerdict("allreduce", 8, [row], limits).is_held_against_nvls is held
+
+
+def test_where_latency_decides_nothing_falls(desk: Desk) -> None:
+    # One slow measurement, far below the best rate.
+    small = row(1 << 18, 1.2, 1.2) + row(1 << 19, 0.6, 0.6)
+    file = desk.judge(HEADER + small + row(1 << 28, 15.4, 15.4), "--topology", "switch:2@16")
+    assert "fall-allreduce" not in names(file)

@@ -143,3 +143,32 @@ def test_topo_probe_writes_the_corrected_machine(
     assert "none.txt: cannot be read" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--measured", str(file), "--measure"])
+
+
+def test_rates_of_gpus_that_do_not_reach_each_other_are_none_by_p2p() -> None:
+    head = "P2P Connectivity Matrix\n     D\\D     0     1     2\n"
+    reach = "     0\t     1     1     0\n     1\t     1     1     0\n     2\t     0     0     1\n"
+    names = "   D\\D     0      1      2\n"
+    rows = "     0 900.1  99.0  20.0\n     1  98.0 900.2  21.0\n     2  20.5  21.5 900.3\n"
+    table = "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n" + names + rows
+    for said in (head + reach, "Device=0 CANNOT Access Peer Device=2\n"):
+        read = read_measurements(said + table, "file", preset("switch:3@100"))
+        assert (0, 1) in read.pairs and (0, 2) not in read.pairs
+        assert any("GPUs 0 -> 2" in note and "left out" in note for note in read.notes)
+        assert ((2, 1) in read.pairs) == said.startswith("Device")
+    # A later run with P2P counts.
+    again = head + reach + table + head + reach.replace("0\n", "1\n") + table
+    assert (0, 2) in read_measurements(again, "file", preset("switch:3@100")).pairs
+    apart = head + reach.replace("1     1     0\n", "0     0     0\n").replace(
+        "\t     1", "\t     0"
+    )
+    with pytest.raises(InputError, match="P2P disabled"):
+        read_measurements(apart + table, "file", preset("switch:3@100"))
+
+
+@pytest.mark.parametrize("prefix", ["[1,{}]<stdout>:", "{}: ", "2030-01-02T03:04:0{}Z stdout F "])
+def test_what_a_log_puts_before_each_line_is_no_cell(prefix: str) -> None:
+    bare = matrix("write", ("N/A", 12), (20, "N/A"))
+    text = "".join(prefix.format(i) + line for i, line in enumerate(bare.splitlines(True)))
+    read = read_measurements(text, "file", preset("path:2@20"))
+    assert read.pairs == read_measurements(bare, "file", preset("path:2@20")).pairs
