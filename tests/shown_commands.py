@@ -142,12 +142,27 @@ def _without_ranks() -> Iterator[None]:
     """Have commands check all that they can before they start ranks, namespaces or measurements,
     and end there with 0.
     """
-    from topoplan.runtime.extras.cables import probe
     from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
     from topoplan.synth.judge import judging
-    from topoplan.topo.extras.cables import FabricFacts, HostFacts, PortAnswer, PortFacts
     from topoplan.topo.loader.resolve import load
+
+    with contextlib.ExitStack() as patches:
+        for where, what, instead in (
+            (launch, "launch", lambda *_: 0),
+            (judging, "find_options", find_options_once),
+            (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
+            *(_list_cables() if BY_NAME["cables"].is_here else ()),
+            *(_list_emulations() if BY_NAME["emulate"].is_here else ()),
+        ):
+            patches.enter_context(mock.patch.object(where, what, instead))
+        yield
+
+
+def _list_cables() -> list[tuple[object, str, object]]:
+    """Return what of the cables is replaced: two hosts have one between them."""
+    from topoplan.runtime.extras.cables import probe
+    from topoplan.topo.extras.cables import FabricFacts, HostFacts, PortAnswer, PortFacts
 
     pair = FabricFacts(
         tuple(
@@ -155,17 +170,7 @@ def _without_ranks() -> Iterator[None]:
         ),
         answers=tuple(PortAnswer(i, "port0", 1 - i, "port0", 1 - i, "port0") for i in (0, 1)),
     )
-
-    with contextlib.ExitStack() as patches:
-        for where, what, instead in (
-            (launch, "launch", lambda *_: 0),
-            (probe, "probe_fabric", lambda: pair),
-            (judging, "find_options", find_options_once),
-            (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
-            *(_list_emulations() if BY_NAME["emulate"].is_here else ()),
-        ):
-            patches.enter_context(mock.patch.object(where, what, instead))
-        yield
+    return [(probe, "probe_fabric", lambda: pair)]
 
 
 def _list_emulations() -> list[tuple[object, str, object]]:

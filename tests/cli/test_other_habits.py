@@ -92,19 +92,3 @@ def test_a_file_that_is_neither_plan_nor_topology_is_called_no_plan(
     (tmp_path / "notes.txt").write_text("hello")
     for name in ("notes.txt", "missing.json"):
         assert "a topology, not a plan" not in refuse(f"run {tmp_path / name}", capsys)
-
-
-@pytest.mark.parametrize(
-    ("given", "right"),
-    [
-        ("ring:2 topo-run p.json --stock -b 1M", "ring:2 -- topo-run p.json --stock -b 1M"),
-        ("--slowest 1Mbit ring:2 python x.py", "--slowest 1Mbit ring:2 -- python x.py"),
-        ("ring:2 --order 1,0 -q python -c 'a b'", "ring:2 --order 1,0 -q -- python -c 'a b'"),
-    ],
-)
-def test_where_two_dashes_are_missing_is_shown(
-    given: str, right: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refuse(f"emulate {given}", capsys)
-    assert f"put -- before the command: topoplan emulate {right} (see" in said
-    assert "no command given; put it after --: " in refuse("emulate ring:2", capsys)

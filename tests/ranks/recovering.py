@@ -328,8 +328,6 @@ def what_cannot_go_on_is_refused(path: str) -> None:
         Communicator(path, on_fault="later")
     with refused("on_fault='replan': the communicator needs connections of its own"):
         Communicator(path, Transport(None, patience.deadline(20)), on_fault="replan")
-    with refused("on_fault='replan': MPI ends the job when a connection is lost"):
-        topoplan.backend_options(on_fault="replan", transport="mpi")
     options = topoplan.backend_options(on_fault="replan")
     with refused("on_fault='replan': groups with helpers cannot go on after a fault"):
         topoplan.new_group([0, 1], options=options)

@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from random_graphs import graphs
 from reports import Reports
 from thorough import count_examples
 
+from topoplan.cli.topoplan import main
 from topoplan.runtime.extras.emulate import Blueprint, Network, blueprint, emulate, parse_rate
 from topoplan.runtime.extras.emulate.blueprint import parse_order
 from topoplan.synth.cost.host_costs import HostCosts, with_host
@@ -334,3 +336,28 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     written = Topology.load(calibrated)
     assert written.extra["host"]["source"] == "topo-run --calibrate"
     assert max(written.capacity_GBps.values()) == Fraction(80, 8000)
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("ring:2 topo-run p.json --stock -b 1M", "ring:2 -- topo-run p.json --stock -b 1M"),
+        ("--slowest 1Mbit ring:2 python x.py", "--slowest 1Mbit ring:2 -- python x.py"),
+        ("ring:2 --order 1,0 -q python -c 'a b'", "ring:2 --order 1,0 -q -- python -c 'a b'"),
+    ],
+)
+def test_where_two_dashes_are_missing_is_shown(
+    given: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = _refuse(given, capsys)
+    assert f"put -- before the command: topoplan emulate {right} (see" in said
+    assert "no command given; put it after --: " in _refuse("ring:2", capsys)
+
+
+def _refuse(given: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line on standard error with which a line of topoplan emulate is refused."""
+    with pytest.raises(SystemExit) as ended:
+        main(["emulate", *shlex.split(given)])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out, len(said.err.splitlines())) == (2, "", 1), said
+    return said.err

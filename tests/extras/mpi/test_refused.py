@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from launch import run_module
 
+from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.extras.mpi import library
 from topoplan.runtime.extras.mpi.channel import MpiRank, check_mpi_ranks
 from topoplan.runtime.extras.mpi.launched import join_mpi
@@ -190,3 +191,8 @@ def test_topo_run_says_how_ranks_are_started_by_mpi(plans: Callable[..., str]) -
     done = run_module("topoplan.cli.run", path, env={"TOPOPLAN_TRANSPORT": "pigeons"})
     assert done.returncode == 2
     assert "TOPOPLAN_TRANSPORT='pigeons': expected one of auto, mpi" in done.stderr
+
+
+def test_a_group_over_mpi_cannot_go_on_without_a_link() -> None:
+    with pytest.raises(InputError, match="on_fault='replan': MPI ends the job when a connection"):
+        backend_options(on_fault="replan", transport="mpi")
