@@ -447,6 +447,23 @@ def test_over_c2c_the_nic_of_the_cpu_is_near_unless_another_is_nearer(
     assert judged(Topology("grace", tuple(devices), tuple(links)), "gpu0", "nic0").answer == answer
 
 
+@pytest.mark.parametrize(("kind", "answer"), [("c2c", "unknown"), ("pcie", "no")])
+def test_a_nic_whose_cpu_is_assumed_is_near_no_gpu_for_it(kind: str, answer: str) -> None:
+    devices = (
+        Device("gpu0", extra={"gdr": 1}),
+        Device("cpu0", "cpu"),
+        Device("nic0", "nic", extra={"gdr": 1, "assumed_place": 1}),
+        Device("nic1", "nic", extra={"gdr": 1}),
+    )
+    links = (*cable("gpu0", "cpu0", kind), *cable("nic0", "cpu0"), *cable("nic1", "cpu0"))
+    verdict = judged(Topology("lonely", devices, links), "gpu0", "nic0")
+    assert verdict.answer == answer
+    assert verdict.evidence[0] == "path through a CPU; which one has the NIC is not known"
+    assert verdict.advice is None if kind == "c2c" else "LEVEL=SYS" in (verdict.advice or "")
+    known = judged(Topology("lonely", devices, links), "gpu0", "nic1")
+    assert known.evidence[0] in ("path PHB", "path PHB, P2C to NCCL")
+
+
 @pytest.mark.parametrize(
     ("cpu", "bus_id", "answer"),
     [
