@@ -45,7 +45,7 @@ def read(text: str, where: str) -> Topology:
     """Read the machine that rocm-smi or amd-smi describes; `extra["notes"]` lists oddities.
 
     Raise InputError if there is no table of link types or of weights, if it does not say how two
-    GPUs are joined, and for rows with more or fewer cells than columns.
+    GPUs are joined or says two things of it, and for rows with more or fewer cells than columns.
     """
     text = clean(text)
     is_json = amd_json.looks_like(text)
@@ -54,6 +54,7 @@ def read(text: str, where: str) -> Topology:
     if TYPE not in output.tables:
         _infer_types(output, notes, where)
     _check_types(output, where)
+    _check_directions(output, where)
     if output.times > 1:
         notes.append(
             f"the same tables {output.times} times: taken for one machine; if they are of several, "
@@ -138,6 +139,23 @@ def _check_types(output: AmdOutput, where: str) -> None:
             f"{join_first(unknown, 3)}; expected XGMI or PCIE, which the tool prints where it may "
             "read the driver's topology"
         )
+
+
+def _check_directions(output: AmdOutput, where: str) -> None:
+    """Raise InputError if what tells the links of two GPUs differs by direction.
+
+    Those are the link types and, for xGMI, hops and weights.
+    """
+    for a, b in combinations(output.names, 2):
+        is_xgmi = output.get_cell(TYPE, a, b).upper() == "XGMI"
+        for name in (TYPE, HOPS, WEIGHT) if is_xgmi else (TYPE,):
+            cells = output.tables.get(name, {})
+            one, other = (cells.get(pair, "").upper() for pair in ((a, b), (b, a)))
+            if one and other and one != other:
+                raise InputError(
+                    f"{where}: the table of {name} has {one} for {a} - {b} and {other} for {b} - "
+                    f"{a}; expected the same in both directions, as the tool prints it"
+                )
 
 
 def _read_bus_id(name: str) -> str | None:
