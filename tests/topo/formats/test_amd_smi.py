@@ -148,6 +148,36 @@ def test_a_damaged_text_is_refused_with_the_line(damage: tuple[str, str], reason
 
 
 @pytest.mark.parametrize(
+    ("hops", "damage", "reason"),
+    [
+        (2, ("GPU1 1 0 2 2", "GPU1 1 0 2 1"), None),  # those of PCIe tell no link
+        (1, ("GPU1 1 0 1 1", "GPU1 2 0 1 1"), "the table of hops has 1 for GPU0 - GPU1 and 2 for"),
+        (
+            1,
+            ("GPU1 XGMI 0", "GPU1 PCIE 0"),
+            "the table of link type has XGMI for GPU0 - GPU1 and PCIE for GPU1 - GPU0",
+        ),
+        (
+            1,
+            ("GPU[2]\t\t: (Topology) Numa Node: 1", "GPU[0]\t\t: (Topology) Numa Node: 1"),
+            "line 17: the NUMA node of GPU0 is 1, and 0 before",
+        ),
+    ],
+)
+def test_tables_that_differ_by_direction_and_nodes_that_change_are_refused(
+    hops: int, damage: tuple[str, str], reason: str | None
+) -> None:
+    text = rocm_smi("PCIE", hops)
+    assert damage[0] in text
+    if reason is None:
+        assert read_topology_text(text.replace(*damage), "amd.txt").ranks
+        return
+    with pytest.raises(InputError, match=f"amd.txt: {reason}") as caught:
+        read_topology_text(text.replace(*damage), "amd.txt")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("gpus", "reason"),
     [
         (12, "xGMI joins a GPU to 11 others, and none has more than 8 links; these are partitions"),
@@ -385,6 +415,9 @@ OTHERS = {
     "====\n": "AMD's table.*rocm-smi --showtopo",
     '[{"gpu": 0, "links": []}]': "list in JSON.*amd-smi topology",
     "Machine (503GB total)\n": "lstopo's text for people",
+    "$ lstopo -\nMachine (251GB total)\n  Package L#0\n": "lstopo's text.*lstopo machine.xml",
+    "  PCIBridge L#2 (busid=0000:3d:00.0)\n  PCIBridge L#3 (busid=0000:3e:00.0)\n": "lstopo's "
+    "text.*lstopo machine.xml",
 }
 _CONV = "which is not read: .*topology.conf or topograph's graph.*with a box"
 NETWORKS = {

@@ -80,9 +80,15 @@ def has_no_gpus(root: Element) -> bool:
 
 def make_skeleton_error(root: Element) -> InputError:
     """Return the error for a skeleton that is read without the machine that fills it in."""
-    slots = sum(element.tag == "pci" and has_class(element, GPU_CLASSES) for element in root.walk())
+    slots = [element for element in root.walk() if element.tag == "pci"]
+    gpus = sum(has_class(element, GPU_CLASSES) for element in slots)
+    listed = (
+        f"{gpus} PCI slots of GPU class but"
+        if gpus
+        else f"{len(slots)} PCI slots, none of GPU class, and"
+    )
     return InputError(
-        f"{root.where}: a skeleton: it lists {slots} PCI slots of GPU class but no <gpu> element, "
+        f"{root.where}: a skeleton: it lists {listed} no <gpu> element, "
         "so neither GPUs nor their links are known; dump a complete file on the machine with "
         "NCCL_TOPO_DUMP_FILE=topo.xml"
     )
