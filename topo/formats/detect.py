@@ -142,6 +142,11 @@ _REFUSED_ANYWHERE = (
         _TOPO,
     ),
     (
+        r"^[ \t>|]{0,120}<(?:cpu (?:host_hash|numaid)|pci busid|gpu dev|nvlink target)=\"",
+        "a part of NCCL's XML, without the <system> around it",
+        "give the whole file of NCCL_TOPO_DUMP_FILE",
+    ),
+    (
         r"^[ \t>|]{0,120}(?:(?:Package|NUMANode|(?:Host|PCI)Bridge|PCI|L3(?:Cache)?) L#\d"
         r"|Machine \((?:P#)?\d)",
         *_LSTOPO,

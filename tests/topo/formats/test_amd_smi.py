@@ -414,6 +414,8 @@ OTHERS = {
     "===== ROCm System Management Interface =====\n==== Concise Info "
     "====\n": "AMD's table.*rocm-smi --showtopo",
     '[{"gpu": 0, "links": []}]': "list in JSON.*amd-smi topology",
+    'The CPU:\n<cpu numaid="3" arch="x86_64">\n</cpu>\n': "NCCL's XML.*NCCL_TOPO_DUMP_FILE",
+    '  <gpu dev="5" sm="90">\n  </gpu>\n</system>\n': "part of NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     "Machine (503GB total)\n": "lstopo's text for people",
     "$ lstopo -\nMachine (251GB total)\n  Package L#0\n": "lstopo's text.*lstopo machine.xml",
     "  PCIBridge L#2 (busid=0000:3d:00.0)\n  PCIBridge L#3 (busid=0000:3e:00.0)\n": "lstopo's "
