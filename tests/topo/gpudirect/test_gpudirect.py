@@ -284,6 +284,9 @@ def test_nvlink_counts_whatever_acs_and_the_iommu_do_but_not_without_the_driver(
     assert "NCCL ends with an error" in str(refused.advice)
     unasked = judged(box({}, NVLINK, facts=False), "gpu0", "gpu1")
     assert (unasked.answer, unasked.evidence) == ("unknown", ("path NV1", "NVML: not asked"))
+    told = {(f"gpu/{a}/p2p/{b}", "read"): None for a, b in ((0, 1), (1, 0))}
+    half = judged(box(told, NVLINK), "gpu0", "gpu1")
+    assert half.evidence == ("path NV1", "NVML: write ok, read a reason")
 
 
 def test_beyond_pxb_nccl_says_no_and_its_variable_is_named() -> None:
