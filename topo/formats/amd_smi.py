@@ -75,13 +75,18 @@ def read(text: str, where: str) -> Topology:
         *_join_pcie(ids, nodes, model.pcie, between_cpus),
     ]
     cpus = [
-        Device(f"cpu{node}", "cpu", numa_node=node if output.nodes else None, source=SOURCE)
+        Device(
+            f"cpu{node}",
+            "cpu",
+            numa_node=node if node in output.nodes.values() else None,
+            source=SOURCE,
+        )
         for node in dict.fromkeys(nodes.values())
     ]
     gpus = [
         Device(
             ids[name],
-            numa_node=nodes.get(name) if output.nodes else None,
+            numa_node=nodes[name] if output.nodes.get(number, -1) >= 0 else None,
             bus_id=_read_bus_id(name),
             source=SOURCE,
             extra={
@@ -222,6 +227,14 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     They are as printed, else inferred from PCIe hops; empty if neither gives them.
     """
     if output.nodes:
+        unknown = [
+            name for name in output.names if output.nodes.get(output.get_number_of(name), -1) < 0
+        ]
+        if unknown:
+            notes.append(
+                f"{join_first(unknown, 3)}: no NUMA node is printed, or -1, which is none; taken to "
+                "be on the CPU of node 0"
+            )
         return {
             name: max(output.nodes.get(output.get_number_of(name), 0), 0) for name in output.names
         }

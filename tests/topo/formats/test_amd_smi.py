@@ -267,6 +267,16 @@ def test_tables_that_occur_twice_are_of_one_machine_with_a_note() -> None:
     assert "the same tables 2 times: taken for one machine" in notes(twice)
 
 
+def test_a_numa_node_of_minus_one_is_none() -> None:
+    machine = read(rocm_smi("PCIE", 2, nodes=(-1, -1, -1, 1)))
+    assert [d.numa_node for d in machine.devices if d.kind == "gpu"] == [None, None, None, 1]
+    assert [(d.id, d.numa_node) for d in machine.devices if d.kind == "cpu"] == [
+        ("cpu0", None),
+        ("cpu1", 1),
+    ]
+    assert "GPU0, GPU1, GPU2: no NUMA node is printed, or -1, which is none" in notes(machine)
+
+
 def test_numa_nodes_are_those_of_the_numbers_of_gpus() -> None:
     text = rocm_smi()
     for i in (3, 2, 1, 0):
