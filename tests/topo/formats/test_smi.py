@@ -247,6 +247,8 @@ def test_nics_are_called_as_the_legend_says() -> None:
         ("NIC0: ibp26s0 / ib0", "ibp26s0"),
         ("NIC0: (down)", "down"),
         ("| NIC0 | mlx5_0 | 0 |", "mlx5_0"),
+        ("- `NIC0`: `rocep33s0f0`.", "rocep33s0f0"),
+        ("* NIC0: mlx5_2", "mlx5_2"),
     ],
 )
 def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name: str) -> None:

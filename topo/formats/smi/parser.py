@@ -64,7 +64,7 @@ _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
 _NIC_LEGEND = re.compile(
-    r"\s{0,40}(?:- )?(NIC\d{1,6})\s{0,9}(?::|=|[-=]>|\t(?=\s{0,9}[a-z]))\s{0,40}(\S.{0,200})"
+    r"\s{0,40}(?:[-*] )?`?(NIC\d{1,6})`?\s{0,9}(?::|=|[-=]>|\t(?=\s{0,9}[a-z]))\s{0,40}(\S.{0,200})"
 )
 # Words of a legend to which people add interfaces, addresses, rails and speeds.
 _WORDS = re.compile(r"[\w.@-]{1,64}(?::\d{1,3})?")
