@@ -232,8 +232,8 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
         ]
         if unknown:
             notes.append(
-                f"{join_first(unknown, 3)}: no NUMA node is printed, or -1, which is none; taken to "
-                "be on the CPU of node 0"
+                f"{join_first(unknown, 3)}: no NUMA node is printed, or -1, which is none; taken "
+                "to be on the CPU of node 0"
             )
         return {
             name: max(output.nodes.get(output.get_number_of(name), 0), 0) for name in output.names
