@@ -161,9 +161,12 @@ _OTHER_SPELLINGS = tuple(
         (r"(?<!PRO )\b6000 (?:PRO|BLACKWELL)\b", "PRO 6000"),
         (r"\bADA 6000\b", "6000 ADA"),
         (r"\b(\d{1,3} ?X) ?([2345]0[6-9]0)\b", r"\1 RTX \2"),  # 2x 5090
+        (r"\b(CARDS?|DUAL|QUAD) ([2345]0[6-9]0)\b", r"\1 RTX \2"),
+        (r"(?<!RTX )\b([2345]0[6-9]0)(?= SERVERS?\b)", r"RTX \1"),
         (r"\b(\d{1,3}) ?X ?(?=[A-Z0-9])", r"\1X "),
     )
 )
+_OTHER_LETTERS = re.compile(r"[^\W\d_\x00-\x7f]+")
 
 
 @dataclass(frozen=True)
@@ -295,7 +298,9 @@ def _spell(name: str) -> str:
     """Return a name in upper case, with single spaces, and with a space after "8x"."""
     # An "s" behind a name in capitals is a plural, except that L40s is an L40S.
     singular = re.sub(r"(?<=[0-9X])(?<!L40)s\b", "", name[:400])
-    spelled = re.sub(r"[^A-Z0-9]+", " ", singular.upper())
+    # Words in other scripts set names apart: "PCIe ... H100" with such between is no H100 PCIe.
+    apart = _OTHER_LETTERS.sub("\0", singular)
+    spelled = re.sub(r"[^A-Z0-9\0]+", " ", apart.upper())
     for pattern, usual in _OTHER_SPELLINGS:
         spelled = pattern.sub(usual, spelled)
     return spelled

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.topo.boards import BOARDS, count_nvlinks, find_board, find_by_id
+from topoplan.topo.boards import BOARDS, count_nvlinks, find_board, find_by_id, find_mentioned
 from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.derived.stated import state_board, state_rates
 from topoplan.topo.doctor import examine
@@ -82,6 +82,20 @@ def test_every_board_is_found_by_its_own_name_and_by_its_ids_alone() -> None:
 def test_names_as_tools_print_them(name: str, board: str | None) -> None:
     found = find_board(name)
     assert (found and found.name) == board
+
+
+@pytest.mark.parametrize(
+    ("line", "boards"),
+    [
+        ("NVLink is faster than PCIe\u5f88\u591a\uff0c\u4f8b\u5982H100\u5361", {"H100"}),
+        ("8\u5361A100 PCIe\u670d\u52a1\u5668", {"A100 PCIe"}),
+        ("an 8 cards 4090 server", {"RTX 4090"}),
+        ("bench: dual 3090", {"RTX 3090"}),
+        ("pid 4090 served 3090 requests on port 5090", set()),
+    ],
+)
+def test_names_in_prose_of_any_script(line: str, boards: set[str]) -> None:
+    assert find_mentioned(line) == boards
 
 
 def links(gpus: int, label: str) -> str:

@@ -7,6 +7,7 @@ from ..facts import keys
 from ..facts.keys import gpu_subject
 from ..facts.view import WIRES
 from ..graph import Device
+from ..hardware import LOCAL_GBps
 from ..names import name_opposite
 from ..notes import NoteKind
 from .view import Check, DoctorView, Finding, Severity, format_GBps, has_two_gpus, join_names
@@ -56,7 +57,7 @@ def check_missing_directions(view: DoctorView) -> Iterator[Finding]:
 def check_directions(view: DoctorView) -> Iterator[Finding]:
     """Report pairs whose directions differ in bandwidth, or in number of NVLink or xGMI links.
 
-    Each pair is reported once.
+    Each pair is reported once. A rate that stands for no limit is none to compare.
     """
     capacity = view.topology.capacity_GBps
     for (fast, slow), about, evidence in view.group(
@@ -70,7 +71,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
         )
         for (a, b), forth in capacity.items()
         # A difference in links is reported below, as the cause.
-        if (back := capacity.get((b, a), forth)) < forth
+        if (back := capacity.get((b, a), forth)) < forth < LOCAL_GBps
         and view.links_between.get((a, b), 0) == view.links_between.get((b, a), 0)
     ):
         yield Finding(

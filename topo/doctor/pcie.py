@@ -29,6 +29,8 @@ _BUSY_percent = 50
 # NCCL's rate of 2.5 GT/s x1, and what its log prints of it.
 _PLACEHOLDER_GBps = (pcie_GBps(1, 1), Fraction(2, 10))
 
+# What NCCL takes for a speed or a width that is not known.
+_IN_PLACE = {"speed": "Gen3", "width": "x16"}
 # The PCIe rate of each GPU in GB/s, with the words and the evidence for it.
 _Compared = Mapping[str, tuple[Fraction, str, Collection[str]]]
 
@@ -104,8 +106,8 @@ def _find_depths(view: DoctorView) -> Mapping[str, int]:
 def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs and NICs whose file gives a PCIe width of 0 or an invalid speed: a warning.
 
-    No fact corrects these, so NCCL assumes Gen3 x16. A file that does not mention the link claims
-    nothing.
+    No fact corrects these, so NCCL assumes Gen3, or 16 lanes. A file that does not mention the link
+    claims nothing.
     """
     cases: list[Case] = []
     for device in (*view.gpus, *view.nics):
@@ -117,14 +119,14 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
             if f"link_{word}" in details and value is None
         }
         if invalid:
-            cases.append((" and ".join(invalid), (device.id,), invalid.values()))
-    for what, about, evidence in view.group(cases):
+            cases.append((tuple(invalid), (device.id,), invalid.values()))
+    for words, about, evidence in view.group(cases):
         yield Finding(
             "warning",
             "unknown-pcie",
             about,
-            f"{join_names(about)}: PCIe {what} given as an invalid value; NCCL takes Gen3 x16 "
-            "in its place",
+            f"{join_names(about)}: PCIe {' and '.join(words)} given as an invalid value; NCCL "
+            f"takes {' '.join(_IN_PLACE[word] for word in words)} in its place",
             evidence,
             "measure, or write the true speed and width into the file that NCCL is given "
             "(NCCL_TOPO_FILE)",
@@ -245,8 +247,8 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs whose PCIe link carries less than the best of the model: a warning.
 
     At least half must have the best. Generation and PCIe lanes in use are compared if they are
-    known for all of them, else the bandwidth of PCIe links. Devices that another check of this file
-    reports are left out.
+    known for all of them, else the bandwidth of PCIe links that is not only assumed. Devices that
+    another check of this file reports are left out.
     """
     named = {
         ident
@@ -256,6 +258,8 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
     }
     for group in view.like_gpus:
         compared = _compare_states(view, group) or _compare_links(view, group)
+        if not compared:
+            continue
         best, best_text, _ = max(compared.values(), key=lambda compared_gpu: compared_gpu[0])
         fast = [ident for ident, (rate, _, _) in compared.items() if rate == best]
         if 2 * len(fast) < len(compared):
@@ -298,6 +302,7 @@ def _compare_links(view: DoctorView, gpus: Sequence[Device]) -> _Compared:
     return {
         ident: (rates[ident], format_GBps(rates[ident]), [view.format_link(x) for x in of_gpu])
         for ident, of_gpu in links.items()
+        if not any(link.is_assumed for link in of_gpu)
     }
 
 

@@ -45,7 +45,7 @@ def read(text: str, where: str) -> Topology:
     """Read the machine that rocm-smi or amd-smi describes; `extra["notes"]` lists oddities.
 
     Raise InputError if there is no table of link types or of weights, if it does not say how two
-    GPUs are joined, and for rows with more or fewer cells than columns.
+    GPUs are joined or says two things of it, and for rows with more or fewer cells than columns.
     """
     text = clean(text)
     is_json = amd_json.looks_like(text)
@@ -54,6 +54,7 @@ def read(text: str, where: str) -> Topology:
     if TYPE not in output.tables:
         _infer_types(output, notes, where)
     _check_types(output, where)
+    _check_directions(output, where)
     if output.times > 1:
         notes.append(
             f"the same tables {output.times} times: taken for one machine; if they are of several, "
@@ -74,13 +75,18 @@ def read(text: str, where: str) -> Topology:
         *_join_pcie(ids, nodes, model.pcie, between_cpus),
     ]
     cpus = [
-        Device(f"cpu{node}", "cpu", numa_node=node if output.nodes else None, source=SOURCE)
+        Device(
+            f"cpu{node}",
+            "cpu",
+            numa_node=node if node in output.nodes.values() else None,
+            source=SOURCE,
+        )
         for node in dict.fromkeys(nodes.values())
     ]
     gpus = [
         Device(
             ids[name],
-            numa_node=nodes.get(name) if output.nodes else None,
+            numa_node=nodes[name] if output.nodes.get(number, -1) >= 0 else None,
             bus_id=_read_bus_id(name),
             source=SOURCE,
             extra={
@@ -138,6 +144,23 @@ def _check_types(output: AmdOutput, where: str) -> None:
             f"{join_first(unknown, 3)}; expected XGMI or PCIE, which the tool prints where it may "
             "read the driver's topology"
         )
+
+
+def _check_directions(output: AmdOutput, where: str) -> None:
+    """Raise InputError if what tells the links of two GPUs differs by direction.
+
+    Those are the link types and, for xGMI, hops and weights.
+    """
+    for a, b in combinations(output.names, 2):
+        is_xgmi = output.get_cell(TYPE, a, b).upper() == "XGMI"
+        for name in (TYPE, HOPS, WEIGHT) if is_xgmi else (TYPE,):
+            cells = output.tables.get(name, {})
+            one, other = (cells.get(pair, "").upper() for pair in ((a, b), (b, a)))
+            if one and other and one != other:
+                raise InputError(
+                    f"{where}: the table of {name} has {one} for {a} - {b} and {other} for {b} - "
+                    f"{a}; expected the same in both directions, as the tool prints it"
+                )
 
 
 def _read_bus_id(name: str) -> str | None:
@@ -204,6 +227,14 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     They are as printed, else inferred from PCIe hops; empty if neither gives them.
     """
     if output.nodes:
+        unknown = [
+            name for name in output.names if output.nodes.get(output.get_number_of(name), -1) < 0
+        ]
+        if unknown:
+            notes.append(
+                f"{join_first(unknown, 3)}: no NUMA node is printed, or -1, which is none; taken "
+                "to be on the CPU of node 0"
+            )
         return {
             name: max(output.nodes.get(output.get_number_of(name), 0), 0) for name in output.names
         }

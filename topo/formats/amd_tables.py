@@ -66,13 +66,15 @@ class AmdOutput:
     """The tables in a text, and the names and NUMA nodes of the GPUs.
 
     `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH) and then (row, column) to a cell's text;
-    `nodes` maps a GPU's number to its NUMA node. `times` is how often link types are printed.
+    `nodes` maps a GPU's number to its NUMA node, `told_nodes` only if it is printed as such, not as
+    an affinity. `times` is how often link types are printed.
     `metrics` are the rows of amd-smi xgmi, which `parse_tables` turns into tables.
     """
 
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
+    told_nodes: dict[int, int] = field(default_factory=dict)
     times: int = 1
     metrics: XgmiMetrics = field(default_factory=XgmiMetrics)
 
@@ -139,8 +141,7 @@ def parse_tables(text: str, where: str) -> AmdOutput:
             title, columns = new_title, ()
             output.times += new_title == TYPE and TYPE in output.tables
         elif numa := _NUMA.fullmatch(line):
-            if numa[2] == "Node" or int(numa[1]) not in output.nodes:
-                output.nodes[int(numa[1])] = int(numa[3])
+            _add_node(output, numa, f"{where}: line {number}")
         elif title == METRIC:
             _parse_metric(output.metrics, line)
         elif title and line:
@@ -148,6 +149,23 @@ def parse_tables(text: str, where: str) -> AmdOutput:
     if output.metrics.gpus:
         _add_metrics(output, where)
     return output
+
+
+def _add_node(output: AmdOutput, numa: re.Match[str], where: str) -> None:
+    """Add a GPU's NUMA node; its affinity counts if no node is printed.
+
+    Raise InputError for a node that differs from one that was printed before.
+    """
+    gpu, node = int(numa[1]), int(numa[3])
+    if numa[2] == "Affinity":
+        output.nodes.setdefault(gpu, node)
+    elif output.told_nodes.setdefault(gpu, node) == node:
+        output.nodes[gpu] = node
+    else:
+        raise InputError(
+            f"{where}: the NUMA node of GPU{gpu} is {node}, and {output.told_nodes[gpu]} before; "
+            "expected one machine in a file, as the tool printed it"
+        )
 
 
 def _parse_metric(metrics: XgmiMetrics, line: str) -> None:

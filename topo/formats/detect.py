@@ -63,6 +63,7 @@ FORMATS = (
 _XML_ROOTS = ("system", "topology")
 _BARE = re.compile(r"[{[]|<(?:!|(?:system|topology|graphs|nvidia_smi_log)\b)")
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
+_LSTOPO = ("lstopo's text for people", "expected its XML: run lstopo machine.xml")
 # Refused texts: a pattern, a description of the text, and what to give instead. These patterns are
 # matched at the start of a text, before any reader is tried ...
 _REFUSED_AT_START = (
@@ -76,7 +77,7 @@ _REFUSED_AT_START = (
         "a graph file: rings and trees that NCCL found (NCCL_GRAPH_DUMP_FILE), not the machine",
         "give the machine (NCCL_TOPO_DUMP_FILE); topo-judge compares the two",
     ),
-    (r"Machine \(", "lstopo's text for people", "expected its XML: run lstopo machine.xml"),
+    (r"Machine \(", *_LSTOPO),
     (
         r"\[\s*\{(?!\s*\"gpu\":)",
         "a list in JSON, but not that of amd-smi topology",
@@ -139,6 +140,16 @@ _REFUSED_ANYWHERE = (
         r"^GPU \d+: .{1,200}\(UUID: ",
         "the output of nvidia-smi -L: GPUs, but not what joins them",
         _TOPO,
+    ),
+    (
+        r"^[ \t>|]{0,120}<(?:cpu (?:host_hash|numaid)|pci busid|gpu dev|nvlink target)=\"",
+        "a part of NCCL's XML, without the <system> around it",
+        "give the whole file of NCCL_TOPO_DUMP_FILE",
+    ),
+    (
+        r"^[ \t>|]{0,120}(?:(?:Package|NUMANode|(?:Host|PCI)Bridge|PCI|L3(?:Cache)?) L#\d"
+        r"|Machine \((?:P#)?\d)",
+        *_LSTOPO,
     ),
     (r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
     (r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),

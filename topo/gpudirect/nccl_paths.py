@@ -16,6 +16,7 @@ from functools import cached_property
 from ..facts.view import WIRES
 from ..graph import Topology
 from ..grouping import group_by_key
+from ..hardware import ASSUMED_PLACE
 from ..matrix import ConnectionFinder
 from ..routes import route_links
 
@@ -106,6 +107,10 @@ class Paths:
             self._kind_of[a, b] = self._judge(a, b)
         return self._kind_of[a, b]
 
+    def has_assumed_place(self, ident: str) -> bool:
+        """Return whether no text says which CPU a device is below, so that one is assumed."""
+        return bool(self.topology.by_id[ident].extra.get(ASSUMED_PLACE))
+
     def list_relays(self, a: str, b: str) -> tuple[str, ...]:
         """Return the ids of the GPUs that have NVLink or xGMI with both GPU `a` and GPU `b`."""
         return tuple(c for c in self.wired.get(a, ()) if c in self.wired.get(b, ()))
@@ -116,7 +121,7 @@ class Paths:
             return "NVB" if worse != "NVL" and self.list_relays(a, b) else worse
         return (
             "P2C"
-            if worse == "PHB" and self._starts_with_c2c(a, b) and b in self._list_nearest(a)
+            if worse == "PHB" and self.starts_with_c2c(a, b) and b in self._list_nearest(a)
             else worse
         )
 
@@ -173,7 +178,8 @@ class Paths:
         self._nearest[gpu] = frozenset(nic for nic, own in worth.items() if own == best)
         return self._nearest[gpu]
 
-    def _starts_with_c2c(self, gpu: str, nic: str) -> bool:
+    def starts_with_c2c(self, gpu: str, nic: str) -> bool:
+        """Return whether the path from a GPU to a NIC begins with C2C to the GPU's CPU."""
         route = self.connections.router.find_route(gpu, nic)
         return route is not None and "c2c" in self._kinds[route[0], route[1]]
 

@@ -39,6 +39,7 @@ _AMD_PEERMEM = (
     "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer memory of the NIC's driver "
     "package"
 )
+_UNPLACED = "path through a CPU; which one has the NIC is not known"
 _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 
 
@@ -61,7 +62,13 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
             "NCCL_NET_GDR_READ=1 sends directly, too; measure whether that is faster",
         )
     return decide(
-        (f"path {label}, P2C to NCCL" if path == "P2C" else f"path {label}",),
+        (
+            _UNPLACED
+            if _is_unplaced(view, gpu, nic, path)
+            else f"path {label}, P2C to NCCL"
+            if path == "P2C"
+            else f"path {label}",
+        ),
         _judge(view, gpu, nic, path, maker),
         yes,
     )
@@ -161,16 +168,27 @@ def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
 def _judge_distance(view: PairView, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "DIS":
         yield Answer("no", "nothing in their host joins them but other GPUs")
+    elif _is_unplaced(view, gpu, nic, path) and view.paths.starts_with_c2c(gpu, nic):
+        yield Answer(
+            "unknown", "NCCL would need the NIC on the GPU's own CPU, and where it is, is not known"
+        )
     elif path == "PHB" and maker == AMD and _shares_rome_cpu(view, gpu, nic):
         yield Answer("yes", "", ("one CPU of the Rome sort has both",))
     elif path != "???" and not is_within(path, "P2C"):
         ends = "PXB" if maker == AMD else "PXB, or P2C with C2C"
+        level = "SYS" if _is_unplaced(view, gpu, nic, path) else path
         yield Answer(
             "no",
             f"too far from each other: GPUDirect RDMA ends at {ends} by default",
             (),
-            f"NCCL_NET_GDR_LEVEL={path} switches it on; measure whether that is faster",
+            f"NCCL_NET_GDR_LEVEL={level} switches it on; measure whether that is faster",
         )
+
+
+def _is_unplaced(view: PairView, gpu: str, nic: str, path: str) -> bool:
+    """Return whether the path passes a CPU that is only assumed to have the NIC or the GPU."""
+    assumed = any(view.paths.has_assumed_place(ident) for ident in (gpu, nic))
+    return assumed and path in ("P2C", "PHB", "SYS")
 
 
 def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:

@@ -10,13 +10,14 @@ from ..facts import keys, load_facts
 from ..facts.keys import Key, net_subject, pci_subject, rdma_subject
 from ..facts.view import MachineView, read_pci_details
 from ..graph import Device, Topology
+from ..hardware import ASSUMED_PLACE
 from ..matrix import collect_links
 from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"
 _ENDS = ("gpu", "nic")
 # Attributes of a NIC on which rules depend.
-_TRAITS = ("gdr", "host", "box", "pci")
+_TRAITS = ("gdr", "host", "box", "pci", ASSUMED_PLACE)
 
 
 class PairView(MachineView):

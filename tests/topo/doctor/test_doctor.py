@@ -21,8 +21,9 @@ from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.doctor import Finding, examine, list_checks, list_findings, report
 from topoplan.topo.facts.keys import FABRIC_FAILED
 from topoplan.topo.graph import Device, Link, Topology, both_directions
+from topoplan.topo.hardware import LOCAL_GBps
 from topoplan.topo.loader.resolve import resolve
-from topoplan.topo.notes import Note
+from topoplan.topo.notes import Note, assumed
 from topoplan.topo.presets import PRESETS, preset
 
 Machine = Topology
@@ -504,6 +505,14 @@ def faults() -> list[Case]:
         ),
         ("warning", "unknown-pcie", ("gpu1",), xml_like(link_speed="", link_width=0), xml_like()),
         ("warning", "unknown-pcie", ("gpu1",), xml_like(link_speed="Unknown"), xml_like()),
+        # a slot that is only assumed to be slower is not said to be
+        (
+            "warning",
+            "uneven-pcie",
+            ("gpu0",),
+            with_link(pairs, "gpu0", "cpu0", bandwidth_GBps=Fraction(12), source="a file"),
+            with_link(pairs, "gpu0", "cpu0", bandwidth_GBps=Fraction(12), source=assumed("Gen3")),
+        ),
         (
             "warning",
             "slow-uplink",
@@ -781,6 +790,29 @@ def faults() -> list[Case]:
 
 
 FAULTS = faults()
+
+
+def test_a_rate_that_stands_for_no_limit_is_no_direction_to_compare() -> None:
+    cpus = (Device("cpu0", "cpu"), Device("cpu1", "cpu"))
+    for rate, what in ((LOCAL_GBps - 1, ["asymmetric-link"]), (LOCAL_GBps, [])):
+        links = (
+            Link("cpu0", "cpu1", Fraction(6), kind="smp"),
+            Link("cpu1", "cpu0", rate, kind="smp"),
+        )
+        found = list_findings(Topology("two cpus", cpus, links))
+        assert [f.what for f in found if f.what == "asymmetric-link"] == what
+
+
+@pytest.mark.parametrize(
+    ("speed", "width", "taken"),
+    [("32.0 GT/s PCIe", 0, "x16"), ("Unknown", 16, "Gen3"), ("Unknown", 0, "Gen3 x16")],
+)
+def test_what_nccl_takes_for_an_invalid_speed_or_width_is_only_that(
+    speed: str, width: int, taken: str
+) -> None:
+    found = list_findings(xml_like(link_speed=speed, link_width=width))
+    (text,) = (f.message for f in found if f.what == "unknown-pcie")
+    assert f"NCCL takes {taken} in its place" in text
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,36 @@ def test_a_damaged_text_is_refused_with_the_line(damage: tuple[str, str], reason
 
 
 @pytest.mark.parametrize(
+    ("hops", "damage", "reason"),
+    [
+        (2, ("GPU1 1 0 2 2", "GPU1 1 0 2 1"), None),  # those of PCIe tell no link
+        (1, ("GPU1 1 0 1 1", "GPU1 2 0 1 1"), "the table of hops has 1 for GPU0 - GPU1 and 2 for"),
+        (
+            1,
+            ("GPU1 XGMI 0", "GPU1 PCIE 0"),
+            "the table of link type has XGMI for GPU0 - GPU1 and PCIE for GPU1 - GPU0",
+        ),
+        (
+            1,
+            ("GPU[2]\t\t: (Topology) Numa Node: 1", "GPU[0]\t\t: (Topology) Numa Node: 1"),
+            "line 17: the NUMA node of GPU0 is 1, and 0 before",
+        ),
+    ],
+)
+def test_tables_that_differ_by_direction_and_nodes_that_change_are_refused(
+    hops: int, damage: tuple[str, str], reason: str | None
+) -> None:
+    text = rocm_smi("PCIE", hops)
+    assert damage[0] in text
+    if reason is None:
+        assert read_topology_text(text.replace(*damage), "amd.txt").ranks
+        return
+    with pytest.raises(InputError, match=f"amd.txt: {reason}") as caught:
+        read_topology_text(text.replace(*damage), "amd.txt")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("gpus", "reason"),
     [
         (12, "xGMI joins a GPU to 11 others, and none has more than 8 links; these are partitions"),
@@ -235,6 +265,16 @@ def test_tables_that_occur_twice_are_of_one_machine_with_a_note() -> None:
     once, twice = read(rocm_smi()), read(rocm_smi() * 2)
     assert twice.links == once.links
     assert "the same tables 2 times: taken for one machine" in notes(twice)
+
+
+def test_a_numa_node_of_minus_one_is_none() -> None:
+    machine = read(rocm_smi("PCIE", 2, nodes=(-1, -1, -1, 1)))
+    assert [d.numa_node for d in machine.devices if d.kind == "gpu"] == [None, None, None, 1]
+    assert [(d.id, d.numa_node) for d in machine.devices if d.kind == "cpu"] == [
+        ("cpu0", None),
+        ("cpu1", 1),
+    ]
+    assert "GPU0, GPU1, GPU2: no NUMA node is printed, or -1, which is none" in notes(machine)
 
 
 def test_numa_nodes_are_those_of_the_numbers_of_gpus() -> None:
@@ -384,7 +424,12 @@ OTHERS = {
     "===== ROCm System Management Interface =====\n==== Concise Info "
     "====\n": "AMD's table.*rocm-smi --showtopo",
     '[{"gpu": 0, "links": []}]': "list in JSON.*amd-smi topology",
+    'The CPU:\n<cpu numaid="3" arch="x86_64">\n</cpu>\n': "NCCL's XML.*NCCL_TOPO_DUMP_FILE",
+    '  <gpu dev="5" sm="90">\n  </gpu>\n</system>\n': "part of NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     "Machine (503GB total)\n": "lstopo's text for people",
+    "$ lstopo -\nMachine (251GB total)\n  Package L#0\n": "lstopo's text.*lstopo machine.xml",
+    "  PCIBridge L#2 (busid=0000:3d:00.0)\n  PCIBridge L#3 (busid=0000:3e:00.0)\n": "lstopo's "
+    "text.*lstopo machine.xml",
 }
 _CONV = "which is not read: .*topology.conf or topograph's graph.*with a box"
 NETWORKS = {

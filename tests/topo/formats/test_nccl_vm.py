@@ -226,6 +226,11 @@ def test_addresses_are_matched_however_they_are_written() -> None:
             flat_vm([]),
             "lists 1 PCI slots of GPU class but no <gpu> element",
         ),
+        (
+            skeleton('<pci busid="0000:00:1b.0"/>'),
+            flat_vm([]),
+            "lists 1 PCI slots, none of GPU class, and no <gpu> element",
+        ),
         (skeleton(slot("0001:00:00.0", '<gpu dev="0"/>')), flat_vm([]), "already lists its GPUs"),
         ("<topology/>", flat_vm([]), "expected <system>"),
     ],

@@ -507,6 +507,8 @@ def test_a_link_at_rest_has_the_rate_of_the_slot_of_its_board(width: int, told: 
     )
     unknown = nccl_xml.read(text, "x")
     assert "a placeholder of a virtual machine, or read while idle" in notes(unknown)
+    slow = [link for link in unknown.links if "read while idle" in str(link.source)]
+    assert slow and all(link.is_conditional and link.counted_by == "NCCL" for link in slow)
     topology = nccl_xml.read(text.replace('rank="', 'name="NVIDIA L4" rank="'), "x")
     up = next(link for link in topology.links if link.src == "gpu0")
     assert up.bandwidth_GBps == 24

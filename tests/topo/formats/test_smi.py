@@ -247,6 +247,8 @@ def test_nics_are_called_as_the_legend_says() -> None:
         ("NIC0: ibp26s0 / ib0", "ibp26s0"),
         ("NIC0: (down)", "down"),
         ("| NIC0 | mlx5_0 | 0 |", "mlx5_0"),
+        ("- `NIC0`: `rocep33s0f0`.", "rocep33s0f0"),
+        ("* NIC0: mlx5_2", "mlx5_2"),
     ],
 )
 def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name: str) -> None:
@@ -1011,6 +1013,43 @@ def machines(draw: st.DrawFn) -> Topology:
         builder.join(builder.add("gpu"), "cpu0", "pcie")
     builder.nvlinks()
     return Topology("random", tuple(builder.devices), tuple(builder.links))
+
+
+_TABLE_ROW = """\
+|   {i}  NVIDIA A100-SXM4-80GB          On  | 00000000:0{i}:00.0 Off |                   On |
+| N/A   30C    P0              61W / 400W |      0MiB / 81920MiB |      N/A     Default |
+|                                         |                      |             {mode} |
++-----------------------------------------+----------------------+----------------------+
+"""
+_LISTED = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-1)
+  MIG 3g.40gb     Device  0: (UUID: MIG-1)
+  MIG 1c.3g.40gb  Device  1: (UUID: MIG-2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("around", "modes"),
+    [
+        (_LISTED, {1: "on"}),
+        (
+            _TABLE_ROW.format(i=0, mode="Disabled") + _TABLE_ROW.format(i=1, mode=" Enabled"),
+            {0: "off", 1: "on"},
+        ),
+        (_TABLE_ROW.format(i=7, mode=" Enabled"), {}),  # of a GPU that the matrix does not have
+        ("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)\n", {}),
+    ],
+)
+def test_mig_modes_around_a_matrix_are_facts_and_findings(
+    around: str, modes: dict[int, str]
+) -> None:
+    machine = read(f"{around}\n{alike(2, 'NV12')}")
+    facts = load_facts(machine.extra, "x")
+    told = {i: facts.get_text(f"gpu/{i}", fact_keys.GPU_MIG) for i in range(8)}
+    assert {i: mode for i, mode in told.items() if mode} == modes
+    found = [f.about for f in list_findings(machine) if f.what == "mig-on"]
+    assert found == ([("gpu1",)] if modes.get(1) == "on" else [])
 
 
 @settings(max_examples=count_examples(20))

@@ -284,6 +284,9 @@ def test_nvlink_counts_whatever_acs_and_the_iommu_do_but_not_without_the_driver(
     assert "NCCL ends with an error" in str(refused.advice)
     unasked = judged(box({}, NVLINK, facts=False), "gpu0", "gpu1")
     assert (unasked.answer, unasked.evidence) == ("unknown", ("path NV1", "NVML: not asked"))
+    told = {(f"gpu/{a}/p2p/{b}", "read"): None for a, b in ((0, 1), (1, 0))}
+    half = judged(box(told, NVLINK), "gpu0", "gpu1")
+    assert half.evidence == ("path NV1", "NVML: write ok, read a reason")
 
 
 def test_beyond_pxb_nccl_says_no_and_its_variable_is_named() -> None:
@@ -445,6 +448,23 @@ def test_over_c2c_the_nic_of_the_cpu_is_near_unless_another_is_nearer(
             *cable("plx0", "cpu0"),
         ]
     assert judged(Topology("grace", tuple(devices), tuple(links)), "gpu0", "nic0").answer == answer
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("c2c", "unknown"), ("pcie", "no")])
+def test_a_nic_whose_cpu_is_assumed_is_near_no_gpu_for_it(kind: str, answer: str) -> None:
+    devices = (
+        Device("gpu0", extra={"gdr": 1}),
+        Device("cpu0", "cpu"),
+        Device("nic0", "nic", extra={"gdr": 1, "assumed_place": 1}),
+        Device("nic1", "nic", extra={"gdr": 1}),
+    )
+    links = (*cable("gpu0", "cpu0", kind), *cable("nic0", "cpu0"), *cable("nic1", "cpu0"))
+    verdict = judged(Topology("lonely", devices, links), "gpu0", "nic0")
+    assert verdict.answer == answer
+    assert verdict.evidence[0] == "path through a CPU; which one has the NIC is not known"
+    assert verdict.advice is None if kind == "c2c" else "LEVEL=SYS" in (verdict.advice or "")
+    known = judged(Topology("lonely", devices, links), "gpu0", "nic1")
+    assert known.evidence[0] in ("path PHB", "path PHB, P2C to NCCL")
 
 
 @pytest.mark.parametrize(

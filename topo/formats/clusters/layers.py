@@ -23,6 +23,8 @@ TOPOGRAPH_START = re.compile(r'\{\s*"instances"\s*:')
 _MAX_JSON_VALUES = 5_000_000
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEADING = "host"
+# Not within a word: lstopo prints PCIBridge L#6.
+_COMMENT = re.compile(r"(?<!\S)#")
 # A measured value, which is no name of a rack.
 _DECIMAL = re.compile(r"\d{1,15}\.\d{1,15}(?:[eE][+-]?\d{1,3})?")
 # Longer texts are no list of at most MAX_HOSTS hosts, and checking all their lines is slow.
@@ -132,11 +134,11 @@ def read_list(text: str, where: str) -> Cluster:
 
 
 def _list_lines(text: str) -> list[tuple[int, list[str]]]:
-    """Return the number and words of each line that has any; # begins a comment."""
+    """Return the number and words of each line that has any; # before a word begins a comment."""
     return [
         (i, words)
         for i, line in enumerate(text.splitlines(), 1)
-        if (words := line.partition("#")[0].split())
+        if (words := _COMMENT.split(line, maxsplit=1)[0].split())
     ]
 
 

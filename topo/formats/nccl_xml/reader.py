@@ -17,7 +17,7 @@ from ...exact import fraction_to_json
 from ...facts.view import WIRES
 from ...graph import Device, Link, Topology, both_directions
 from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, inter_cpu_GBps, pcie_link
-from ...notes import assumed, counted
+from ...notes import assumed, counted, rated
 from ..safe_xml import Element, parse_xml
 from .link_elements import (
     apply_topoplan_elements,
@@ -80,9 +80,15 @@ def has_no_gpus(root: Element) -> bool:
 
 def make_skeleton_error(root: Element) -> InputError:
     """Return the error for a skeleton that is read without the machine that fills it in."""
-    slots = sum(element.tag == "pci" and has_class(element, GPU_CLASSES) for element in root.walk())
+    slots = [element for element in root.walk() if element.tag == "pci"]
+    gpus = sum(has_class(element, GPU_CLASSES) for element in slots)
+    listed = (
+        f"{gpus} PCI slots of GPU class but"
+        if gpus
+        else f"{len(slots)} PCI slots, none of GPU class, and"
+    )
     return InputError(
-        f"{root.where}: a skeleton: it lists {slots} PCI slots of GPU class but no <gpu> element, "
+        f"{root.where}: a skeleton: it lists {listed} no <gpu> element, "
         "so neither GPUs nor their links are known; dump a complete file on the machine with "
         "NCCL_TOPO_DUMP_FILE=topo.xml"
     )
@@ -295,6 +301,7 @@ def _add_uplink(
     """Add the link from a device to its parent at the rate that NCCL counts; note assumptions.
 
     A link of 2.5 GT/s above a GPU whose `board` is known was at rest, so it has the board's rate.
+    Other slow links keep theirs, and what follows from it holds only if they have it.
     """
     if position.parent is None or (
         pci is not None and get_topoplan_attribute(pci, "made_up") == "slot"
@@ -321,7 +328,10 @@ def _add_uplink(
             )
             rate, source = board.pcie.bandwidth_GBps, assumed(f"a link at rest, taken as {slot}")
         elif link.generation <= 2:
-            doubts.append(f"PCIe at {link}: a placeholder of a virtual machine, or read while idle")
+            doubt = "a placeholder of a virtual machine, or read while idle"
+            if source.kind == "counted":
+                source = rated(f"PCIe at {link}, {doubt}", "NCCL")
+            doubts.append(f"PCIe at {link}: {doubt}")
     for doubt in doubts:
         partial.notes.add(device.id, doubt)
     partial.uplinks[device.id] = both_directions(

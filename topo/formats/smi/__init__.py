@@ -36,6 +36,7 @@ from .facts import (
     read_affinities,
 )
 from .inferred import InferredTopology, assume_rates
+from .mig import find_mig_facts
 from .nvlink_output import (
     REMOTE,
     STATUS,
@@ -109,6 +110,7 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
     said = find_said_pcie(text) or elsewhere
+    output.modes = tuple(find_mig_facts(text))
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
@@ -242,6 +244,7 @@ def _read_matrix(
     facts = [
         *build_matrix_facts(table, cells),
         *build_p2p_facts(p2p, frozenset(table.names), notes),
+        *(f for f in output.modes if f.subject.replace("gpu/", "GPU") in table.names),
     ]
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...errors import InputError
+from ...facts import Fact
 from ..pasted import clean
 
 # Matrices of more devices are refused: no machine has as many.
@@ -63,7 +64,7 @@ _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
 _NIC_LEGEND = re.compile(
-    r"\s{0,40}(?:- )?(NIC\d{1,6})\s{0,9}(?::|=|[-=]>|\t(?=\s{0,9}[a-z]))\s{0,40}(\S.{0,200})"
+    r"\s{0,40}(?:[-*] )?`?(NIC\d{1,6})`?\s{0,9}(?::|=|[-=]>|\t(?=\s{0,9}[a-z]))\s{0,40}(\S.{0,200})"
 )
 # Words of a legend to which people add interfaces, addresses, rails and speeds.
 _WORDS = re.compile(r"[\w.@-]{1,64}(?::\d{1,3})?")
@@ -165,7 +166,7 @@ class SmiOutput:
     `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
     nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
     None if there is none. `odd` is a column of that row, if it is a heading, that nvidia-smi does
-    not print.
+    not print. `modes` are facts of the MIG modes of GPUs.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -174,6 +175,7 @@ class SmiOutput:
     failed: int | None = None
     stray: int | None = None
     odd: str = ""
+    modes: tuple[Fact, ...] = ()
 
 
 def looks_like(text: str) -> bool:

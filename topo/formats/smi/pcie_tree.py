@@ -202,7 +202,8 @@ def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int
         if group:
             inferred.overruled |= _pair_up(group, home | group)
             gpu = cells.ids[next(iterate_members(home & cells.gpus))]
-            places.append(f"{list_some(inferred.get_names(group))} on the CPU of {gpu}")
+            which = f"{list_some(inferred.get_names(group))} " if group != nics else ""
+            places.append(f"{which}on the CPU of {gpu}")
     inferred.notes.append(
         f"{list_some(inferred.get_names(nics))}: SYS from every GPU, so their CPU is not known; "
         f"taken to be {', '.join(places)}"
