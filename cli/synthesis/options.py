@@ -352,12 +352,16 @@ def _describe_added_formats() -> str:
     )
 
 
+def _takes(name: str, option: str) -> bool:
+    """Return whether a value of --format is that of a file which an option is for."""
+    if name in (PLAN, *CORE_FORMATS):
+        return option in _CORE_OPTIONS.get(name, ())
+    return not is_of_schedules(name) and option in LIBRARY_FORMATS.find(name).options
+
+
 def _list_taking(option: str) -> list[str]:
-    """Return the formats of files for libraries that an option is for."""
-    return [
-        *(name for name, options in _CORE_OPTIONS.items() if option in options),
-        *(x for x in LIBRARY_FORMATS.describe() if option in LIBRARY_FORMATS.find(x).options),
-    ]
+    """Return the formats that an option is for, but those of other packages."""
+    return [x for x in (*CORE_FORMATS, *LIBRARY_FORMATS.describe()) if _takes(x, option)]
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -553,13 +557,14 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             _given({"--nccl-version": args.nccl_version}),
-            args.format not in (taking := _list_taking("--nccl-version")),
-            f"{{}} without --format {' or '.join(taking)}: it has no effect then; leave it out",
+            not _takes(args.format, "--nccl-version"),
+            f"{{}} without --format {' or '.join(_list_taking('--nccl-version'))}: it has no "
+            "effect then; leave it out",
         ),
         (
             _given({"--no-guard": args.no_guard}),
-            args.format not in (taking := _list_taking("--no-guard")),
-            f"{{}} without --format {', '.join(taking[:-1])} or {taking[-1]}: it has no effect "
+            not _takes(args.format, "--no-guard"),
+            f"{{}} without --format {' or '.join(_list_taking('--no-guard'))}: it has no effect "
             "then; leave it out",
         ),
         (

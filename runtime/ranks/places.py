@@ -82,11 +82,9 @@ def init_gloo(rank: int, ranks: int, timeout: timedelta) -> None:
 
 def init_gloo_by_network(rank: int, ranks: int, timeout: timedelta) -> None:
     """Make the default group over gloo, by the network that an extra finds. Collective."""
-    if EMULATED not in os.environ:
-        for network in find_networks():
-            network.init_gloo(rank, ranks, timeout)
-            return
-    init_gloo(rank, ranks, timeout)
+    networks = [] if EMULATED in os.environ else find_networks()
+    init = networks[0].init_gloo if networks else init_gloo
+    init(rank, ranks, timeout)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class AmdOutput:
     """The tables in a text, and the names and NUMA nodes of the GPUs.
 
     `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH) and then (row, column) to a cell's text;
-    `nodes` maps a GPU's number to its NUMA node, `told_nodes` only if it is printed as such, not as
+    `nodes` maps a GPU's number to its NUMA node, `own_nodes` only if it is printed as such, not as
     an affinity. `times` is how often link types are printed.
     `metrics` are the rows of amd-smi xgmi, which `parse_tables` turns into tables.
     """
@@ -74,7 +74,7 @@ class AmdOutput:
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
-    told_nodes: dict[int, int] = field(default_factory=dict)
+    own_nodes: dict[int, int] = field(default_factory=dict)
     times: int = 1
     metrics: XgmiMetrics = field(default_factory=XgmiMetrics)
 
@@ -159,11 +159,11 @@ def _add_node(output: AmdOutput, numa: re.Match[str], where: str) -> None:
     gpu, node = int(numa[1]), int(numa[3])
     if numa[2] == "Affinity":
         output.nodes.setdefault(gpu, node)
-    elif output.told_nodes.setdefault(gpu, node) == node:
+    elif output.own_nodes.setdefault(gpu, node) == node:
         output.nodes[gpu] = node
     else:
         raise InputError(
-            f"{where}: the NUMA node of GPU{gpu} is {node}, and {output.told_nodes[gpu]} before; "
+            f"{where}: the NUMA node of GPU{gpu} is {node}, and {output.own_nodes[gpu]} before; "
             "expected one machine in a file, as the tool printed it"
         )
 

@@ -249,11 +249,11 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         )
     if unasked is not None:
         reason = view.explain_missing(subjects[0], unasked)
-        told = "".join(f"{key} ok, " for key, texts in statuses.items() if "ok" in texts)
+        allowed = "".join(f"{key} ok, " for key, texts in statuses.items() if "ok" in texts)
         return Answer(
             "unknown",
             "whether the driver allows it is not known",
-            (f"NVML: {told}{unasked} {reason}" if told else f"NVML: {reason}",),
+            (f"NVML: {allowed}{unasked} {reason}" if allowed else f"NVML: {reason}",),
             HERE if reason == "not asked" else "try it: p2pBandwidthLatencyTest",
         )
     return Answer("yes", "", ("NVML: read ok, write ok",))

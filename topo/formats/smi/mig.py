@@ -17,9 +17,9 @@ _MODE_BELOW_lines = 2
 
 
 def find_mig_facts(text: str) -> Iterator[Fact]:
-    """Yield a fact for each GPU whose MIG mode the text tells.
+    """Yield a fact for each GPU whose MIG mode the text states.
 
-    A GPU is on if nvidia-smi -L lists instances below it; without any, that list tells nothing.
+    MIG is on if nvidia-smi -L lists instances below a GPU; without any, that list says nothing.
     """
     modes: dict[str, tuple[str, str]] = {}
     listed = ""
@@ -33,7 +33,7 @@ def find_mig_facts(text: str) -> Iterator[Fact]:
         elif match := _ROW.fullmatch(line):
             row, below, listed = match[1], 0, ""
         elif row and below == _MODE_BELOW_lines and (match := _MODE.fullmatch(line)):
-            told = ("on" if match[1] == "Enabled" else "off", "nvidia-smi")
-            modes.setdefault(row, told)
+            mode = "on" if match[1] == "Enabled" else "off"
+            modes.setdefault(row, (mode, "nvidia-smi"))
     for gpu, (mode, source) in modes.items():
         yield Fact(gpu_subject(gpu), keys.GPU_MIG, mode, source)
