@@ -3,13 +3,14 @@
 The simulation covers senders, links, receivers, and the cores that ranks share. The affine cost
 (affine.py) adds up latencies and bytes, tick by tick. This module plays the messages as the runtime
 sends them: one for each tick and pair of ranks, sent as soon as its own pieces have arrived (or, in
-batches, once all messages of earlier ticks have). Links serve one message after the other, and the
-ranks of a host compete for its cores. Only the first segments of a long pipeline are played; the
-rest is assumed to continue at the pace reached by then.
+batches, once all messages of earlier ticks have). Messages of a pair of ranks go one after the
+other, those of several pairs share links equally (flows.py), and the ranks of a host compete for
+its cores. Only the first segments of a long pipeline are played; the rest is assumed to continue at
+the pace reached by then.
 """
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from ...topo.graph import Topology
 from ...topo.grouping import group_by_key
 from ..ir.schedule import Schedule
 from ..ir.transfers import REDUCE
+from .flows import Flows
 from .host_costs import HostCosts
 
 # Schedules with more messages than this (before segmentation) are not played, since the time to
@@ -34,10 +36,11 @@ _PACE_SEGMENTS = 4
 # A message's tick, sender and receiver, and the times in us at which it was posted and noticed.
 MessageTime = tuple[int, int, int, float, float]
 
-# Kinds of events. The first concerns a rank: its call begins. The others concern a message: all of
-# it has reached the receiver's host; the receiver's call has noticed it; its first bytes have
-# reached the host. Simultaneous events are handled in this order.
-_CALL_BEGINS, _ARRIVED, _NOTICED, _FIRST_BYTES = range(4)
+# Kinds of events. The first concerns a rank: its call begins. The others concern a message: its
+# last bytes have left the links; all of it has reached the receiver's host; the receiver's call has
+# noticed it; it is posted; its first bytes have reached the host. Simultaneous events are handled
+# in this order.
+_CALL_BEGINS, _LEFT, _ARRIVED, _NOTICED, _POSTED, _FIRST_BYTES = range(6)
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ def _list_messages(
     return messages
 
 
-def _play(  # noqa: C901, PLR0915 (one loop over all resources)
+def _play(
     shape: MessageShape,
     host: HostCosts,
     segment_bytes: float,
@@ -249,107 +252,173 @@ def _play(  # noqa: C901, PLR0915 (one loop over all resources)
     Append each message's times to `times`.
     """
     messages = _list_messages(shape, segment_bytes, segments, tick_of, batched)
-    # A rank posts its sends tick by tick, and those of one tick together: one send that waits holds
-    # up all later ones.
-    ticks: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(shape.ranks)]
-    for number, message in enumerate(messages):
-        ticks[message.group.src][message.tick].append(number)
-    sends = [[*of_rank.values()] for of_rank in ticks]
-    # Each resource has a time from which it is free: the host's cores (a heap, the earliest first),
-    # the thread in which each rank's call runs, its transport's thread, and the links (idle for
-    # long enough for any burst).
-    cores = [0.0] * max(1, host.cores)
-    call_free = [host.call_us] * shape.ranks
-    transport_free = [0.0] * shape.ranks
-    link_free = [-1e18] * len(shape.us_per_byte)
-    tick = [0] * shape.ranks  # the next of `sends` for each rank
-    awaited: list[set[int]] = [set() for _ in range(shape.ranks)]  # messages that hold up that tick
-    noticed = [False] * len(messages)
-    received = [False] * len(messages)
-    arrival = [0.0] * len(messages)
-    posted = [0.0] * len(messages)
-    end = 0.0
-    # A heap of events: time, kind, rank or message.
-    events = [(0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)]
-    byte_us, add_us = host.byte_ns * 1e-3, host.add_ns * 1e-3
+    player = _Player(shape, host, messages)
+    end_us = player.play()
+    if times is not None:
+        times.extend(player.times)
+    return end_us
 
-    def work(free: list[float], rank: int, ready: float, length: float) -> float:
+
+class _Player:
+    """The events of a call, and what ranks, hosts and links are at.
+
+    Each resource has a time in us from which it is free: the host's cores (a heap, the earliest
+    first), the thread in which each rank's call runs, and its transport's thread. Links are shared.
+    """
+
+    def __init__(self, shape: MessageShape, host: HostCosts, messages: list[_Message]) -> None:
+        self.times: list[MessageTime] = []
+        self._host, self._messages = host, messages
+        # A rank posts its sends tick by tick, and those of one tick together: one send that waits
+        # holds up all later ones.
+        ticks: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(shape.ranks)]
+        for number, message in enumerate(messages):
+            ticks[message.group.src][message.tick].append(number)
+        self._sends = [[*of_rank.values()] for of_rank in ticks]
+        self._tick = [0] * shape.ranks  # the next of `_sends` for each rank
+        # Messages that hold up that tick.
+        self._awaited: list[set[int]] = [set() for _ in range(shape.ranks)]
+        self._cores = [0.0] * max(1, host.cores)
+        self._call_free = [host.call_us] * shape.ranks
+        self._transport_free = [0.0] * shape.ranks
+        self._flows = Flows([us / host.wire for us in shape.us_per_byte], host.burst_bytes)
+        # Messages that are posted and have not left, by sender and receiver.
+        self._waiting: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+        self._posted_us = [0.0] * len(messages)
+        # When both transports have copied a message, and when its last byte has come, if known.
+        self._copied_us: list[float | None] = [None] * len(messages)
+        self._through_us: list[float | None] = [None] * len(messages)
+        self._noticed = [False] * len(messages)
+        self._received = [False] * len(messages)
+        # A heap of events: time, kind, rank or message.
+        self._events = [(0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)]
+
+    def play(self) -> float:
+        """Return when the last rank is done, in us after the call began."""
+        handlers = {
+            _CALL_BEGINS: self._post_sends,
+            _LEFT: self._leave,
+            _ARRIVED: self._complete,
+            _NOTICED: self._notice,
+            _POSTED: self._queue,
+            _FIRST_BYTES: self._copy,
+        }
+        events, flows, end = self._events, self._flows, 0.0
+        while events or flows.changed_us is not None:
+            if flows.changed_us is not None and (not events or events[0][0] > flows.changed_us):
+                for end_us, number in flows.settle():
+                    heapq.heappush(events, (end_us, _LEFT, number))
+                continue
+            now, kind, number = heapq.heappop(events)
+            handlers[kind](number, now)
+            if kind == _NOTICED:
+                end = max(end, now)
+        # Messages that no send needed are received at the end.
+        for number in range(len(self._messages)):
+            end = max(end, self._receive(number, end))
+        return max([end, *self._call_free])
+
+    def _work(self, free: list[float], rank: int, ready: float, length: float) -> float:
         """Occupy a thread of a rank and the first free core from `ready` on; return the end."""
-        end = max(ready, free[rank], cores[0]) + length
-        heapq.heapreplace(cores, end)
+        end = max(ready, free[rank], self._cores[0]) + length
+        heapq.heapreplace(self._cores, end)
         free[rank] = end
         return end
 
-    def post_sends(rank: int, now: float) -> None:
+    def _post_sends(self, rank: int, now: float) -> None:
         """Post the sends of as many ticks as possible; record what the next tick waits for."""
-        while tick[rank] < len(sends[rank]):
-            batch = sends[rank][tick[rank]]
+        messages, sends = self._messages, self._sends[rank]
+        while self._tick[rank] < len(sends):
+            batch = sends[self._tick[rank]]
             needed = set().union(*(messages[number].needs for number in batch))
-            awaited[rank] = {number for number in needed if not noticed[number]}
-            if awaited[rank]:
+            self._awaited[rank] = {number for number in needed if not self._noticed[number]}
+            if self._awaited[rank]:
                 return
             # Data to be forwarded must be received and added up first; other messages can wait
             # until the end.
             for number in sorted(needed):
-                now = receive(number, now)
+                now = self._receive(number, now)
             for number in batch:
-                message = messages[number]
-                now = work(call_free, rank, now, host.send_us + message.packed * add_us)
-                # Bytes stream through all links of the route at once: the slowest or busiest link
-                # decides when the last byte is through, and an idle link lets a burst pass in no
-                # time.
-                posted[number] = first_us = last_us = now
-                for link in message.group.links:
-                    need = message.bytes * shape.us_per_byte[link] / host.wire
-                    free = max(link_free[link], now - host.burst_bytes * shape.us_per_byte[link])
-                    link_free[link] = free + need
-                    first_us, last_us = max(first_us, free), max(last_us, link_free[link])
-                latency_us = message.group.latency_us
-                arrival[number] = last_us + latency_us
-                heapq.heappush(events, (first_us + latency_us, _FIRST_BYTES, number))
-            tick[rank] += 1
+                length_us = self._host.send_us + messages[number].packed * self._host.add_ns * 1e-3
+                now = self._work(self._call_free, rank, now, length_us)
+                self._posted_us[number] = now
+                heapq.heappush(self._events, (now, _POSTED, number))
+            self._tick[rank] += 1
 
-    def receive(number: int, now: float) -> float:
+    def _receive(self, number: int, now: float) -> float:
         """Receive a message in the receiver's call, once: unpack and add.
 
         Return the time in us at which that ends.
         """
-        if received[number]:
+        if self._received[number]:
             return now
-        received[number], message = True, messages[number]
-        length_us = host.receive_us + (message.added + message.packed) * add_us
-        return work(call_free, message.group.dst, now, length_us)
+        self._received[number], message = True, self._messages[number]
+        added_us = (message.added + message.packed) * self._host.add_ns * 1e-3
+        return self._work(self._call_free, message.group.dst, now, self._host.receive_us + added_us)
 
-    while events:
-        now, kind, number = heapq.heappop(events)
-        if kind == _CALL_BEGINS:
-            post_sends(number, now)
-        elif kind == _FIRST_BYTES:
-            # Both transports copy every byte while the rest is still arriving: if they are slower
-            # than the link, the message arrives when they are done, otherwise with its last byte.
-            group, length_us = messages[number].group, messages[number].bytes * byte_us
-            work(transport_free, group.src, now, length_us)
-            read = work(transport_free, group.dst, now, length_us)
-            heapq.heappush(events, (max(read, arrival[number]), _ARRIVED, number))
-        elif kind == _ARRIVED:
-            # The transport completes the operation, and the thread waiting in the call wakes up.
-            read = work(transport_free, messages[number].group.dst, now, host.io_us)
-            heapq.heappush(events, (read + host.wake_us, _NOTICED, number))
+    def _queue(self, number: int, now: float) -> None:
+        """Let a posted message wait for those of its pair of ranks, which has one connection."""
+        pair = self._messages[number].group.src, self._messages[number].group.dst
+        self._waiting[pair].append(number)
+        if len(self._waiting[pair]) == 1:
+            self._send_next(pair, now)
+
+    def _send_next(self, pair: tuple[int, int], now: float) -> None:
+        """Put the next message of a pair of ranks on its links, if there is one."""
+        if not self._waiting[pair]:
+            return
+        number = self._waiting[pair][0]
+        group = self._messages[number].group
+        heapq.heappush(self._events, (now + group.latency_us, _FIRST_BYTES, number))
+        if group.links:
+            self._flows.begin(number, group.links, self._messages[number].bytes, now)
         else:
-            # A rank with sends left posts these first, as the runtime does; one without any
-            # receives messages in order of arrival.
-            noticed[number], group = True, messages[number].group
-            rank = group.dst
-            if times is not None:
-                times.append((messages[number].tick, group.src, rank, posted[number], now))
-            if tick[rank] == len(sends[rank]):
-                now = receive(number, now)
-            elif awaited[rank] == {number}:
-                post_sends(rank, now)
-            else:
-                awaited[rank].discard(number)
-            end = max(end, now)
-    # Messages that no send needed are received at the end.
-    for number in range(len(messages)):
-        end = max(end, receive(number, end))
-    return max([end, *call_free])
+            heapq.heappush(self._events, (now, _LEFT, number))
+
+    def _copy(self, number: int, now: float) -> None:
+        """Both transports copy every byte while the rest is still arriving."""
+        group = self._messages[number].group
+        length_us = self._messages[number].bytes * self._host.byte_ns * 1e-3
+        self._work(self._transport_free, group.src, now, length_us)
+        self._copied_us[number] = self._work(self._transport_free, group.dst, now, length_us)
+        self._arrive(number)
+
+    def _leave(self, number: int, now: float) -> None:
+        """The last byte of a message has left the links, if no other rate was given to it since."""
+        group = self._messages[number].group
+        if group.links:
+            if self._flows.ends_us.get(number) != now:
+                return
+            self._flows.end(number, now)
+        self._through_us[number] = now + group.latency_us
+        self._arrive(number)
+        self._waiting[group.src, group.dst].popleft()
+        self._send_next((group.src, group.dst), now)
+
+    def _arrive(self, number: int) -> None:
+        """If transports are slower than the links, a message arrives when they are done with it,
+        otherwise with its last byte.
+        """
+        copied_us, through_us = self._copied_us[number], self._through_us[number]
+        if copied_us is not None and through_us is not None:
+            heapq.heappush(self._events, (max(copied_us, through_us), _ARRIVED, number))
+
+    def _complete(self, number: int, now: float) -> None:
+        """The transport completes the operation, and the thread waiting in the call wakes up."""
+        rank = self._messages[number].group.dst
+        completed = self._work(self._transport_free, rank, now, self._host.io_us)
+        heapq.heappush(self._events, (completed + self._host.wake_us, _NOTICED, number))
+
+    def _notice(self, number: int, now: float) -> None:
+        """A rank with sends left posts these first, as the runtime does; one without any receives
+        messages in order of arrival.
+        """
+        self._noticed[number], message = True, self._messages[number]
+        rank = message.group.dst
+        self.times.append((message.tick, message.group.src, rank, self._posted_us[number], now))
+        if self._tick[rank] == len(self._sends[rank]):
+            self._receive(number, now)
+        elif self._awaited[rank] == {number}:
+            self._post_sends(rank, now)
+        else:
+            self._awaited[rank].discard(number)
