@@ -181,6 +181,33 @@ def test_an_installed_package_adds_a_format(
         names.find("broken")
 
 
+def test_an_installed_packages_file_takes_the_options_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "tuning-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tuning\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[topoplan.files]\nguarded = tuning_formats:GUARDED\nplain = tuning_formats:PLAIN\n"
+    )
+    (tmp_path / "tuning_formats.py").write_text(
+        "from topoplan.synth.library_format import Export, LibraryFormat\n"
+        "def write(wanted):\n"
+        "    text = f'{wanted.version} {wanted.guard}'\n"
+        "    return Export('guarded', text, {}, (), reason='no use' if wanted.guard else None)\n"
+        "GUARDED = LibraryFormat(write, options=('--nccl-version', '--no-guard'))\n"
+        "PLAIN = LibraryFormat(write)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    file, asked = tmp_path / "file", ["allreduce", "ring:4", "--format"]
+    options = ["--nccl-version", "2.20.5", "--no-guard", "-o", str(file)]
+    assert synth.main([*asked, "guarded", *options]) == 0
+    assert file.read_text().split() == ["2.20", "False"]
+    capsys.readouterr()
+    assert synth.main([*asked, "plain", *options]) == 2
+    assert "--nccl-version without --format" in capsys.readouterr().err
+
+
 def test_the_script_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--list"]) == 0
     listed = json.loads(capsys.readouterr().out)
