@@ -50,6 +50,8 @@ _TAG = re.compile(
     r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?"
     r"(?:\[[\w,.:\-@]{1,100}\])?<std(?:out|err)>:? ?"
 )
+# What other launchers put there: a rank in brackets, within lines that begin with it.
+_LABEL = re.compile(r"\s*(\[[\w,.:\-@]{1,100}\]:?)")
 # What mpirun puts before each line, at the end of a row that a message broke.
 _LAUNCHER = re.compile(r"\s*\[[\w,.:\- ]*\](?:<\w+>)?:?\s*$")
 _STARTING = re.compile(r"Collective test starting: *(\S+)")
@@ -122,6 +124,8 @@ class TableReader:
             own = _LAUNCHER.sub("", own)
         if "<std" in own:
             own = _TAG.sub(" ", own)
+        elif (label := _LABEL.match(own)) is not None and own.count(label[1]) > 1:
+            own = own.replace(label[1], " ")
         if not own.strip():
             return
         if own.count("|") > 2:  # a table in Markdown
@@ -229,8 +233,9 @@ class TableReader:
 
     @property
     def locations(self) -> dict[int, Location]:
-        """The longest list of devices."""
-        return max((started.locations for started in self.started), key=len)
+        """The longest list of devices of a run that measured something, if one did."""
+        measured = [started for started in self.started if started.has_rows]
+        return max((started.locations for started in measured or self.started), key=len)
 
     def _begin_row(self, match: re.Match[str], number: int, is_cut: bool) -> None:
         """Parse the available part of a row; `is_cut` if a message follows on the same line."""

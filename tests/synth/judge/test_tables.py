@@ -340,7 +340,14 @@ def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", ["[1,0]<stdout>:", "Thu Jul  4 09:05:01 2030<stdout>:", "[prterun-a-7@1,0]<stdout>: "]
+    "tag",
+    [
+        "[1,0]<stdout>:",
+        "Thu Jul  4 09:05:01 2030<stdout>:",
+        "[prterun-a-7@1,0]<stdout>: ",
+        "[0]",
+        "[0] ",
+    ],
 )
 def test_mpiruns_tags_within_rows_are_no_part_of_them(tag: str) -> None:
     line = row(1 << 30, 46, 69)
@@ -348,6 +355,15 @@ def test_mpiruns_tags_within_rows_are_no_part_of_them(tag: str) -> None:
     cut = f"{line[:at]}{tag}{line[at:middle]}{tag}{line[middle:]}"
     text = "".join(tag + line for line in (HEADER + cut).splitlines(True))
     assert rates(read(text)) == rates(read(HEADER + line)) and not read(text).notes
+
+
+def test_the_devices_of_a_run_without_rows_are_not_those_of_another_run() -> None:
+    listed = [DEVICES.format(rank, 16 + rank) for rank in range(4)]
+    begun = "# nThread 1 nGpus {} minBytes 8 maxBytes 8\n"
+    measured = begun.format(2) + "".join(listed[:2]) + HEADER + row(1 << 30, 46, 46)
+    given_up = begun.format(4) + "".join(listed)
+    assert sorted(read(measured + given_up).locations) == [0, 1]
+    assert sorted(read(given_up + measured).locations) == [0, 1]
 
 
 def test_lines_left_out_are_grouped_by_reason() -> None:
