@@ -51,6 +51,22 @@ _OTHERS = {
     r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between": "rocm-smi's or amd-smi's "
     "output, which says what the machine is; give here what runs on it",
     r"^nccl_\w+\{|^# (?:HELP|TYPE) ": "Prometheus metrics; give NCCL Inspector's JSON lines",
+    r"^[ \t]*Comm\. Op[ \t]+Message Size|\bcomm op: [^\n]{0,200}\| msg size:": (
+        "DeepSpeed's summary of communication, which does not state the ranks and whose times "
+        "include waiting for them; give a table of nccl-tests"
+    ),
+    r"^[ \t]*Collective:[ \t]+\w+[ \t]*\n[^\n]*Memory type:": (
+        "ucc_perftest's output, which does not state the number of ranks; give a table of "
+        "nccl-tests"
+    ),
+    r"\bnccl(?:Dev)?Kernel_\w": (
+        "a profile of kernels, whose times include waiting for other ranks; give a table of "
+        "nccl-tests"
+    ),
+    r"\bbusbw(?:_avg)?\b[^\n]{0,20}\bG(?:bps|B/s)": (
+        "a script's rates without sizes and ranks in a form that is read; give a table of "
+        "nccl-tests, or all of all_reduce_bench.py's output"
+    ),
     r"busbw[^\n]{0,200},|,\s{0,9}algbw": "a table in another form than nccl-tests'; give what the "
     "test printed, or its -J file",
     r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations": "perftest's output, of one link; give a "
@@ -169,7 +185,7 @@ def _split_lines(text: str) -> list[str]:
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
-    count, lines = 0, _split_lines(text)
+    lines = _split_lines(text)
     for count, line in enumerate(lines, 1):
         line = line[:_MAX_LINE].replace("\t", "    ").replace("\xa0", " ")
         if len(line) > _MAX_DIGITS and _LONG_NUMBER.search(line):
@@ -196,7 +212,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         locations = locations or dict(results.locations)
         notes += results.notes
     if not measurements and not log.says_something:
-        raise InputError(f"{where}{_explain(text, count, log, table)}")
+        raise InputError(f"{where}{_explain(text, log, table)}")
     reading = log.reading(where, bool(measurements))
     test = benchmark.name if benchmark is not None and not table.rows else table.kind
     kinds = [f"table of {test or 'nccl-tests'}"] if measurements else []
@@ -253,8 +269,8 @@ def _read_machine(text: str, where: str) -> tuple[Topology | None, str]:
     return None, ""
 
 
-def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
-    """Return the rest of the error for a text of `count` lines with nothing to judge.
+def _explain(text: str, log: LogReader, table: TableReader) -> str:
+    """Return the rest of the error for a text with nothing to judge.
 
     It names the line at fault, if one is, what the text is, and what to give instead.
     """
@@ -263,11 +279,8 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
         return f", line {line}: a table of {test}, which has no bound here; give a collective's"
     if (failed := _explain_failure(log)) is not None:
         return failed
-    if table.header_line:
-        return (
-            f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
-            "the test had not begun; give the whole output"
-        )
+    if table.header_line or table.neuron_line:
+        return _explain_table(table)
     if log.is_log or nccl_log.looks_like(text):
         return _explain_log(text, log)
     if (rates := pair_rates.describe(text)) is not None:
@@ -282,6 +295,28 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
         else f"not a format that is known (it starts with {first[:40]!r})"
     )
     return f": {what}; {_EXPECTED}"
+
+
+def _explain_table(table: TableReader) -> str:
+    """Return the rest of the error for a table without a row that is read."""
+    if table.neuron_line:
+        return (
+            f", line {table.neuron_line}: a table of nccom-test, which runs on AWS Neuron's "
+            "accelerators and not on GPUs; give one of nccl-tests"
+        )
+    what = f"a table of {table.kind or 'nccl-tests'}"
+    if table.left_out:
+        line, why = table.left_out[0]
+        return f", line {line}: {what} without a whole row: {why}; give the rows as printed"
+    if table.odd_line:
+        return (
+            f", line {table.odd_line}: a row in another form than nccl-tests'; give the rows as "
+            "the test printed them (size, count, type ... algbw, busbw)"
+        )
+    at = f", line {table.header_line}: {what} without a row"
+    if table.has_ended:
+        return f"{at}, though the test ended: its rows are left out, or in a file; give them, too"
+    return f"{at}: it is cut, or the test had not begun; give the whole output"
 
 
 def _explain_failure(log: LogReader) -> str | None:

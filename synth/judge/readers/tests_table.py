@@ -36,6 +36,10 @@ _ROW = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
 # Reduction operations; "none" for collectives that do not reduce.
 _OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all", "multiply")
 _NUMBER = re.compile(r"(?:[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?(?:nan|inf)|N/A)\*?", re.IGNORECASE)
+# A number in which people group digits: 1_048_576 or 1,048,576.
+_GROUPED = re.compile(r"\d{1,3}(?:[_,]\d{3})+")
+# What a test says at its end.
+_ENDED = re.compile(r"# *(?:Avg bus bandwidth|Collective test concluded)\b")
 _HEADER = re.compile(r"\b(?:size|bytes)\b.*\btime\b.*\balgbw\b.*\bbusbw\b")
 _COUNTS = re.compile(r"\bnThreads? (\d+) nGpus (\d+) ")
 _RANK = re.compile(
@@ -75,6 +79,8 @@ _MAX_HINT = 200
 _MAX_COMMAND = 4000
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
+# Columns before those.
+_SIZES = ("size", "count", "type")
 # Values of one half that tell a rate: time, algbw and busbw.
 _HALF = 3
 
@@ -109,6 +115,12 @@ class TableReader:
         self.others: dict[str, int] = {}
         # Lines with a row, or a half of one, that is left out, and why.
         self.left_out: list[tuple[int, str]] = []
+        # The first line of numbers below a header that is no row, and whether a test ended.
+        self.odd_line = 0
+        # The header of a table of AWS Neuron's nccom-test, whose rows look alike.
+        self.neuron_line = 0
+        self._is_neuron = False
+        self.has_ended = False
         self._columns: list[str] = []
         self._command: str | None = None
         self._pending: _Begun | None = None
@@ -134,15 +146,26 @@ class TableReader:
         if "ank" in own and (match := _RANK.search(own)) is not None:
             self._take_rank(match)
         elif "algbw" in own and _HEADER.search(own):
-            self.header_line = self.header_line or number
-            self._end_row()
-            self._columns = _read_columns(own)
-            self._table += 1
-            self._find_start().has_header = True
+            self._take_header(own, number)
+        elif self._is_neuron and _ROW.search(own) is not None:
+            self.left_out.append((number, "a row of nccom-test, of no GPU, is left out"))
         elif (match := _ROW.search(own)) is not None:
             self._begin_row(match, number, is_cut=len(own) < len(line))
+        elif self._columns and "type" not in self._columns and self._take_bare_row(own, number):
+            pass
         elif self._pending is None or not self._continue_row(self._pending.words, own):
             self._take_words(own, number)
+
+    def _take_header(self, line: str, number: int) -> None:
+        self._end_row()
+        self._is_neuron = "(elems)" in line
+        if self._is_neuron:
+            self.neuron_line = number
+            return
+        self.header_line = self.header_line or number
+        self._columns = _read_columns(line)
+        self._table += 1
+        self._find_start().has_header = True
 
     def take_calls(self, line: str) -> None:
         """Record which collectives a line of the library says are called."""
@@ -151,6 +174,9 @@ class TableReader:
             self.started[-1].called.update([int(ranks)] if ranks else [])
 
     def _take_words(self, line: str, number: int) -> None:
+        self.has_ended |= "#" in line and _ENDED.search(line) is not None
+        if self._columns and not self.odd_line and len(_split_numbers(line)) >= _HALF:
+            self.odd_line = number
         if _DOTS.fullmatch(line):
             # Dots below the header stand for rows, else for ranks.
             started = self.started[-1]
@@ -249,6 +275,25 @@ class TableReader:
         if not is_cut and self._is_whole(pending):
             self._end_row()
 
+    def _take_bare_row(self, line: str, number: int) -> bool:
+        """Store a row of a table whose type somebody removed; return whether the line is one."""
+        values = _split_numbers(line)
+        if len(values) != len(self._columns) or len(values) < len(line.split()):
+            return False
+        named = dict(zip(self._columns, values, strict=True))
+        rest = [v for name, v in zip(self._columns, values, strict=True) if name not in _SIZES]
+        self._end_row()
+        self._pending = _Begun(
+            [named.get("size", "0"), named.get("count", "0"), "", *rest],
+            number,
+            self._table,
+            self._command,
+            self.started[-1],
+            self._hint,
+        )
+        self._end_row()
+        return True
+
     def _continue_row(self, pending: list[str], line: str) -> bool:
         """Append a line to the row that a message broke; return whether it belongs there."""
         prefix = r"^\s*(?:\[[\w,.:\- ]*\](?:<\w+>)?:?\s|[\w.\-]*\D[\w.\-]*:\s|\d+: )\s*"
@@ -262,9 +307,7 @@ class TableReader:
 
     def _is_whole(self, row: list[str]) -> bool:
         if self._columns:
-            return len(row) - 3 >= sum(
-                name not in ("size", "count", "type") for name in self._columns
-            )
+            return len(row) - 3 >= sum(name not in _SIZES for name in self._columns)
         return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _VALUES
 
     @staticmethod
@@ -358,6 +401,12 @@ class TableReader:
             for size, how, (time_us, algbw, busbw, wrong) in by_how
             if size > 0
         ]
+
+
+def _split_numbers(line: str) -> list[str]:
+    """Return the numbers of a line, without what groups their digits."""
+    words = [re.sub("[_,]", "", w) if _GROUPED.fullmatch(w) else w for w in line.split()]
+    return [word for word in words if _NUMBER.fullmatch(word)]
 
 
 def _read_columns(line: str) -> list[str]:

@@ -366,6 +366,15 @@ def test_the_devices_of_a_run_without_rows_are_not_those_of_another_run() -> Non
     assert sorted(read(given_up + measured).locations) == [0, 1]
 
 
+@pytest.mark.parametrize("size", ["1073741824", "1_073_741_824", "1,073,741,824"])
+def test_rows_without_their_type_are_read_by_the_header(size: str) -> None:
+    reading = read(
+        f"size  time  algbw  busbw\n(B)  (us)  (GB/s)\n {size}  8203.9  130.88  229.04\n"
+    )
+    assert rates(reading) == [(1 << 30, "out-of-place", 130.88)]
+    assert {(m.collective, m.ranks) for m in reading.measurements} == {("allreduce", 8)}
+
+
 def test_lines_left_out_are_grouped_by_reason() -> None:
     cut = "".join(row(1 << size, 46, 69)[:50] + "\n" for size in range(20, 25))
     odd = row(1 << 28, 46, 69).replace("46.00", "15.00")
