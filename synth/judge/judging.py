@@ -264,7 +264,10 @@ class Judge:
     ) -> ChannelVerdict:
         channels = ChannelVerdict(communicator, taken=_find_taken(verdict.reading, communicator))
         if not communicator.rings and not communicator.trees:
-            channels.why_not = "the file lists neither whole rings nor whole trees"
+            channels.why_not = (
+                "the file lists neither whole rings nor whole trees; give the log of all ranks, "
+                "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"
+            )
             return channels
         try:
             rank_map = self._map_ranks(verdict, communicator.ranks, communicator.locations)

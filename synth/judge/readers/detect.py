@@ -193,7 +193,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
                 f"{where}, line {count}: a number of more than {_MAX_DIGITS} digits; the file is "
                 "damaged there: leave the line out"
             )
-        if "opCount" in line:
+        if "opCount" in line or " nranks " in line:
             table.take_calls(line)
         is_message = signatures.is_message(line)
         log.take(line, count)

@@ -83,6 +83,8 @@ GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
 # What is called, as NCCL_DEBUG_SUBSYS=COLL logs it.
 CALL = re.compile(r"\b(\w{1,40}): opCount\b(?:.{0,300}?\[nranks=(\d{1,6})\])?")
+# A communicator's number of ranks, where it begins and where it ends.
+MEMBER = re.compile(r"\bcomm 0x\w{1,16} rank \d{1,6} nranks (\d{1,6})\b")
 # Last words that a row of a test can have where a message breaks it: operations and types.
 _ROW_WORDS = re.compile(r"(?:sum|prod|max|min|avg|mulsum|none|float|half|double|u?int(?:8|32|64)?)")
 

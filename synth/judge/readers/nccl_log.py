@@ -36,6 +36,8 @@ _MAX_PICKS = 10_000
 _MAX_WARNINGS = 3
 # Most pairs of GPUs to name in a finding.
 _MAX_PAIRS = 6
+# What the library's own lines have: others may mention it, as a script below the log does.
+_SAID = "NCCL INFO"
 
 _LIMITING = {
     "NCCL_P2P_DISABLE": "unset it unless P2P is broken here: GPUs then send through host memory",
@@ -73,7 +75,7 @@ class Failure:
             if not self._is_traced:
                 self._warned = number, " ".join(match[0].split())[:200]
             self._is_last = True
-        elif not self._is_traced:
+        elif not self._is_traced and _SAID in line:
             self._is_last = False
 
     def find(self, has_begun: bool) -> tuple[int, str] | None:
@@ -113,7 +115,7 @@ class Stop:
             self._traced = self._traced or warned
             if lines.FAILED_USE.search(line) is not None:
                 self.found = warned
-        elif "NCCL" in line:
+        elif _SAID in line:
             self._last = None
 
 
@@ -160,7 +162,7 @@ class LogReader:
             )
         if "NCCL" in line or "failure" in line:
             self._stop.take(line, number, self._completed)
-        if line and not line.isspace():
+        if _SAID in line or "WARN" in line or not self.lines:
             self.last_line = number
         if _WORTH.search(line) is not None:
             for thread, level, text in self.signatures.split(line):
@@ -441,6 +443,11 @@ class LogReader:
                 "a call failed after the initialization" if self._completed else "the start failed"
             )
             self._report("start-failed", f"{what}: {text}", "mend that first, then measure", line)
+            self.findings = {
+                name: finding
+                for name, finding in self.findings.items()
+                if finding.line != line or not name.startswith("warning-")
+            }
         runs = [run for drafts in self._group() for run in part_runs(drafts, notes)]
         groups = [(finish(drafts, notes), drafts) for drafts in runs]
         self._refuse_cut(where, groups)

@@ -29,7 +29,7 @@ class Started:
     `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
     that of the launcher's command line, 0 if unknown; `options` are those that the test prints;
     `jobs` counts how often rank 0 is listed. `calls` are the collectives that the library logged,
-    None for other calls, and `called` the numbers of ranks that it logged with them.
+    None for other calls, and `called` the numbers of ranks of what it logged.
     `is_open` is True if the list ends in dots, so its last rank is not the last there was.
     """
 

@@ -15,7 +15,7 @@ from math import prod
 from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
 from .launchers import count_processes, names_launcher
-from .log_lines import CALL, Signatures, name_collective
+from .log_lines import CALL, MEMBER, Signatures, name_collective
 from .runs import Runs
 from .table_collective import find_in_name, infer_collective, is_of_sendrecv
 from .table_ranks import (
@@ -168,10 +168,11 @@ class TableReader:
         self._find_start().has_header = True
 
     def take_calls(self, line: str) -> None:
-        """Record which collectives a line of the library says are called."""
+        """Record which collectives a line of the library says are called, on how many ranks."""
         for name, ranks in CALL.findall(line):
             self.started[-1].calls.add(name_collective(name))
             self.started[-1].called.update([int(ranks)] if ranks else [])
+        self.started[-1].called.update(map(int, MEMBER.findall(line)))
 
     def _take_words(self, line: str, number: int) -> None:
         self.has_ended |= "#" in line and _ENDED.search(line) is not None

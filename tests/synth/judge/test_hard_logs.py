@@ -84,6 +84,14 @@ def test_a_warning_alone_ends_no_run(end: str) -> None:
     assert "start-failed" not in list_names(read("".join(LOG) + STOPPED + end))
 
 
+def test_what_stands_below_a_log_that_ends_in_a_warning_hides_no_failure() -> None:
+    begun = [line for line in LOG if "COMPLETE" not in line]
+    text = "".join(begun) + warn(0, "Accept: wrong type 3 != 4") + "export NCCL_DEBUG=INFO\n"
+    reading = read(text)
+    assert list_names(reading) == ["start-failed"] and "wrong type" in reading.findings[0].message
+    assert any(f"ends, at line {len(begun) + 1}," in note for note in reading.notes)
+
+
 def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
     reading = read("".join(LOG) + ROWS + STOPPED + TEST)
     assert reading.measurements and "start-failed" not in list_names(reading)

@@ -364,7 +364,7 @@ REFUSED = {
     ),
     "rows that are cut": (
         HEADER + row(1 << 20, 8, 8)[:45],
-        "line 4: a table of nccl-tests without",
+        "line 4: a table of nccl-tests without a whole row: the",
     ),
     "rows in another form": (
         HEADER + "1M 262144 46.00 46.00\n",

@@ -333,6 +333,13 @@ def test_the_number_of_ranks_is_what_the_command_or_the_rows_state(
     assert {m.ranks for m in read(before + HEADER + rows).measurements} == {ranks}
 
 
+def test_the_number_of_ranks_is_that_of_the_communicator_that_ends() -> None:
+    """At 1840 ranks busbw / algbw, with two decimals, allows many numbers."""
+    ended = sign(0, "comm 0x55 rank 0 nranks 1840 cudaDev 0 busId 19000 - Destroy COMPLETE")
+    reading = read(HEADER + row(1 << 34, 188.24, 376.28) + ended)
+    assert {m.ranks for m in reading.measurements} == {1840}
+
+
 def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
     rows = row(1 << 29, 20, 20, "sum", "0") + "so far reduce_perf is fine\n"
     rows += row(1 << 30, 20, 20, "sum", "0")
