@@ -122,6 +122,10 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
 def _read_any(text: str, where: str, collective: str | None) -> Reading:
     if "&gt;" in text:  # copied from a page's source
         text = unescape(text)
+    if 'stdout": "' in text:
+        from .json_results import unwrap_returned
+
+        text = unwrap_returned(text) or text
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :][:_ROOT_CHARACTERS]
     if not start.strip():

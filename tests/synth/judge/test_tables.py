@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from judge_options import judge_by_bounds_alone
 from nccl_samples import DEVICES, HEADER, row, sign
@@ -380,6 +382,23 @@ def test_rows_without_their_type_are_read_by_the_header(size: str) -> None:
     )
     assert rates(reading) == [(1 << 30, "out-of-place", 130.88)]
     assert {(m.collective, m.ranks) for m in reading.measurements} == {("allreduce", 8)}
+
+
+def test_an_output_on_one_line_of_json_is_read_once() -> None:
+    table = HEADER + row(1 << 29, 45, 67.5) + row(1 << 30, 46, 69)
+    result = {"rc": 0, "stdout": table, "stdout_lines": table.splitlines()}
+    for text in (
+        f"changed: [node07] => {json.dumps(result)}\n",
+        f"ok: [node07] => {json.dumps({'done': result}, indent=4)}\n",
+        json.dumps(result),
+        json.dumps({"done.stdout": table}),
+    ):
+        assert read(text).measurements == read(table).measurements
+
+
+def test_a_table_that_is_printed_twice_is_one_run() -> None:
+    table = HEADER + row(1 << 29, 45, 67.5) + row(1 << 30, 46, 69)
+    assert read(table + "$ cat /tmp/table.txt\n" + table).measurements == read(table).measurements
 
 
 def test_lines_left_out_are_grouped_by_reason() -> None:
