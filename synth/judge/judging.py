@@ -13,7 +13,7 @@ from ...topo.loader.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
 from .advice import Spell, advise, name_command
-from .machine import Machines, RankMap, map_group, map_ranks
+from .machine import Machines, RankMap, describe_other_gpus, map_group, map_ranks
 from .options import (
     OVER_RINGS,
     Limits,
@@ -86,6 +86,11 @@ class Judge:
             findings=list(reading.findings),
             notes=list(reading.notes),
         )
+        topology = verdict.machine.topology
+        if topology is not None and (other := describe_other_gpus(topology, reading.locations)):
+            verdict.findings.append(
+                FileFinding("other-gpus", other, "if it is another machine, give its topology")
+            )
         groups = group_by_key(
             ((m.collective, m.ranks, m.run), m)
             for m in reading.measurements

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 from ...topo.between_cpus import follow_era
-from ...topo.boards import Board, find_board
+from ...topo.boards import Board, find_board, find_mentioned, get_board
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.stated import state_rates
 from ...topo.errors import InputError, TopoplanError
@@ -161,6 +162,48 @@ class Machines:
 
 def _is_open(link: Link) -> bool:
     return link.kind == _PCIE and link.is_assumed
+
+
+def describe_other_gpus(topology: Topology, locations: Mapping[int, Location]) -> str | None:
+    """Return a sentence where a file names GPUs of another architecture than the topology's.
+
+    It is None if either does not tell its own: a topology does by the name or the compute
+    capability of its first GPU, else by what its source mentions.
+    """
+    models = sorted({location.model for location in locations.values() if location.model})
+    named = {_Architecture.of(board) for model in models if (board := find_board(model))}
+    own = _list_architectures(topology)
+    if not named or not own or named & own:
+        return None
+    what = " or ".join(sorted(map(str, own)))
+    return (
+        f"the file's GPUs are {', '.join(models[:3])}, and those of {topology.name} are of another "
+        f"architecture ({what})"
+    )
+
+
+class _Architecture(NamedTuple):
+    """The architecture of a GPU: its compute capability times ten, or AMD's name of it."""
+
+    sm: str
+    gcn: str
+
+    @classmethod
+    def of(cls, board: Board) -> "_Architecture":
+        return cls(str(board.sm or ""), board.gcn)
+
+    def __str__(self) -> str:
+        return self.gcn or f"compute capability {self.sm[:-1]}.{self.sm[-1:]}"
+
+
+def _list_architectures(topology: Topology) -> set[_Architecture]:
+    first = topology.by_id[topology.ranks[0]].extra if topology.ranks else {}
+    board = find_board(str(first.get("name", "")))
+    if board is not None:
+        return {_Architecture.of(board)}
+    if first.get("sm") or first.get("gcn"):
+        return {_Architecture(str(first.get("sm") or ""), str(first.get("gcn") or ""))}
+    return {_Architecture.of(get_board(name)) for name in find_mentioned(topology.source or "")}
 
 
 def is_topology_file(name: str) -> bool:

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from .reading import FileFinding
 
 # Beginnings of the names of findings, by what they are. Results that mean nothing come first.
-_VOID = ("start-failed", "timed-out", "wrong-results", "single-rank", "separate-jobs")
+_VOID = (
+    *("start-failed", "timed-out", "wrong-results", "single-rank", "separate-jobs"),
+    "other-gpus",
+)
 # Causes of loss, the most certain first.
 _CAUSES = (
     *("fabric-", "simple-order", "p2p-refused", "shared-memory", "network-socket", "no-gdr"),

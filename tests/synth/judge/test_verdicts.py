@@ -278,7 +278,8 @@ def test_no_ratio_to_nearly_nothing_is_printed(desk: Desk) -> None:
 @pytest.mark.long
 def test_nothing_is_offered_where_stock_is_not_known(desk: Desk) -> None:
     """Between hosts stock uses all NICs at once, which one ring through all GPUs does not."""
-    file = desk.judge(write_table(190, 16), "--topology", "dgx-a100:2")
+    table = write_table(190, 16, gpu="NVIDIA A100-SXM4-80GB")
+    file = desk.judge(table, "--topology", "dgx-a100:2")
     assert names(file) == ["below-bound-allreduce"] and file["verdict"]["advice"] is None
 
 
@@ -384,6 +385,26 @@ def test_an_assumed_rate_that_a_measurement_exceeds_is_withdrawn(desk_of_bounds:
     beyond = desk_of_bounds.judge(write_table(500, 2, gpu=unknown), "--topology", matrix)
     assert beyond["share"] is None and names(beyond) == ["above-bound-allreduce"]
     assert beyond["measured"][0]["above_bound"] and "withdrawn" in beyond["verdict"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine", "is_other"),
+    [
+        ("GeForce GTX 1080", "dgx-a100", True),
+        ("AMD Instinct MI300X VF", "dgx-a100", True),
+        ("NVIDIA A100-SXM4-80GB", "dgx-a100", False),
+        ("NVIDIA H200", "dgx-h100", False),  # of the same architecture
+        ("NVIDIA Graphics Device", "dgx-a100", False),
+        ("GeForce GTX 1080", "ring:8@48", False),
+    ],
+)
+def test_gpus_of_another_architecture_than_the_topology_s_are_the_verdict(
+    desk: Desk, gpu: str, machine: str, is_other: bool
+) -> None:
+    file = desk.judge(write_table(0.9, 8, gpu=gpu), "--topology", machine)
+    assert (names(file)[0] == "other-gpus") == is_other == ("other-gpus" in names(file))
+    if is_other:
+        assert gpu in file["verdict"]["message"] and "capability 8.0" in file["verdict"]["message"]
 
 
 def test_ranks_that_ran_alone_are_named(desk: Desk) -> None:
