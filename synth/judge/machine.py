@@ -265,9 +265,11 @@ def map_ranks(
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if ranks > len(gpus):
-        hosts = len({location.host for location in locations.values() if location.host})
+        hosts = {location.host for location in locations.values() if location.host}
+        # People leave out lines of the list, and with them hosts.
+        count = len(hosts) if len(locations) == ranks else 0
         raise InputError(
-            f"{where}: {ranks} ranks{f' on {hosts} hosts' if hosts > 1 else ''}, and "
+            f"{where}: {ranks} ranks{f' on {count} hosts' if count > 1 else ''}, and "
             f"{topology.name} has {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: another machine; "
             "give the topology of all ranks (several hosts: dgx-a100:2, or topo-probe's JSON of "
             "them)",

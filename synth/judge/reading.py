@@ -110,7 +110,8 @@ class ObservedCommunicator:
     `locations` are by rank. `rings` and `trees` hold complete channels only; `promised` is the
     number of channels that the file announces. `patterns` are NCCL's search results. `transports`
     counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many communicators of the
-    file have the same ranks and channels.
+    file have the same ranks and channels. `has_more` is True if the file does not state the number
+    of ranks, so that there may be more than those it names.
     """
 
     ranks: int
@@ -123,6 +124,7 @@ class ObservedCommunicator:
     transports: Mapping[str, int] = field(default_factory=dict, hash=False)
     alike: int = 1
     uses_nvls: bool = False
+    has_more: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,9 @@ def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
     nodes = f" on {c.nodes} nodes" if c.nodes and c.nodes > 1 else ""
     alike = f", {c.alike} alike" if c.alike > 1 else ""
     how = f", GPUs {channels.rank_map.how}" if channels.rank_map else ""
+    ranks = f"{'at least ' if c.has_more else ''}{count_ranks(c.ranks)}"
     lines = [
-        f"  communicator of {c.ranks} ranks{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} "
-        f"trees{how}"
+        f"  communicator of {ranks}{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} trees{how}"
     ]
     if most := Counter(c.transports).most_common(6):
         lines.append(f"    connections: {', '.join(f'{n} via {name}' for name, n in most)}")

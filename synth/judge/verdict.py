@@ -227,5 +227,8 @@ class FileVerdict:
         if self.machine.topology is None:
             reasons.append(self.machine.source)
         if not self.measured and not self.communicators:
-            reasons.append("it has no results, and the rings and trees of no communicator")
+            reasons.append(
+                "it has no results, and the rings and trees of no communicator; give a table of "
+                "nccl-tests, or the log of all ranks (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
+            )
         return next(filter(None, reasons), "nothing in it has a bound")

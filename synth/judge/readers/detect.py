@@ -67,8 +67,9 @@ _OTHERS = {
         "a script's rates without sizes and ranks in a form that is read; give a table of "
         "nccl-tests, or all of all_reduce_bench.py's output"
     ),
-    r"busbw[^\n]{0,200},|,\s{0,9}algbw": "a table in another form than nccl-tests'; give what the "
-    "test printed, or its -J file",
+    r"busbw[^\n]{0,200},|,\s{0,9}algbw|^\W{0,9}size\b[^\n]{0,200}\bbusbw\b": (
+        "a table in another form than nccl-tests'; give what the test printed, or its -J file"
+    ),
     r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations": "perftest's output, of one link; give a "
     "collective's",
 }
@@ -283,7 +284,7 @@ def _explain(text: str, log: LogReader, table: TableReader) -> str:
         return f", line {line}: a table of {test}, which has no bound here; give a collective's"
     if (failed := _explain_failure(log)) is not None:
         return failed
-    if table.header_line or table.neuron_line:
+    if table.header_line or table.neuron_line or table.has_ended:
         return _explain_table(table)
     if log.is_log or nccl_log.looks_like(text):
         return _explain_log(text, log)
@@ -316,6 +317,11 @@ def _explain_table(table: TableReader) -> str:
         return (
             f", line {table.odd_line}: a row in another form than nccl-tests'; give the rows as "
             "the test printed them (size, count, type ... algbw, busbw)"
+        )
+    if not table.header_line:
+        return (
+            ": the average of a table's rates alone (Avg bus bandwidth), which mixes small sizes "
+            "with large ones; give the rows"
         )
     at = f", line {table.header_line}: {what} without a row"
     if table.has_ended:

@@ -12,7 +12,7 @@ from ....topo.exact import load_json
 from ...ir.collective import Collective
 from ..reading import Location, Measurement, Reading
 from .log_lines import name_collective
-from .tests_table import read_bus, read_version
+from .table_words import read_bus, read_version
 
 # Most lines of NCCL Inspector, one per call and rank: these fit into memory as objects.
 _MAX_LINES = 2_000_000

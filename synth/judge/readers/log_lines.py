@@ -41,6 +41,10 @@ SIZE = re.compile(
     r"\bcomm 0x\w+ rank (?P<rank>\d+) nRanks (?P<ranks>\d+) nNodes (?P<nodes>\d+) "
     r"localRanks (\d+)(?: localRank (\d+))?"
 )
+# The end of a line of RCCL, which states the size of the communicator.
+END = re.compile(r"\bcomm 0x\w{1,16} nRanks (\d{1,6})\b")
+# What Ray adds to a line after which it leaves out those of other processes that are like it.
+REPEATED = re.compile(r"\[repeated \d{1,9}x across cluster\]")
 PATTERN = re.compile(
     r"\bPattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), "
     r"type (\w+)/(\w+)"

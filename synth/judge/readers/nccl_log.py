@@ -140,6 +140,8 @@ class LogReader:
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
         self._fabrics: dict[str, str] = {}
+        # The first line after which Ray left out others.
+        self._repeated = 0
         self._failure, self._stop = Failure(), Stop()
         self._completed_ranks: set[int] = set()
 
@@ -162,6 +164,8 @@ class LogReader:
             )
         if "NCCL" in line or "failure" in line:
             self._stop.take(line, number, self._completed)
+            if "[repeated" in line and lines.REPEATED.search(line) is not None:
+                self._repeated = self._repeated or number
         if _SAID in line or "WARN" in line or not self.lines:
             self.last_line = number
         if _WORTH.search(line) is not None:
@@ -169,6 +173,8 @@ class LogReader:
                 self._take_message(thread, level, text, number)
                 if (draft := self._current.get(thread)) is not None:
                     draft.first_line, draft.last_line = draft.first_line or number, number
+                    if draft.ranks is None and (match := lines.END.search(text)) is not None:
+                        draft.ranks = int(match[1])
 
     def _draft(self, thread: lines.Thread, anew: bool = False) -> Draft:
         """Return the draft of a thread; if `anew`, begin a draft for its next communicator."""
@@ -448,6 +454,11 @@ class LogReader:
                 for name, finding in self.findings.items()
                 if finding.line != line or not name.startswith("warning-")
             }
+        if self._repeated:
+            notes.append(
+                f"line {self._repeated}: Ray left out the lines of other ranks (repeated ... "
+                "across cluster); run with RAY_DEDUP_LOGS=0"
+            )
         runs = [run for drafts in self._group() for run in part_runs(drafts, notes)]
         groups = [(finish(drafts, notes), drafts) for drafts in runs]
         self._refuse_cut(where, groups)

@@ -25,7 +25,8 @@ from .table_ranks import (
     choose_ranks,
     describe_separate_jobs,
 )
-from .table_rows import Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
+from .table_rows import HOWS, Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
+from .table_words import NUMBER, read_bus, read_columns, read_version, split_numbers
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -35,9 +36,8 @@ _TYPES = (
 _ROW = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
 # Reduction operations; "none" for collectives that do not reduce.
 _OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all", "multiply")
-_NUMBER = re.compile(r"(?:[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?(?:nan|inf)|N/A)\*?", re.IGNORECASE)
-# A number in which people group digits: 1_048_576 or 1,048,576.
-_GROUPED = re.compile(r"\d{1,3}(?:[_,]\d{3})+")
+# The line above a header, which says of which half each of its columns is.
+_GROUPS = re.compile(r"[#\s]*(?:out-of-place\s+in-place|in-place\s+out-of-place)\s*")
 # What a test says at its end.
 _ENDED = re.compile(r"# *(?:Avg bus bandwidth|Collective test concluded)\b")
 _HEADER = re.compile(r"\b(?:size|bytes)\b.*\btime\b.*\balgbw\b.*\bbusbw\b")
@@ -120,6 +120,8 @@ class TableReader:
         # The header of a table of AWS Neuron's nccom-test, whose rows look alike.
         self.neuron_line = 0
         self._is_neuron = False
+        # Whether the columns in place come first, as in MSCCL++'s test.
+        self._is_swapped = False
         self.has_ended = False
         self._columns: list[str] = []
         self._command: str | None = None
@@ -163,7 +165,7 @@ class TableReader:
             self.neuron_line = number
             return
         self.header_line = self.header_line or number
-        self._columns = _read_columns(line)
+        self._columns = read_columns(line)
         self._table += 1
         self._find_start().has_header = True
 
@@ -176,8 +178,10 @@ class TableReader:
 
     def _take_words(self, line: str, number: int) -> None:
         self.has_ended |= "#" in line and _ENDED.search(line) is not None
-        if self._columns and not self.odd_line and len(_split_numbers(line)) >= _HALF:
+        if self._columns and not self.odd_line and len(split_numbers(line)) >= _HALF:
             self.odd_line = number
+        if _GROUPS.fullmatch(line) is not None:
+            self._is_swapped = line.index("in-place") < line.index("out-of-place")
         if _DOTS.fullmatch(line):
             # Dots below the header stand for rows, else for ranks.
             started = self.started[-1]
@@ -278,11 +282,13 @@ class TableReader:
 
     def _take_bare_row(self, line: str, number: int) -> bool:
         """Store a row of a table whose type somebody removed; return whether the line is one."""
-        values = _split_numbers(line)
-        if len(values) != len(self._columns) or len(values) < len(line.split()):
+        values, columns = split_numbers(line), self._columns
+        # A test may measure one of two halves only.
+        halves = [*[at for at, name in enumerate(columns) if name == "time"][1:], len(columns)]
+        if len(values) not in halves or len(values) < len(line.split()):
             return False
-        named = dict(zip(self._columns, values, strict=True))
-        rest = [v for name, v in zip(self._columns, values, strict=True) if name not in _SIZES]
+        named = dict(zip(columns, values, strict=False))
+        rest = [v for name, v in zip(columns, values, strict=False) if name not in _SIZES]
         self._end_row()
         self._pending = _Begun(
             [named.get("size", "0"), named.get("count", "0"), "", *rest],
@@ -299,7 +305,7 @@ class TableReader:
         """Append a line to the row that a message broke; return whether it belongs there."""
         prefix = r"^\s*(?:\[[\w,.:\- ]*\](?:<\w+>)?:?\s|[\w.\-]*\D[\w.\-]*:\s|\d+: )\s*"
         tokens = re.sub(prefix, "", line).split()
-        if not tokens or not all(map(_NUMBER.fullmatch, tokens)):
+        if not tokens or not all(map(NUMBER.fullmatch, tokens)):
             return False
         pending += tokens
         if self._is_whole(pending):
@@ -326,7 +332,7 @@ class TableReader:
             return
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
         # A time stamp or a remark may follow the row.
-        rest = list(takewhile(_NUMBER.fullmatch, rest))
+        rest = list(takewhile(NUMBER.fullmatch, rest))
         row = read_halves(int(size), rest, self._columns)
         believed = {how: v for how, v in row.values.items() if how not in row.doubtful}
         for how in row.doubtful:
@@ -334,6 +340,8 @@ class TableReader:
         begun.started.has_rows = True
         if not believed:
             return
+        if self._is_swapped:
+            believed = {HOWS[how == HOWS[0]]: values for how, values in believed.items()}
         self.rows.append(
             Row(
                 begun.table,
@@ -404,20 +412,6 @@ class TableReader:
         ]
 
 
-def _split_numbers(line: str) -> list[str]:
-    """Return the numbers of a line, without what groups their digits."""
-    words = [re.sub("[_,]", "", w) if _GROUPED.fullmatch(w) else w for w in line.split()]
-    return [word for word in words if _NUMBER.fullmatch(word)]
-
-
-def _read_columns(line: str) -> list[str]:
-    """Return the names of a header's columns, from size on."""
-    words = line.replace("#wrong", "error").replace("#", " ").split()
-    first = next((i for i, word in enumerate(words) if word in ("size", "bytes")), 0)
-    current = {"bytes": "size", "N": "count", "op": "redop"}
-    return [current.get(word, word) for word in words[first:]]
-
-
 def _read_halves(rows: Sequence[Row]) -> list[tuple[int, str, Half]]:
     """Return the size, the variant and the values of each half of each row.
 
@@ -445,22 +439,3 @@ def _read_halves(rows: Sequence[Row]) -> list[tuple[int, str, Half]]:
         for size, how, (time, algbw, busbw, wrong) in read
         if time > 0
     ]
-
-
-def read_bus(text: str) -> str | None:
-    """Return a table's PCI address; None if it is unknown or malformed.
-
-    Forms are 0x1b (a bus alone), 0000:1b:00 and 0000:1b:00.0; 0x00 means an unknown address.
-    """
-    text = text.lower()
-    if re.fullmatch(r"0x[0-9a-f]{1,2}", text):
-        return f"{int(text, 16):02x}" if int(text, 16) else None
-    form = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?"
-    return text if re.fullmatch(form, text) else None
-
-
-def read_version(code: int) -> str:
-    """Return a version from NCCL_VERSION_CODE: 22304 is 2.23.4, 2408 was 2.4.8."""
-    if code >= 10_000:
-        return f"{code // 10_000}.{code // 100 % 100}.{code % 100}"
-    return f"{code // 1000}.{code // 100 % 10}.{code % 100}"

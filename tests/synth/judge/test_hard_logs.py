@@ -8,6 +8,8 @@ import pytest
 from nccl_samples import HEADER, row, sign, write_log
 
 from topoplan.cli import judge as command
+from topoplan.synth.judge.judging import Judge
+from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.ranking import rank_findings
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
@@ -169,6 +171,31 @@ HANG = (
     "WorkNCCL(SeqNum=7, OpType=ALLGATHER, NumelIn=4, Timeout(ms)=60000) ran for 60012 "
     "milliseconds before timing out.\n"
 )
+
+
+def test_a_number_of_ranks_that_nothing_states_is_a_least_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "log.txt"
+    line = sign(0, "Channel 00/0 : 16[17000] -> 18[21000] via P2P/IPC")
+    ended = line.replace("\n", " comm 0x56 nRanks 32\n")
+    for text, says in ((line, "of at least 19 ranks"), (ended, "communicator of 32 ranks")):
+        file.write_text(text, encoding="utf-8")
+        assert command.main([str(file), "--topology", "ring:2"]) == 0
+        out = capsys.readouterr().out
+        assert says in out and "give the log of all ranks" in out
+
+
+def test_what_is_to_be_given_is_said_where_a_log_has_the_tuner_s_choice_alone() -> None:
+    reading = read("[0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.68\n")
+    verdict = Judge(Machines("ring:2", [])).judge(reading).verdict
+    assert verdict.name == "not-judged" and "give a table of nccl-tests" in verdict.message
+
+
+def test_lines_that_ray_leaves_out_are_noted() -> None:
+    log = "".join(LOG[:2]) + LOG[2].replace("\n", " [repeated 7x across cluster]\n")
+    notes = read(log + "".join(LOG[3:])).notes
+    assert any(note.startswith("line 3: Ray left out") for note in notes)
 
 
 def test_a_collective_that_does_not_end_is_the_first_finding() -> None:

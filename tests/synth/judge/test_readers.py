@@ -370,6 +370,11 @@ REFUSED = {
         HEADER + "1M 262144 46.00 46.00\n",
         "line 4: a row in another form than nccl-tests'",
     ),
+    "an average alone": ("# Avg bus bandwidth    : 24.2\n", "the average of a table's rates alone"),
+    "a table without algbw": (
+        "size\ttype\tbusbw\talgo\n33554432\tfloat\t127.4\tTREE\n",
+        "a table in another form than nccl-tests'",
+    ),
     "nccom-test's table": (
         "size(B)  count(elems)  type  time(us)  algbw(GB/s)  busbw(GB/s)\n"
         "33554432  33554432  uint8  768  40.69  40.69\n",

@@ -375,6 +375,13 @@ def test_the_devices_of_a_run_without_rows_are_not_those_of_another_run() -> Non
     assert sorted(read(given_up + measured).locations) == [0, 1]
 
 
+def test_hosts_are_not_counted_in_a_list_with_gaps() -> None:
+    listed = "".join(DEVICES.format(rank, 16 + rank) for rank in (0, 1, 62, 63))
+    text = listed.replace("node07 device 6", "node14 device 6") + HEADER + row(1 << 30, 46, 90.56)
+    verdict = Judge(Machines("ring:8@48", [])).judge(read(text))
+    assert "64 ranks, and ring:8" in verdict.measured[0].why_not
+
+
 @pytest.mark.parametrize("size", ["1073741824", "1_073_741_824", "1,073,741,824"])
 def test_rows_without_their_type_are_read_by_the_header(size: str) -> None:
     reading = read(
@@ -382,6 +389,17 @@ def test_rows_without_their_type_are_read_by_the_header(size: str) -> None:
     )
     assert rates(reading) == [(1 << 30, "out-of-place", 130.88)]
     assert {(m.collective, m.ranks) for m in reading.measurements} == {("allreduce", 8)}
+
+
+def test_rows_of_one_half_are_those_of_the_half_that_comes_first() -> None:
+    header = (
+        "#                     in-place             out-of-place\n"
+        "# size count time algbw busbw #wrong time algbw busbw #wrong\n"
+    )
+    one = "1073741824 268435456 8203.9 130.88 229.04 0"
+    assert rates(read(header + one)) == [(1 << 30, "in-place", 130.88)]
+    both = rates(read(f"{header}{one} 8303.9 129.31 226.29 0\n"))
+    assert both == [(1 << 30, "in-place", 130.88), (1 << 30, "out-of-place", 129.31)]
 
 
 def test_an_output_on_one_line_of_json_is_read_once() -> None:
