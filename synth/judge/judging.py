@@ -1,7 +1,7 @@
 """Judging of files: their measurements and channels compared with the bounds of their machine."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -12,7 +12,7 @@ from ...topo.grouping import group_by_key
 from ...topo.loader.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
-from .advice import Spell, advise, name_command
+from .advice import Spell, advise, gbps, name_command, size_text
 from .machine import Machines, RankMap, describe_other_gpus, map_group, map_ranks
 from .options import (
     OVER_RINGS,
@@ -47,6 +47,10 @@ from .verdict import (
 # Most communicators to judge per file: a job with several dimensions of parallelism has a handful
 # of kinds, and each costs bounds and searches.
 _MAX_COMMUNICATORS = 8
+# Most runs whose rates a note lists.
+_MAX_RUNS = 8
+# How far rates of runs that are alike lie apart: runs of healthy machines vary as much.
+_ALIKE = 1.05
 # NCCL's tuner rates trees at 92 % of their channels' rate, and each direction gets half of that.
 _TREE_FACTOR = Fraction(92, 200)
 # How topo-run names the measurements of the stock collective.
@@ -100,6 +104,7 @@ class Judge:
         for (name, ranks, _), measurements in groups.items():
             verdict.measured.append(self._compare(verdict, name, ranks, measurements))
             self._share(verdict.measured[-1])
+        verdict.notes += _compare_runs(verdict.measured)
         left_out = Counter[str]()
         for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
             # One communicator without channels is enough to say that they are missing.
@@ -318,6 +323,32 @@ class Judge:
     def _find_options(self, collective: Collective, router: Router) -> Options:
         self.say(f"other options of {router.topology.name} for {collective.name} ...")
         return find_options(collective, router)
+
+
+def _compare_runs(measured: Sequence[MeasuredVerdict]) -> list[str]:
+    """Return a note for each collective with several runs: their rates at the same largest size."""
+    notes = []
+    groups = group_by_key(((m.collective, m.ranks), m) for m in measured if m.run)
+    for (name, _), runs in groups.items():
+        rates = [
+            {(row.measured.size_bytes, row.measured.how): row.measured.algbw_GBps for row in m.rows}
+            for m in runs
+        ]
+        shared = set(rates[0]).intersection(*rates[1:])
+        if len(runs) > 1 and shared:
+            largest = max(size for size, _ in shared)
+            best = [max(of[key] for key in shared if key[0] == largest) for of in rates]
+            if not min(best):
+                continue
+            listed = ", ".join(map(gbps, best[:_MAX_RUNS])) + ", ..." * (len(best) > _MAX_RUNS)
+            times, fastest = max(best) / min(best), runs[best.index(max(best))].run
+            which = f"run {fastest} is {times:.2f} times as fast as the slowest"
+            same = "they hardly differ"
+            notes.append(
+                f"runs of {name} at {size_text(largest)}: {listed} GB/s; "
+                f"{which if times > _ALIKE else same}"
+            )
+    return notes
 
 
 def _check_types(

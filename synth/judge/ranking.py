@@ -15,7 +15,7 @@ _CAUSES = (
     "variable-",
 )
 _LOSSES = ("fall-", "below-channels-", "offer-", "order-", "tuner-", "below-nvls-", "below-bound-")
-_OPEN = ("conditional-",)
+_OPEN = ("conditional-", "small-sizes-")
 _HEALTHY = ("above-bound-", "near-bound-", "nvls-")
 _REMARKS = ("undecided-", "rate-withdrawn", "warning-")
 

@@ -407,6 +407,26 @@ def test_gpus_of_another_architecture_than_the_topology_s_are_the_verdict(
         assert gpu in file["verdict"]["message"] and "capability 8.0" in file["verdict"]["message"]
 
 
+def test_sizes_at_which_latency_decides_tell_nothing_of_links(desk: Desk) -> None:
+    """A plan's model reaches half of its rate at a few MiB."""
+    gpus = "".join(DEVICES.format(i, 16 + i) for i in range(8)).replace("A40", "A100-SXM4-40GB")
+    for size, rate, is_small in ((1 << 11, 0.1, True), (1 << 30, 12.0, False)):
+        table = gpus + HEADER + row(size, rate, rate * 1.75)
+        found = names(desk.judge(table, "--topology", "dgx-a100"))
+        assert ("small-sizes-allreduce" in found) == is_small
+        assert ("below-channels-allreduce" in found) == (not is_small)
+
+
+def test_runs_in_a_file_are_compared_where_all_measured(desk: Desk) -> None:
+    small, large = row(1 << 20, 9, 9), row(1 << 30, 12, 12)
+    runs = [HEADER + small + large, HEADER + row(1 << 20, 8, 8) + row(1 << 30, 48, 48)]
+    file = desk.judge("".join(runs), "--topology", "ring:2@48")
+    compared = "runs of allreduce at 1 GiB: 12, 48 GB/s; run 2 is 4.00 times as fast"
+    assert any(note.startswith(compared) for note in file["notes"])
+    alike = desk.judge(runs[0] + HEADER + small + row(1 << 29, 9, 9), "--topology", "ring:2@48")
+    assert not any("1 GiB: " in note for note in alike["notes"])
+
+
 def test_ranks_that_ran_alone_are_named(desk: Desk) -> None:
     one = DEVICES.format(0, 16)
     rows = row(1 << 27, 2500.0, 0.0) + row(1 << 28, 2600.0, 0.0)
