@@ -32,7 +32,7 @@ _MIN_FALL_SHARE = 0.1
 # below it, latency takes more of the time than data.
 _MIN_FILLED = 0.5
 # Findings that say that GPUs do not reach each other directly, as every offer assumes.
-_NO_P2P = ("p2p-refused", "shared-memory")
+_NO_P2P = ("p2p-refused", "p2p-refused-cuda", "shared-memory")
 # The finding that names the file from which NCCL takes the machine.
 _TOPOLOGY_FILE = "variable-nccl_topo_file"
 

@@ -170,7 +170,8 @@ class Judge:
             return measured
         try:
             reading = verdict.reading
-            measured.rank_map = self._map_ranks(verdict, measured.ranks, reading.locations)
+            locations = measurements[0].locations or reading.locations
+            measured.rank_map = self._map_ranks(verdict, measured.ranks, locations)
             collective = Collective.with_default_root(name, measured.ranks)
             measured.limits = self._find_any_limits(
                 collective, measured.rank_map, reading.helpers if reading.group else ()

@@ -41,7 +41,8 @@ class Measurement:
     measured the same, from 1; it is 0 if there is only one.
     `ranks` is 0 if the file does not state it. `how` is the variant that was measured
     ("out-of-place", "in-place", "plan", "stock"), empty if there is only one. `wrong` is True if
-    the result had wrong elements.
+    the result had wrong elements. `locations` are those of the ranks of this run, empty if the text
+    does not state them.
     """
 
     collective: str
@@ -53,6 +54,7 @@ class Measurement:
     how: str = ""
     wrong: bool = False
     run: int = 0
+    locations: Mapping[int, Location] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

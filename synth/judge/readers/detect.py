@@ -333,8 +333,9 @@ def _explain_failure(log: LogReader) -> str | None:
     """Return the rest of the error for a run that failed or did not end; None for others."""
     if log.failure is not None:
         line, said = log.failure
-        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
-    stuck = log.findings.get("timed-out")
+        what = log.what_failed
+        return f": {what}: line {line}: {said}; mend that first, as nothing was measured"
+    stuck = log.findings.get("timed-out") or log.findings.get("p2p-refused-cuda")
     if stuck is None:
         return None
     return f", line {stuck.line}: {stuck.message}, and nothing was measured; {stuck.advice}"

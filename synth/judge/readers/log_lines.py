@@ -79,6 +79,8 @@ TIMED_OUT = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,200}?\bOpType=(\w{1,40})"
     r".{0,200}?\bran for (\d{1,12}) milliseconds"
 )
+# What CUDA says to any program whose GPUs do not reach each other.
+NO_PEERS = re.compile(r"\bpeer access is not supported between these two devices\b")
 # The process that writes a message.
 PROCESS = re.compile(r":(\d{1,10}):\d{1,10} \[-?\d{1,9}\]")
 # A warning with the place in the library's source, which newer versions print.

@@ -53,7 +53,7 @@ _LIMITING = {
     "NCCL_NTHREADS": "unset it unless measurements show it faster",
 }
 # Findings that leave nothing to judge.
-_NO_RESULT = ("warning", "variable", "network", "timed-out")
+_NO_RESULT = ("warning", "variable", "network", "timed-out", "p2p-refused-cuda")
 # Variables that replace the result of the search.
 _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
@@ -160,6 +160,15 @@ class LogReader:
                 f"{int(match[2]) / 1000:.0f} s",
                 "look for a rank that failed, or that calls other collectives, then for the "
                 "network between hosts",
+                number,
+            )
+        if "peer access" in line and lines.NO_PEERS.search(line) is not None:
+            self._report(
+                "p2p-refused-cuda",
+                "CUDA refuses peer access between two GPUs (P2P)",
+                "look for GPUs that have none (GeForce cards in stock drivers), for ACS, the IOMMU "
+                "and containers that hide GPUs from each other; NCCL_P2P_DISABLE=1 and the "
+                "program's own switch do without",
                 number,
             )
         if "NCCL" in line or "failure" in line:
@@ -318,6 +327,14 @@ class LogReader:
             return None if self._stop.is_past else self._stop.found
         return self._failure.find(has_begun) or self._stop.found
 
+    @property
+    def what_failed(self) -> str:
+        """What the failure ended, in words."""
+        if self._completed:
+            return "a call failed after the initialization"
+        # An excerpt may begin after the start.
+        return "the start failed" if self.drafts else "a call failed"
+
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
 
@@ -445,10 +462,9 @@ class LogReader:
             notes.append(f"line {stop[0]}: a run failed: {stop[1]}; the rest of the text is judged")
         elif self.failure is not None:
             line, text = self.failure
-            what = (
-                "a call failed after the initialization" if self._completed else "the start failed"
+            self._report(
+                "start-failed", f"{self.what_failed}: {text}", "mend that first, then measure", line
             )
-            self._report("start-failed", f"{what}: {text}", "mend that first, then measure", line)
             self.findings = {
                 name: finding
                 for name, finding in self.findings.items()

@@ -70,6 +70,10 @@ _THREADS = re.compile(r"\s(?:-t|--nthreads)[ =]?([1-9]\d{0,3})\b")
 _WORDS = re.compile(
     r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
 )
+# The GPUs that a program sees, by number.
+_VISIBLE = re.compile(
+    r"\b(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES=[\"']?(\d{1,4}(?:,\d{1,4}){0,256})(?![\w,\-])"
+)
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
 # Most rows, to bound memory; a test prints some thirty.
 _MAX_ROWS = 100_000
@@ -146,6 +150,7 @@ class TableReader:
             own = own.replace("|", " ")
         # The quick tests before each pattern keep large logs fast.
         if "ank" in own and (match := _RANK.search(own)) is not None:
+            self.header_line = self.header_line or number
             self._take_rank(match)
         elif "algbw" in own and _HEADER.search(own):
             self._take_header(own, number)
@@ -187,6 +192,8 @@ class TableReader:
             started = self.started[-1]
             started.has_rows |= started.has_header
             started.is_open |= not started.has_header
+        if "VISIBLE_DEVICES" in line and (match := _VISIBLE.search(line)) is not None:
+            self._find_start().visible = tuple(map(int, match[1].split(",")))
         command = self._join_command(line)
         if "erf" in command or "_test" in command:
             match = _STARTING.search(command) or _COMMAND.search(command)
@@ -230,7 +237,9 @@ class TableReader:
             started = self._find_start()
             started.jobs += int(rank) == 0
             started.is_open = False
-            location = Location(host, int(device), read_bus(bus), model=model)
+            number = int(device)
+            number = started.visible[number] if number < len(started.visible) else number
+            location = Location(host, number, read_bus(bus), model=model)
             if host is not None:
                 self.signatures.note_host(host)
             started.locations.setdefault(int(rank), location)
@@ -266,7 +275,7 @@ class TableReader:
     def locations(self) -> dict[int, Location]:
         """The longest list of devices of a run that measured something, if one did."""
         measured = [started for started in self.started if started.has_rows]
-        return max((started.locations for started in measured or self.started), key=len)
+        return max((started.locate() for started in measured or self.started), key=len)
 
     def _begin_row(self, match: re.Match[str], number: int, is_cut: bool) -> None:
         """Parse the available part of a row; `is_cut` if a message follows on the same line."""
@@ -402,11 +411,17 @@ class TableReader:
             self.others.setdefault(rows[0].command or unnamed, rows[0].line)
             return []
         ranks = choose_ranks(name, halves, rows[0].started, find_parts(rows))
+        started = rows[0].started
+        locations = {
+            rank: location
+            for rank, location in started.locate().items()
+            if rank < ranks or started.locations
+        }
         finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)
         if finding is not None and finding not in self.findings:
             self.findings.append(finding)
         return [
-            Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong)
+            Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong, locations=locations)
             for size, how, (time_us, algbw, busbw, wrong) in by_how
             if size > 0
         ]

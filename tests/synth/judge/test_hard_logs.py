@@ -198,6 +198,21 @@ def test_lines_that_ray_leaves_out_are_noted() -> None:
     assert any(note.startswith("line 3: Ray left out") for note in notes)
 
 
+def test_what_cuda_says_of_peers_is_read_in_any_program_s_words() -> None:
+    said = "Failed: Cuda error 'peer access is not supported between these two devices'\n"
+    with pytest.raises(InputError, match=r"line 2: CUDA refuses peer access .*, and nothing was"):
+        read("NCCL version 2.20.5+cuda12.4\n" + said)
+    assert "p2p-refused-cuda" in list_names(read("".join(LOG) + said))
+
+
+def test_an_excerpt_with_a_failing_call_is_no_start() -> None:
+    failed = warn(0, "NET/IB : Got completion with error 5") + sign(0, "proxy.cc:692 -> 6")
+    with pytest.raises(InputError, match=r"^file: a call failed: line 1: .*Got completion"):
+        read(failed)
+    with pytest.raises(InputError, match=r"^file: the start failed: line 4: "):
+        read("".join(LOG[:3]) + failed)
+
+
 def test_a_collective_that_does_not_end_is_the_first_finding() -> None:
     reading = read("".join(LOG) + HANG * 2)
     assert list_names(reading).count("timed-out") == 1

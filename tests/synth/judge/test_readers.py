@@ -375,6 +375,7 @@ REFUSED = {
         "size\ttype\tbusbw\talgo\n33554432\tfloat\t127.4\tTREE\n",
         "a table in another form than nccl-tests'",
     ),
+    "devices alone": (DEVICES.format(0, 16), "line 1: a table of nccl-tests without a row: it"),
     "nccom-test's table": (
         "size(B)  count(elems)  type  time(us)  algbw(GB/s)  busbw(GB/s)\n"
         "33554432  33554432  uint8  768  40.69  40.69\n",

@@ -402,6 +402,16 @@ def test_rows_of_one_half_are_those_of_the_half_that_comes_first() -> None:
     assert both == [(1 << 30, "in-place", 130.88), (1 << 30, "out-of-place", 129.31)]
 
 
+def test_each_run_is_on_the_gpus_that_it_saw() -> None:
+    """The GPUs that a run sees are numbered anew, and those of another run are not its own."""
+    run = "export CUDA_VISIBLE_DEVICES={}\n./all_reduce_perf -b 1G -e 1G -g 2\n{}" + HEADER
+    listed = "".join(DEVICES.format(i, 0) for i in range(2)).replace("A40", "Graphics Device")
+    runs = (("0,1", "", 12), ("'6,7,0'", "", 13), ("5,3,1", listed, 14))
+    text = "".join(run.format(*two) + row(1 << 30, rate, rate) for *two, rate in runs)
+    measured = Judge(Machines("ring:8@48", [])).judge(read(text)).measured
+    assert [m.rank_map.in_use for m in measured if m.rank_map] == [(0, 1), (6, 7), (3, 5)]
+
+
 def test_an_output_on_one_line_of_json_is_read_once() -> None:
     table = HEADER + row(1 << 29, 45, 67.5) + row(1 << 30, 46, 69)
     result = {"rc": 0, "stdout": table, "stdout_lines": table.splitlines()}
