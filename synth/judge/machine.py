@@ -359,6 +359,13 @@ def _choose_gpus(
                     "give the topology of that one",
                     parameter="topology",
                 )
+    spanned = len({block for block, gpus_in in enumerate(blocks) if min(gpus_in) < ranks})
+    if len(hosts) > spanned:
+        raise InputError(
+            f"{where}: ranks on {len(hosts)} hosts, and nothing says which GPUs of "
+            f"{topology.name} these are; give the whole list of devices",
+            parameter="topology",
+        )
     some = f"taken as the first {ranks} of {len(gpus)} GPUs, as the file does not say which"
     return list(range(ranks)), "in the order of ranks" if ranks == len(gpus) else some
 

@@ -205,6 +205,8 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, Path(where).name)
+    for name, value, number in table.variables:
+        log.take_variable(name, value, number)
     benchmark, locations, notes = (
         find_benchmark(text),
         table.locations,

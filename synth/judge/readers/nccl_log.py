@@ -259,7 +259,7 @@ class LogReader:
                 number,
             )
         if (match := lines.ENVIRONMENT.search(text)) is not None:
-            self._take_variable(match[1], match[2].rstrip("."), number)
+            self.take_variable(match[1], match[2].rstrip("."), number)
         if (match := lines.NETWORK.search(text)) is not None and match[1].lower() == "socket":
             self._report("network-socket", "the network is TCP (Socket)", "", number)
         if "NVLS comm" in text or "Connected NVLS" in text:
@@ -338,7 +338,8 @@ class LogReader:
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
 
-    def _take_variable(self, name: str, value: str, number: int) -> None:
+    def take_variable(self, name: str, value: str, number: int) -> None:
+        """Record what a line sets for the library: that may limit it, or replace its search."""
         if name == "NCCL_TOPO_DUMP_FILE":
             self.topology_files.append(value)
         finding, text = f"variable-{name.lower()}", f"{name} is set to {value}"

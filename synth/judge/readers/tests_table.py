@@ -70,6 +70,8 @@ _THREADS = re.compile(r"\s(?:-t|--nthreads)[ =]?([1-9]\d{0,3})\b")
 _WORDS = re.compile(
     r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
 )
+# What a command line sets for the library, as mpirun's -x does.
+_VARIABLE = re.compile(r"(?<![\w$])((?:NCCL|RCCL)_[A-Z0-9_]{1,60})=[\"']?([\w.,:^/\-]{1,200})")
 # The GPUs that a program sees, by number.
 _VISIBLE = re.compile(
     r"\b(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES=[\"']?(\d{1,4}(?:,\d{1,4}){0,256})(?![\w,\-])"
@@ -119,6 +121,8 @@ class TableReader:
         self.others: dict[str, int] = {}
         # Lines with a row, or a half of one, that is left out, and why.
         self.left_out: list[tuple[int, str]] = []
+        # What command lines set for the library: a name, a value and the line.
+        self.variables: list[tuple[str, str, int]] = []
         # The first line of numbers below a header that is no row, and whether a test ended.
         self.odd_line = 0
         # The header of a table of AWS Neuron's nccom-test, whose rows look alike.
@@ -182,7 +186,10 @@ class TableReader:
         self.started[-1].called.update(map(int, MEMBER.findall(line)))
 
     def _take_words(self, line: str, number: int) -> None:
-        self.has_ended |= "#" in line and _ENDED.search(line) is not None
+        if "#" in line and _ENDED.search(line) is not None:
+            self.has_ended = True
+            self._end_row()
+            self._table += 1  # rows below are another table's, also without a header
         if self._columns and not self.odd_line and len(split_numbers(line)) >= _HALF:
             self.odd_line = number
         if _GROUPS.fullmatch(line) is not None:
@@ -199,7 +206,7 @@ class TableReader:
             match = _STARTING.search(command) or _COMMAND.search(command)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = match[1].rsplit("/", 1)[-1]
-                self._take_command(command[: match.start()], command[match.end() :])
+                self._take_command(command[: match.start()], command[match.end() :], number)
         elif len(line) < _MAX_HINT:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
@@ -255,13 +262,15 @@ class TableReader:
         self._continued = command.rstrip()[:-1] + " " if is_open else ""
         return command
 
-    def _take_command(self, launcher: str, options: str) -> None:
+    def _take_command(self, launcher: str, options: str, number: int) -> None:
         """Record what a command line says of ranks, before and after the name of the test."""
         processes = count_processes(launcher, self._directives)
         each = [int(found[1]) for p in (_GPUS, _THREADS) if (found := p.search(options))]
         is_command = _OPTION.match(options) is not None
         if not processes and not each and not is_command:
             return  # the name of the test alone, as in a sentence
+        if is_command:
+            self.variables += [(*found, number) for found in _VARIABLE.findall(launcher)]
         started = self._find_start()
         if started.jobs and is_command:
             # It is started again: what was listed before gave no row.

@@ -412,6 +412,30 @@ def test_each_run_is_on_the_gpus_that_it_saw() -> None:
     assert [m.rank_map.in_use for m in measured if m.rank_map] == [(0, 1), (6, 7), (3, 5)]
 
 
+def test_rows_below_the_end_of_a_test_are_another_run_s() -> None:
+    runs = [row(1 << 30, rate, rate) + "# Avg bus bandwidth    : 9.1\n" for rate in (46, 23)]
+    measured = read(HEADER + "".join(runs)).measurements
+    assert {(m.run, m.algbw_GBps) for m in measured} == {(1, 46), (2, 23)}
+
+
+def test_what_a_test_s_command_sets_for_the_library_is_a_finding() -> None:
+    rows = HEADER + row(1 << 30, 46, 46)
+    command = (
+        "mpirun -np 2 -x NCCL_P2P_DISABLE=1 -x NCCL_IB_DISABLE=0 \\\n ./all_reduce_perf -g 1\n"
+    )
+    (found,) = read(command + rows).findings
+    assert found.name == "variable-nccl_p2p_disable" and found.line == 2
+    prose = "With NCCL_P2P_DISABLE=1 the all_reduce_perf test ends.\n"
+    assert not read(prose + rows).findings
+
+
+def test_ranks_of_two_hosts_are_not_put_on_one() -> None:
+    near, far = DEVICES.format(0, 0), DEVICES.format(7, 0).replace("node07", "node14")
+    text = near + "...\n" + far + HEADER + row(1 << 30, 46, 80.5)
+    (measured,) = Judge(Machines("dgx-a100:2", [])).judge(read(text)).measured
+    assert "ranks on 2 hosts, and nothing says which GPUs" in measured.why_not
+
+
 def test_an_output_on_one_line_of_json_is_read_once() -> None:
     table = HEADER + row(1 << 29, 45, 67.5) + row(1 << 30, 46, 69)
     result = {"rc": 0, "stdout": table, "stdout_lines": table.splitlines()}
