@@ -13,7 +13,7 @@ from ...topo.loader.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
 from .advice import Spell, advise, gbps, name_command, size_text
-from .machine import Machines, RankMap, describe_other_gpus, map_group, map_ranks
+from .machine import Machines, RankMap, count_hosts, describe_other_gpus, map_group, map_ranks
 from .options import (
     OVER_RINGS,
     Limits,
@@ -270,6 +270,16 @@ class Judge:
         listed = locations if max(locations, default=0) < ranks else {}
         return map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
 
+    def _refuse_other_nodes(self, verdict: FileVerdict, communicator: ObservedCommunicator) -> None:
+        """Raise InputError if a log states several nodes, and the machine is one host."""
+        topology, nodes = verdict.machine.topology, communicator.nodes or 1
+        if topology is not None and nodes > 1 and count_hosts(topology) == 1:
+            raise InputError(
+                f"{verdict.reading.where}: ranks on {nodes} nodes, and {topology.name} is one "
+                "host: another machine; give the topology of all hosts",
+                parameter="topology",
+            )
+
     def _judge_channels(
         self, verdict: FileVerdict, communicator: ObservedCommunicator
     ) -> ChannelVerdict:
@@ -281,6 +291,7 @@ class Judge:
             )
             return channels
         try:
+            self._refuse_other_nodes(verdict, communicator)
             rank_map = self._map_ranks(verdict, communicator.ranks, communicator.locations)
         except InputError as error:
             # A graph file is for one machine; a log may be read far from the machine that wrote it.

@@ -7,7 +7,7 @@ from .reading import FileFinding
 # Beginnings of the names of findings, by what they are. Results that mean nothing come first.
 _VOID = (
     *("start-failed", "timed-out", "wrong-results", "single-rank", "separate-jobs"),
-    "other-gpus",
+    *("other-gpus", "start-unfinished"),
 )
 # Causes of loss, the most certain first.
 _CAUSES = (

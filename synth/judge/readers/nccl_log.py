@@ -175,7 +175,7 @@ class LogReader:
             self._stop.take(line, number, self._completed)
             if "[repeated" in line and lines.REPEATED.search(line) is not None:
                 self._repeated = self._repeated or number
-        if _SAID in line or "WARN" in line or not self.lines:
+        if _SAID in line or "NCCL WARN" in line or not self.lines:
             self.last_line = number
         if _WORTH.search(line) is not None:
             for thread, level, text in self.signatures.split(line):
@@ -481,10 +481,15 @@ class LogReader:
         self._refuse_cut(where, groups)
         communicators = count_alike([communicator for communicator, _ in groups])
         signed = [draft for thread, draft in self.drafts if thread is not None and draft.started]
-        if signed and not any(draft.complete for draft in signed):
-            notes.append(
-                f"the log ends, at line {self.last_line}, before any communicator is complete: it "
-                "may be cut"
+        is_whole = is_measured or any(draft.complete for draft in signed)
+        if signed and not is_whole and self.failure is None:
+            self._report(
+                "start-unfinished",
+                "the log ends before any communicator is complete: the start hangs, or the log is "
+                "cut",
+                "where it hangs, look for ranks that are missing or that ended, and for what "
+                "forbids connections between hosts; else give the whole log",
+                self.last_line,
             )
         return Reading(
             where,

@@ -13,6 +13,7 @@ from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.ranking import rank_findings
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
+from topoplan.synth.judge.verdict import FileVerdict
 from topoplan.topo.errors import InputError
 
 
@@ -20,7 +21,7 @@ def read(text: str) -> Reading:
     return read_text(text, "file")
 
 
-def list_names(reading: Reading) -> list[str]:
+def list_names(reading: Reading | FileVerdict) -> list[str]:
     return [finding.name for finding in reading.findings]
 
 
@@ -91,7 +92,22 @@ def test_what_stands_below_a_log_that_ends_in_a_warning_hides_no_failure() -> No
     text = "".join(begun) + warn(0, "Accept: wrong type 3 != 4") + "export NCCL_DEBUG=INFO\n"
     reading = read(text)
     assert list_names(reading) == ["start-failed"] and "wrong type" in reading.findings[0].message
-    assert any(f"ends, at line {len(begun) + 1}," in note for note in reading.notes)
+
+
+def test_a_log_that_ends_before_a_communicator_is_complete_is_not_left_alone() -> None:
+    begun = [line for line in LOG if "COMPLETE" not in line]
+    reading = read("".join(begun) + "export NCCL_DEBUG=WARN\n")
+    (found,) = (f for f in reading.findings if f.name == "start-unfinished")
+    assert found.line == len(begun)
+    verdict = Judge(Machines("ring:2", [])).judge(reading)
+    assert verdict.verdict == found and "near-bound-allreduce" in list_names(verdict)
+    assert "start-unfinished" not in list_names(read("".join(begun) + ROWS))
+
+
+def test_ranks_on_several_nodes_are_not_judged_on_one_host() -> None:
+    sizes = [sign(rank, f"comm 0x5 rank {rank} nRanks 2 nNodes 2 localRanks 1") for rank in (0, 1)]
+    (channels,) = Judge(Machines("ring:2", [])).judge(read("".join(sizes + LOG))).communicators
+    assert "ranks on 2 nodes, and ring:2 is one host" in channels.why_not
 
 
 def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
