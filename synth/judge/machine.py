@@ -318,8 +318,9 @@ def _choose_gpus(
     blocks = group_by_host(gpus)
     if len(hosts) > len(blocks):
         # Some logs name a single host differently on every line, so the number of hosts counts only
-        # if every rank names one.
-        if len(blocks) == 1 and len(hosts) > 1 and all(location.host for location in listed):
+        # if every rank names one, or if a test lists devices, with their models.
+        is_sure = all(location.host for location in listed) or any(x.model for x in listed)
+        if len(blocks) == 1 and len(hosts) > 1 and is_sure:
             raise InputError(
                 f"{where}: ranks on {len(hosts)} hosts "
                 f"({', '.join(hosts[:3])}{' ...' if len(hosts) > 3 else ''}), and "

@@ -432,8 +432,12 @@ def test_what_a_test_s_command_sets_for_the_library_is_a_finding() -> None:
 def test_ranks_of_two_hosts_are_not_put_on_one() -> None:
     near, far = DEVICES.format(0, 0), DEVICES.format(7, 0).replace("node07", "node14")
     text = near + "...\n" + far + HEADER + row(1 << 30, 46, 80.5)
-    (measured,) = Judge(Machines("dgx-a100:2", [])).judge(read(text)).measured
-    assert "ranks on 2 hosts, and nothing says which GPUs" in measured.why_not
+    for machine, says in (
+        ("dgx-a100:2", "ranks on 2 hosts, and nothing says which GPUs"),
+        ("dgx-a100", "ranks on 2 hosts (node07, node14), and dgx-a100 has one"),
+    ):
+        (measured,) = Judge(Machines(machine, [])).judge(read(text)).measured
+        assert says in measured.why_not
 
 
 def test_an_output_on_one_line_of_json_is_read_once() -> None:
