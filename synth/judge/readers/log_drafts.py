@@ -103,7 +103,11 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
         joined.transports.update(draft.transports)
     by_channel = chain(*(of.values() for of in (joined.hops, joined.parents, joined.connections)))
     # A log of one host names the ranks of others as ends of its connections.
-    named = chain(joined.locations, *(chain(of, of.values()) for of in by_channel))
+    named = chain(
+        joined.locations,
+        *(chain(of, of.values()) for of in by_channel),
+        *joined.rings.values(),
+    )
     stated = max((d.ranks or 0 for d in drafts), default=0)
     ranks = stated or max(named, default=-1) + 1
     rings = {c: order for c, order in joined.rings.items() if _is_order(order, ranks)}

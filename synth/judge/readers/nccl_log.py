@@ -507,7 +507,9 @@ class LogReader:
         made: Counter[object] = Counter()
         for thread, draft in self.drafts:
             if draft.ranks is None and draft.rings:
-                draft.ranks = len(next(iter(draft.rings.values())))
+                ring = next(iter(draft.rings.values()))
+                # NCCL cuts its lines of long rings.
+                draft.ranks = len(ring) if set(ring) == set(range(len(ring))) else None
             key: object = draft.id
             if key is None:
                 key = draft.ranks, made[thread, draft.ranks]

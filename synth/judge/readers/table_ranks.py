@@ -70,7 +70,9 @@ def choose_ranks(name: str | None, halves: Sequence[Half], started: Started, par
     if ran_alone(halves):
         return 1
     low, high = _bound_ranks(name, halves)
-    listed = 0 if started.is_open else started.listed
+    # A list that has fewer devices than a process has GPUs is cut.
+    is_cut = started.is_open or started.listed < started.gpus
+    listed = 0 if is_cut else started.listed
     stated = (
         0 if name in WHOLE else parts,
         listed,

@@ -202,6 +202,13 @@ def test_a_number_of_ranks_that_nothing_states_is_a_least_one(
         assert says in out and "give the log of all ranks" in out
 
 
+def test_a_ring_whose_line_is_cut_states_no_number_of_ranks() -> None:
+    order = [0, 5, 4, 7, *range(8, 24)]
+    joined = sign(0, "Channel 03 : 0[14000] -> 5[41000] via P2P/IPC/read")
+    reading = read(sign(0, f"Channel 14/16 : {' '.join(map(str, order))}") + joined)
+    assert [(c.ranks, c.has_more) for c in reading.communicators] == [(24, True)]
+
+
 def test_what_is_to_be_given_is_said_where_a_log_has_the_tuner_s_choice_alone() -> None:
     reading = read("[0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.68\n")
     verdict = Judge(Machines("ring:2", [])).judge(reading).verdict

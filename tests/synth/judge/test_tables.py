@@ -429,6 +429,12 @@ def test_what_a_test_s_command_sets_for_the_library_is_a_finding() -> None:
     assert not read(prose + rows).findings
 
 
+def test_a_list_of_fewer_devices_than_a_process_has_is_no_number_of_ranks() -> None:
+    begun = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8\n" + DEVICES.format(0, 16)
+    cut = begun + DEVICES.format(1, 17) + HEADER + row(8, 0.001, 0.001)
+    assert {m.ranks for m in read(cut).measurements} == {8}
+
+
 def test_ranks_of_two_hosts_are_not_put_on_one() -> None:
     near, far = DEVICES.format(0, 0), DEVICES.format(7, 0).replace("node07", "node14")
     text = near + "...\n" + far + HEADER + row(1 << 30, 46, 80.5)
