@@ -28,8 +28,11 @@ _MIN_FALL_BYTES = 1 << 16
 # Smallest share of the best rate that a size must reach before a fall from it can matter: below it,
 # too, latency decides.
 _MIN_FALL_SHARE = 0.1
+# Share of a plan's rate that its model must reach at the largest size for that to tell of links:
+# below it, latency takes more of the time than data.
+_MIN_FILLED = 0.5
 # Findings that say that GPUs do not reach each other directly, as every offer assumes.
-_NO_P2P = ("p2p-refused", "shared-memory")
+_NO_P2P = ("p2p-refused", "p2p-refused-cuda", "shared-memory")
 # The finding that names the file from which NCCL takes the machine.
 _TOPOLOGY_FILE = "variable-nccl_topo_file"
 
@@ -177,6 +180,8 @@ class _Adviser:
             else:
                 well = _leave_alone(name, what, peak.share, limits)
             return findings or [well]  # what falls at large sizes is not to be left alone
+        if (small := _report_small_sizes(measured)) is not None:
+            return [*findings, small]
         return self._explain_below(measured, what, findings)
 
     def _explain_below(
@@ -359,6 +364,23 @@ def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> lis
             "jobs, and whether the largest size was large enough",
         )
     ]
+
+
+def _report_small_sizes(measured: MeasuredVerdict) -> FileFinding | None:
+    """Report if all sizes are so small that latency decides, by the model of the best plan."""
+    largest = max(measured.rows, key=lambda row: row.measured.size_bytes)
+    plan = measured.options.best(PLAN) if measured.options is not None else None
+    if plan is None or largest.plan_GBps is None:
+        return None
+    if largest.plan_GBps >= _MIN_FILLED * float(plan.algbw_GBps):
+        return None
+    size = size_text(largest.measured.size_bytes)
+    return FileFinding(
+        f"small-sizes-{measured.collective}",
+        f"{measured.title} was measured up to {size}, where latency decides: a plan reaches "
+        f"{gbps(largest.plan_GBps)} GB/s there, and {gbps(plan.algbw_GBps)} GB/s at large sizes",
+        "measure larger sizes, such as 1 GiB: small ones tell little of links",
+    )
 
 
 def _find_fall(measured: MeasuredVerdict) -> list[FileFinding]:

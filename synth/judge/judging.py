@@ -1,7 +1,7 @@
 """Judging of files: their measurements and channels compared with the bounds of their machine."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -12,8 +12,8 @@ from ...topo.grouping import group_by_key
 from ...topo.loader.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
-from .advice import Spell, advise, name_command
-from .machine import Machines, RankMap, map_group, map_ranks
+from .advice import Spell, advise, gbps, name_command, size_text
+from .machine import Machines, RankMap, count_hosts, describe_other_gpus, map_group, map_ranks
 from .options import (
     OVER_RINGS,
     Limits,
@@ -47,6 +47,10 @@ from .verdict import (
 # Most communicators to judge per file: a job with several dimensions of parallelism has a handful
 # of kinds, and each costs bounds and searches.
 _MAX_COMMUNICATORS = 8
+# Most runs whose rates a note lists.
+_MAX_RUNS = 8
+# How far rates of runs that are alike lie apart: runs of healthy machines vary as much.
+_ALIKE = 1.05
 # NCCL's tuner rates trees at 92 % of their channels' rate, and each direction gets half of that.
 _TREE_FACTOR = Fraction(92, 200)
 # How topo-run names the measurements of the stock collective.
@@ -86,6 +90,11 @@ class Judge:
             findings=list(reading.findings),
             notes=list(reading.notes),
         )
+        topology = verdict.machine.topology
+        if topology is not None and (other := describe_other_gpus(topology, reading.locations)):
+            verdict.findings.append(
+                FileFinding("other-gpus", other, "if it is another machine, give its topology")
+            )
         groups = group_by_key(
             ((m.collective, m.ranks, m.run), m)
             for m in reading.measurements
@@ -95,6 +104,7 @@ class Judge:
         for (name, ranks, _), measurements in groups.items():
             verdict.measured.append(self._compare(verdict, name, ranks, measurements))
             self._share(verdict.measured[-1])
+        verdict.notes += _compare_runs(verdict.measured)
         left_out = Counter[str]()
         for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
             # One communicator without channels is enough to say that they are missing.
@@ -160,7 +170,8 @@ class Judge:
             return measured
         try:
             reading = verdict.reading
-            measured.rank_map = self._map_ranks(verdict, measured.ranks, reading.locations)
+            locations = measurements[0].locations or reading.locations
+            measured.rank_map = self._map_ranks(verdict, measured.ranks, locations)
             collective = Collective.with_default_root(name, measured.ranks)
             measured.limits = self._find_any_limits(
                 collective, measured.rank_map, reading.helpers if reading.group else ()
@@ -259,14 +270,28 @@ class Judge:
         listed = locations if max(locations, default=0) < ranks else {}
         return map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
 
+    def _refuse_other_nodes(self, verdict: FileVerdict, communicator: ObservedCommunicator) -> None:
+        """Raise InputError if a log states several nodes, and the machine is one host."""
+        topology, nodes = verdict.machine.topology, communicator.nodes or 1
+        if topology is not None and nodes > 1 and count_hosts(topology) == 1:
+            raise InputError(
+                f"{verdict.reading.where}: ranks on {nodes} nodes, and {topology.name} is one "
+                "host: another machine; give the topology of all hosts",
+                parameter="topology",
+            )
+
     def _judge_channels(
         self, verdict: FileVerdict, communicator: ObservedCommunicator
     ) -> ChannelVerdict:
         channels = ChannelVerdict(communicator, taken=_find_taken(verdict.reading, communicator))
         if not communicator.rings and not communicator.trees:
-            channels.why_not = "the file lists neither whole rings nor whole trees"
+            channels.why_not = (
+                "the file lists neither whole rings nor whole trees; give the log of all ranks, "
+                "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"
+            )
             return channels
         try:
+            self._refuse_other_nodes(verdict, communicator)
             rank_map = self._map_ranks(verdict, communicator.ranks, communicator.locations)
         except InputError as error:
             # A graph file is for one machine; a log may be read far from the machine that wrote it.
@@ -310,6 +335,32 @@ class Judge:
     def _find_options(self, collective: Collective, router: Router) -> Options:
         self.say(f"other options of {router.topology.name} for {collective.name} ...")
         return find_options(collective, router)
+
+
+def _compare_runs(measured: Sequence[MeasuredVerdict]) -> list[str]:
+    """Return a note for each collective with several runs: their rates at the same largest size."""
+    notes = []
+    groups = group_by_key(((m.collective, m.ranks), m) for m in measured if m.run)
+    for (name, _), runs in groups.items():
+        rates = [
+            {(row.measured.size_bytes, row.measured.how): row.measured.algbw_GBps for row in m.rows}
+            for m in runs
+        ]
+        shared = set(rates[0]).intersection(*rates[1:])
+        if len(runs) > 1 and shared:
+            largest = max(size for size, _ in shared)
+            best = [max(of[key] for key in shared if key[0] == largest) for of in rates]
+            if not min(best):
+                continue
+            listed = ", ".join(map(gbps, best[:_MAX_RUNS])) + ", ..." * (len(best) > _MAX_RUNS)
+            times, fastest = max(best) / min(best), runs[best.index(max(best))].run
+            which = f"run {fastest} is {times:.2f} times as fast as the slowest"
+            same = "they hardly differ"
+            notes.append(
+                f"runs of {name} at {size_text(largest)}: {listed} GB/s; "
+                f"{which if times > _ALIKE else same}"
+            )
+    return notes
 
 
 def _check_types(

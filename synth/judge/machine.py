@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 from ...topo.between_cpus import follow_era
-from ...topo.boards import Board, find_board
+from ...topo.boards import Board, find_board, find_mentioned, get_board
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.stated import state_rates
 from ...topo.errors import InputError, TopoplanError
@@ -163,6 +164,48 @@ def _is_open(link: Link) -> bool:
     return link.kind == _PCIE and link.is_assumed
 
 
+def describe_other_gpus(topology: Topology, locations: Mapping[int, Location]) -> str | None:
+    """Return a sentence where a file names GPUs of another architecture than the topology's.
+
+    It is None if either does not tell its own: a topology does by the name or the compute
+    capability of its first GPU, else by what its source mentions.
+    """
+    models = sorted({location.model for location in locations.values() if location.model})
+    named = {_Architecture.of(board) for model in models if (board := find_board(model))}
+    own = _list_architectures(topology)
+    if not named or not own or named & own:
+        return None
+    what = " or ".join(sorted(map(str, own)))
+    return (
+        f"the file's GPUs are {', '.join(models[:3])}, and those of {topology.name} are of another "
+        f"architecture ({what})"
+    )
+
+
+class _Architecture(NamedTuple):
+    """The architecture of a GPU: its compute capability times ten, or AMD's name of it."""
+
+    sm: str
+    gcn: str
+
+    @classmethod
+    def of(cls, board: Board) -> "_Architecture":
+        return cls(str(board.sm or ""), board.gcn)
+
+    def __str__(self) -> str:
+        return self.gcn or f"compute capability {self.sm[:-1]}.{self.sm[-1:]}"
+
+
+def _list_architectures(topology: Topology) -> set[_Architecture]:
+    first = topology.by_id[topology.ranks[0]].extra if topology.ranks else {}
+    board = find_board(str(first.get("name", "")))
+    if board is not None:
+        return {_Architecture.of(board)}
+    if first.get("sm") or first.get("gcn"):
+        return {_Architecture(str(first.get("sm") or ""), str(first.get("gcn") or ""))}
+    return {_Architecture.of(get_board(name)) for name in find_mentioned(topology.source or "")}
+
+
 def is_topology_file(name: str) -> bool:
     """Return whether a file is a dump of a topology (NCCL_TOPO_DUMP_FILE), maybe with text around.
 
@@ -222,9 +265,11 @@ def map_ranks(
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if ranks > len(gpus):
-        hosts = len({location.host for location in locations.values() if location.host})
+        hosts = {location.host for location in locations.values() if location.host}
+        # People leave out lines of the list, and with them hosts.
+        count = len(hosts) if len(locations) == ranks else 0
         raise InputError(
-            f"{where}: {ranks} ranks{f' on {hosts} hosts' if hosts > 1 else ''}, and "
+            f"{where}: {ranks} ranks{f' on {count} hosts' if count > 1 else ''}, and "
             f"{topology.name} has {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: another machine; "
             "give the topology of all ranks (several hosts: dgx-a100:2, or topo-probe's JSON of "
             "them)",
@@ -273,8 +318,9 @@ def _choose_gpus(
     blocks = group_by_host(gpus)
     if len(hosts) > len(blocks):
         # Some logs name a single host differently on every line, so the number of hosts counts only
-        # if every rank names one.
-        if len(blocks) == 1 and len(hosts) > 1 and all(location.host for location in listed):
+        # if every rank names one, or if a test lists devices, with their models.
+        is_sure = all(location.host for location in listed) or any(x.model for x in listed)
+        if len(blocks) == 1 and len(hosts) > 1 and is_sure:
             raise InputError(
                 f"{where}: ranks on {len(hosts)} hosts "
                 f"({', '.join(hosts[:3])}{' ...' if len(hosts) > 3 else ''}), and "
@@ -314,6 +360,13 @@ def _choose_gpus(
                     "give the topology of that one",
                     parameter="topology",
                 )
+    spanned = len({block for block, gpus_in in enumerate(blocks) if min(gpus_in) < ranks})
+    if len(hosts) > spanned:
+        raise InputError(
+            f"{where}: ranks on {len(hosts)} hosts, and nothing says which GPUs of "
+            f"{topology.name} these are; give the whole list of devices",
+            parameter="topology",
+        )
     some = f"taken as the first {ranks} of {len(gpus)} GPUs, as the file does not say which"
     return list(range(ranks)), "in the order of ranks" if ranks == len(gpus) else some
 

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from .reading import FileFinding
 
 # Beginnings of the names of findings, by what they are. Results that mean nothing come first.
-_VOID = ("start-failed", "timed-out", "wrong-results", "single-rank", "separate-jobs")
+_VOID = (
+    *("start-failed", "timed-out", "wrong-results", "single-rank", "separate-jobs"),
+    *("other-gpus", "start-unfinished"),
+)
 # Causes of loss, the most certain first.
 _CAUSES = (
     *("fabric-", "simple-order", "p2p-refused", "shared-memory", "network-socket", "no-gdr"),
     "variable-",
 )
 _LOSSES = ("fall-", "below-channels-", "offer-", "order-", "tuner-", "below-nvls-", "below-bound-")
-_OPEN = ("conditional-",)
+_OPEN = ("conditional-", "small-sizes-")
 _HEALTHY = ("above-bound-", "near-bound-", "nvls-")
 _REMARKS = ("undecided-", "rate-withdrawn", "warning-")
 

@@ -41,7 +41,8 @@ class Measurement:
     measured the same, from 1; it is 0 if there is only one.
     `ranks` is 0 if the file does not state it. `how` is the variant that was measured
     ("out-of-place", "in-place", "plan", "stock"), empty if there is only one. `wrong` is True if
-    the result had wrong elements.
+    the result had wrong elements. `locations` are those of the ranks of this run, empty if the text
+    does not state them.
     """
 
     collective: str
@@ -53,6 +54,7 @@ class Measurement:
     how: str = ""
     wrong: bool = False
     run: int = 0
+    locations: Mapping[int, Location] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ class ObservedCommunicator:
     `locations` are by rank. `rings` and `trees` hold complete channels only; `promised` is the
     number of channels that the file announces. `patterns` are NCCL's search results. `transports`
     counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many communicators of the
-    file have the same ranks and channels.
+    file have the same ranks and channels. `has_more` is True if the file does not state the number
+    of ranks, so that there may be more than those it names.
     """
 
     ranks: int
@@ -123,6 +126,7 @@ class ObservedCommunicator:
     transports: Mapping[str, int] = field(default_factory=dict, hash=False)
     alike: int = 1
     uses_nvls: bool = False
+    has_more: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,14 @@ from .options import ROUNDING, Limits, Options
 from .paper import write_model
 from .rates import Rate
 from .reading import FileFinding
-from .verdict import UNKNOWN, ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
+from .verdict import (
+    UNKNOWN,
+    ChannelVerdict,
+    FileVerdict,
+    MeasuredRow,
+    MeasuredVerdict,
+    count_ranks,
+)
 
 # Most rows of a table of measurements: the largest sizes, at which bandwidth decides.
 _MAX_ROWS = 12
@@ -103,9 +110,9 @@ def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
     nodes = f" on {c.nodes} nodes" if c.nodes and c.nodes > 1 else ""
     alike = f", {c.alike} alike" if c.alike > 1 else ""
     how = f", GPUs {channels.rank_map.how}" if channels.rank_map else ""
+    ranks = f"{'at least ' if c.has_more else ''}{count_ranks(c.ranks)}"
     lines = [
-        f"  communicator of {c.ranks} ranks{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} "
-        f"trees{how}"
+        f"  communicator of {ranks}{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} trees{how}"
     ]
     if most := Counter(c.transports).most_common(6):
         lines.append(f"    connections: {', '.join(f'{n} via {name}' for name, n in most)}")
@@ -132,7 +139,8 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
     A variant that is slower has its own row. If there are many sizes, only the largest and
     the one with the peak are listed.
     """
-    head = f"  {measured.title} on {measured.ranks or 'an unknown number of'} ranks, measured"
+    ranks = count_ranks(measured.ranks) if measured.ranks else "an unknown number of ranks"
+    head = f"  {measured.title} on {ranks}, measured"
     if measured.limits is None or measured.why_not:
         lines = [f"{head}; not compared with a bound: {measured.why_not}"]
     else:

@@ -133,6 +133,11 @@ class MeasuredVerdict:
         return self.peak.measured.algbw_GBps > float(bound_GBps) * most
 
 
+def count_ranks(ranks: int) -> str:
+    """Return a number of ranks in words."""
+    return f"{ranks} rank{'' if ranks == 1 else 's'}"
+
+
 @dataclass
 class ChannelVerdict:
     """The rates, bounds and options of a communicator's channels, each by name of collective.
@@ -188,7 +193,7 @@ class FileVerdict:
         on guessed rates are none.
         """
         by_measurement = [
-            (f"{m.title} on {m.ranks} ranks, measured", m.peak.share)
+            (f"{m.title} on {count_ranks(m.ranks)}, measured", m.peak.share)
             for m in self.measured
             if m.peak.share is not None and not m.guesses
         ]
@@ -222,5 +227,8 @@ class FileVerdict:
         if self.machine.topology is None:
             reasons.append(self.machine.source)
         if not self.measured and not self.communicators:
-            reasons.append("it has no results, and the rings and trees of no communicator")
+            reasons.append(
+                "it has no results, and the rings and trees of no communicator; give a table of "
+                "nccl-tests, or the log of all ranks (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
+            )
         return next(filter(None, reasons), "nothing in it has a bound")

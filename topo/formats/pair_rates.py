@@ -100,7 +100,7 @@ _TOOLS = (
     _Tool(
         re.compile(
             r"\b(Uni|Bi)directional P2P=(Enabled|Disabled) Bandwidth (?:\(P2P Writes\) )?"
-            r"Matrix \(GB/s\)"
+            r"(?:Matrix )?\(GB/s\)"
         ),
         "p2pBandwidthLatencyTest",
         lambda match: (f"P2P {match[2].lower()}", match[1] == "Uni", True),
@@ -187,9 +187,13 @@ def describe(text: str) -> str | None:
 
 
 def _describe_failure(text: str) -> str | None:
-    """Say why nvbandwidth printed no rates between GPUs; None if a text is not its output."""
+    """Say why a tool printed no rates between GPUs; None if a text is no tool's output.
+
+    nvbandwidth itself says it; p2pBandwidthLatencyTest has but one GPU then.
+    """
     if _OUTPUT.search(text) is None:
-        return None
+        tool = next((tool.name for tool in _TOOLS if tool.heading.search(text)), None)
+        return f"{tool}'s output without rates of several GPUs" if tool is not None else None
     what = "nvbandwidth's output without rates of several GPUs"
     if (match := _WRONG.search(text)) is not None:
         line = text.count("\n", 0, match.start()) + 1

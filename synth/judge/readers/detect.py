@@ -51,8 +51,25 @@ _OTHERS = {
     r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between": "rocm-smi's or amd-smi's "
     "output, which says what the machine is; give here what runs on it",
     r"^nccl_\w+\{|^# (?:HELP|TYPE) ": "Prometheus metrics; give NCCL Inspector's JSON lines",
-    r"busbw[^\n]{0,200},|,\s{0,9}algbw": "a table in another form than nccl-tests'; give what the "
-    "test printed, or its -J file",
+    r"^[ \t]*Comm\. Op[ \t]+Message Size|\bcomm op: [^\n]{0,200}\| msg size:": (
+        "DeepSpeed's summary of communication, which does not state the ranks and whose times "
+        "include waiting for them; give a table of nccl-tests"
+    ),
+    r"^[ \t]*Collective:[ \t]+\w+[ \t]*\n[^\n]*Memory type:": (
+        "ucc_perftest's output, which does not state the number of ranks; give a table of "
+        "nccl-tests"
+    ),
+    r"\bnccl(?:Dev)?Kernel_\w": (
+        "a profile of kernels, whose times include waiting for other ranks; give a table of "
+        "nccl-tests"
+    ),
+    r"\bbusbw(?:_avg)?\b[^\n]{0,20}\bG(?:bps|B/s)": (
+        "a script's rates without sizes and ranks in a form that is read; give a table of "
+        "nccl-tests, or all of all_reduce_bench.py's output"
+    ),
+    r"busbw[^\n]{0,200},|,\s{0,9}algbw|^\W{0,9}size\b[^\n]{0,200}\bbusbw\b": (
+        "a table in another form than nccl-tests'; give what the test printed, or its -J file"
+    ),
     r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations": "perftest's output, of one link; give a "
     "collective's",
 }
@@ -106,6 +123,10 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
 def _read_any(text: str, where: str, collective: str | None) -> Reading:
     if "&gt;" in text:  # copied from a page's source
         text = unescape(text)
+    if 'stdout": "' in text:
+        from .json_results import unwrap_returned
+
+        text = unwrap_returned(text) or text
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :][:_ROOT_CHARACTERS]
     if not start.strip():
@@ -169,7 +190,7 @@ def _split_lines(text: str) -> list[str]:
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
-    count, lines = 0, _split_lines(text)
+    lines = _split_lines(text)
     for count, line in enumerate(lines, 1):
         line = line[:_MAX_LINE].replace("\t", "    ").replace("\xa0", " ")
         if len(line) > _MAX_DIGITS and _LONG_NUMBER.search(line):
@@ -177,13 +198,15 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
                 f"{where}, line {count}: a number of more than {_MAX_DIGITS} digits; the file is "
                 "damaged there: leave the line out"
             )
-        if "opCount" in line:
+        if "opCount" in line or " nranks " in line:
             table.take_calls(line)
         is_message = signatures.is_message(line)
         log.take(line, count)
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, Path(where).name)
+    for name, value, number in table.variables:
+        log.take_variable(name, value, number)
     benchmark, locations, notes = (
         find_benchmark(text),
         table.locations,
@@ -196,7 +219,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         locations = locations or dict(results.locations)
         notes += results.notes
     if not measurements and not log.says_something:
-        raise InputError(f"{where}{_explain(text, count, log, table)}")
+        raise InputError(f"{where}{_explain(text, log, table)}")
     reading = log.reading(where, bool(measurements))
     test = benchmark.name if benchmark is not None and not table.rows else table.kind
     kinds = [f"table of {test or 'nccl-tests'}"] if measurements else []
@@ -253,8 +276,8 @@ def _read_machine(text: str, where: str) -> tuple[Topology | None, str]:
     return None, ""
 
 
-def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
-    """Return the rest of the error for a text of `count` lines with nothing to judge.
+def _explain(text: str, log: LogReader, table: TableReader) -> str:
+    """Return the rest of the error for a text with nothing to judge.
 
     It names the line at fault, if one is, what the text is, and what to give instead.
     """
@@ -263,11 +286,8 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
         return f", line {line}: a table of {test}, which has no bound here; give a collective's"
     if (failed := _explain_failure(log)) is not None:
         return failed
-    if table.header_line:
-        return (
-            f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
-            "the test had not begun; give the whole output"
-        )
+    if table.header_line or table.neuron_line or table.has_ended:
+        return _explain_table(table)
     if log.is_log or nccl_log.looks_like(text):
         return _explain_log(text, log)
     if (rates := pair_rates.describe(text)) is not None:
@@ -284,12 +304,40 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
     return f": {what}; {_EXPECTED}"
 
 
+def _explain_table(table: TableReader) -> str:
+    """Return the rest of the error for a table without a row that is read."""
+    if table.neuron_line:
+        return (
+            f", line {table.neuron_line}: a table of nccom-test, which runs on AWS Neuron's "
+            "accelerators and not on GPUs; give one of nccl-tests"
+        )
+    what = f"a table of {table.kind or 'nccl-tests'}"
+    if table.left_out:
+        line, why = table.left_out[0]
+        return f", line {line}: {what} without a whole row: {why}; give the rows as printed"
+    if table.odd_line:
+        return (
+            f", line {table.odd_line}: a row in another form than nccl-tests'; give the rows as "
+            "the test printed them (size, count, type ... algbw, busbw)"
+        )
+    if not table.header_line:
+        return (
+            ": the average of a table's rates alone (Avg bus bandwidth), which mixes small sizes "
+            "with large ones; give the rows"
+        )
+    at = f", line {table.header_line}: {what} without a row"
+    if table.has_ended:
+        return f"{at}, though the test ended: its rows are left out, or in a file; give them, too"
+    return f"{at}: it is cut, or the test had not begun; give the whole output"
+
+
 def _explain_failure(log: LogReader) -> str | None:
     """Return the rest of the error for a run that failed or did not end; None for others."""
     if log.failure is not None:
         line, said = log.failure
-        return f": the start failed: line {line}: {said}; mend that first, as nothing was measured"
-    stuck = log.findings.get("timed-out")
+        what = log.what_failed
+        return f": {what}: line {line}: {said}; mend that first, as nothing was measured"
+    stuck = log.findings.get("timed-out") or log.findings.get("p2p-refused-cuda")
     if stuck is None:
         return None
     return f", line {stuck.line}: {stuck.message}, and nothing was measured; {stuck.advice}"

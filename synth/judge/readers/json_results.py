@@ -1,6 +1,7 @@
 """Results in JSON: nccl-tests' (-J), topo-run's, and the lines of NCCL Inspector."""
 
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from ....topo.exact import load_json
 from ...ir.collective import Collective
 from ..reading import Location, Measurement, Reading
 from .log_lines import name_collective
-from .tests_table import read_bus, read_version
+from .table_words import read_bus, read_version
 
 # Most lines of NCCL Inspector, one per call and rank: these fit into memory as objects.
 _MAX_LINES = 2_000_000
@@ -21,6 +22,10 @@ _MAX_RANKS = 1 << 16
 _MAX_INTEGER = 1 << 53
 # Keys under which Docker, Kubernetes and cloud loggers keep a line of output.
 _WRAPPERS = ("log", "message", "msg", "textPayload")
+# The output of a command on one line, as Ansible prints what a host returned.
+_RETURNED = re.compile(r'"(?:\w{1,40}\.)?stdout": ?("[^"\\]*(?:\\.[^"\\]*)*")')
+# Fewest ends of lines in it.
+_MIN_LINES = 3
 
 
 def read_json(text: str, where: str) -> Reading:
@@ -106,6 +111,16 @@ def unwrap_log(text: str) -> str | None:
             return None
         out.append(inside.rstrip("\n"))
     return "\n".join(out) if out else None
+
+
+def unwrap_returned(text: str) -> str | None:
+    """Return the outputs of commands that a text has as strings of JSON; None if it has none.
+
+    The list of lines that Ansible prints beside each is the same output.
+    """
+    found = [match[1] for match in _RETURNED.finditer(text) if match[1].count(r"\n") >= _MIN_LINES]
+    outputs = [output for string in found if isinstance(output := _parse(string), str)]
+    return "\n".join(outputs) if outputs else None
 
 
 def _load(text: str, where: str, line: int | None = None) -> Any:

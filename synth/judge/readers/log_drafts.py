@@ -103,8 +103,13 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
         joined.transports.update(draft.transports)
     by_channel = chain(*(of.values() for of in (joined.hops, joined.parents, joined.connections)))
     # A log of one host names the ranks of others as ends of its connections.
-    named = chain(joined.locations, *(chain(of, of.values()) for of in by_channel))
-    ranks = max((d.ranks or 0 for d in drafts), default=0) or max(named, default=-1) + 1
+    named = chain(
+        joined.locations,
+        *(chain(of, of.values()) for of in by_channel),
+        *joined.rings.values(),
+    )
+    stated = max((d.ranks or 0 for d in drafts), default=0)
+    ranks = stated or max(named, default=-1) + 1
     rings = {c: order for c, order in joined.rings.items() if _is_order(order, ranks)}
     # Connections also belong to trees, so they only count if no rank printed a ring.
     for source in (joined.hops, {} if rings else joined.connections):
@@ -148,6 +153,7 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
         patterns=tuple(joined.patterns[n] for n in sorted(joined.patterns)),
         transports=dict(joined.transports),
         uses_nvls=any(d.nvls for d in drafts),
+        has_more=not (stated or rings or trees),
     )
 
 

@@ -41,6 +41,10 @@ SIZE = re.compile(
     r"\bcomm 0x\w+ rank (?P<rank>\d+) nRanks (?P<ranks>\d+) nNodes (?P<nodes>\d+) "
     r"localRanks (\d+)(?: localRank (\d+))?"
 )
+# The end of a line of RCCL, which states the size of the communicator.
+END = re.compile(r"\bcomm 0x\w{1,16} nRanks (\d{1,6})\b")
+# What Ray adds to a line after which it leaves out those of other processes that are like it.
+REPEATED = re.compile(r"\[repeated \d{1,9}x across cluster\]")
 PATTERN = re.compile(
     r"\bPattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), "
     r"type (\w+)/(\w+)"
@@ -75,6 +79,8 @@ TIMED_OUT = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(.{0,200}?\bOpType=(\w{1,40})"
     r".{0,200}?\bran for (\d{1,12}) milliseconds"
 )
+# What CUDA says to any program whose GPUs do not reach each other.
+NO_PEERS = re.compile(r"\bpeer access is not supported between these two devices\b")
 # The process that writes a message.
 PROCESS = re.compile(r":(\d{1,10}):\d{1,10} \[-?\d{1,9}\]")
 # A warning with the place in the library's source, which newer versions print.
@@ -83,6 +89,8 @@ GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
 # What is called, as NCCL_DEBUG_SUBSYS=COLL logs it.
 CALL = re.compile(r"\b(\w{1,40}): opCount\b(?:.{0,300}?\[nranks=(\d{1,6})\])?")
+# A communicator's number of ranks, where it begins and where it ends.
+MEMBER = re.compile(r"\bcomm 0x\w{1,16} rank \d{1,6} nranks (\d{1,6})\b")
 # Last words that a row of a test can have where a message breaks it: operations and types.
 _ROW_WORDS = re.compile(r"(?:sum|prod|max|min|avg|mulsum|none|float|half|double|u?int(?:8|32|64)?)")
 

@@ -36,6 +36,8 @@ _MAX_PICKS = 10_000
 _MAX_WARNINGS = 3
 # Most pairs of GPUs to name in a finding.
 _MAX_PAIRS = 6
+# What the library's own lines have: others may mention it, as a script below the log does.
+_SAID = "NCCL INFO"
 
 _LIMITING = {
     "NCCL_P2P_DISABLE": "unset it unless P2P is broken here: GPUs then send through host memory",
@@ -51,7 +53,7 @@ _LIMITING = {
     "NCCL_NTHREADS": "unset it unless measurements show it faster",
 }
 # Findings that leave nothing to judge.
-_NO_RESULT = ("warning", "variable", "network", "timed-out")
+_NO_RESULT = ("warning", "variable", "network", "timed-out", "p2p-refused-cuda")
 # Variables that replace the result of the search.
 _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
@@ -73,7 +75,7 @@ class Failure:
             if not self._is_traced:
                 self._warned = number, " ".join(match[0].split())[:200]
             self._is_last = True
-        elif not self._is_traced:
+        elif not self._is_traced and _SAID in line:
             self._is_last = False
 
     def find(self, has_begun: bool) -> tuple[int, str] | None:
@@ -113,7 +115,7 @@ class Stop:
             self._traced = self._traced or warned
             if lines.FAILED_USE.search(line) is not None:
                 self.found = warned
-        elif "NCCL" in line:
+        elif _SAID in line:
             self._last = None
 
 
@@ -138,6 +140,8 @@ class LogReader:
         self._refused: set[tuple[int, int]] = set()
         self._warnings: list[str] = []
         self._fabrics: dict[str, str] = {}
+        # The first line after which Ray left out others.
+        self._repeated = 0
         self._failure, self._stop = Failure(), Stop()
         self._completed_ranks: set[int] = set()
 
@@ -158,15 +162,28 @@ class LogReader:
                 "network between hosts",
                 number,
             )
+        if "peer access" in line and lines.NO_PEERS.search(line) is not None:
+            self._report(
+                "p2p-refused-cuda",
+                "CUDA refuses peer access between two GPUs (P2P)",
+                "look for GPUs that have none (GeForce cards in stock drivers), for ACS, the IOMMU "
+                "and containers that hide GPUs from each other; NCCL_P2P_DISABLE=1 and the "
+                "program's own switch do without",
+                number,
+            )
         if "NCCL" in line or "failure" in line:
             self._stop.take(line, number, self._completed)
-        if line and not line.isspace():
+            if "[repeated" in line and lines.REPEATED.search(line) is not None:
+                self._repeated = self._repeated or number
+        if _SAID in line or "NCCL WARN" in line or not self.lines:
             self.last_line = number
         if _WORTH.search(line) is not None:
             for thread, level, text in self.signatures.split(line):
                 self._take_message(thread, level, text, number)
                 if (draft := self._current.get(thread)) is not None:
                     draft.first_line, draft.last_line = draft.first_line or number, number
+                    if draft.ranks is None and (match := lines.END.search(text)) is not None:
+                        draft.ranks = int(match[1])
 
     def _draft(self, thread: lines.Thread, anew: bool = False) -> Draft:
         """Return the draft of a thread; if `anew`, begin a draft for its next communicator."""
@@ -242,7 +259,7 @@ class LogReader:
                 number,
             )
         if (match := lines.ENVIRONMENT.search(text)) is not None:
-            self._take_variable(match[1], match[2].rstrip("."), number)
+            self.take_variable(match[1], match[2].rstrip("."), number)
         if (match := lines.NETWORK.search(text)) is not None and match[1].lower() == "socket":
             self._report("network-socket", "the network is TCP (Socket)", "", number)
         if "NVLS comm" in text or "Connected NVLS" in text:
@@ -310,10 +327,19 @@ class LogReader:
             return None if self._stop.is_past else self._stop.found
         return self._failure.find(has_begun) or self._stop.found
 
+    @property
+    def what_failed(self) -> str:
+        """What the failure ended, in words."""
+        if self._completed:
+            return "a call failed after the initialization"
+        # An excerpt may begin after the start.
+        return "the start failed" if self.drafts else "a call failed"
+
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
 
-    def _take_variable(self, name: str, value: str, number: int) -> None:
+    def take_variable(self, name: str, value: str, number: int) -> None:
+        """Record what a line sets for the library: that may limit it, or replace its search."""
         if name == "NCCL_TOPO_DUMP_FILE":
             self.topology_files.append(value)
         finding, text = f"variable-{name.lower()}", f"{name} is set to {value}"
@@ -437,19 +463,33 @@ class LogReader:
             notes.append(f"line {stop[0]}: a run failed: {stop[1]}; the rest of the text is judged")
         elif self.failure is not None:
             line, text = self.failure
-            what = (
-                "a call failed after the initialization" if self._completed else "the start failed"
+            self._report(
+                "start-failed", f"{self.what_failed}: {text}", "mend that first, then measure", line
             )
-            self._report("start-failed", f"{what}: {text}", "mend that first, then measure", line)
+            self.findings = {
+                name: finding
+                for name, finding in self.findings.items()
+                if finding.line != line or not name.startswith("warning-")
+            }
+        if self._repeated:
+            notes.append(
+                f"line {self._repeated}: Ray left out the lines of other ranks (repeated ... "
+                "across cluster); run with RAY_DEDUP_LOGS=0"
+            )
         runs = [run for drafts in self._group() for run in part_runs(drafts, notes)]
         groups = [(finish(drafts, notes), drafts) for drafts in runs]
         self._refuse_cut(where, groups)
         communicators = count_alike([communicator for communicator, _ in groups])
         signed = [draft for thread, draft in self.drafts if thread is not None and draft.started]
-        if signed and not any(draft.complete for draft in signed):
-            notes.append(
-                f"the log ends, at line {self.last_line}, before any communicator is complete: it "
-                "may be cut"
+        is_whole = is_measured or any(draft.complete for draft in signed)
+        if signed and not is_whole and self.failure is None:
+            self._report(
+                "start-unfinished",
+                "the log ends before any communicator is complete: the start hangs, or the log is "
+                "cut",
+                "where it hangs, look for ranks that are missing or that ended, and for what "
+                "forbids connections between hosts; else give the whole log",
+                self.last_line,
             )
         return Reading(
             where,
@@ -467,7 +507,9 @@ class LogReader:
         made: Counter[object] = Counter()
         for thread, draft in self.drafts:
             if draft.ranks is None and draft.rings:
-                draft.ranks = len(next(iter(draft.rings.values())))
+                ring = next(iter(draft.rings.values()))
+                # NCCL cuts its lines of long rings.
+                draft.ranks = len(ring) if set(ring) == set(range(len(ring))) else None
             key: object = draft.id
             if key is None:
                 key = draft.ranks, made[thread, draft.ranks]

@@ -16,9 +16,13 @@ class Runs:
     def add(self, table: int, measured: Sequence[Measurement], joins: bool = False) -> None:
         """Add the measurements of one table, by its number.
 
-        If it `joins`, it is no run of its own whatever it measures: ranks that were jobs of their
-        own each print a table.
+        One with the same rates as an earlier one is that one, printed twice (tee, then cat). If it
+        `joins`, it is no run of its own whatever it measures: ranks that were jobs of their own
+        each print a table.
         """
+        keys = {(m.collective, m.ranks) for m in measured}
+        if any(list(measured) in self._runs.get(key, []) for key in keys):
+            return
         for m in measured:
             key = m.collective, m.ranks
             runs, last = self._runs.setdefault(key, [[]]), self._tables.get(key)

@@ -28,8 +28,9 @@ class Started:
 
     `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
     that of the launcher's command line, 0 if unknown; `options` are those that the test prints;
-    `jobs` counts how often rank 0 is listed. `calls` are the collectives that the library logged,
-    None for other calls, and `called` the numbers of ranks that it logged with them.
+    `visible` are the GPUs that CUDA_VISIBLE_DEVICES names, in the order in which the test numbers
+    them. `jobs` counts how often rank 0 is listed. `calls` are the collectives that the library
+    logged, None for other calls, and `called` the numbers of ranks of what it logged.
     `is_open` is True if the list ends in dots, so its last rank is not the last there was.
     """
 
@@ -37,12 +38,20 @@ class Started:
     gpus: int = 0
     processes: int = 0
     options: str = ""
+    visible: tuple[int, ...] = ()
     jobs: int = 0
     calls: set[str | None] = field(default_factory=set)
     called: set[int] = field(default_factory=set)
     has_header: bool = False
     has_rows: bool = False
     is_open: bool = False
+
+    def locate(self) -> dict[int, Location]:
+        """Return where ranks are: as listed, else on the visible GPUs in their order.
+
+        The number of ranks may be less.
+        """
+        return self.locations or {rank: Location(dev=gpu) for rank, gpu in enumerate(self.visible)}
 
     @property
     def listed(self) -> int:
@@ -61,7 +70,9 @@ def choose_ranks(name: str | None, halves: Sequence[Half], started: Started, par
     if ran_alone(halves):
         return 1
     low, high = _bound_ranks(name, halves)
-    listed = 0 if started.is_open else started.listed
+    # A list that has fewer devices than a process has GPUs is cut.
+    is_cut = started.is_open or started.listed < started.gpus
+    listed = 0 if is_cut else started.listed
     stated = (
         0 if name in WHOLE else parts,
         listed,

@@ -15,7 +15,7 @@ from math import prod
 from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
 from .launchers import count_processes, names_launcher
-from .log_lines import CALL, Signatures, name_collective
+from .log_lines import CALL, MEMBER, Signatures, name_collective
 from .runs import Runs
 from .table_collective import find_in_name, infer_collective, is_of_sendrecv
 from .table_ranks import (
@@ -25,7 +25,8 @@ from .table_ranks import (
     choose_ranks,
     describe_separate_jobs,
 )
-from .table_rows import Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
+from .table_rows import HOWS, Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
+from .table_words import NUMBER, read_bus, read_columns, read_version, split_numbers
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -35,7 +36,10 @@ _TYPES = (
 _ROW = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
 # Reduction operations; "none" for collectives that do not reduce.
 _OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all", "multiply")
-_NUMBER = re.compile(r"(?:[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?(?:nan|inf)|N/A)\*?", re.IGNORECASE)
+# The line above a header, which says of which half each of its columns is.
+_GROUPS = re.compile(r"[#\s]*(?:out-of-place\s+in-place|in-place\s+out-of-place)\s*")
+# What a test says at its end.
+_ENDED = re.compile(r"# *(?:Avg bus bandwidth|Collective test concluded)\b")
 _HEADER = re.compile(r"\b(?:size|bytes)\b.*\btime\b.*\balgbw\b.*\bbusbw\b")
 _COUNTS = re.compile(r"\bnThreads? (\d+) nGpus (\d+) ")
 _RANK = re.compile(
@@ -50,6 +54,8 @@ _TAG = re.compile(
     r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?"
     r"(?:\[[\w,.:\-@]{1,100}\])?<std(?:out|err)>:? ?"
 )
+# What other launchers put there: a rank in brackets, within lines that begin with it.
+_LABEL = re.compile(r"\s*(\[[\w,.:\-@]{1,100}\]:?)")
 # What mpirun puts before each line, at the end of a row that a message broke.
 _LAUNCHER = re.compile(r"\s*\[[\w,.:\- ]*\](?:<\w+>)?:?\s*$")
 _STARTING = re.compile(r"Collective test starting: *(\S+)")
@@ -64,6 +70,12 @@ _THREADS = re.compile(r"\s(?:-t|--nthreads)[ =]?([1-9]\d{0,3})\b")
 _WORDS = re.compile(
     r"\b(?:all[_ -]?to[_ -]?all|all[_ -]?gather|all[_ -]?reduce|reduce[_ -]?scatter)\b"
 )
+# What a command line sets for the library, as mpirun's -x does.
+_VARIABLE = re.compile(r"(?<![\w$])((?:NCCL|RCCL)_[A-Z0-9_]{1,60})=[\"']?([\w.,:^/\-]{1,200})")
+# The GPUs that a program sees, by number.
+_VISIBLE = re.compile(
+    r"\b(?:CUDA|HIP|ROCR)_VISIBLE_DEVICES=[\"']?(\d{1,4}(?:,\d{1,4}){0,256})(?![\w,\-])"
+)
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
 # Most rows, to bound memory; a test prints some thirty.
 _MAX_ROWS = 100_000
@@ -73,6 +85,8 @@ _MAX_HINT = 200
 _MAX_COMMAND = 4000
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
+# Columns before those.
+_SIZES = ("size", "count", "type")
 # Values of one half that tell a rate: time, algbw and busbw.
 _HALF = 3
 
@@ -107,6 +121,16 @@ class TableReader:
         self.others: dict[str, int] = {}
         # Lines with a row, or a half of one, that is left out, and why.
         self.left_out: list[tuple[int, str]] = []
+        # What command lines set for the library: a name, a value and the line.
+        self.variables: list[tuple[str, str, int]] = []
+        # The first line of numbers below a header that is no row, and whether a test ended.
+        self.odd_line = 0
+        # The header of a table of AWS Neuron's nccom-test, whose rows look alike.
+        self.neuron_line = 0
+        self._is_neuron = False
+        # Whether the columns in place come first, as in MSCCL++'s test.
+        self._is_swapped = False
+        self.has_ended = False
         self._columns: list[str] = []
         self._command: str | None = None
         self._pending: _Begun | None = None
@@ -122,42 +146,67 @@ class TableReader:
             own = _LAUNCHER.sub("", own)
         if "<std" in own:
             own = _TAG.sub(" ", own)
+        elif (label := _LABEL.match(own)) is not None and own.count(label[1]) > 1:
+            own = own.replace(label[1], " ")
         if not own.strip():
             return
         if own.count("|") > 2:  # a table in Markdown
             own = own.replace("|", " ")
         # The quick tests before each pattern keep large logs fast.
         if "ank" in own and (match := _RANK.search(own)) is not None:
+            self.header_line = self.header_line or number
             self._take_rank(match)
         elif "algbw" in own and _HEADER.search(own):
-            self.header_line = self.header_line or number
-            self._end_row()
-            self._columns = _read_columns(own)
-            self._table += 1
-            self._find_start().has_header = True
+            self._take_header(own, number)
+        elif self._is_neuron and _ROW.search(own) is not None:
+            self.left_out.append((number, "a row of nccom-test, of no GPU, is left out"))
         elif (match := _ROW.search(own)) is not None:
             self._begin_row(match, number, is_cut=len(own) < len(line))
+        elif self._columns and "type" not in self._columns and self._take_bare_row(own, number):
+            pass
         elif self._pending is None or not self._continue_row(self._pending.words, own):
             self._take_words(own, number)
 
+    def _take_header(self, line: str, number: int) -> None:
+        self._end_row()
+        self._is_neuron = "(elems)" in line
+        if self._is_neuron:
+            self.neuron_line = number
+            return
+        self.header_line = self.header_line or number
+        self._columns = read_columns(line)
+        self._table += 1
+        self._find_start().has_header = True
+
     def take_calls(self, line: str) -> None:
-        """Record which collectives a line of the library says are called."""
+        """Record which collectives a line of the library says are called, on how many ranks."""
         for name, ranks in CALL.findall(line):
             self.started[-1].calls.add(name_collective(name))
             self.started[-1].called.update([int(ranks)] if ranks else [])
+        self.started[-1].called.update(map(int, MEMBER.findall(line)))
 
     def _take_words(self, line: str, number: int) -> None:
+        if "#" in line and _ENDED.search(line) is not None:
+            self.has_ended = True
+            self._end_row()
+            self._table += 1  # rows below are another table's, also without a header
+        if self._columns and not self.odd_line and len(split_numbers(line)) >= _HALF:
+            self.odd_line = number
+        if _GROUPS.fullmatch(line) is not None:
+            self._is_swapped = line.index("in-place") < line.index("out-of-place")
         if _DOTS.fullmatch(line):
             # Dots below the header stand for rows, else for ranks.
             started = self.started[-1]
             started.has_rows |= started.has_header
             started.is_open |= not started.has_header
+        if "VISIBLE_DEVICES" in line and (match := _VISIBLE.search(line)) is not None:
+            self._find_start().visible = tuple(map(int, match[1].split(",")))
         command = self._join_command(line)
         if "erf" in command or "_test" in command:
             match = _STARTING.search(command) or _COMMAND.search(command)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = match[1].rsplit("/", 1)[-1]
-                self._take_command(command[: match.start()], command[match.end() :])
+                self._take_command(command[: match.start()], command[match.end() :], number)
         elif len(line) < _MAX_HINT:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
@@ -195,7 +244,9 @@ class TableReader:
             started = self._find_start()
             started.jobs += int(rank) == 0
             started.is_open = False
-            location = Location(host, int(device), read_bus(bus), model=model)
+            number = int(device)
+            number = started.visible[number] if number < len(started.visible) else number
+            location = Location(host, number, read_bus(bus), model=model)
             if host is not None:
                 self.signatures.note_host(host)
             started.locations.setdefault(int(rank), location)
@@ -211,13 +262,15 @@ class TableReader:
         self._continued = command.rstrip()[:-1] + " " if is_open else ""
         return command
 
-    def _take_command(self, launcher: str, options: str) -> None:
+    def _take_command(self, launcher: str, options: str, number: int) -> None:
         """Record what a command line says of ranks, before and after the name of the test."""
         processes = count_processes(launcher, self._directives)
         each = [int(found[1]) for p in (_GPUS, _THREADS) if (found := p.search(options))]
         is_command = _OPTION.match(options) is not None
         if not processes and not each and not is_command:
             return  # the name of the test alone, as in a sentence
+        if is_command:
+            self.variables += [(*found, number) for found in _VARIABLE.findall(launcher)]
         started = self._find_start()
         if started.jobs and is_command:
             # It is started again: what was listed before gave no row.
@@ -229,8 +282,9 @@ class TableReader:
 
     @property
     def locations(self) -> dict[int, Location]:
-        """The longest list of devices."""
-        return max((started.locations for started in self.started), key=len)
+        """The longest list of devices of a run that measured something, if one did."""
+        measured = [started for started in self.started if started.has_rows]
+        return max((started.locate() for started in measured or self.started), key=len)
 
     def _begin_row(self, match: re.Match[str], number: int, is_cut: bool) -> None:
         """Parse the available part of a row; `is_cut` if a message follows on the same line."""
@@ -244,11 +298,32 @@ class TableReader:
         if not is_cut and self._is_whole(pending):
             self._end_row()
 
+    def _take_bare_row(self, line: str, number: int) -> bool:
+        """Store a row of a table whose type somebody removed; return whether the line is one."""
+        values, columns = split_numbers(line), self._columns
+        # A test may measure one of two halves only.
+        halves = [*[at for at, name in enumerate(columns) if name == "time"][1:], len(columns)]
+        if len(values) not in halves or len(values) < len(line.split()):
+            return False
+        named = dict(zip(columns, values, strict=False))
+        rest = [v for name, v in zip(columns, values, strict=False) if name not in _SIZES]
+        self._end_row()
+        self._pending = _Begun(
+            [named.get("size", "0"), named.get("count", "0"), "", *rest],
+            number,
+            self._table,
+            self._command,
+            self.started[-1],
+            self._hint,
+        )
+        self._end_row()
+        return True
+
     def _continue_row(self, pending: list[str], line: str) -> bool:
         """Append a line to the row that a message broke; return whether it belongs there."""
         prefix = r"^\s*(?:\[[\w,.:\- ]*\](?:<\w+>)?:?\s|[\w.\-]*\D[\w.\-]*:\s|\d+: )\s*"
         tokens = re.sub(prefix, "", line).split()
-        if not tokens or not all(map(_NUMBER.fullmatch, tokens)):
+        if not tokens or not all(map(NUMBER.fullmatch, tokens)):
             return False
         pending += tokens
         if self._is_whole(pending):
@@ -257,9 +332,7 @@ class TableReader:
 
     def _is_whole(self, row: list[str]) -> bool:
         if self._columns:
-            return len(row) - 3 >= sum(
-                name not in ("size", "count", "type") for name in self._columns
-            )
+            return len(row) - 3 >= sum(name not in _SIZES for name in self._columns)
         return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _VALUES
 
     @staticmethod
@@ -277,7 +350,7 @@ class TableReader:
             return
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
         # A time stamp or a remark may follow the row.
-        rest = list(takewhile(_NUMBER.fullmatch, rest))
+        rest = list(takewhile(NUMBER.fullmatch, rest))
         row = read_halves(int(size), rest, self._columns)
         believed = {how: v for how, v in row.values.items() if how not in row.doubtful}
         for how in row.doubtful:
@@ -285,6 +358,8 @@ class TableReader:
         begun.started.has_rows = True
         if not believed:
             return
+        if self._is_swapped:
+            believed = {HOWS[how == HOWS[0]]: values for how, values in believed.items()}
         self.rows.append(
             Row(
                 begun.table,
@@ -345,22 +420,20 @@ class TableReader:
             self.others.setdefault(rows[0].command or unnamed, rows[0].line)
             return []
         ranks = choose_ranks(name, halves, rows[0].started, find_parts(rows))
+        started = rows[0].started
+        locations = {
+            rank: location
+            for rank, location in started.locate().items()
+            if rank < ranks or started.locations
+        }
         finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)
         if finding is not None and finding not in self.findings:
             self.findings.append(finding)
         return [
-            Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong)
+            Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong, locations=locations)
             for size, how, (time_us, algbw, busbw, wrong) in by_how
             if size > 0
         ]
-
-
-def _read_columns(line: str) -> list[str]:
-    """Return the names of a header's columns, from size on."""
-    words = line.replace("#wrong", "error").replace("#", " ").split()
-    first = next((i for i, word in enumerate(words) if word in ("size", "bytes")), 0)
-    current = {"bytes": "size", "N": "count", "op": "redop"}
-    return [current.get(word, word) for word in words[first:]]
 
 
 def _read_halves(rows: Sequence[Row]) -> list[tuple[int, str, Half]]:
@@ -390,22 +463,3 @@ def _read_halves(rows: Sequence[Row]) -> list[tuple[int, str, Half]]:
         for size, how, (time, algbw, busbw, wrong) in read
         if time > 0
     ]
-
-
-def read_bus(text: str) -> str | None:
-    """Return a table's PCI address; None if it is unknown or malformed.
-
-    Forms are 0x1b (a bus alone), 0000:1b:00 and 0000:1b:00.0; 0x00 means an unknown address.
-    """
-    text = text.lower()
-    if re.fullmatch(r"0x[0-9a-f]{1,2}", text):
-        return f"{int(text, 16):02x}" if int(text, 16) else None
-    form = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?"
-    return text if re.fullmatch(form, text) else None
-
-
-def read_version(code: int) -> str:
-    """Return a version from NCCL_VERSION_CODE: 22304 is 2.23.4, 2408 was 2.4.8."""
-    if code >= 10_000:
-        return f"{code // 10_000}.{code // 100 % 100}.{code % 100}"
-    return f"{code // 1000}.{code // 100 % 10}.{code % 100}"

@@ -173,6 +173,7 @@ NVBANDWIDTH_JSON = """\
         (NVBANDWIDTH, "pairs of 2 GPUs, measured by nvbandwidth (CE copies GPU -> GPU: 274.89 to"),
         (NVBANDWIDTH[:130], "of each of 2 GPUs, measured by nvbandwidth (CE copies CPU -> GPU"),
         (OF_SAMPLES, "p2pBandwidthLatencyTest (P2P enabled: 11.46 to 27.07 GB/s one way)"),
+        (OF_SAMPLES.replace(" Matrix (GB", " (GB"), "(P2P enabled: 11.46 to 27.07 GB/s one way)"),
         (NVLOOM, "pairs of 3 GPUs, measured by nvloom (device_to_device_unidir_write_sm: 779.1 to"),
         (
             "Running bisect_device_to_device_write_sm\n\t0\t1\t\n0\t700.10\t701.20\t\n",
@@ -186,6 +187,14 @@ def test_rates_of_pairs_are_said_by_judge_and_probe(text: str, says: str) -> Non
         with pytest.raises(InputError) as caught:
             reader(text)
         assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_pairs_measured_on_one_gpu_are_none() -> None:
+    alone = (
+        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n  D\\D  0\n  0 540.65\n"
+    )
+    with pytest.raises(InputError, match="p2pBandwidthLatencyTest's output without rates of sev"):
+        read(alone)
 
 
 def test_matrices_have_their_cells_in_place() -> None:

@@ -8,9 +8,12 @@ import pytest
 from nccl_samples import HEADER, row, sign, write_log
 
 from topoplan.cli import judge as command
+from topoplan.synth.judge.judging import Judge
+from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.ranking import rank_findings
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
+from topoplan.synth.judge.verdict import FileVerdict
 from topoplan.topo.errors import InputError
 
 
@@ -18,7 +21,7 @@ def read(text: str) -> Reading:
     return read_text(text, "file")
 
 
-def list_names(reading: Reading) -> list[str]:
+def list_names(reading: Reading | FileVerdict) -> list[str]:
     return [finding.name for finding in reading.findings]
 
 
@@ -82,6 +85,29 @@ def test_a_call_that_fails_after_the_start_is_the_verdict(end: str) -> None:
 )
 def test_a_warning_alone_ends_no_run(end: str) -> None:
     assert "start-failed" not in list_names(read("".join(LOG) + STOPPED + end))
+
+
+def test_what_stands_below_a_log_that_ends_in_a_warning_hides_no_failure() -> None:
+    begun = [line for line in LOG if "COMPLETE" not in line]
+    text = "".join(begun) + warn(0, "Accept: wrong type 3 != 4") + "export NCCL_DEBUG=INFO\n"
+    reading = read(text)
+    assert list_names(reading) == ["start-failed"] and "wrong type" in reading.findings[0].message
+
+
+def test_a_log_that_ends_before_a_communicator_is_complete_is_not_left_alone() -> None:
+    begun = [line for line in LOG if "COMPLETE" not in line]
+    reading = read("".join(begun) + "export NCCL_DEBUG=WARN\n")
+    (found,) = (f for f in reading.findings if f.name == "start-unfinished")
+    assert found.line == len(begun)
+    verdict = Judge(Machines("ring:2", [])).judge(reading)
+    assert verdict.verdict == found and "near-bound-allreduce" in list_names(verdict)
+    assert "start-unfinished" not in list_names(read("".join(begun) + ROWS))
+
+
+def test_ranks_on_several_nodes_are_not_judged_on_one_host() -> None:
+    sizes = [sign(rank, f"comm 0x5 rank {rank} nRanks 2 nNodes 2 localRanks 1") for rank in (0, 1)]
+    (channels,) = Judge(Machines("ring:2", [])).judge(read("".join(sizes + LOG))).communicators
+    assert "ranks on 2 nodes, and ring:2 is one host" in channels.why_not
 
 
 def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
@@ -161,6 +187,53 @@ HANG = (
     "WorkNCCL(SeqNum=7, OpType=ALLGATHER, NumelIn=4, Timeout(ms)=60000) ran for 60012 "
     "milliseconds before timing out.\n"
 )
+
+
+def test_a_number_of_ranks_that_nothing_states_is_a_least_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "log.txt"
+    line = sign(0, "Channel 00/0 : 16[17000] -> 18[21000] via P2P/IPC")
+    ended = line.replace("\n", " comm 0x56 nRanks 32\n")
+    for text, says in ((line, "of at least 19 ranks"), (ended, "communicator of 32 ranks")):
+        file.write_text(text, encoding="utf-8")
+        assert command.main([str(file), "--topology", "ring:2"]) == 0
+        out = capsys.readouterr().out
+        assert says in out and "give the log of all ranks" in out
+
+
+def test_a_ring_whose_line_is_cut_states_no_number_of_ranks() -> None:
+    order = [0, 5, 4, 7, *range(8, 24)]
+    joined = sign(0, "Channel 03 : 0[14000] -> 5[41000] via P2P/IPC/read")
+    reading = read(sign(0, f"Channel 14/16 : {' '.join(map(str, order))}") + joined)
+    assert [(c.ranks, c.has_more) for c in reading.communicators] == [(24, True)]
+
+
+def test_what_is_to_be_given_is_said_where_a_log_has_the_tuner_s_choice_alone() -> None:
+    reading = read("[0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.68\n")
+    verdict = Judge(Machines("ring:2", [])).judge(reading).verdict
+    assert verdict.name == "not-judged" and "give a table of nccl-tests" in verdict.message
+
+
+def test_lines_that_ray_leaves_out_are_noted() -> None:
+    log = "".join(LOG[:2]) + LOG[2].replace("\n", " [repeated 7x across cluster]\n")
+    notes = read(log + "".join(LOG[3:])).notes
+    assert any(note.startswith("line 3: Ray left out") for note in notes)
+
+
+def test_what_cuda_says_of_peers_is_read_in_any_program_s_words() -> None:
+    said = "Failed: Cuda error 'peer access is not supported between these two devices'\n"
+    with pytest.raises(InputError, match=r"line 2: CUDA refuses peer access .*, and nothing was"):
+        read("NCCL version 2.20.5+cuda12.4\n" + said)
+    assert "p2p-refused-cuda" in list_names(read("".join(LOG) + said))
+
+
+def test_an_excerpt_with_a_failing_call_is_no_start() -> None:
+    failed = warn(0, "NET/IB : Got completion with error 5") + sign(0, "proxy.cc:692 -> 6")
+    with pytest.raises(InputError, match=r"^file: a call failed: line 1: .*Got completion"):
+        read(failed)
+    with pytest.raises(InputError, match=r"^file: the start failed: line 4: "):
+        read("".join(LOG[:3]) + failed)
 
 
 def test_a_collective_that_does_not_end_is_the_first_finding() -> None:

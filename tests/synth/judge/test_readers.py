@@ -357,7 +357,43 @@ REFUSED = {
     ),
     "a log cut before rings": (WHOLE[:BEFORE_RINGS], "the log is cut"),
     "a log cut among rings": (WHOLE[: WHOLE.index("Channel 05/08")], "after 5 of 8 channels"),
-    "a table without rows": (HEADER, "without a row"),
+    "a table without rows": (HEADER + "\n" * 3, "line 2: a table of nccl-tests without a row: it"),
+    "a table whose rows are elsewhere": (
+        HEADER + "# Avg bus bandwidth    : 46.1\n",
+        "line 2: a table of nccl-tests without a row, though the test ended",
+    ),
+    "rows that are cut": (
+        HEADER + row(1 << 20, 8, 8)[:45],
+        "line 4: a table of nccl-tests without a whole row: the",
+    ),
+    "rows in another form": (
+        HEADER + "1M 262144 46.00 46.00\n",
+        "line 4: a row in another form than nccl-tests'",
+    ),
+    "an average alone": ("# Avg bus bandwidth    : 24.2\n", "the average of a table's rates alone"),
+    "a table without algbw": (
+        "size\ttype\tbusbw\talgo\n33554432\tfloat\t127.4\tTREE\n",
+        "a table in another form than nccl-tests'",
+    ),
+    "devices alone": (DEVICES.format(0, 16), "line 1: a table of nccl-tests without a row: it"),
+    "nccom-test's table": (
+        "size(B)  count(elems)  type  time(us)  algbw(GB/s)  busbw(GB/s)\n"
+        "33554432  33554432  uint8  768  40.69  40.69\n",
+        "line 1: a table of nccom-test, which runs on AWS Neuron's",
+    ),
+    "DeepSpeed's summary": (
+        "Comm. Op  Message Size  Count  Total Latency(ms)  busbw_avg (Gbps)\nbarrier\n",
+        "DeepSpeed's summary of communication",
+    ),
+    "ucc_perftest's table": (
+        "Collective:   Allreduce\nMemory type:  cuda\n  1024  4096  76.4  72.6  82.3\n",
+        "ucc_perftest's output",
+    ),
+    "a profile": (
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs...)  0.00%  12.3ms\n",
+        "a profile of kernels",
+    ),
+    "a script's rates": ("busbw_avg (Gbps): 1495.64\n", "a script's rates"),
     "a table of sendrecv": (
         "# Collective test starting: sendrecv_perf\n" + HEADER + row(1 << 20, 8, 8),
         "sendrecv",

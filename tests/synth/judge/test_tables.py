@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from judge_options import judge_by_bounds_alone
 from nccl_samples import DEVICES, HEADER, row, sign
@@ -333,6 +335,13 @@ def test_the_number_of_ranks_is_what_the_command_or_the_rows_state(
     assert {m.ranks for m in read(before + HEADER + rows).measurements} == {ranks}
 
 
+def test_the_number_of_ranks_is_that_of_the_communicator_that_ends() -> None:
+    """At 1840 ranks busbw / algbw, with two decimals, allows many numbers."""
+    ended = sign(0, "comm 0x55 rank 0 nranks 1840 cudaDev 0 busId 19000 - Destroy COMPLETE")
+    reading = read(HEADER + row(1 << 34, 188.24, 376.28) + ended)
+    assert {m.ranks for m in reading.measurements} == {1840}
+
+
 def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
     rows = row(1 << 29, 20, 20, "sum", "0") + "so far reduce_perf is fine\n"
     rows += row(1 << 30, 20, 20, "sum", "0")
@@ -340,7 +349,14 @@ def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", ["[1,0]<stdout>:", "Thu Jul  4 09:05:01 2030<stdout>:", "[prterun-a-7@1,0]<stdout>: "]
+    "tag",
+    [
+        "[1,0]<stdout>:",
+        "Thu Jul  4 09:05:01 2030<stdout>:",
+        "[prterun-a-7@1,0]<stdout>: ",
+        "[0]",
+        "[0] ",
+    ],
 )
 def test_mpiruns_tags_within_rows_are_no_part_of_them(tag: str) -> None:
     line = row(1 << 30, 46, 69)
@@ -348,6 +364,103 @@ def test_mpiruns_tags_within_rows_are_no_part_of_them(tag: str) -> None:
     cut = f"{line[:at]}{tag}{line[at:middle]}{tag}{line[middle:]}"
     text = "".join(tag + line for line in (HEADER + cut).splitlines(True))
     assert rates(read(text)) == rates(read(HEADER + line)) and not read(text).notes
+
+
+def test_the_devices_of_a_run_without_rows_are_not_those_of_another_run() -> None:
+    listed = [DEVICES.format(rank, 16 + rank) for rank in range(4)]
+    begun = "# nThread 1 nGpus {} minBytes 8 maxBytes 8\n"
+    measured = begun.format(2) + "".join(listed[:2]) + HEADER + row(1 << 30, 46, 46)
+    given_up = begun.format(4) + "".join(listed)
+    assert sorted(read(measured + given_up).locations) == [0, 1]
+    assert sorted(read(given_up + measured).locations) == [0, 1]
+
+
+def test_hosts_are_not_counted_in_a_list_with_gaps() -> None:
+    listed = "".join(DEVICES.format(rank, 16 + rank) for rank in (0, 1, 62, 63))
+    text = listed.replace("node07 device 6", "node14 device 6") + HEADER + row(1 << 30, 46, 90.56)
+    verdict = Judge(Machines("ring:8@48", [])).judge(read(text))
+    assert "64 ranks, and ring:8" in verdict.measured[0].why_not
+
+
+@pytest.mark.parametrize("size", ["1073741824", "1_073_741_824", "1,073,741,824"])
+def test_rows_without_their_type_are_read_by_the_header(size: str) -> None:
+    reading = read(
+        f"size  time  algbw  busbw\n(B)  (us)  (GB/s)\n {size}  8203.9  130.88  229.04\n"
+    )
+    assert rates(reading) == [(1 << 30, "out-of-place", 130.88)]
+    assert {(m.collective, m.ranks) for m in reading.measurements} == {("allreduce", 8)}
+
+
+def test_rows_of_one_half_are_those_of_the_half_that_comes_first() -> None:
+    header = (
+        "#                     in-place             out-of-place\n"
+        "# size count time algbw busbw #wrong time algbw busbw #wrong\n"
+    )
+    one = "1073741824 268435456 8203.9 130.88 229.04 0"
+    assert rates(read(header + one)) == [(1 << 30, "in-place", 130.88)]
+    both = rates(read(f"{header}{one} 8303.9 129.31 226.29 0\n"))
+    assert both == [(1 << 30, "in-place", 130.88), (1 << 30, "out-of-place", 129.31)]
+
+
+def test_each_run_is_on_the_gpus_that_it_saw() -> None:
+    """The GPUs that a run sees are numbered anew, and those of another run are not its own."""
+    run = "export CUDA_VISIBLE_DEVICES={}\n./all_reduce_perf -b 1G -e 1G -g 2\n{}" + HEADER
+    listed = "".join(DEVICES.format(i, 0) for i in range(2)).replace("A40", "Graphics Device")
+    runs = (("0,1", "", 12), ("'6,7,0'", "", 13), ("5,3,1", listed, 14))
+    text = "".join(run.format(*two) + row(1 << 30, rate, rate) for *two, rate in runs)
+    measured = Judge(Machines("ring:8@48", [])).judge(read(text)).measured
+    assert [m.rank_map.in_use for m in measured if m.rank_map] == [(0, 1), (6, 7), (3, 5)]
+
+
+def test_rows_below_the_end_of_a_test_are_another_run_s() -> None:
+    runs = [row(1 << 30, rate, rate) + "# Avg bus bandwidth    : 9.1\n" for rate in (46, 23)]
+    measured = read(HEADER + "".join(runs)).measurements
+    assert {(m.run, m.algbw_GBps) for m in measured} == {(1, 46), (2, 23)}
+
+
+def test_what_a_test_s_command_sets_for_the_library_is_a_finding() -> None:
+    rows = HEADER + row(1 << 30, 46, 46)
+    command = (
+        "mpirun -np 2 -x NCCL_P2P_DISABLE=1 -x NCCL_IB_DISABLE=0 \\\n ./all_reduce_perf -g 1\n"
+    )
+    (found,) = read(command + rows).findings
+    assert found.name == "variable-nccl_p2p_disable" and found.line == 2
+    prose = "With NCCL_P2P_DISABLE=1 the all_reduce_perf test ends.\n"
+    assert not read(prose + rows).findings
+
+
+def test_a_list_of_fewer_devices_than_a_process_has_is_no_number_of_ranks() -> None:
+    begun = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8\n" + DEVICES.format(0, 16)
+    cut = begun + DEVICES.format(1, 17) + HEADER + row(8, 0.001, 0.001)
+    assert {m.ranks for m in read(cut).measurements} == {8}
+
+
+def test_ranks_of_two_hosts_are_not_put_on_one() -> None:
+    near, far = DEVICES.format(0, 0), DEVICES.format(7, 0).replace("node07", "node14")
+    text = near + "...\n" + far + HEADER + row(1 << 30, 46, 80.5)
+    for machine, says in (
+        ("dgx-a100:2", "ranks on 2 hosts, and nothing says which GPUs"),
+        ("dgx-a100", "ranks on 2 hosts (node07, node14), and dgx-a100 has one"),
+    ):
+        (measured,) = Judge(Machines(machine, [])).judge(read(text)).measured
+        assert says in measured.why_not
+
+
+def test_an_output_on_one_line_of_json_is_read_once() -> None:
+    table = HEADER + row(1 << 29, 45, 67.5) + row(1 << 30, 46, 69)
+    result = {"rc": 0, "stdout": table, "stdout_lines": table.splitlines()}
+    for text in (
+        f"changed: [node07] => {json.dumps(result)}\n",
+        f"ok: [node07] => {json.dumps({'done': result}, indent=4)}\n",
+        json.dumps(result),
+        json.dumps({"done.stdout": table}),
+    ):
+        assert read(text).measurements == read(table).measurements
+
+
+def test_a_table_that_is_printed_twice_is_one_run() -> None:
+    table = HEADER + row(1 << 29, 45, 67.5) + row(1 << 30, 46, 69)
+    assert read(table + "$ cat /tmp/table.txt\n" + table).measurements == read(table).measurements
 
 
 def test_lines_left_out_are_grouped_by_reason() -> None:

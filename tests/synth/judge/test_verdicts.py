@@ -278,7 +278,8 @@ def test_no_ratio_to_nearly_nothing_is_printed(desk: Desk) -> None:
 @pytest.mark.long
 def test_nothing_is_offered_where_stock_is_not_known(desk: Desk) -> None:
     """Between hosts stock uses all NICs at once, which one ring through all GPUs does not."""
-    file = desk.judge(write_table(190, 16), "--topology", "dgx-a100:2")
+    table = write_table(190, 16, gpu="NVIDIA A100-SXM4-80GB")
+    file = desk.judge(table, "--topology", "dgx-a100:2")
     assert names(file) == ["below-bound-allreduce"] and file["verdict"]["advice"] is None
 
 
@@ -384,6 +385,46 @@ def test_an_assumed_rate_that_a_measurement_exceeds_is_withdrawn(desk_of_bounds:
     beyond = desk_of_bounds.judge(write_table(500, 2, gpu=unknown), "--topology", matrix)
     assert beyond["share"] is None and names(beyond) == ["above-bound-allreduce"]
     assert beyond["measured"][0]["above_bound"] and "withdrawn" in beyond["verdict"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine", "is_other"),
+    [
+        ("GeForce GTX 1080", "dgx-a100", True),
+        ("AMD Instinct MI300X VF", "dgx-a100", True),
+        ("NVIDIA A100-SXM4-80GB", "dgx-a100", False),
+        ("NVIDIA H200", "dgx-h100", False),  # of the same architecture
+        ("NVIDIA Graphics Device", "dgx-a100", False),
+        ("GeForce GTX 1080", "ring:8@48", False),
+    ],
+)
+def test_gpus_of_another_architecture_than_the_topology_s_are_the_verdict(
+    desk: Desk, gpu: str, machine: str, is_other: bool
+) -> None:
+    file = desk.judge(write_table(0.9, 8, gpu=gpu), "--topology", machine)
+    assert (names(file)[0] == "other-gpus") == is_other == ("other-gpus" in names(file))
+    if is_other:
+        assert gpu in file["verdict"]["message"] and "capability 8.0" in file["verdict"]["message"]
+
+
+def test_sizes_at_which_latency_decides_tell_nothing_of_links(desk: Desk) -> None:
+    """A plan's model reaches half of its rate at a few MiB."""
+    gpus = "".join(DEVICES.format(i, 16 + i) for i in range(8)).replace("A40", "A100-SXM4-40GB")
+    for size, rate, is_small in ((1 << 11, 0.1, True), (1 << 30, 12.0, False)):
+        table = gpus + HEADER + row(size, rate, rate * 1.75)
+        found = names(desk.judge(table, "--topology", "dgx-a100"))
+        assert ("small-sizes-allreduce" in found) == is_small
+        assert ("below-channels-allreduce" in found) == (not is_small)
+
+
+def test_runs_in_a_file_are_compared_where_all_measured(desk: Desk) -> None:
+    small, large = row(1 << 20, 9, 9), row(1 << 30, 12, 12)
+    runs = [HEADER + small + large, HEADER + row(1 << 20, 8, 8) + row(1 << 30, 48, 48)]
+    file = desk.judge("".join(runs), "--topology", "ring:2@48")
+    compared = "runs of allreduce at 1 GiB: 12, 48 GB/s; run 2 is 4.00 times as fast"
+    assert any(note.startswith(compared) for note in file["notes"])
+    alike = desk.judge(runs[0] + HEADER + small + row(1 << 29, 9, 9), "--topology", "ring:2@48")
+    assert not any("1 GiB: " in note for note in alike["notes"])
 
 
 def test_ranks_that_ran_alone_are_named(desk: Desk) -> None:
