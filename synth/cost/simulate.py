@@ -229,11 +229,15 @@ def _list_messages(
         carrier[i, j] = number
     for (i, j), number in carrier.items():
         messages[number].needs.update(carrier[need, j] for need in shape.groups[i].needs)
-    if batched:  # then a message waits for all messages that its sender receives at earlier ticks
-        into = group_by_key((message.group.dst, number) for number, message in enumerate(messages))
+    if batched:  # then a message waits for all that its sender receives and sends at earlier ticks
+        of_rank = group_by_key(
+            (rank, number)
+            for number, message in enumerate(messages)
+            for rank in (message.group.src, message.group.dst)
+        )
         for message in messages:
             message.needs.update(
-                n for n in into[message.group.src] if messages[n].tick < message.tick
+                n for n in of_rank[message.group.src] if messages[n].tick < message.tick
             )
     return messages
 
@@ -337,7 +341,8 @@ class _Player:
             # Data to be forwarded must be received and added up first; other messages can wait
             # until the end.
             for number in sorted(needed):
-                now = self._receive(number, now)
+                if messages[number].group.dst == rank:
+                    now = self._receive(number, now)
             for number in batch:
                 length_us = self._host.send_us + messages[number].packed * self._host.add_ns * 1e-3
                 now = self._work(self._call_free, rank, now, length_us)
@@ -414,11 +419,12 @@ class _Player:
         messages in order of arrival.
         """
         self._noticed[number], message = True, self._messages[number]
-        rank = message.group.dst
-        self.times.append((message.tick, message.group.src, rank, self._posted_us[number], now))
-        if self._tick[rank] == len(self._sends[rank]):
+        src, dst = message.group.src, message.group.dst
+        self.times.append((message.tick, src, dst, self._posted_us[number], now))
+        if self._tick[dst] == len(self._sends[dst]):
             self._receive(number, now)
-        elif self._awaited[rank] == {number}:
-            self._post_sends(rank, now)
-        else:
-            self._awaited[rank].discard(number)
+        for rank in (dst, src):  # a batch ends when its sends have ended, too
+            if self._awaited[rank] == {number}:
+                self._post_sends(rank, now)
+            else:
+                self._awaited[rank].discard(number)
