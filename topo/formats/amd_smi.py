@@ -10,7 +10,7 @@ are assumed, and their source says so.
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import PurePath
 
 from ..between_cpus import assume_between_cpus, find_cpu, join_cpus
@@ -18,14 +18,24 @@ from ..derived.board_size import find_short_boards
 from ..devices import Device, Link, both_directions
 from ..errors import InputError
 from ..facts import Fact, Facts, facts_to_json, keys
-from ..facts.keys import gpu_subject, xgmi_subject
+from ..facts.keys import gpu_subject, p2p_subject, xgmi_subject
 from ..graph import Topology
 from ..hardware import LATENCY_us, PcieLink
 from ..names import join_first
 from ..notes import Note, Source, assumed
 from . import amd_json
 from .amd_boards import UNKNOWN, Model, check_links, choose_model
-from .amd_tables import BANDWIDTH, HOPS, RANGE, TYPE, WEIGHT, AmdOutput, looks_like, parse_tables
+from .amd_tables import (
+    ACCESS,
+    BANDWIDTH,
+    HOPS,
+    RANGE,
+    TYPE,
+    WEIGHT,
+    AmdOutput,
+    looks_like,
+    parse_tables,
+)
 from .gpu_names import find_gpu_names, list_boards
 from .pasted import clean
 
@@ -39,6 +49,8 @@ _WEIGHT_OF_A_HOP = 15
 # Of one hop and of two. PCIe weighs 20 each way between a GPU and its CPU, and more between CPUs.
 _WEIGHTS_OF_XGMI = (_WEIGHT_OF_A_HOP, 2 * _WEIGHT_OF_A_HOP)
 SOURCE = "rocm-smi --showtopo or amd-smi topology"
+# In amd-smi's table of access: the driver lets neither GPU reach the other's memory.
+_REFUSED = "DISABLED"
 
 
 def read(text: str, where: str) -> Topology:
@@ -119,8 +131,8 @@ def _infer_types(output: AmdOutput, notes: list[str], where: str) -> None:
     if not weights or any(weight is None for weight in weights.values()):
         raise InputError(
             f"{where}: no table of link types (LINK TYPE TABLE, or Link Type between two GPUs): "
-            "the text is cut before it; give the whole output of amd-smi topology or rocm-smi "
-            "--showtopo"
+            "the text is cut before it, or the command printed other tables; give the whole output "
+            "of amd-smi topology or rocm-smi --showtopo"
         )
     output.tables[TYPE] = {
         pair: "XGMI" if weight in _WEIGHTS_OF_XGMI else "PCIE" for pair, weight in weights.items()
@@ -249,6 +261,8 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     notes.append(
         "NUMA nodes are not listed; GPUs with at most two PCIe hops between them are taken to be "
         "on one CPU"
+        if HOPS in output.tables
+        else "neither NUMA nodes nor hops are listed; all GPUs are taken to be on one CPU"
     )
     nodes: dict[str, int] = {}
     for name in output.names:
@@ -291,6 +305,10 @@ def _list_facts(output: AmdOutput) -> Iterator[Fact]:
             yield Fact(gpu_subject(i), keys.GPU_BUS_ID, bus_id, SOURCE)
         if (number := output.get_number_of(name)) in output.nodes:
             yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[number], SOURCE)
+    for (i, a), (j, b) in permutations(enumerate(output.names), 2):
+        if output.tables.get(ACCESS, {}).get((a, b), "").upper() == _REFUSED:
+            for key in (keys.P2P_READ, keys.P2P_WRITE):
+                yield Fact(p2p_subject(i, j), key, "not supported", f"{SOURCE}: access {_REFUSED}")
     for i, j in combinations(range(len(output.names)), 2):
         listed = RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
         if listed and int(listed[1]) and _is_direct(output, output.names[i], output.names[j]):

@@ -154,7 +154,8 @@ _REFUSED_ANYWHERE = (
     (r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
     (r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),
     (
-        r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (?:[A-Z\"]|[0-9a-f]{4}: )"
+        r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+        r"(?:[A-Z][^:\n]{1,60}: |\"|[0-9a-f]{4}: )"
         r"|^-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}",
         "the output of lspci: PCI functions without NVLinks and NUMA nodes",
         "run topo-probe on the machine, or copy its /sys and /proc into a folder and give that",
@@ -215,6 +216,8 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
             return format.read(text, where)
     if pasted is not None:  # cut off, which the reader says with its line
         return read_topology_text(pasted.text, where)
+    if (json := amd_json.find_json(text)) is not None:
+        return amd_smi.read(json, where)
     _refuse_pair_rates(text, where)
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(

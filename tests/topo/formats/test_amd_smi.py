@@ -4,6 +4,7 @@ refused by name.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
@@ -14,6 +15,7 @@ import pytest
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
+from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 
@@ -401,6 +403,73 @@ def test_amd_smi_xgmi_beside_the_topology_adds_the_rates() -> None:
     for end in (5, 9):
         with pytest.raises(InputError, match=r"has [24] cells, and [1-4] GPUs have rows|missing"):
             read("\n".join(cut[:end]).rpartition("K")[0])
+
+
+def test_amd_smi_xgmi_that_is_cut_leaves_the_rest_to_the_weights() -> None:
+    rows = xgmi(4, short=True).split("\n")
+    machine = read(weights(lambda i, j: 15) + "\n".join(rows[:8]))  # two of four GPUs
+    links = [x for x in machine.links if x.kind == "xgmi"]
+    assert {(x.src, x.dst) for x in links} >= set(combinations(machine.ranks, 2))
+    rates = {frozenset((x.src, x.dst)): x.bandwidth_GBps for x in links}
+    assert rates[frozenset(("gpu0", "gpu3"))] == 64
+    assert "gpu2 - gpu3: the text has no bandwidths" in notes(machine)
+
+
+def test_rates_of_amd_smi_xgmi_that_are_all_bits_are_not_known() -> None:
+    lines = [
+        "LINK METRIC TABLE:",
+        "   bdf           bit_rate  max_bandwidth  link_type  GPU0  GPU1",
+    ]
+    for i, name in enumerate(ADDRESSES[:2]):
+        lines.append(f"GPU{i}   {name}  65535 Gb/s4294967295 Gb/sN/A")
+        lines += [" Read    N/A    N/A", " Write   N/A    N/A"]
+    machine = read("\n".join(lines))
+    assert counted(machine) == ({"gpu": 2, "cpu": 1}, {"pcie": 2})
+    assert "neither NUMA nodes nor hops are listed" in notes(machine)
+
+
+def test_tables_without_those_of_links_are_named() -> None:
+    text = table("DMA TABLE:", ADDRESSES, lambda i, j: "SELF" if i == j else "T")
+    with pytest.raises(InputError, match=r"no table of link types.*printed other tables"):
+        read(text)
+
+
+def refused(machine: Topology) -> list[str]:
+    return [v.rule for v in judge_pairs(machine) if v.kind == "p2p" and v.answer == "no"]
+
+
+def test_gpus_without_access_to_each_other_have_no_p2p() -> None:
+    names = ADDRESSES[:2]
+    text = table("ACCESS TABLE:", names, lambda i, j: "ENABLED" if i == j else "DISABLED")
+    text += table("LINK TYPE TABLE:", names, lambda i, j: "SELF" if i == j else "PCIE")
+    assert "no access to each other's memory" in refused(read(text))[0]
+    assert not refused(read(text.replace("DISABLED", "ENABLED ")))
+
+
+def listed(gpu: int, *cells: tuple[str, str, str]) -> str:
+    """A GPU in amd-smi's JSON until ROCm 6.1: a dictionary for each table."""
+    keys = ("link_accessibility", "link_type", "hops")
+    words = {
+        key: {f"gpu_{i}": cell[n] for i, cell in enumerate(cells)} for n, key in enumerate(keys)
+    }
+    return json.dumps({"gpu": gpu, **words}, indent=4)
+
+
+def test_json_is_read_amid_other_text_and_in_its_old_form() -> None:
+    own, other = ("ENABLED", "SELF", "0"), ("DISABLED", "PCIE", "2")
+    old = f"[\n{listed(0, own, other)},\n{listed(1, other, own)}\n]\n"
+    for text in (old, f"$ amd-smi topology --json\n```json\n{old}```\nAs you see, {{no}} P2P.\n"):
+        machine = read(text)
+        assert counted(machine) == ({"gpu": 2, "cpu": 1}, {"pcie": 2})
+        assert "no access" in refused(machine)[0]
+    with pytest.raises(
+        InputError, match=r"JSON of AMD's tools, but is none: .*line 7 .*printed it"
+    ):
+        read("as follows:\n" + old.replace('"gpu_1": "DISABLED"', "...", 1))
+    rocm = {"card0": {"(Topology) Numa Node": "0"}, "card1": {"(Topology) Numa Node": "1"}}
+    link = "(Topology) Link type between DRM devices 0 and 1"
+    text = "$ rocm-smi --showtopo --json\n" + json.dumps({**rocm, "system": {link: "XGMI"}})
+    assert counted(read(text)) == ({"gpu": 2, "cpu": 2}, {"xgmi": 1, "pcie": 2, "smp": 1})
 
 
 # -- texts of other tools
