@@ -181,6 +181,13 @@ _REFUSED_ANYWHERE = (
         "AMD's table of GPUs, which does not say what joins them",
         "give rocm-smi --showtopo or amd-smi topology",
     ),
+    (
+        r"^[ \t>|]{0,40}(?!GPU\d)[A-Z][A-Za-z]{1,9} ?\d{1,3}(?:/\d{1,2})?"
+        r"(?:[ \t|]{1,40}(?:X|S|PIX|PXB|PHB|NODE|SYS|HCCS\w{0,4}|MDF|XL\d{1,2})(?=[ \t|])){2}",
+        "a matrix of devices that neither nvidia-smi nor AMD's tools print (NPUs, or other makers' "
+        "GPUs), which are not read",
+        "give nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology",
+    ),
     (r"^available: \d+ nodes|^Architecture:\s", "CPUs and NUMA nodes, but no GPUs", _TOPO),
 )
 

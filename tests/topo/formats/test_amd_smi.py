@@ -493,6 +493,9 @@ OTHERS = {
     "===== ROCm System Management Interface =====\n==== Concise Info "
     "====\n": "AMD's table.*rocm-smi --showtopo",
     '[{"gpu": 0, "links": []}]': "list in JSON.*amd-smi topology",
+    "\tNPU0   NPU1   CPU Affinity\nNPU0   X      HCCS   0-23\n": "NPUs.*topo -m",
+    " GPU 0/0|GPU 0/1|CPU Affinity\n GPU 0/0  S   | MDF | 0-23\n": "neither nvidia-smi.*topo -m",
+    "| Device 0 | X        | SYS      | 0-31 |\n": "neither nvidia-smi.*topo -m",
     'The CPU:\n<cpu numaid="3" arch="x86_64">\n</cpu>\n': "NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     '  <gpu dev="5" sm="90">\n  </gpu>\n</system>\n': "part of NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     "Machine (503GB total)\n": "lstopo's text for people",

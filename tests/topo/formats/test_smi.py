@@ -762,6 +762,11 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         (alike(2, "PIX") + alike(3, "PIX"), "two matrices that differ, at lines 1 and 4"),
         (alike(2, "OK"), "line 1: a -p2p matrix says what GPUs may do to each other"),
         ("\tGPU0\tGPU1\nFailed to run topology matrix\n", "run topo-probe on the machine"),
+        (
+            matrix("X MX/MX X", "0 0-31; 0 0-31", "Node Affinity|CPU Affinity"),
+            "joins gpu0 - gpu1 by MX, which nvidia-smi does not print",
+        ),
+        ("\n$ mthreads-gmi topo -m\n" + alike(2, "NODE"), "line 2: the matrix of mthreads-gmi"),
         ("\tGPU0\tGPU1\tGPU0\n", "line 1 names GPU0 twice"),
         (
             "\t" + "\t".join(f"GPU{i}" for i in range(10_000)),
@@ -805,6 +810,8 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         "two",
         "p2p",
         "failed",
+        "other-labels",
+        "other-command",
         "name-twice",
         "wide",
         "many",

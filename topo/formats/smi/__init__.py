@@ -294,6 +294,12 @@ def _check_pairs(table: LabelMatrix, cells: Cells, where: str) -> None:
         for i, j in combinations(iterate_members(cells.gpus), 2)
         if cells.labels[i][j] is None
     ]
+    if unknown and cells.unknown:
+        raise InputError(
+            f"{where}: the matrix of line {table.line} joins {list_some(unknown, 3)} by "
+            f"{list_some(cells.unknown, 3)}, which nvidia-smi does not print; expected NV#, PIX, "
+            "PXB, PHB, NODE or SYS: other makers' tools are not read, only those of NVIDIA and AMD"
+        )
     if unknown:
         raise InputError(
             f"{where}: the matrix of line {table.line} does not say how {list_some(unknown, 3)} "

@@ -36,7 +36,7 @@ _COLUMNS = (
     (
         NUMA,
         re.compile(
-            r"(?:NUMA|Memory)[\s_]*Affinity|(?<!\x00)\bNUMA\b(?![\s\x00]*(?:ID|Affinity))",
+            r"(?:NUMA|Node|Memory)[\s_]*Affinity|(?<!\x00)\bNUMA\b(?![\s\x00]*(?:ID|Affinity))",
             re.IGNORECASE,
         ),
     ),
@@ -63,6 +63,8 @@ _WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
+# A command of another maker, whose labels and devices have other meanings: mthreads-gmi topo -m.
+_FOREIGN = re.compile(r"\b((?!nvidia-)[a-z]{2,12}-?[sg]mi) topo\b")
 _NIC_LEGEND = re.compile(
     r"\s{0,40}(?:[-*] )?`?(NIC\d{1,6})`?\s{0,9}(?::|=|[-=]>|\t(?=\s{0,9}[a-z]))\s{0,40}(\S.{0,200})"
 )
@@ -210,10 +212,7 @@ def parse_output(text: str, where: str) -> SmiOutput:
         if "Failed to run topology matrix" in line:
             output.failed = number
         elif (heading := _parse_heading(line, number, flag, where)) is not None:
-            heading.start, typed = command or (number, "")
-            prompt = _PROMPT.search(typed)
-            heading.host = prompt.group(1) if prompt else None
-            heading.has_nvlinks = "topo -mp" not in typed
+            _add_command(heading, *(command or (number, "")), where)
             matrix, listing, flag, command = heading, None, None, None
             output.tables.append(matrix)
             if len(output.tables) > MAX_TABLES:
@@ -243,6 +242,22 @@ def parse_output(text: str, where: str) -> SmiOutput:
                 "give the whole output (nvidia-smi topo -m > matrix.txt)"
             )
     return output
+
+
+def _add_command(heading: LabelMatrix, number: int, typed: str, where: str) -> None:
+    """Add what the line of a command, `typed`, says of its matrix.
+
+    Raise InputError for another maker's command.
+    """
+    if foreign := _FOREIGN.search(typed):
+        raise InputError(
+            f"{where}: line {number}: the matrix of {foreign.group(1)}, which is not read; "
+            "expected that of nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology"
+        )
+    prompt = _PROMPT.search(typed)
+    heading.start = number
+    heading.host = prompt.group(1) if prompt else None
+    heading.has_nvlinks = "topo -mp" not in typed
 
 
 def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
