@@ -49,8 +49,8 @@ _WEIGHT_OF_A_HOP = 15
 # Of one hop and of two. PCIe weighs 20 each way between a GPU and its CPU, and more between CPUs.
 _WEIGHTS_OF_XGMI = (_WEIGHT_OF_A_HOP, 2 * _WEIGHT_OF_A_HOP)
 SOURCE = "rocm-smi --showtopo or amd-smi topology"
-# In amd-smi's table of access: the driver lets neither GPU reach the other's memory.
-_REFUSED = "DISABLED"
+# In the tables of access of amd-smi and rocm-smi: no access to the other GPU's memory.
+_REFUSED = ("DISABLED", "FALSE")
 
 
 def read(text: str, where: str) -> Topology:
@@ -306,9 +306,10 @@ def _list_facts(output: AmdOutput) -> Iterator[Fact]:
         if (number := output.get_number_of(name)) in output.nodes:
             yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[number], SOURCE)
     for (i, a), (j, b) in permutations(enumerate(output.names), 2):
-        if output.tables.get(ACCESS, {}).get((a, b), "").upper() == _REFUSED:
+        cell = output.tables.get(ACCESS, {}).get((a, b), "")
+        if cell.upper() in _REFUSED:
             for key in (keys.P2P_READ, keys.P2P_WRITE):
-                yield Fact(p2p_subject(i, j), key, "not supported", f"{SOURCE}: access {_REFUSED}")
+                yield Fact(p2p_subject(i, j), key, "not supported", f"{SOURCE}: access {cell}")
     for i, j in combinations(range(len(output.names)), 2):
         listed = RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
         if listed and int(listed[1]) and _is_direct(output, output.names[i], output.names[j]):

@@ -29,7 +29,7 @@ _TITLES = (
     (WEIGHT, re.compile(r"=+ Weight between two GPUs =+|WEIGHT TABLE:")),
     (BANDWIDTH, re.compile(r"=+ (?:Numa )?Bandwidth.* =+|NUMA BW TABLE:", re.IGNORECASE)),
     (METRIC, re.compile(r"LINK METRIC TABLE:")),
-    (ACCESS, re.compile(r"ACCESS TABLE:")),
+    (ACCESS, re.compile(r"=+ Link accessibility between two GPUs =+|ACCESS TABLE:", re.IGNORECASE)),
     (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} (?:TABLE|STATUS):")),
 )
 _SNIFF = re.compile(

@@ -29,6 +29,11 @@ _INDEXED = (
     re.compile(
         r"\s{0,40}GPU\[(\d{1,4})\]\s{0,20}: Card (?:[Ss]eries|[Mm]odel):\s{0,20}(\S.{0,80})"
     ),
+    # lists and tables in prose
+    re.compile(
+        r"[\s>|*-]{0,40}GPU ?#?(\d{1,4})\s{0,20}[|:=]\s{0,20}([A-Za-z][^|(,]{2,60}?)\s{0,20}"
+        r"(?:[|(,].{0,200})?"
+    ),
     # nccl-tests
     re.compile(r".{0,40}#\s{1,4}Rank\s.{0,160}device\s{1,4}(\d{1,4}) \[.{1,20}\] (\S.{2,60})"),
 )

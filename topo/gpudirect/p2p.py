@@ -210,7 +210,7 @@ def _judge_access(view: PairView, a: str, b: str) -> Iterator[Answer]:
         yield Answer(
             "no",
             "AMD's driver gives these GPUs no access to each other's memory",
-            ("amd-smi topology: access DISABLED",),
+            ("access refused in the tables of AMD's tools",),
             "P2P over PCIe needs resizable BAR, iommu=pt or no IOMMU, and a kernel with "
             "CONFIG_HSA_AMD_P2P; RCCL goes through host memory without P2P",
         )

@@ -444,6 +444,11 @@ def test_gpus_without_access_to_each_other_have_no_p2p() -> None:
     text += table("LINK TYPE TABLE:", names, lambda i, j: "SELF" if i == j else "PCIE")
     assert "no access to each other's memory" in refused(read(text))[0]
     assert not refused(read(text.replace("DISABLED", "ENABLED ")))
+    title = "===== Link accessibility between two GPUs ====="
+    text = table(title, ["GPU0", "GPU1"], lambda i, j: str(i == j))
+    text += table("== Link Type between two GPUs ==", ["GPU0", "GPU1"], lambda i, j: "PCIE")
+    assert "no access to each other's memory" in refused(read(text))[0]
+    assert not refused(read(text.replace("False", "True")))
 
 
 def listed(gpu: int, *cells: tuple[str, str, str]) -> str:

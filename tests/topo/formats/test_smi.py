@@ -1059,6 +1059,47 @@ def test_mig_modes_around_a_matrix_are_facts_and_findings(
     assert found == ([("gpu1",)] if modes.get(1) == "on" else [])
 
 
+_PEER = "> Peer access from NVIDIA A (GPU{}) -> NVIDIA B (GPU{}) : {}\n"
+_DEVICE = "Device={0} {2} Access Peer Device={1}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "status"),
+    [
+        (_PEER, ("No", "No"), "not supported"),
+        (_DEVICE, ("CANNOT", "CANNOT"), "not supported"),
+        (_DEVICE, ("CAN", "CAN"), "ok"),
+        (_DEVICE, ("CAN", "CANNOT"), None),  # of which pair is not certain
+    ],
+)
+def test_what_cuda_samples_say_of_p2p_counts_where_it_is_the_same_of_all(
+    line: str, words: tuple[str, str], status: str | None
+) -> None:
+    said = line.format(0, 1, words[0]) + line.format(1, 0, words[1])
+    facts = load_facts(read(said + alike(2, "PHB")).extra, "x")
+    for pair in ("gpu/0/p2p/1", "gpu/1/p2p/0"):
+        assert facts.get_text(pair, fact_keys.P2P_READ) == status
+    facts = load_facts(read(said + alike(3, "PHB")).extra, "x")
+    assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) is None, "gpu2 is not told of"
+    asked = "$ nvidia-smi topo -p2p r\n" + alike(2, "CNS")
+    facts = load_facts(read(said + alike(2, "PHB") + asked).extra, "x")
+    assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) == "chipset not supported"
+
+
+@pytest.mark.parametrize(
+    "line", ["| GPU{} | NVIDIA {} |", "- GPU{}: {} (PCIe slot 3)", "GPU #{} = {}, 48 GB"]
+)
+def test_lists_of_gpus_in_prose_name_them(line: str) -> None:
+    said = "\n".join(line.format(i, name) for i, name in enumerate(("RTX A4000", "RTX A6000")))
+    names = [d.extra.get("name") for d in read(f"{said}\n\n{alike(2, 'PHB')}").devices[:2]]
+    assert [str(name).removeprefix("NVIDIA ") for name in names] == ["RTX A4000", "RTX A6000"]
+
+
+def test_cells_that_web_pages_add_to_each_line_are_none() -> None:
+    text = alike(2, "SOC", "0-9;10-19", "CPU Affinity").replace("\t", " ").replace("\n", " | |\n")
+    assert read(text).links == read(text.replace(" | |", "")).links
+
+
 @settings(max_examples=count_examples(20))
 @given(machines())
 def test_random_machines_come_back_as_the_text_they_were_written_as(machine: Topology) -> None:

@@ -26,6 +26,7 @@ from ..pasted import clean
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_unknown_boards
 from .cells import Cells, iterate_members, list_some, read_cells
+from .cuda_samples import build_sample_facts, read_samples
 from .facts import (
     MAX_PAIRED,
     SOURCE,
@@ -33,6 +34,7 @@ from .facts import (
     build_p2p_facts,
     has_own_memory,
     is_p2p,
+    list_gpu_numbers,
     read_affinities,
 )
 from .inferred import InferredTopology, assume_rates
@@ -110,7 +112,7 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
     said = find_said_pcie(text) or elsewhere
-    output.modes = tuple(find_mig_facts(text))
+    output.modes, output.samples = tuple(find_mig_facts(text)), read_samples(text)
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
@@ -244,6 +246,7 @@ def _read_matrix(
     facts = [
         *build_matrix_facts(table, cells),
         *build_p2p_facts(p2p, frozenset(table.names), notes),
+        *build_sample_facts({} if p2p else output.samples, list_gpu_numbers(table)),
         *(f for f in output.modes if f.subject.replace("gpu/", "GPU") in table.names),
     ]
     if len(table.names) > MAX_PAIRED:
