@@ -38,6 +38,7 @@ from .amd_tables import (
 )
 from .gpu_names import find_gpu_names, list_boards
 from .pasted import clean
+from .said_host import find_host_facts
 
 __all__ = ["looks_like", "read"]
 
@@ -118,7 +119,10 @@ def read(text: str, where: str) -> Topology:
         devices,
         tuple(links),
         SOURCE,
-        {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))},
+        {
+            "notes": notes,
+            "facts": facts_to_json(Facts((*_list_facts(output), *find_host_facts(text)))),
+        },
     )
 
 
@@ -305,8 +309,8 @@ def _list_facts(output: AmdOutput) -> Iterator[Fact]:
             yield Fact(gpu_subject(i), keys.GPU_BUS_ID, bus_id, SOURCE)
         if (number := output.get_number_of(name)) in output.nodes:
             yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[number], SOURCE)
-    for (i, a), (j, b) in permutations(enumerate(output.names), 2):
-        cell = output.tables.get(ACCESS, {}).get((a, b), "")
+    for (i, name), (j, other) in permutations(enumerate(output.names), 2):
+        cell = output.tables.get(ACCESS, {}).get((name, other), "")
         if cell.upper() in _REFUSED:
             for key in (keys.P2P_READ, keys.P2P_WRITE):
                 yield Fact(p2p_subject(i, j), key, "not supported", f"{SOURCE}: access {cell}")

@@ -137,6 +137,11 @@ _REFUSED_ANYWHERE = (
         _TOPO,
     ),
     (
+        r"^[ \t>|]{0,40}(?:GPU Link Info|\| GPU ID: \d+ +\| Topology Information +\|)[ \t\r]*$",
+        "a part of nvidia-smi -q, or the output of dcgmi topo: neither tells the whole machine",
+        _TOPO,
+    ),
+    (
         r"^GPU \d+: .{1,200}\(UUID: ",
         "the output of nvidia-smi -L: GPUs, but not what joins them",
         _TOPO,
@@ -151,11 +156,12 @@ _REFUSED_ANYWHERE = (
         r"|Machine \((?:P#)?\d)",
         *_LSTOPO,
     ),
+    (r"^\w+ port \d+ ==> \S+ \(", "the output of ibdev2netdev: NICs, but no GPUs", _TOPO),
     (r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
     (r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),
     (
-        r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
-        r"(?:[A-Z][^:\n]{1,60}: |\"|[0-9a-f]{4}: )"
+        r"^[ \t>]{0,40}(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+        r"(?:[A-Z\d][^:\n]{1,60}: |\"|[0-9a-f]{4}: )"
         r"|^-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}",
         "the output of lspci: PCI functions without NVLinks and NUMA nodes",
         "run topo-probe on the machine, or copy its /sys and /proc into a folder and give that",

@@ -14,6 +14,7 @@ import pytest
 
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
+from topoplan.topo.facts import keys, load_facts
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Topology
@@ -438,6 +439,14 @@ def refused(machine: Topology) -> list[str]:
     return [v.rule for v in judge_pairs(machine) if v.kind == "p2p" and v.answer == "no"]
 
 
+def test_lscpu_beside_the_tables_tells_of_a_guest() -> None:
+    text = "CPU(s):  8\nHypervisor vendor:      KVM\nVirtualization type: full\n" + rocm_smi(
+        "PCIE", 3
+    )
+    machine = read(text)
+    assert load_facts(machine.extra, "x").get_text(keys.HOST, keys.HOST_VIRTUAL) == "KVM"
+
+
 def test_gpus_without_access_to_each_other_have_no_p2p() -> None:
     names = ADDRESSES[:2]
     text = table("ACCESS TABLE:", names, lambda i, j: "ENABLED" if i == j else "DISABLED")
@@ -488,6 +497,10 @@ OTHERS = {
     "-m",
     '<graphs version="1">\n<graph id="0">': "a graph file.*NCCL_TOPO_DUMP_FILE.*topo-judge",
     "hca_id:\tmlx5_0\n\ttransport:\tInfiniBand (0)\n": "ibv_devinfo.*topo -m",
+    "mlx5_0 port 1 ==> ib0 (Up)\n": "ibdev2netdev.*topo -m",
+    "        GPU Link Info\n            PCIe Generation\n": "nvidia-smi -q.*topo -m",
+    "+----+\n| GPU ID: 0         | Topology Information     |\n": "dcgmi topo.*topo -m",
+    " 1a:00.0 3D controller: NVIDIA Corporation Device 2330\n": "lspci.*/sys and /proc",
     "CA 'mlx5_0'\n\tCA type: MT4129\n": "ibstat.*topo -m",
     "00:00.0 Host bridge: Intel Corporation Device 09a2\n": "lspci.*/sys and /proc",
     "-[0000:00]-+-00.0  Intel Corporation Device\n": "lspci.*/sys and /proc",

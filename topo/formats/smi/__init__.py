@@ -16,13 +16,14 @@ from ...derived.board_size import find_short_boards
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
-from ...facts.keys import gpu_subject
+from ...facts.keys import HOST, gpu_subject
 from ...graph import Device, Link, Topology
 from ...hardware import ASSUMED_PLACE, PcieLink
 from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note, Source
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
+from ..said_host import find_host_facts
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_unknown_boards
 from .cells import Cells, iterate_members, list_some, read_cells
@@ -112,7 +113,8 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
     said = find_said_pcie(text) or elsewhere
-    output.modes, output.samples = tuple(find_mig_facts(text)), read_samples(text)
+    output.stated = (*find_mig_facts(text), *find_host_facts(text))
+    output.samples = read_samples(text)
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
@@ -247,7 +249,7 @@ def _read_matrix(
         *build_matrix_facts(table, cells),
         *build_p2p_facts(p2p, frozenset(table.names), notes),
         *build_sample_facts({} if p2p else output.samples, list_gpu_numbers(table)),
-        *(f for f in output.modes if f.subject.replace("gpu/", "GPU") in table.names),
+        *(f for f in output.stated if f.subject.replace("gpu/", "GPU") in (HOST, *table.names)),
     ]
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")

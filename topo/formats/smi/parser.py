@@ -46,7 +46,7 @@ _SPACE = "\x00"
 _GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # lost tabs: NIC8NIC9
 _QUOTE = re.compile(r"[ \t]{0,40}(?:>[ \t]?){1,8}")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?://|#|\*|\+|\|)[ \t]?")  # a comment, a list, a change, a table
-_LAST_BARS = re.compile(r"(?:[ \t]{1,40}\|){2,9}$")  # cells that web pages add to each line
+_LAST_BARS = re.compile(r"(?:[ \t]{1,40}\|){1,9}$")  # cells that web pages add to each line
 _BEFORE_HEADING = re.compile(
     r"[^|]{0,200}?(?:topo -m|[`'\"\u2018-\u201f])(?=\s{1,80}GPU\d)"
 )  # a prompt or a quote on the heading's line
@@ -169,7 +169,7 @@ class SmiOutput:
     `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
     nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
     None if there is none. `odd` is a column of that row, if it is a heading, that nvidia-smi does
-    not print. `modes` are facts of the MIG modes of GPUs, `samples` what CUDA's samples say of P2P.
+    not print. `stated` are facts in the text around it, `samples` what CUDA's samples say of P2P.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -178,7 +178,7 @@ class SmiOutput:
     failed: int | None = None
     stray: int | None = None
     odd: str = ""
-    modes: tuple[Fact, ...] = ()
+    stated: tuple[Fact, ...] = ()
     samples: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
 
