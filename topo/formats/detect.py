@@ -132,7 +132,8 @@ _REFUSED_ANYWHERE = (
         _TOPO,
     ),
     (
-        r"^\| NVIDIA-SMI \d",
+        r"^[ \t>]{0,40}\|(?: NVIDIA-SMI \d"
+        r"|\s{1,6}\d{1,3}\s{1,4}(?:NVIDIA|Tesla|GeForce|Quadro) [^|]{2,50}\|)",
         "nvidia-smi's table of GPUs, which does not say what joins them",
         _TOPO,
     ),

@@ -94,8 +94,9 @@ def list_boards(boards: Iterable[Board]) -> str:
 
 
 def _read_indexed(line: str) -> Iterator[tuple[int, str]]:
+    plain = line.rstrip("\r").replace("**", "").replace("`", "")  # Markdown's emphasis
     for pattern in _INDEXED:
-        match = pattern.fullmatch(line.rstrip("\r"))
+        match = pattern.fullmatch(plain)
         if match and _look_up(match[2]):
             yield from ((int(index), match[2].strip()) for index in match[1].split(","))
             return

@@ -493,6 +493,7 @@ OTHERS = {
     '"x.dtd">\n<nvidia_smi_log>': "nvidia-smi -q -x.*topo -m",
     "==============NVSMI LOG==============\n\nTimestamp : now": "nvidia-smi -q.*topo -m",
     "+-----+\n| NVIDIA-SMI 550.54   Driver Version: 550.54 |": "table of GPUs.*topo -m",
+    "|   0  NVIDIA RTX PRO 6000 Blac...    On  | 00000000:42:00.0 Off |": "table of GPUs.*topo -m",
     "GPU 0: NVIDIA H100 (UUID: GPU-1)\nGPU 1: NVIDIA H100 (UUID: GPU-2)\n": "nvidia-smi -L.*topo "
     "-m",
     '<graphs version="1">\n<graph id="0">': "a graph file.*NCCL_TOPO_DUMP_FILE.*topo-judge",

@@ -1095,12 +1095,41 @@ def test_what_cuda_samples_say_of_p2p_counts_where_it_is_the_same_of_all(
 
 
 @pytest.mark.parametrize(
-    "line", ["| GPU{} | NVIDIA {} |", "- GPU{}: {} (PCIe slot 3)", "GPU #{} = {}, 48 GB"]
+    "line",
+    [
+        "| GPU{} | NVIDIA {} |",
+        "- **GPU {}:** NVIDIA {} | 24576 MiB | driver 595.71.05",
+        "- GPU{}: {} (PCIe slot 3)",
+        "GPU #{} = {}, 48 GB",
+    ],
 )
 def test_lists_of_gpus_in_prose_name_them(line: str) -> None:
     said = "\n".join(line.format(i, name) for i, name in enumerate(("RTX A4000", "RTX A6000")))
     names = [d.extra.get("name") for d in read(f"{said}\n\n{alike(2, 'PHB')}").devices[:2]]
     assert [str(name).removeprefix("NVIDIA ") for name in names] == ["RTX A4000", "RTX A6000"]
+
+
+def test_a_node_and_the_end_of_a_row_that_lost_their_tab_are_split() -> None:
+    columns = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
+    cut = matrix("X NV8/NV8 X", "0-27 0N/A;28-55 1N/A", columns).replace("\t", "  ")
+    whole = matrix("X NV8/NV8 X", "0-27 0 N/A;28-55 1 N/A", columns)
+    assert read(cut).devices == read(whole).devices
+    assert [d.numa_node for d in read(cut).devices[:2]] == [0, 1]
+
+
+def test_cpus_are_of_the_era_of_older_slots_that_the_text_states() -> None:
+    gpus = "".join(
+        f"- **GPU {i}:** NVIDIA GeForce RTX 3090 | 24576 MiB\n"
+        "  - **PCIe:** x16 lanes negotiated (GPU max x16, Gen up to 3)\n"
+        for i in range(2)
+    )
+    text = alike(2, "SYS", "0-7 0;8-15 1", "CPU Affinity|NUMA Affinity")
+    (source,) = {x.source for x in read(gpus + text).links if x.kind == "smp"}
+    assert "machines of PCIe Gen3" in source
+    (source,) = {
+        x.source for x in read(gpus.replace("to 3", "to 4") + text).links if x.kind == "smp"
+    }
+    assert "machines of PCIe Gen4" in source
 
 
 def test_cells_that_web_pages_add_to_each_line_are_none() -> None:

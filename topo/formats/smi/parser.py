@@ -59,6 +59,7 @@ _CPU_RANGES = re.compile(r"[0-9]{1,7}-[0-9]{1,7}")
 _GLUED_AFFINITY = re.compile(
     rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})"
 )
+_GLUED_END = re.compile(r"([0-9][0-9,-]{0,999})(N/A)")  # 0N/A, of the last two columns
 _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
 _WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
@@ -449,13 +450,15 @@ def _place_affinities(
 def _split_glued(word: str) -> list[str]:
     """Split a word that lost its tabs: `NODEPXB` into NODE and PXB, `SYS0-15` into SYS and 0-15.
 
+    `0N/A`, a node and the end of the row, is split, too.
+
     `NV18` followed by a number stays whole, since the boundary between them is unknown.
     """
     if _KNOWN_LABEL.fullmatch(word):
         return [word]
     if _GLUED_LABELS.fullmatch(word):
         return _KNOWN_LABEL.findall(word)
-    glued = _GLUED_AFFINITY.fullmatch(word)
+    glued = _GLUED_AFFINITY.fullmatch(word) or _GLUED_END.fullmatch(word)
     return [*_split_glued(glued.group(1)), glued.group(2)] if glued else [word]
 
 
