@@ -129,8 +129,13 @@ def read(text: str, where: str) -> Topology:
 def _infer_types(output: AmdOutput, notes: list[str], where: str) -> None:
     """Take the types of links from the weights, with a note, if the text is cut before their table.
 
-    Raise InputError if a weight is missing, too.
+    Raise InputError if a weight is missing, too, or if the table has a title and no rows.
     """
+    if output.types_line:
+        raise InputError(
+            f"{where}: line {output.types_line}: the table of link types has no rows that can be "
+            "read; are they wrapped, or cut? expected a line for each GPU, as the tool printed it"
+        )
     weights = {pair: output.get_number(WEIGHT, *pair) for pair in combinations(output.names, 2)}
     if not weights or any(weight is None for weight in weights.values()):
         raise InputError(

@@ -72,7 +72,8 @@ class AmdOutput:
 
     `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH, ACCESS) and then (row, column) to a
     cell's text; `nodes` maps a GPU's number to its NUMA node, `own_nodes` only if it is printed as
-    such, not as an affinity. `times` is how often link types are printed.
+    such, not as an affinity. `times` is how often link types are printed, `types_line` the line of
+    the last title above them, 0 without any.
     `metrics` are the rows of amd-smi xgmi, which `parse_tables` turns into tables.
     """
 
@@ -81,6 +82,7 @@ class AmdOutput:
     nodes: dict[int, int] = field(default_factory=dict)
     own_nodes: dict[int, int] = field(default_factory=dict)
     times: int = 1
+    types_line: int = 0
     metrics: XgmiMetrics = field(default_factory=XgmiMetrics)
 
     def get_number_of(self, name: str) -> int:
@@ -140,10 +142,11 @@ def parse_tables(text: str, where: str) -> AmdOutput:
             raise InputError(
                 f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints"
             )
-        line = _MARK_UP.sub("", raw, count=1).strip()
+        line = _MARK_UP.sub("", raw, count=1).strip(" \t|")
         new_title = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
         if new_title is not None:
             title, columns = new_title, ()
+            output.types_line = number if new_title == TYPE else output.types_line
             output.times += new_title == TYPE and TYPE in output.tables
         elif numa := _NUMA.fullmatch(line):
             _add_node(output, numa, f"{where}: line {number}")

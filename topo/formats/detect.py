@@ -40,10 +40,17 @@ class Format:
     read: Callable[[str, str], Topology]
 
 
+def _is_own_json(start: str) -> bool:
+    """Return whether a text is topoplan's JSON, not an object that has a tool's output in it."""
+    return start.startswith("{") and (
+        '"devices"' in start or not (amd_smi.looks_like(start) or smi.looks_like(start))
+    )
+
+
 # Formats that can be read, in the order in which they are tried.
 FORMATS = (
     Format("JSON of amd-smi topology or rocm-smi --showtopo", amd_json.looks_like, amd_smi.read),
-    Format("topoplan's JSON (starts with {)", re.compile(r"\{").match, Topology.loads),
+    Format("topoplan's JSON (starts with {)", _is_own_json, Topology.loads),
     Format(
         "hwloc's XML (starts with <topology)",
         re.compile(r"<(?:topology\b|!DOCTYPE\s+topology\b)").match,

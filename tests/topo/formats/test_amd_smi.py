@@ -429,6 +429,26 @@ def test_rates_of_amd_smi_xgmi_that_are_all_bits_are_not_known() -> None:
     assert "neither NUMA nodes nor hops are listed" in notes(machine)
 
 
+@pytest.mark.parametrize(
+    "dress",
+    [
+        lambda text: json.dumps({"gpu_topology": text}),
+        lambda text: "".join(f"| {line} |\n" for line in text.splitlines()),
+        lambda text: "".join(f'"{line}"\n' for line in text.splitlines()),
+    ],
+)
+def test_tables_are_found_however_they_are_dressed(dress: Callable[[str], str]) -> None:
+    plain = read_topology_text(amd_smi("50000-50000"), "amd.txt")
+    assert read_topology_text(dress(amd_smi("50000-50000")), "amd.txt").links == plain.links
+
+
+def test_wrapped_tables_are_refused_with_the_line() -> None:
+    lines = amd_smi().splitlines()
+    text = "\n".join(f"{line[:40]}\n{line[40:]}" for line in lines)
+    with pytest.raises(InputError, match=r"line 25: .* no rows that can be read; are they wrapped"):
+        read(text)
+
+
 def test_tables_without_those_of_links_are_named() -> None:
     text = table("DMA TABLE:", ADDRESSES, lambda i, j: "SELF" if i == j else "T")
     with pytest.raises(InputError, match=r"no table of link types.*printed other tables"):

@@ -4,6 +4,7 @@ any machine.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -604,6 +605,15 @@ def test_sys_without_affinities_that_differ_is_no_evidence_of_many_sockets(
         ),
         lambda text: text.replace("CPU Affinity", "CPU_affinity"),
         lambda text: "\n".join(line.ljust(300) for line in text.split("\n")),
+        lambda text: text.replace("\n", "<br>"),
+        lambda text: text.replace("\n", "\r"),
+        lambda text: "".join(f"│ {line} │\n" for line in text.splitlines()),
+        lambda text: "".join(f"`{line}`\n" for line in text.splitlines()),
+        lambda text: json.dumps(text.split("\n"), indent=1),
+        lambda text: json.dumps({"host": "box", "topology": text}),
+        lambda text: "".join(
+            f"<tr><td>{line}</td></tr>".replace("\t", "</td><td>") for line in text.splitlines()
+        ),
     ],
     ids=[
         "fence",
@@ -623,6 +633,13 @@ def test_sys_without_affinities_that_differ_is_no_evidence_of_many_sockets(
         "log",
         "spelled-otherwise",
         "wide",
+        "broken-without-lines",
+        "old-mac",
+        "drawn",
+        "code",
+        "list",
+        "string",
+        "table-of-a-page",
     ],
 )
 def test_a_matrix_is_found_however_it_is_dressed(dressed: Callable[[str], str]) -> None:
@@ -1125,11 +1142,11 @@ def test_cpus_are_of_the_era_of_older_slots_that_the_text_states() -> None:
     )
     text = alike(2, "SYS", "0-7 0;8-15 1", "CPU Affinity|NUMA Affinity")
     (source,) = {x.source for x in read(gpus + text).links if x.kind == "smp"}
-    assert "machines of PCIe Gen3" in source
+    assert "machines of PCIe Gen3" in str(source)
     (source,) = {
         x.source for x in read(gpus.replace("to 3", "to 4") + text).links if x.kind == "smp"
     }
-    assert "machines of PCIe Gen4" in source
+    assert "machines of PCIe Gen4" in str(source)
 
 
 def test_cells_that_web_pages_add_to_each_line_are_none() -> None:
