@@ -71,6 +71,10 @@ _XML_ROOTS = ("system", "topology")
 _BARE = re.compile(r"[{[]|<(?:!|(?:system|topology|graphs|nvidia_smi_log)\b)")
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
 _LSTOPO = ("lstopo's text for people", "expected its XML: run lstopo machine.xml")
+_GRAPHS = (
+    "a graph file: rings and trees that NCCL found (NCCL_GRAPH_DUMP_FILE), not the machine",
+    "give the machine (NCCL_TOPO_DUMP_FILE); topo-judge compares the two",
+)
 # Refused texts: a pattern, a description of the text, and what to give instead. These patterns are
 # matched at the start of a text, before any reader is tried ...
 _REFUSED_AT_START = (
@@ -79,11 +83,7 @@ _REFUSED_AT_START = (
         "the output of nvidia-smi -q -x: GPUs, but not what joins them",
         _TOPO,
     ),
-    (
-        r"<graphs\b",
-        "a graph file: rings and trees that NCCL found (NCCL_GRAPH_DUMP_FILE), not the machine",
-        "give the machine (NCCL_TOPO_DUMP_FILE); topo-judge compares the two",
-    ),
+    (r"<graphs\b", *_GRAPHS),
     (r"Machine \(", *_LSTOPO),
     (
         r"\[\s*\{(?!\s*\"gpu\":)",
@@ -154,6 +154,7 @@ _REFUSED_ANYWHERE = (
         "the output of nvidia-smi -L: GPUs, but not what joins them",
         _TOPO,
     ),
+    (r"^[ \t>|]{0,120}<graphs? (?:version|id)=\"", *_GRAPHS),
     (
         r"^[ \t>|]{0,120}<(?:cpu (?:host_hash|numaid)|pci busid|gpu dev|nvlink target)=\"",
         "a part of NCCL's XML, without the <system> around it",

@@ -517,6 +517,8 @@ OTHERS = {
     "GPU 0: NVIDIA H100 (UUID: GPU-1)\nGPU 1: NVIDIA H100 (UUID: GPU-2)\n": "nvidia-smi -L.*topo "
     "-m",
     '<graphs version="1">\n<graph id="0">': "a graph file.*NCCL_TOPO_DUMP_FILE.*topo-judge",
+    'As an example:\n<graphs version="1">\n  <graph id="0">\n': "a graph file.*NCCL_TOPO_DUMP_FILE",
+    ' it shows\n <graph id="0" pattern="4">\n  <gpu dev="0"/>\n': "a graph file.*topo-judge",
     "hca_id:\tmlx5_0\n\ttransport:\tInfiniBand (0)\n": "ibv_devinfo.*topo -m",
     "mlx5_0 port 1 ==> ib0 (Up)\n": "ibdev2netdev.*topo -m",
     "        GPU Link Info\n            PCIe Generation\n": "nvidia-smi -q.*topo -m",

@@ -928,6 +928,24 @@ def test_a_matrix_takes_the_rate_of_its_nvlinks_from_the_status() -> None:
     assert odd.capacity_GBps["gpu0", "gpu1"] == Fraction(63, 2)
 
 
+@pytest.mark.parametrize("rest", ["         Link 1: Remote Device 00", "         Link", "..."])
+def test_links_that_break_off_are_not_taken_for_all(rest: str) -> None:
+    gpus = "".join(
+        f"GPU {gpu}: NVIDIA A100 (UUID: {UUID.format(gpu)})\n"
+        + "".join(
+            f"\t Link {i}: Remote Device 00000000:{gpu}{i}:00.0: Link 3\n" for i in range(count)
+        )
+        for gpu, count in ((0, 2), (1, 1))
+    )
+    with pytest.raises(InputError, match="links of GPU 1 break off"):
+        read(gpus + rest)
+    machine = read(alike(2, "NV2") + gpus + rest)
+    assert "the links of gpu1 break off in the text" in notes(machine)
+    facts = load_facts(machine.extra, "x").items
+    assert any(f.subject.startswith("gpu/0/nvlink") for f in facts)
+    assert not any(f.subject.startswith("gpu/1/nvlink") for f in facts)
+
+
 def test_the_status_alone_is_refused() -> None:
     assert "add the output of nvidia-smi topo -m" in refusal(status({0: ["25.781 GB/s"]}))
 

@@ -181,6 +181,11 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
             "known; run topo-probe on the machine: it asks for one fact at a time and keeps those "
             "that are answered"
         )
+    if cut := [gpu for gpu, x in output.nvlinks_by_gpu.items() if x.is_cut and x.remote]:
+        raise InputError(
+            f"{where}: the links of GPU {cut[0]} break off; give the whole output of nvidia-smi "
+            "nvlink -R, or nvidia-smi topo -m"
+        )
     if output.nvlinks_by_gpu:
         return _build(where, *join_nvlinks(output, where), output.nvlinks_by_gpu)
     if p2p:
@@ -232,6 +237,13 @@ def _read_matrix(
         notes.append(
             f"nvidia-smi nvlink lists {list_some(strangers)}, which the matrix does not have; "
             "left out"
+        )
+    if cut := [gpu for gpu, listing in listings.items() if listing.is_cut]:
+        listings = {
+            gpu: NvlinkListing(x.name, x.uuid) if x.is_cut else x for gpu, x in listings.items()
+        }
+        notes.append(
+            f"the links of {list_some(f'gpu{gpu}' for gpu in cut)} break off in the text; left out"
         )
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)

@@ -61,7 +61,7 @@ _GLUED_AFFINITY = re.compile(
 )
 _GLUED_END = re.compile(r"([0-9][0-9,-]{0,999})(N/A)")  # 0N/A, of the last two columns
 _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
-_WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
+_WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link|^\s*(?:\.{3,}|\u2026)\s*$")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
@@ -85,6 +85,11 @@ _REMOTE = re.compile(
 _SPEED = re.compile(
     r"\s{0,40}Link (\d{1,4}): (?:([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s|<?inactive>?)\s{0,40}",
     re.IGNORECASE,
+)
+# What is left of a listing of links: a line that breaks off, or dots for the rest.
+_CUT_LINK = re.compile(
+    r"\s{0,40}(?:Link(?: \d{1,4}(?:: ?(?:R[\w ]{0,14}[0-9A-Fa-f:.]{0,15})?)?)?"
+    r"|\.{3,}|\u2026)\s{0,40}"
 )
 # A row of a device that the heading does not name: two labels tell it from prose.
 _STRANGER = re.compile(
@@ -148,13 +153,15 @@ class NvlinkListing:
     """A GPU in the output of `nvidia-smi nvlink`.
 
     `remote` maps a link's number to the PCI address at its other end (-R), `speed` to its GB/s as
-    text, None if the link is inactive (-s). Both are empty if that output is missing.
+    text, None if the link is inactive (-s). Both are empty if that output is missing. `is_cut` says
+    that the text leaves links out.
     """
 
     name: str = ""
     uuid: str | None = None
     remote: dict[int, str] = field(default_factory=dict)
     speed: dict[int, str | None] = field(default_factory=dict)
+    is_cut: bool = False
 
     @property
     def identity(self) -> dict[str, str]:
@@ -492,6 +499,8 @@ def _parse_link(line: str, listing: NvlinkListing) -> None:
         listing.remote.setdefault(int(remote.group(1)), normalize_bus_id(remote.group(2)))
     elif speed := _SPEED.fullmatch(line):
         listing.speed.setdefault(int(speed.group(1)), speed.group(2))
+    elif _CUT_LINK.fullmatch(line):
+        listing.is_cut = True
 
 
 def normalize_bus_id(text: str) -> str:
