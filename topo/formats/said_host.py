@@ -7,7 +7,7 @@ from ..facts import Fact, keys
 from ..facts.keys import HOST
 
 _HYPERVISOR = re.compile(
-    r"^[ \t>|]{0,40}Hypervisor vendor:[ \t]{1,80}([A-Za-z][\w .-]{0,40}?)[ \t\r]{0,40}$",
+    r"^[ \t>|]{0,40}Hypervisor vendor::?[ \t]{1,80}([A-Za-z][\w .-]{0,40}?)[ \t\r]{0,40}$",
     re.MULTILINE,
 )
 

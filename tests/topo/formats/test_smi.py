@@ -1097,6 +1097,8 @@ def test_mig_modes_around_a_matrix_are_facts_and_findings(
 def test_lscpu_beside_a_matrix_tells_of_a_guest() -> None:
     machine = read("Hypervisor vendor:      KVM\n" + alike(2, "PIX"))
     assert load_facts(machine.extra, "x").get_text("host", fact_keys.HOST_VIRTUAL) == "KVM"
+    machine = read(alike(2, "PIX") + "\nHypervisor vendor:: KVM\n")  # as SGLang reports it
+    assert load_facts(machine.extra, "x").get_text("host", fact_keys.HOST_VIRTUAL) == "KVM"
     for said in ("a Hypervisor vendor: KVM or Xen\n", "Hypervisor vendor:\n"):
         facts = load_facts(read(said + alike(2, "PIX")).extra, "x")
         assert not facts.get_text("host", fact_keys.HOST_VIRTUAL)
