@@ -33,7 +33,8 @@ _TITLES = (
     (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} (?:TABLE|STATUS):")),
 )
 _SNIFF = re.compile(
-    r"^[ \t>#$+|]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
+    r"^[ \t>#$+|]{0,20}(?:=+ (?:Link Type|Hops|Weight|Link accessibility) between two GPUs =+"
+    r"|=+ (?:Numa )?Bandwidth =+[ \t]{0,20}\n[ \t>#+|]{0,40}GPU\d"
     r"|(?:LINK TYPE|HOPS|WEIGHT|LINK METRIC|ACCESS|NUMA BW|CACHE COHERANCY|ATOMICS|DMA) TABLE:)",
     re.MULTILINE,
 )

@@ -449,10 +449,17 @@ def test_wrapped_tables_are_refused_with_the_line() -> None:
         read(text)
 
 
-def test_tables_without_those_of_links_are_named() -> None:
-    text = table("DMA TABLE:", ADDRESSES, lambda i, j: "SELF" if i == j else "T")
+@pytest.mark.parametrize(
+    ("title", "names", "cell"),
+    [
+        ("DMA TABLE:", ADDRESSES, "T"),
+        ("======== Bandwidth ========", ["GPU0", "GPU1"], "0-0"),
+        ("==== Link accessibility between two GPUs ====", ["GPU0", "GPU1"], "True"),
+    ],
+)
+def test_tables_without_those_of_links_are_named(title: str, names: list[str], cell: str) -> None:
     with pytest.raises(InputError, match=r"no table of link types.*printed other tables"):
-        read(text)
+        read(table(title, names, lambda i, j: "N/A" if i == j else cell))
 
 
 def refused(machine: Topology) -> list[str]:

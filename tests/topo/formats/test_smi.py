@@ -946,6 +946,26 @@ def test_links_that_break_off_are_not_taken_for_all(rest: str) -> None:
     assert not any(f.subject.startswith("gpu/1/nvlink") for f in facts)
 
 
+@pytest.mark.parametrize(
+    ("label", "active", "is_noted"),
+    [
+        ("NV4", 2, True),
+        ("NV4", 0, True),
+        ("NV4", 6, True),
+        ("PHB", 4, True),
+        ("NV4", 4, False),
+        ("NV2", 4, False),  # two links to each of the two others
+        ("PHB", 0, False),
+    ],
+)
+def test_other_counts_of_active_links_are_noted(label: str, active: int, is_noted: bool) -> None:
+    links = ["25.781 GB/s"] * active + ["<inactive>"] * (6 - active)
+    found = notes(read(alike(3, label) + status(dict.fromkeys(range(3), links))))
+    assert (f"do not fit the matrix: {active} of gpu0, {active} of gpu1" in found) == is_noted
+    alone = notes(read(alike(1, "X") + status({0: links})))
+    assert "do not fit" not in alone
+
+
 def test_the_status_alone_is_refused() -> None:
     assert "add the output of nvidia-smi topo -m" in refusal(status({0: ["25.781 GB/s"]}))
 

@@ -47,6 +47,7 @@ from .nvlink_output import (
     choose_nvlink_rate,
     join_nvlinks,
     match_peers,
+    note_other_counts,
 )
 from .other_links import join_other_links
 from .parser import (
@@ -245,6 +246,8 @@ def _read_matrix(
         notes.append(
             f"the links of {list_some(f'gpu{gpu}' for gpu in cut)} break off in the text; left out"
         )
+    if table.has_nvlinks and cells.gpus.bit_count() > 1:
+        note_other_counts(listings, cells, notes)
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
     said_links = _find_said(said, cells, boards, how.startswith("by"), notes)
