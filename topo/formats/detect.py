@@ -150,6 +150,12 @@ _REFUSED_ANYWHERE = (
         _TOPO,
     ),
     (
+        r"^The GPUs that have an affinity with CPU \d"
+        r"|Device \d+ is connected (?:to device \d+ )?by way of ",
+        "the output of nvidia-smi topo -c, -n or -p, which tells of some GPUs only",
+        _TOPO,
+    ),
+    (
         r"^GPU \d+: .{1,200}\(UUID: ",
         "the output of nvidia-smi -L: GPUs, but not what joins them",
         _TOPO,
@@ -198,7 +204,8 @@ _REFUSED_ANYWHERE = (
     ),
     (
         r"^[ \t>|]{0,40}(?!GPU\d)[A-Z][A-Za-z]{1,9} ?\d{1,3}(?:/\d{1,2})?"
-        r"(?:[ \t|]{1,40}(?:X|S|PIX|PXB|PHB|NODE|SYS|HCCS\w{0,4}|MDF|XL\d{1,2})(?=[ \t|])){2}",
+        r"(?:[ \t|]{1,40}(?:X|S|OK|PIX|PXB|PHB|NODE|SYS|HCCS\w{0,4}|MDF|[A-Z]{2,4}\d{1,2})"
+        r"(?=[ \t|])){2}",
         "a matrix of devices that neither nvidia-smi nor AMD's tools print (NPUs, or other makers' "
         "GPUs), which are not read",
         "give nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology",

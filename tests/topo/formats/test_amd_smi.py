@@ -544,6 +544,12 @@ OTHERS = {
     "\tNPU0   NPU1   CPU Affinity\nNPU0   X      HCCS   0-23\n": "NPUs.*topo -m",
     " GPU 0/0|GPU 0/1|CPU Affinity\n GPU 0/0  S   | MDF | 0-23\n": "neither nvidia-smi.*topo -m",
     "| Device 0 | X        | SYS      | 0-31 |\n": "neither nvidia-smi.*topo -m",
+    "     PPU0    PPU1\n PPU0    X       OK\n PPU1    OK      X       OK\n": "neither nvidia-smi",
+    "  PPU0    X       ICN6    PHB     0-47    0\n": "neither nvidia-smi.*topo -m",
+    "# nvidia-smi topo -c 48\nThe GPUs that have an affinity with CPU 48 are:\n0, 1\n": "topo -c.*"
+    "topo -m",
+    "$ nvidia-smi topo -p -i 0,1Device 0 is connected to device 1 by way of multiple PCIe "
+    "switches.\n": "topo -c, -n or -p.*topo -m",
     'The CPU:\n<cpu numaid="3" arch="x86_64">\n</cpu>\n': "NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     '  <gpu dev="5" sm="90">\n  </gpu>\n</system>\n': "part of NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     "Machine (503GB total)\n": "lstopo's text for people",
