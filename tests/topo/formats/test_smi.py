@@ -712,6 +712,13 @@ def test_the_matrix_of_mp_says_that_nvlinks_are_left_out_and_m_beside_it_is_read
     ]
 
 
+@pytest.mark.parametrize("labels", ["X PIX/PIX X", "X PIX PHB/PIX X SYS/PHB SYS X"])
+def test_a_matrix_of_mp_of_another_machine_is_refused(labels: str) -> None:
+    seen = f"# nvidia-smi topo -m\n{matrix('X NV4 PHB/NV4 X PHB/PHB PHB X')}"
+    assert read(f"{seen}# nvidia-smi topo -mp\n{matrix('X PIX PHB/PIX X PHB/PHB PHB X')}").links
+    assert "two matrices that differ" in refusal(f"{seen}# nvidia-smi topo -mp\n{matrix(labels)}")
+
+
 # -- the tree
 
 

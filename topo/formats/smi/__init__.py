@@ -26,7 +26,7 @@ from ..pasted import clean
 from ..said_host import find_host_facts
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_unknown_boards
-from .cells import Cells, iterate_members, list_some, read_cells
+from .cells import Cells, count_nvlinks, iterate_members, list_some, read_cells
 from .cuda_samples import build_sample_facts, read_samples
 from .facts import (
     MAX_PAIRED,
@@ -119,12 +119,17 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
+    of_pcie = [m for m in matrices if not m.has_nvlinks]
     matrices = [m for m in matrices if m.has_nvlinks] or matrices  # -m includes all labels of -mp
     if not matrices:
         return _read_without_matrix(output, p2p, where)
     table = matrices[0]
-    for other in matrices:
-        if (other.names, other.rows) != (table.names, table.rows):
+    for other in (*matrices, *of_pcie):
+        if other.has_nvlinks == table.has_nvlinks:
+            is_alike = (other.names, other.rows) == (table.names, table.rows)
+        else:
+            is_alike = _has_labels_of(other, table)
+        if not is_alike:
             raise InputError(
                 f"{where}: two matrices that differ, at lines {table.line} and {other.line}; "
                 "expected one machine in a file, or several that are alike: give topo-probe a "
@@ -136,6 +141,16 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
     return _read_matrix(table, output, p2p, names, said, find_cpu(text), where)
+
+
+def _has_labels_of(pcie: LabelMatrix, table: LabelMatrix) -> bool:
+    """Return whether a matrix of `-mp` can be of the machine of one of `-m`, which has NV# too."""
+    return pcie.names == table.names and all(
+        label == below or None in (label, below) or count_nvlinks(label) > 0
+        for name, row in pcie.rows.items()
+        if name in table.rows
+        for label, below in zip(table.rows[name].cells, row.cells, strict=False)
+    )
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
