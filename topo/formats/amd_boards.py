@@ -91,6 +91,11 @@ def _count_most(pairs: Sequence[tuple[str, str]]) -> int:
     return max(Counter(gpu for pair in pairs for gpu in pair).values(), default=0)
 
 
+def is_mesh_of_dies(board: Board, gpus: int, most: int) -> bool:
+    """Return whether eight dies, which are joined over each other, all have pairs with all."""
+    return board.gcn == _NOT_MESHED and gpus == _MESH and most == _MESH - 1
+
+
 def check_links(
     output: AmdOutput, pairs: Sequence[tuple[str, str]], model: Model, where: str
 ) -> None:
@@ -104,10 +109,8 @@ def check_links(
         )
     if (
         model.is_named
-        and model.board.gcn == _NOT_MESHED
-        and len(output.names) == _MESH
-        and most == _MESH - 1
         and not output.tells_direct
+        and is_mesh_of_dies(model.board, len(output.names), most)
     ):
         raise InputError(
             f"{where}: the tables do not say which {model.board.name} have links of their own and "

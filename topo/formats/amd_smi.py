@@ -10,7 +10,7 @@ are assumed, and their source says so.
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import PurePath
 
 from ..between_cpus import assume_between_cpus, find_cpu, join_cpus
@@ -18,16 +18,27 @@ from ..derived.board_size import find_short_boards
 from ..devices import Device, Link, both_directions
 from ..errors import InputError
 from ..facts import Fact, Facts, facts_to_json, keys
-from ..facts.keys import gpu_subject, xgmi_subject
+from ..facts.keys import gpu_subject, p2p_subject, xgmi_subject
 from ..graph import Topology
 from ..hardware import LATENCY_us, PcieLink
 from ..names import join_first
 from ..notes import Note, Source, assumed
 from . import amd_json
 from .amd_boards import UNKNOWN, Model, check_links, choose_model
-from .amd_tables import BANDWIDTH, HOPS, RANGE, TYPE, WEIGHT, AmdOutput, looks_like, parse_tables
+from .amd_tables import (
+    ACCESS,
+    BANDWIDTH,
+    HOPS,
+    RANGE,
+    TYPE,
+    WEIGHT,
+    AmdOutput,
+    looks_like,
+    parse_tables,
+)
 from .gpu_names import find_gpu_names, list_boards
 from .pasted import clean
+from .said_host import find_host_facts
 
 __all__ = ["looks_like", "read"]
 
@@ -39,6 +50,8 @@ _WEIGHT_OF_A_HOP = 15
 # Of one hop and of two. PCIe weighs 20 each way between a GPU and its CPU, and more between CPUs.
 _WEIGHTS_OF_XGMI = (_WEIGHT_OF_A_HOP, 2 * _WEIGHT_OF_A_HOP)
 SOURCE = "rocm-smi --showtopo or amd-smi topology"
+# In the tables of access of amd-smi and rocm-smi: no access to the other GPU's memory.
+_REFUSED = ("DISABLED", "FALSE")
 
 
 def read(text: str, where: str) -> Topology:
@@ -106,21 +119,29 @@ def read(text: str, where: str) -> Topology:
         devices,
         tuple(links),
         SOURCE,
-        {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))},
+        {
+            "notes": notes,
+            "facts": facts_to_json(Facts((*_list_facts(output), *find_host_facts(text)))),
+        },
     )
 
 
 def _infer_types(output: AmdOutput, notes: list[str], where: str) -> None:
     """Take the types of links from the weights, with a note, if the text is cut before their table.
 
-    Raise InputError if a weight is missing, too.
+    Raise InputError if a weight is missing, too, or if the table has a title and no rows.
     """
+    if output.types_line:
+        raise InputError(
+            f"{where}: line {output.types_line}: the table of link types has no rows that can be "
+            "read; are they wrapped, or cut? expected a line for each GPU, as the tool printed it"
+        )
     weights = {pair: output.get_number(WEIGHT, *pair) for pair in combinations(output.names, 2)}
     if not weights or any(weight is None for weight in weights.values()):
         raise InputError(
             f"{where}: no table of link types (LINK TYPE TABLE, or Link Type between two GPUs): "
-            "the text is cut before it; give the whole output of amd-smi topology or rocm-smi "
-            "--showtopo"
+            "the text is cut before it, or the command printed other tables; give the whole output "
+            "of amd-smi topology or rocm-smi --showtopo"
         )
     output.tables[TYPE] = {
         pair: "XGMI" if weight in _WEIGHTS_OF_XGMI else "PCIE" for pair, weight in weights.items()
@@ -249,6 +270,8 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     notes.append(
         "NUMA nodes are not listed; GPUs with at most two PCIe hops between them are taken to be "
         "on one CPU"
+        if HOPS in output.tables
+        else "neither NUMA nodes nor hops are listed; all GPUs are taken to be on one CPU"
     )
     nodes: dict[str, int] = {}
     for name in output.names:
@@ -291,6 +314,11 @@ def _list_facts(output: AmdOutput) -> Iterator[Fact]:
             yield Fact(gpu_subject(i), keys.GPU_BUS_ID, bus_id, SOURCE)
         if (number := output.get_number_of(name)) in output.nodes:
             yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[number], SOURCE)
+    for (i, name), (j, other) in permutations(enumerate(output.names), 2):
+        cell = output.tables.get(ACCESS, {}).get((name, other), "")
+        if cell.upper() in _REFUSED:
+            for key in (keys.P2P_READ, keys.P2P_WRITE):
+                yield Fact(p2p_subject(i, j), key, "not supported", f"{SOURCE}: access {cell}")
     for i, j in combinations(range(len(output.names)), 2):
         listed = RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
         if listed and int(listed[1]) and _is_direct(output, output.names[i], output.names[j]):

@@ -18,6 +18,8 @@ MAX_LINES = 100_000
 # A bandwidth: MB/s of one link, and of all.
 RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 TYPE, HOPS, WEIGHT, BANDWIDTH, OTHER = "link type", "hops", "weight", "bandwidth", ""
+# Whether the driver lets a GPU reach another's memory.
+ACCESS = "access"
 # The table of amd-smi xgmi: a link's rate, and what each link has carried.
 METRIC = "link metric"
 
@@ -27,11 +29,13 @@ _TITLES = (
     (WEIGHT, re.compile(r"=+ Weight between two GPUs =+|WEIGHT TABLE:")),
     (BANDWIDTH, re.compile(r"=+ (?:Numa )?Bandwidth.* =+|NUMA BW TABLE:", re.IGNORECASE)),
     (METRIC, re.compile(r"LINK METRIC TABLE:")),
+    (ACCESS, re.compile(r"=+ Link accessibility between two GPUs =+|ACCESS TABLE:", re.IGNORECASE)),
     (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} (?:TABLE|STATUS):")),
 )
 _SNIFF = re.compile(
-    r"^[ \t>#$+|]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
-    r"|(?:LINK TYPE|HOPS|WEIGHT|LINK METRIC|ACCESS) TABLE:)",
+    r"^[ \t>#$+|]{0,20}(?:=+ (?:Link Type|Hops|Weight|Link accessibility) between two GPUs =+"
+    r"|=+ (?:Numa )?Bandwidth =+[ \t]{0,20}\n[ \t>#+|]{0,40}GPU\d"
+    r"|(?:LINK TYPE|HOPS|WEIGHT|LINK METRIC|ACCESS|NUMA BW|CACHE COHERANCY|ATOMICS|DMA) TABLE:)",
     re.MULTILINE,
 )
 # Characters at the start of a text in which its format is detected.
@@ -43,9 +47,11 @@ _NUMA = re.compile(
 # amd-smi xgmi: "GPU0   0000:0c:00.0 32 Gb/s  512 Gb/s      XGMI", also without the domain.
 _METRIC_ROW = re.compile(
     r"GPU\d{1,4}\s{1,40}((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s{1,40}"
-    r"(?:\d{1,6} Gb/s|N/A)\s{0,40}(?:(\d{1,7}) Gb/s|N/A)\s{0,40}(?:XGMI|PCIE|N/A)",
+    r"(?:\d{1,6} Gb/s|N/A)\s{0,40}(?:(\d{1,10}) Gb/s|N/A)\s{0,40}(?:XGMI|PCIE|N/A)",
     re.IGNORECASE,
 )
+# Versions before ROCm 6.4 print all bits set, 4294967295, for a rate that is not known.
+_MAX_RATE_DIGITS = 7
 _CARRIED = re.compile(r"N/A|\d{1,20}(?:\.\d{1,6})? [KMGTPE]?B\b")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?:[>#+|][ \t]?){0,8}")  # of a quote, a comment or a change
 
@@ -65,9 +71,10 @@ class XgmiMetrics:
 class AmdOutput:
     """The tables in a text, and the names and NUMA nodes of the GPUs.
 
-    `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH) and then (row, column) to a cell's text;
-    `nodes` maps a GPU's number to its NUMA node, `own_nodes` only if it is printed as such, not as
-    an affinity. `times` is how often link types are printed.
+    `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH, ACCESS) and then (row, column) to a
+    cell's text; `nodes` maps a GPU's number to its NUMA node, `own_nodes` only if it is printed as
+    such, not as an affinity. `times` is how often link types are printed, `types_line` the line of
+    the last title above them, 0 without any.
     `metrics` are the rows of amd-smi xgmi, which `parse_tables` turns into tables.
     """
 
@@ -76,6 +83,7 @@ class AmdOutput:
     nodes: dict[int, int] = field(default_factory=dict)
     own_nodes: dict[int, int] = field(default_factory=dict)
     times: int = 1
+    types_line: int = 0
     metrics: XgmiMetrics = field(default_factory=XgmiMetrics)
 
     def get_number_of(self, name: str) -> int:
@@ -135,10 +143,11 @@ def parse_tables(text: str, where: str) -> AmdOutput:
             raise InputError(
                 f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints"
             )
-        line = _MARK_UP.sub("", raw, count=1).strip()
+        line = _MARK_UP.sub("", raw, count=1).strip(" \t|")
         new_title = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
         if new_title is not None:
             title, columns = new_title, ()
+            output.types_line = number if new_title == TYPE else output.types_line
             output.times += new_title == TYPE and TYPE in output.tables
         elif numa := _NUMA.fullmatch(line):
             _add_node(output, numa, f"{where}: line {number}")
@@ -174,7 +183,8 @@ def _parse_metric(metrics: XgmiMetrics, line: str) -> None:
         address = row[1].lower()
         name = address if address.count(":") > 1 else f"0000:{address}"
         # Gb/s of one link in one direction
-        metrics.gpus[name] = int(row[2]) * 125 if row[2] else None
+        is_rate = row[2] and len(row[2]) <= _MAX_RATE_DIGITS
+        metrics.gpus[name] = int(row[2]) * 125 if is_rate else None
     elif line.startswith("Read") and metrics.gpus:
         metrics.carried.setdefault(list(metrics.gpus)[-1], _CARRIED.findall(line))
 
@@ -182,9 +192,14 @@ def _parse_metric(metrics: XgmiMetrics, line: str) -> None:
 def _add_metrics(output: AmdOutput, where: str) -> None:
     """Turn the rows of amd-smi xgmi into tables of link types and rates, unless there are others.
 
-    Raise InputError for other GPUs than those of other tables, and for rows with missing cells.
+    Of a table that is cut, beside others, the rows that are there count. Raise InputError for other
+    GPUs than those of other tables, and for rows with missing cells.
     """
     names = tuple(output.metrics.gpus)
+    rows = output.metrics.carried.values()
+    is_cut = names == output.names[: len(names)] and all(len(r) == len(output.names) for r in rows)
+    if is_cut and rows:
+        names = output.names
     if output.names and names != output.names:
         raise InputError(
             f"{where}: amd-smi xgmi and the other tables list different GPUs; expected one machine "
@@ -205,7 +220,7 @@ def _add_metrics(output: AmdOutput, where: str) -> None:
             for other, cell in zip(names, row, strict=True)
             if other != name
         }
-    if TYPE not in output.tables:
+    if TYPE not in output.tables and len(rows) == len(names):
         output.tables[TYPE] = cells
     rates = output.tables.setdefault(BANDWIDTH, {})
     for pair, kind in cells.items():

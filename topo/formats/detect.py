@@ -40,10 +40,17 @@ class Format:
     read: Callable[[str, str], Topology]
 
 
+def _is_own_json(start: str) -> bool:
+    """Return whether a text is topoplan's JSON, not an object that has a tool's output in it."""
+    return start.startswith("{") and (
+        '"devices"' in start or not (amd_smi.looks_like(start) or smi.looks_like(start))
+    )
+
+
 # Formats that can be read, in the order in which they are tried.
 FORMATS = (
     Format("JSON of amd-smi topology or rocm-smi --showtopo", amd_json.looks_like, amd_smi.read),
-    Format("topoplan's JSON (starts with {)", re.compile(r"\{").match, Topology.loads),
+    Format("topoplan's JSON (starts with {)", _is_own_json, Topology.loads),
     Format(
         "hwloc's XML (starts with <topology)",
         re.compile(r"<(?:topology\b|!DOCTYPE\s+topology\b)").match,
@@ -64,6 +71,10 @@ _XML_ROOTS = ("system", "topology")
 _BARE = re.compile(r"[{[]|<(?:!|(?:system|topology|graphs|nvidia_smi_log)\b)")
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
 _LSTOPO = ("lstopo's text for people", "expected its XML: run lstopo machine.xml")
+_GRAPHS = (
+    "a graph file: rings and trees that NCCL found (NCCL_GRAPH_DUMP_FILE), not the machine",
+    "give the machine (NCCL_TOPO_DUMP_FILE); topo-judge compares the two",
+)
 # Refused texts: a pattern, a description of the text, and what to give instead. These patterns are
 # matched at the start of a text, before any reader is tried ...
 _REFUSED_AT_START = (
@@ -72,11 +83,7 @@ _REFUSED_AT_START = (
         "the output of nvidia-smi -q -x: GPUs, but not what joins them",
         _TOPO,
     ),
-    (
-        r"<graphs\b",
-        "a graph file: rings and trees that NCCL found (NCCL_GRAPH_DUMP_FILE), not the machine",
-        "give the machine (NCCL_TOPO_DUMP_FILE); topo-judge compares the two",
-    ),
+    (r"<graphs\b", *_GRAPHS),
     (r"Machine \(", *_LSTOPO),
     (
         r"\[\s*\{(?!\s*\"gpu\":)",
@@ -132,8 +139,20 @@ _REFUSED_ANYWHERE = (
         _TOPO,
     ),
     (
-        r"^\| NVIDIA-SMI \d",
+        r"^[ \t>]{0,40}\|(?: NVIDIA-SMI \d"
+        r"|\s{1,6}\d{1,3}\s{1,4}(?:NVIDIA|Tesla|GeForce|Quadro) [^|]{2,50}\|)",
         "nvidia-smi's table of GPUs, which does not say what joins them",
+        _TOPO,
+    ),
+    (
+        r"^[ \t>|]{0,40}(?:GPU Link Info|\| GPU ID: \d+ +\| Topology Information +\|)[ \t\r]*$",
+        "a part of nvidia-smi -q, or the output of dcgmi topo: neither tells the whole machine",
+        _TOPO,
+    ),
+    (
+        r"^The GPUs that have an affinity with CPU \d"
+        r"|Device \d+ is connected (?:to device \d+ )?by way of ",
+        "the output of nvidia-smi topo -c, -n or -p, which tells of some GPUs only",
         _TOPO,
     ),
     (
@@ -141,6 +160,7 @@ _REFUSED_ANYWHERE = (
         "the output of nvidia-smi -L: GPUs, but not what joins them",
         _TOPO,
     ),
+    (r"^[ \t>|]{0,120}<graphs? (?:version|id)=\"", *_GRAPHS),
     (
         r"^[ \t>|]{0,120}<(?:cpu (?:host_hash|numaid)|pci busid|gpu dev|nvlink target)=\"",
         "a part of NCCL's XML, without the <system> around it",
@@ -151,10 +171,12 @@ _REFUSED_ANYWHERE = (
         r"|Machine \((?:P#)?\d)",
         *_LSTOPO,
     ),
+    (r"^\w+ port \d+ ==> \S+ \(", "the output of ibdev2netdev: NICs, but no GPUs", _TOPO),
     (r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
     (r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),
     (
-        r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (?:[A-Z\"]|[0-9a-f]{4}: )"
+        r"^[ \t>]{0,40}(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+        r"(?:[A-Z\d][^:\n]{1,60}: |\"|[0-9a-f]{4}: )"
         r"|^-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}",
         "the output of lspci: PCI functions without NVLinks and NUMA nodes",
         "run topo-probe on the machine, or copy its /sys and /proc into a folder and give that",
@@ -179,6 +201,14 @@ _REFUSED_ANYWHERE = (
         r"^=+ ROCm System Management Interface =+|^\| AMD-SMI \d",
         "AMD's table of GPUs, which does not say what joins them",
         "give rocm-smi --showtopo or amd-smi topology",
+    ),
+    (
+        r"^[ \t>|]{0,40}(?!GPU\d)[A-Z][A-Za-z]{1,9} ?\d{1,3}(?:/\d{1,2})?"
+        r"(?:[ \t|]{1,40}(?:X|S|OK|PIX|PXB|PHB|NODE|SYS|HCCS\w{0,4}|MDF|[A-Z]{2,4}\d{1,2})"
+        r"(?=[ \t|])){2}",
+        "a matrix of devices that neither nvidia-smi nor AMD's tools print (NPUs, or other makers' "
+        "GPUs), which are not read",
+        "give nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology",
     ),
     (r"^available: \d+ nodes|^Architecture:\s", "CPUs and NUMA nodes, but no GPUs", _TOPO),
 )
@@ -215,6 +245,8 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
             return format.read(text, where)
     if pasted is not None:  # cut off, which the reader says with its line
         return read_topology_text(pasted.text, where)
+    if (json := amd_json.find_json(text)) is not None:
+        return amd_smi.read(json, where)
     _refuse_pair_rates(text, where)
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(

@@ -29,6 +29,11 @@ _INDEXED = (
     re.compile(
         r"\s{0,40}GPU\[(\d{1,4})\]\s{0,20}: Card (?:[Ss]eries|[Mm]odel):\s{0,20}(\S.{0,80})"
     ),
+    # lists and tables in prose
+    re.compile(
+        r"[\s>|*-]{0,40}GPU ?#?(\d{1,4})\s{0,20}[|:=]\s{0,20}([A-Za-z][^|(,]{2,60}?)\s{0,20}"
+        r"(?:[|(,].{0,200})?"
+    ),
     # nccl-tests
     re.compile(r".{0,40}#\s{1,4}Rank\s.{0,160}device\s{1,4}(\d{1,4}) \[.{1,20}\] (\S.{2,60})"),
 )
@@ -89,8 +94,9 @@ def list_boards(boards: Iterable[Board]) -> str:
 
 
 def _read_indexed(line: str) -> Iterator[tuple[int, str]]:
+    plain = line.rstrip("\r").replace("**", "").replace("`", "")  # Markdown's emphasis
     for pattern in _INDEXED:
-        match = pattern.fullmatch(line.rstrip("\r"))
+        match = pattern.fullmatch(plain)
         if match and _look_up(match[2]):
             yield from ((int(index), match[2].strip()) for index in match[1].split(","))
             return

@@ -1,8 +1,9 @@
 """Undo what terminals, web pages and logs do to a tool's output before somebody pastes it.
 
 Codes of terminals (also without their escape character, which copying loses), HTML, spaces that are
-not ASCII, and what a log puts in front of each line are removed. Lines stay lines: their numbers
-are those of the text as given.
+not ASCII, quotes around each line, and what a log puts in front of each line are removed. Lines
+stay lines: their numbers are those of the text as given, unless its lines are only marked in it, as
+by `<br>` or by the `\\n` of JSON.
 """
 
 import html
@@ -14,7 +15,22 @@ _CODES = re.compile(
     # The escape character as programs print it, or lost. Only colours and styles are certain then.
     r"|(?:\^\[|\\(?:x1[bB]|033|e|u001[bB])|[\u241b\ufffd])?\[[0-9;]{1,20}m"
 )
-_TAG = re.compile(r"</?(?:pre|code|br|p|samp|kbd)\b[^<>\n]{0,100}>", re.IGNORECASE)
+_TAG = re.compile(
+    r"</?(?:pre|code|br|p|samp|kbd|table|thead|tbody|tr|td|th)\b[^<>\n]{0,100}>", re.IGNORECASE
+)
+_CELL = re.compile(r"</t[dh]>[ \t]{0,40}<t[dh]\b[^<>\n]{0,100}>", re.IGNORECASE)
+# The end of a line that no other marks.
+_BREAK = re.compile(r"(?:<br\s{0,9}/?>|</tr>)(?=[^\n])", re.IGNORECASE)
+# Lines in a string of JSON or of a program: at least as many as a matrix has.
+_ESCAPED_LINES = re.compile(r"^(?:[^\n]*?\\n){3}", re.MULTILINE)
+_ESCAPES = {r"\n": "\n", r"\r": "", r"\t": "\t", r"\"": '"'}
+_ESCAPE = re.compile("|".join(map(re.escape, _ESCAPES)))
+# A line in quotes, as in a list, or as code.
+_QUOTED = re.compile(
+    r"^[ \t]{0,40}([\"'`])((?:\\.|(?!\1)[^\\\n])*)\1[ \t]{0,40},?[ \t]{0,40}$", re.MULTILINE
+)
+# Bars of tables that are drawn.
+_BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
 _SPACES = {
     **dict.fromkeys([0, 0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000], " "),
     **dict.fromkeys([0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF], ""),
@@ -36,12 +52,28 @@ _OTHER_GPU = re.compile(r"(?:^|[ \t])GPU\d+$")
 
 def clean(text: str) -> str:
     """Return a text without the traces of terminals, web pages and logs."""
-    text = remove_codes(text)
+    text = _unquote(remove_codes(text))
     if "&" in text:
         text = html.unescape(text)
     if "<" in text:
-        text = _TAG.sub("", text)
-    return _remove_prefix(text if text.isascii() and "\0" not in text else text.translate(_SPACES))
+        text = _TAG.sub("", _CELL.sub("\t", _BREAK.sub("\n", text)))
+    if not text.isascii() or "\0" in text:
+        text = text.translate(_SPACES).translate(_BARS)
+    return _remove_prefix(text)
+
+
+def _unquote(text: str) -> str:
+    """Return the lines that a string or a list of strings has, and those of old Macs."""
+    if "\n" not in text:
+        text = text.replace("\r", "\n")
+    text = _QUOTED.sub(_unescape_line, text)
+    if "\\n" in text and _ESCAPED_LINES.search(text):
+        return _ESCAPE.sub(lambda match: _ESCAPES[match[0]], text)
+    return text
+
+
+def _unescape_line(match: re.Match[str]) -> str:
+    return match[2].replace("\\t", "\t")
 
 
 def remove_codes(text: str) -> str:

@@ -108,8 +108,7 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
             (f"NVML: {counts[0]} links from {a}, {counts[1]} from {b}",),
             "see nvidia-smi nvlink -s; reseat the bridge",
         )
-    if maker == NVIDIA:
-        yield from _judge_status(view, a, b, path)
+    yield from _judge_status(view, a, b, path) if maker == NVIDIA else _judge_access(view, a, b)
     if not hidden:
         yield from _judge_distance(view, a, b, path, maker)
     if path in PCIE_PATHS:
@@ -197,6 +196,24 @@ def _judge_status(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]
         (decide((), pair, pair[0]) for pair in through),
         key=lambda leg: ("yes", "unknown", "no").index(leg.answer),
     )
+
+
+def _judge_access(view: PairView, a: str, b: str) -> Iterator[Answer]:
+    """Yield no if AMD's driver gives one of two GPUs no access to the other's memory."""
+    i, j = view.find_gpu_index(a), view.find_gpu_index(b)
+    statuses = (
+        view.facts.get_text(subject, key)
+        for subject in (p2p_subject(i, j), p2p_subject(j, i))
+        for key in _READ_AND_WRITE
+    )
+    if any(status not in (None, "ok") for status in statuses):
+        yield Answer(
+            "no",
+            "AMD's driver gives these GPUs no access to each other's memory",
+            ("access refused in the tables of AMD's tools",),
+            "P2P over PCIe needs resizable BAR, iommu=pt or no IOMMU, and a kernel with "
+            "CONFIG_HSA_AMD_P2P; RCCL goes through host memory without P2P",
+        )
 
 
 def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:

@@ -4,6 +4,7 @@ refused by name.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
@@ -13,7 +14,9 @@ import pytest
 
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
+from topoplan.topo.facts import keys, load_facts
 from topoplan.topo.formats.detect import read_topology_text
+from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 
@@ -403,6 +406,113 @@ def test_amd_smi_xgmi_beside_the_topology_adds_the_rates() -> None:
             read("\n".join(cut[:end]).rpartition("K")[0])
 
 
+def test_amd_smi_xgmi_that_is_cut_leaves_the_rest_to_the_weights() -> None:
+    rows = xgmi(4, short=True).split("\n")
+    machine = read(weights(lambda i, j: 15) + "\n".join(rows[:8]))  # two of four GPUs
+    links = [x for x in machine.links if x.kind == "xgmi"]
+    assert {(x.src, x.dst) for x in links} >= set(combinations(machine.ranks, 2))
+    rates = {frozenset((x.src, x.dst)): x.bandwidth_GBps for x in links}
+    assert rates[frozenset(("gpu0", "gpu3"))] == 64
+    assert "gpu2 - gpu3: the text has no bandwidths" in notes(machine)
+
+
+def test_rates_of_amd_smi_xgmi_that_are_all_bits_are_not_known() -> None:
+    lines = [
+        "LINK METRIC TABLE:",
+        "   bdf           bit_rate  max_bandwidth  link_type  GPU0  GPU1",
+    ]
+    for i, name in enumerate(ADDRESSES[:2]):
+        lines.append(f"GPU{i}   {name}  65535 Gb/s4294967295 Gb/sN/A")
+        lines += [" Read    N/A    N/A", " Write   N/A    N/A"]
+    machine = read("\n".join(lines))
+    assert counted(machine) == ({"gpu": 2, "cpu": 1}, {"pcie": 2})
+    assert "neither NUMA nodes nor hops are listed" in notes(machine)
+
+
+@pytest.mark.parametrize(
+    "dress",
+    [
+        lambda text: json.dumps({"gpu_topology": text}),
+        lambda text: "".join(f"| {line} |\n" for line in text.splitlines()),
+        lambda text: "".join(f'"{line}"\n' for line in text.splitlines()),
+    ],
+)
+def test_tables_are_found_however_they_are_dressed(dress: Callable[[str], str]) -> None:
+    plain = read_topology_text(amd_smi("50000-50000"), "amd.txt")
+    assert read_topology_text(dress(amd_smi("50000-50000")), "amd.txt").links == plain.links
+
+
+def test_wrapped_tables_are_refused_with_the_line() -> None:
+    lines = amd_smi().splitlines()
+    text = "\n".join(f"{line[:40]}\n{line[40:]}" for line in lines)
+    with pytest.raises(InputError, match=r"line 25: .* no rows that can be read; are they wrapped"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("title", "names", "cell"),
+    [
+        ("DMA TABLE:", ADDRESSES, "T"),
+        ("======== Bandwidth ========", ["GPU0", "GPU1"], "0-0"),
+        ("==== Link accessibility between two GPUs ====", ["GPU0", "GPU1"], "True"),
+    ],
+)
+def test_tables_without_those_of_links_are_named(title: str, names: list[str], cell: str) -> None:
+    with pytest.raises(InputError, match=r"no table of link types.*printed other tables"):
+        read(table(title, names, lambda i, j: "N/A" if i == j else cell))
+
+
+def refused(machine: Topology) -> list[str]:
+    return [v.rule for v in judge_pairs(machine) if v.kind == "p2p" and v.answer == "no"]
+
+
+def test_lscpu_beside_the_tables_tells_of_a_guest() -> None:
+    text = "CPU(s):  8\nHypervisor vendor:      KVM\nVirtualization type: full\n" + rocm_smi(
+        "PCIE", 3
+    )
+    machine = read(text)
+    assert load_facts(machine.extra, "x").get_text(keys.HOST, keys.HOST_VIRTUAL) == "KVM"
+
+
+def test_gpus_without_access_to_each_other_have_no_p2p() -> None:
+    names = ADDRESSES[:2]
+    text = table("ACCESS TABLE:", names, lambda i, j: "ENABLED" if i == j else "DISABLED")
+    text += table("LINK TYPE TABLE:", names, lambda i, j: "SELF" if i == j else "PCIE")
+    assert "no access to each other's memory" in refused(read(text))[0]
+    assert not refused(read(text.replace("DISABLED", "ENABLED ")))
+    title = "===== Link accessibility between two GPUs ====="
+    text = table(title, ["GPU0", "GPU1"], lambda i, j: str(i == j))
+    text += table("== Link Type between two GPUs ==", ["GPU0", "GPU1"], lambda i, j: "PCIE")
+    assert "no access to each other's memory" in refused(read(text))[0]
+    assert not refused(read(text.replace("False", "True")))
+
+
+def listed(gpu: int, *cells: tuple[str, str, str]) -> str:
+    """A GPU in amd-smi's JSON until ROCm 6.1: a dictionary for each table."""
+    keys = ("link_accessibility", "link_type", "hops")
+    words = {
+        key: {f"gpu_{i}": cell[n] for i, cell in enumerate(cells)} for n, key in enumerate(keys)
+    }
+    return json.dumps({"gpu": gpu, **words}, indent=4)
+
+
+def test_json_is_read_amid_other_text_and_in_its_old_form() -> None:
+    own, other = ("ENABLED", "SELF", "0"), ("DISABLED", "PCIE", "2")
+    old = f"[\n{listed(0, own, other)},\n{listed(1, other, own)}\n]\n"
+    for text in (old, f"$ amd-smi topology --json\n```json\n{old}```\nAs you see, {{no}} P2P.\n"):
+        machine = read(text)
+        assert counted(machine) == ({"gpu": 2, "cpu": 1}, {"pcie": 2})
+        assert "no access" in refused(machine)[0]
+    with pytest.raises(
+        InputError, match=r"JSON of AMD's tools, but is none: .*line 7 .*printed it"
+    ):
+        read("as follows:\n" + old.replace('"gpu_1": "DISABLED"', "...", 1))
+    rocm = {"card0": {"(Topology) Numa Node": "0"}, "card1": {"(Topology) Numa Node": "1"}}
+    link = "(Topology) Link type between DRM devices 0 and 1"
+    text = "$ rocm-smi --showtopo --json\n" + json.dumps({**rocm, "system": {link: "XGMI"}})
+    assert counted(read(text)) == ({"gpu": 2, "cpu": 2}, {"xgmi": 1, "pcie": 2, "smp": 1})
+
+
 # -- texts of other tools
 
 OTHERS = {
@@ -410,10 +520,17 @@ OTHERS = {
     '"x.dtd">\n<nvidia_smi_log>': "nvidia-smi -q -x.*topo -m",
     "==============NVSMI LOG==============\n\nTimestamp : now": "nvidia-smi -q.*topo -m",
     "+-----+\n| NVIDIA-SMI 550.54   Driver Version: 550.54 |": "table of GPUs.*topo -m",
+    "|   0  NVIDIA RTX PRO 6000 Blac...    On  | 00000000:42:00.0 Off |": "table of GPUs.*topo -m",
     "GPU 0: NVIDIA H100 (UUID: GPU-1)\nGPU 1: NVIDIA H100 (UUID: GPU-2)\n": "nvidia-smi -L.*topo "
     "-m",
     '<graphs version="1">\n<graph id="0">': "a graph file.*NCCL_TOPO_DUMP_FILE.*topo-judge",
+    'As an example:\n<graphs version="1">\n  <graph id="0">\n': "a graph file.*NCCL_TOPO_DUMP_FILE",
+    ' it shows\n <graph id="0" pattern="4">\n  <gpu dev="0"/>\n': "a graph file.*topo-judge",
     "hca_id:\tmlx5_0\n\ttransport:\tInfiniBand (0)\n": "ibv_devinfo.*topo -m",
+    "mlx5_0 port 1 ==> ib0 (Up)\n": "ibdev2netdev.*topo -m",
+    "        GPU Link Info\n            PCIe Generation\n": "nvidia-smi -q.*topo -m",
+    "+----+\n| GPU ID: 0         | Topology Information     |\n": "dcgmi topo.*topo -m",
+    " 1a:00.0 3D controller: NVIDIA Corporation Device 2330\n": "lspci.*/sys and /proc",
     "CA 'mlx5_0'\n\tCA type: MT4129\n": "ibstat.*topo -m",
     "00:00.0 Host bridge: Intel Corporation Device 09a2\n": "lspci.*/sys and /proc",
     "-[0000:00]-+-00.0  Intel Corporation Device\n": "lspci.*/sys and /proc",
@@ -424,6 +541,15 @@ OTHERS = {
     "===== ROCm System Management Interface =====\n==== Concise Info "
     "====\n": "AMD's table.*rocm-smi --showtopo",
     '[{"gpu": 0, "links": []}]': "list in JSON.*amd-smi topology",
+    "\tNPU0   NPU1   CPU Affinity\nNPU0   X      HCCS   0-23\n": "NPUs.*topo -m",
+    " GPU 0/0|GPU 0/1|CPU Affinity\n GPU 0/0  S   | MDF | 0-23\n": "neither nvidia-smi.*topo -m",
+    "| Device 0 | X        | SYS      | 0-31 |\n": "neither nvidia-smi.*topo -m",
+    "     PPU0    PPU1\n PPU0    X       OK\n PPU1    OK      X       OK\n": "neither nvidia-smi",
+    "  PPU0    X       ICN6    PHB     0-47    0\n": "neither nvidia-smi.*topo -m",
+    "# nvidia-smi topo -c 48\nThe GPUs that have an affinity with CPU 48 are:\n0, 1\n": "topo -c.*"
+    "topo -m",
+    "$ nvidia-smi topo -p -i 0,1Device 0 is connected to device 1 by way of multiple PCIe "
+    "switches.\n": "topo -c, -n or -p.*topo -m",
     'The CPU:\n<cpu numaid="3" arch="x86_64">\n</cpu>\n': "NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     '  <gpu dev="5" sm="90">\n  </gpu>\n</system>\n': "part of NCCL's XML.*NCCL_TOPO_DUMP_FILE",
     "Machine (503GB total)\n": "lstopo's text for people",

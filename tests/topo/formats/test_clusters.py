@@ -47,6 +47,12 @@ TREE_YAML = """\
       - switch: leaf1
         nodes: n2,n3
 """
+SCONTROL = """\
+$ scontrol show topology
+SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=n[0-1]
+SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[2-3]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[0-3] Switches=leaf[0-1]
+"""
 HOSTS = [("n0", "leaf0"), ("n1", "leaf0"), ("n2", "leaf1"), ("n3", "leaf1")]
 GRAPH = json.dumps(
     {
@@ -82,6 +88,8 @@ KUBERNETES = nodes(
 ALIKE = {
     "topology.conf": TREE,
     "topology.yaml": TREE_YAML,
+    "a conf in a document": f"Ours is:\n```\n$ cat topology.conf\n{TREE}```\nLinkSpeed=4 is old.\n",
+    "scontrol show topology": SCONTROL,
     "graph.json": GRAPH,
     "nodes.json": KUBERNETES,
     "hosts": LIST,
@@ -189,7 +197,15 @@ BLOCKS_YAML = """\
 """
 
 
-@pytest.mark.parametrize("text", [BLOCKS, BLOCKS_YAML])
+BLOCKS_SHOWN = """\
+BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2
+BlockName=b2 BlockIndex=1 Nodes=n[3-4] BlockSize=2
+BlockName=b3 BlockIndex=2 Nodes=n[5-6] BlockSize=2
+BlockSizes=2,4
+"""
+
+
+@pytest.mark.parametrize("text", [BLOCKS, BLOCKS_YAML, BLOCKS_SHOWN])
 def test_blocks_are_leaves_and_their_sizes_what_is_above(text: str) -> None:
     topology = read_topology_text(text, "t", A100)
     upper = {

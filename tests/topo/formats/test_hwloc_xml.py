@@ -723,6 +723,27 @@ def test_xgmi_links_have_the_rate_told_but_a_way_through_others_is_no_link() -> 
     assert "gpu0 - gpu2" in notes(found) and "2 hops apart; no link" in notes(found)
 
 
+def mesh_of_eight(model: str, ids: str) -> str:
+    """Eight GPUs, each joined to all others at hwloc's constant rate."""
+    rows = [[1_000_000 if i == j else 100_000 for j in range(8)] for i in range(8)]
+    objects = [f"OSDev:{200 + i}" for i in range(8)]
+    parts = package(0, gpus_below(8, ids=ids, tool="rsmi", model=model))
+    return topology(parts, after=matrix("XGMIBandwidth", objects, rows))
+
+
+def test_the_constant_rate_of_xgmi_is_that_of_the_board() -> None:
+    found = read(mesh_of_eight("MI300X", "[1002:74a1]"), "amd.xml")
+    assert set(links_of(found, "xgmi").values()) == {(64, 1)}
+    assert "taken as 64 GB/s, as MI300X has" in notes(found)
+    sources = {str(x.source) for x in found.links if x.kind == "xgmi"}
+    assert sources == {"assumed: xGMI links of an MI300X"}
+
+
+def test_dies_that_cannot_all_be_joined_directly_are_refused() -> None:
+    with pytest.raises(InputError, match=r"line \d+: .*each MI250 to 7 others.*its weights$"):
+        read(mesh_of_eight("MI250", MI250), "amd.xml")
+
+
 def with_switches(groups: list[tuple[list[int], list[int]]], joined: bool = False) -> Topology:
     """GPUs (by index) linked to all switches (by index) of their group; `joined` links switches 0
     and 1 in the file.

@@ -324,6 +324,13 @@ def test_nics_keep_their_net_speed_and_name() -> None:
     assert [d.id for d in twice.devices if d.kind == "nic"] == ["mlx5_0", "mlx5_0#2"]
 
 
+def test_a_nic_without_a_net_is_noted() -> None:
+    text = machine("", "").replace("</gpu>", '</gpu><nic dev="mlx5_0" speed="200"/>', 1)
+    found = nccl_xml.read(text, "by-hand.xml")
+    assert not [d for d in found.devices if d.kind == "nic"]
+    assert "the <nic> of pci 0000:00:00.0: has no <net> in it; left out" in notes(found)
+
+
 def test_several_hosts_in_one_file_keep_apart() -> None:
     one = machine(nvlink("0000:01:00.0", 1, "0x068000"), "")
     cpu = one[one.index("<cpu") : one.index("</system>")]

@@ -4,6 +4,7 @@ any machine.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -604,6 +605,15 @@ def test_sys_without_affinities_that_differ_is_no_evidence_of_many_sockets(
         ),
         lambda text: text.replace("CPU Affinity", "CPU_affinity"),
         lambda text: "\n".join(line.ljust(300) for line in text.split("\n")),
+        lambda text: text.replace("\n", "<br>"),
+        lambda text: text.replace("\n", "\r"),
+        lambda text: "".join(f"│ {line} │\n" for line in text.splitlines()),
+        lambda text: "".join(f"`{line}`\n" for line in text.splitlines()),
+        lambda text: json.dumps(text.split("\n"), indent=1),
+        lambda text: json.dumps({"host": "box", "topology": text}),
+        lambda text: "".join(
+            f"<tr><td>{line}</td></tr>".replace("\t", "</td><td>") for line in text.splitlines()
+        ),
     ],
     ids=[
         "fence",
@@ -623,6 +633,13 @@ def test_sys_without_affinities_that_differ_is_no_evidence_of_many_sockets(
         "log",
         "spelled-otherwise",
         "wide",
+        "broken-without-lines",
+        "old-mac",
+        "drawn",
+        "code",
+        "list",
+        "string",
+        "table-of-a-page",
     ],
 )
 def test_a_matrix_is_found_however_it_is_dressed(dressed: Callable[[str], str]) -> None:
@@ -695,6 +712,13 @@ def test_the_matrix_of_mp_says_that_nvlinks_are_left_out_and_m_beside_it_is_read
     ]
 
 
+@pytest.mark.parametrize("labels", ["X PIX/PIX X", "X PIX PHB/PIX X SYS/PHB SYS X"])
+def test_a_matrix_of_mp_of_another_machine_is_refused(labels: str) -> None:
+    seen = f"# nvidia-smi topo -m\n{matrix('X NV4 PHB/NV4 X PHB/PHB PHB X')}"
+    assert read(f"{seen}# nvidia-smi topo -mp\n{matrix('X PIX PHB/PIX X PHB/PHB PHB X')}").links
+    assert "two matrices that differ" in refusal(f"{seen}# nvidia-smi topo -mp\n{matrix(labels)}")
+
+
 # -- the tree
 
 
@@ -762,6 +786,11 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         (alike(2, "PIX") + alike(3, "PIX"), "two matrices that differ, at lines 1 and 4"),
         (alike(2, "OK"), "line 1: a -p2p matrix says what GPUs may do to each other"),
         ("\tGPU0\tGPU1\nFailed to run topology matrix\n", "run topo-probe on the machine"),
+        (
+            matrix("X MX/MX X", "0 0-31; 0 0-31", "Node Affinity|CPU Affinity"),
+            "joins gpu0 - gpu1 by MX, which nvidia-smi does not print",
+        ),
+        ("\n$ mthreads-gmi topo -m\n" + alike(2, "NODE"), "line 2: the matrix of mthreads-gmi"),
         ("\tGPU0\tGPU1\tGPU0\n", "line 1 names GPU0 twice"),
         (
             "\t" + "\t".join(f"GPU{i}" for i in range(10_000)),
@@ -805,6 +834,8 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         "two",
         "p2p",
         "failed",
+        "other-labels",
+        "other-command",
         "name-twice",
         "wide",
         "many",
@@ -902,6 +933,44 @@ def test_a_matrix_takes_the_rate_of_its_nvlinks_from_the_status() -> None:
     assert facts(machine).get_text("gpu/0/nvlink/1", fact_keys.NVLINK_STATE) == "inactive"
     odd = read(alike(2, "NV1") + text.replace("53.125", "31.5"))
     assert odd.capacity_GBps["gpu0", "gpu1"] == Fraction(63, 2)
+
+
+@pytest.mark.parametrize("rest", ["         Link 1: Remote Device 00", "         Link", "..."])
+def test_links_that_break_off_are_not_taken_for_all(rest: str) -> None:
+    gpus = "".join(
+        f"GPU {gpu}: NVIDIA A100 (UUID: {UUID.format(gpu)})\n"
+        + "".join(
+            f"\t Link {i}: Remote Device 00000000:{gpu}{i}:00.0: Link 3\n" for i in range(count)
+        )
+        for gpu, count in ((0, 2), (1, 1))
+    )
+    with pytest.raises(InputError, match="links of GPU 1 break off"):
+        read(gpus + rest)
+    machine = read(alike(2, "NV2") + gpus + rest)
+    assert "the links of gpu1 break off in the text" in notes(machine)
+    facts = load_facts(machine.extra, "x").items
+    assert any(f.subject.startswith("gpu/0/nvlink") for f in facts)
+    assert not any(f.subject.startswith("gpu/1/nvlink") for f in facts)
+
+
+@pytest.mark.parametrize(
+    ("label", "active", "is_noted"),
+    [
+        ("NV4", 2, True),
+        ("NV4", 0, True),
+        ("NV4", 6, True),
+        ("PHB", 4, True),
+        ("NV4", 4, False),
+        ("NV2", 4, False),  # two links to each of the two others
+        ("PHB", 0, False),
+    ],
+)
+def test_other_counts_of_active_links_are_noted(label: str, active: int, is_noted: bool) -> None:
+    links = ["25.781 GB/s"] * active + ["<inactive>"] * (6 - active)
+    found = notes(read(alike(3, label) + status(dict.fromkeys(range(3), links))))
+    assert (f"do not fit the matrix: {active} of gpu0, {active} of gpu1" in found) == is_noted
+    alone = notes(read(alike(1, "X") + status({0: links})))
+    assert "do not fit" not in alone
 
 
 def test_the_status_alone_is_refused() -> None:
@@ -1050,6 +1119,86 @@ def test_mig_modes_around_a_matrix_are_facts_and_findings(
     assert {i: mode for i, mode in told.items() if mode} == modes
     found = [f.about for f in list_findings(machine) if f.what == "mig-on"]
     assert found == ([("gpu1",)] if modes.get(1) == "on" else [])
+
+
+def test_lscpu_beside_a_matrix_tells_of_a_guest() -> None:
+    machine = read("Hypervisor vendor:      KVM\n" + alike(2, "PIX"))
+    assert load_facts(machine.extra, "x").get_text("host", fact_keys.HOST_VIRTUAL) == "KVM"
+    machine = read(alike(2, "PIX") + "\nHypervisor vendor:: KVM\n")  # as SGLang reports it
+    assert load_facts(machine.extra, "x").get_text("host", fact_keys.HOST_VIRTUAL) == "KVM"
+    for said in ("a Hypervisor vendor: KVM or Xen\n", "Hypervisor vendor:\n"):
+        facts = load_facts(read(said + alike(2, "PIX")).extra, "x")
+        assert not facts.get_text("host", fact_keys.HOST_VIRTUAL)
+
+
+_PEER = "> Peer access from NVIDIA A (GPU{}) -> NVIDIA B (GPU{}) : {}\n"
+_DEVICE = "Device={0} {2} Access Peer Device={1}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "status"),
+    [
+        (_PEER, ("No", "No"), "not supported"),
+        (_DEVICE, ("CANNOT", "CANNOT"), "not supported"),
+        (_DEVICE, ("CAN", "CAN"), "ok"),
+        (_DEVICE, ("CAN", "CANNOT"), None),  # of which pair is not certain
+    ],
+)
+def test_what_cuda_samples_say_of_p2p_counts_where_it_is_the_same_of_all(
+    line: str, words: tuple[str, str], status: str | None
+) -> None:
+    said = line.format(0, 1, words[0]) + line.format(1, 0, words[1])
+    facts = load_facts(read(said + alike(2, "PHB")).extra, "x")
+    for pair in ("gpu/0/p2p/1", "gpu/1/p2p/0"):
+        assert facts.get_text(pair, fact_keys.P2P_READ) == status
+    facts = load_facts(read(said + alike(3, "PHB")).extra, "x")
+    assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) is None, "gpu2 is not told of"
+    asked = "$ nvidia-smi topo -p2p r\n" + alike(2, "CNS")
+    facts = load_facts(read(said + alike(2, "PHB") + asked).extra, "x")
+    assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) == "chipset not supported"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| GPU{} | NVIDIA {} |",
+        "- **GPU {}:** NVIDIA {} | 24576 MiB | driver 595.71.05",
+        "- GPU{}: {} (PCIe slot 3)",
+        "GPU #{} = {}, 48 GB",
+    ],
+)
+def test_lists_of_gpus_in_prose_name_them(line: str) -> None:
+    said = "\n".join(line.format(i, name) for i, name in enumerate(("RTX A4000", "RTX A6000")))
+    names = [d.extra.get("name") for d in read(f"{said}\n\n{alike(2, 'PHB')}").devices[:2]]
+    assert [str(name).removeprefix("NVIDIA ") for name in names] == ["RTX A4000", "RTX A6000"]
+
+
+def test_a_node_and_the_end_of_a_row_that_lost_their_tab_are_split() -> None:
+    columns = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
+    cut = matrix("X NV8/NV8 X", "0-27 0N/A;28-55 1N/A", columns).replace("\t", "  ")
+    whole = matrix("X NV8/NV8 X", "0-27 0 N/A;28-55 1 N/A", columns)
+    assert read(cut).devices == read(whole).devices
+    assert [d.numa_node for d in read(cut).devices[:2]] == [0, 1]
+
+
+def test_cpus_are_of_the_era_of_older_slots_that_the_text_states() -> None:
+    gpus = "".join(
+        f"- **GPU {i}:** NVIDIA GeForce RTX 3090 | 24576 MiB\n"
+        "  - **PCIe:** x16 lanes negotiated (GPU max x16, Gen up to 3)\n"
+        for i in range(2)
+    )
+    text = alike(2, "SYS", "0-7 0;8-15 1", "CPU Affinity|NUMA Affinity")
+    (source,) = {x.source for x in read(gpus + text).links if x.kind == "smp"}
+    assert "machines of PCIe Gen3" in str(source)
+    (source,) = {
+        x.source for x in read(gpus.replace("to 3", "to 4") + text).links if x.kind == "smp"
+    }
+    assert "machines of PCIe Gen4" in str(source)
+
+
+def test_cells_that_web_pages_add_to_each_line_are_none() -> None:
+    text = alike(2, "SOC", "0-9;10-19", "CPU Affinity").replace("\t", " ").replace("\n", " | |\n")
+    assert read(text).links == read(text.replace(" | |", "")).links
 
 
 @settings(max_examples=count_examples(20))

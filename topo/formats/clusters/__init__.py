@@ -61,7 +61,7 @@ CLUSTER_FORMATS = (
     ClusterFormat(
         "kubectl get nodes -o json", layers.KUBERNETES_START.match, layers.read_kubernetes
     ),
-    ClusterFormat(slurm_conf.CONF, slurm_conf.CONF_START.match, slurm_conf.read_conf),
+    ClusterFormat(slurm_conf.CONF, slurm_conf.looks_like, slurm_conf.read_conf),
     ClusterFormat(slurm_conf.YAML, slurm_conf.YAML_START.match, _read_yaml),
     ClusterFormat(
         "a list of hosts (first line: host rack spine)",

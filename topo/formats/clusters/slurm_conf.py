@@ -1,4 +1,7 @@
-"""Read Slurm's topology.conf: a tree of switches (topology/tree) or blocks (topology/block)."""
+"""Read Slurm's topology.conf: a tree of switches (topology/tree) or blocks (topology/block).
+
+What `scontrol show topology` prints of it is read, too.
+"""
 
 import re
 from collections.abc import Iterator
@@ -13,11 +16,17 @@ YAML_START = re.compile(r"(?:\s|#[^\n]*(?:\n|$)|---[^\n]*(?:\n|$))*-\s+topology\
 CONF_START = re.compile(
     r"(?:\s|#[^\n]*(?:\n|$))*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE
 )
+# A line of it in a document: in a fence, quoted, or below a prompt.
+_LINE_INSIDE = re.compile(
+    r"[ \t>]{0,40}(?P<line>(?:SwitchName|BlockName)\s{0,9}=.{0,4000}?"
+    r"(?:\b(?:Nodes|Switches)\s{0,9}=.*|\\)|BlockSizes\s{0,9}=.*)",
+    re.IGNORECASE,
+)
 _FIELD = re.compile(r"(\w+)\s*=\s*(\S+)\s*")
 # Keyed by the lower-case first word of a line: Slurm's spelling of it, and the line's other fields.
 _LINES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "switchname": ("SwitchName", ("nodes", "switches", "linkspeed")),
-    "blockname": ("BlockName", ("nodes",)),
+    "switchname": ("SwitchName", ("nodes", "switches", "linkspeed", "level")),
+    "blockname": ("BlockName", ("nodes", "blockindex", "blocksize")),
     "blocksizes": ("BlockSizes", ()),
 }
 # Parts of a host list: text with an optional bracket, and a range in a bracket.
@@ -29,11 +38,28 @@ _COMMA = re.compile(r",(?![^\[\]]*\])")  # outside brackets
 SwitchRow = tuple[str, "str | None", "str | None", str]
 
 
+def looks_like(text: str) -> bool:
+    """Return whether a text begins as topology.conf does, or has lines of it in it."""
+    return CONF_START.match(text) is not None or _find_lines(text) is not None
+
+
+def _find_lines(text: str) -> str | None:
+    """Return the lines of topology.conf in a document, at their numbers; None without any."""
+    found: list[str] = []
+    for line in text.splitlines():
+        match = _LINE_INSIDE.fullmatch(line.rstrip())
+        is_continued = bool(found) and found[-1].endswith("\\")
+        found.append(match["line"] if match else line.strip(" \t>") if is_continued else "")
+    return "\n".join(found) if any(found) else None
+
+
 def read_conf(text: str, where: str) -> Cluster:
     """Read Slurm's topology.conf.
 
     Raise InputError that names file and line.
     """
+    if CONF_START.match(text) is None:
+        text = _find_lines(text) or text
     cluster = Cluster(CONF, where)
     switches: list[SwitchRow] = []
     blocks: list[str] = []
@@ -49,7 +75,9 @@ def read_conf(text: str, where: str) -> Cluster:
                 f"{place}: {_LINES[kind][0]}={name} names nothing below it; expected Nodes= or "
                 "Switches="
             )
-        switches.append((name, fields.get("nodes"), fields.get("switches"), place))
+        # scontrol lists the hosts below switches at all levels above
+        hosts = None if "switches" in fields and "level" in fields else fields.get("nodes")
+        switches.append((name, hosts, fields.get("switches"), place))
     add_switches(cluster, switches)
     if blocks and len(blocks) < len(cluster.above):
         raise InputError(

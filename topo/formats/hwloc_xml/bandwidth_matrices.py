@@ -6,8 +6,8 @@ meaningless, and it contains only the links that GPUs report: links between NVSw
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us
 from ...names import join_first
 from ...notes import assumed
+from ..amd_boards import is_mesh_of_dies
 from ..safe_xml import Element
 from .cpus import Cpus
 from .objects import HwlocMachine
@@ -37,11 +38,12 @@ class BandwidthMatrix:
     """A matrix: the gp_index of its objects, and its values other than 0 off the diagonal.
 
     The keys of `values` are (source, destination) by gp_index. Values are MB/s, or hops in
-    XGMIHops.
+    XGMIHops. `element` is for errors.
     """
 
     objects: tuple[int, ...]
     values: Mapping[tuple[int, int], int]
+    element: Element
 
 
 def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMatrix]:
@@ -88,7 +90,7 @@ def _read_matrix(element: Element) -> BandwidthMatrix:
             )
         if int(text) and i // size != i % size:
             nonzero[numbers[i // size], numbers[i % size]] = int(text)
-    return BandwidthMatrix(numbers, nonzero)
+    return BandwidthMatrix(numbers, nonzero, element)
 
 
 def _read_words(element: Element, tag: str) -> list[str]:
@@ -155,12 +157,40 @@ class MatrixLinkReader:
             earlier = rates.get(ends, 0)
             # parts of a GPU share its xGMI
             rates[ends] = max(earlier, value) if kind == "xgmi" else earlier + value
+        links = list(self._build_links(rates, name, kind))
         if kind == "xgmi" and set(rates.values()) == {_CONSTANT_XGMI_MBps}:
-            self.machine.notes.add(
-                f"matrix {name}",
-                "says 100 GB/s of every link, which hwloc writes whatever the link; not measured",
-            )
-        self.links += self._build_links(rates, name, kind)
+            self._check_mesh(rates, matrix.element)
+            links = [self._rate_constant(link, name) for link in links]
+        self.links += links
+
+    def _check_mesh(self, rates: Iterable[tuple[str, str]], element: Element) -> None:
+        """Raise InputError if links join all of eight dies that have too few links for it.
+
+        ROCm SMI counts one hop also over other GPUs (open-mpi/hwloc#775).
+        """
+        near = Counter(src for src, _ in rates)
+        for gpu, count in near.items():
+            board = find_gpu_board(self._gpu_by_id[gpu]) if gpu in self._gpu_by_id else None
+            if board is not None and is_mesh_of_dies(board, len(near), count):
+                raise element.make_error(
+                    f"joins each {board.name} to {count} others, which ROCm SMI says also of GPUs "
+                    "joined over others, so which have links of their own is not known; give "
+                    "rocm-smi --showtopo, with its weights"
+                )
+
+    def _rate_constant(self, link: Link, name: str) -> Link:
+        """Return a link whose rate is hwloc's constant with that of the GPU's board, if known."""
+        gpu = self._gpu_by_id.get(link.src) or self._gpu_by_id.get(link.dst)
+        board = find_gpu_board(gpu) if gpu is not None else None
+        doubt = "says 100 GB/s of every link, which hwloc writes whatever the link; not measured"
+        if board is None or board.kind != "xgmi" or not board.wires:
+            self.machine.notes.add(f"matrix {name}", doubt)
+            return replace(link, source=assumed("what hwloc writes of any xGMI link"))
+        rate = board.pair_wires * board.wire_GBps
+        taken = f"{doubt}; taken as {float(rate):g} GB/s, as {board.name} has"
+        self.machine.notes.add(f"matrix {name}", taken)
+        how = assumed(f"xGMI links of an {board.name}")
+        return replace(link, bandwidth_GBps=rate, count=board.pair_wires, source=how)
 
     def _find_ends(self, row: int, column: int) -> tuple[str, str] | None:
         """Return the ids of two objects' devices, None if no link can join them.

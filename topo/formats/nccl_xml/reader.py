@@ -371,6 +371,9 @@ def _read_nic(
 ) -> None:
     known_pci = None if pci is None or get_topoplan_attribute(pci, "made_up") else pci
     names: list[str] = []
+    if not element.select("net"):
+        where = "" if pci is None else f" of pci {(pci.get('busid') or '').lower()}"
+        partial.notes.add(f"the <nic>{where}", "has no <net> in it; left out")
     for net in element.select("net"):
         name = net.get("name") or f"nic{net.get('dev') or 0}"
         extra = read_attributes(net)

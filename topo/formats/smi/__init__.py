@@ -16,16 +16,18 @@ from ...derived.board_size import find_short_boards
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
-from ...facts.keys import gpu_subject
+from ...facts.keys import HOST, gpu_subject
 from ...graph import Device, Link, Topology
 from ...hardware import ASSUMED_PLACE, PcieLink
 from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note, Source
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
+from ..said_host import find_host_facts
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_unknown_boards
-from .cells import Cells, iterate_members, list_some, read_cells
+from .cells import Cells, count_nvlinks, iterate_members, list_some, read_cells
+from .cuda_samples import build_sample_facts, read_samples
 from .facts import (
     MAX_PAIRED,
     SOURCE,
@@ -33,6 +35,7 @@ from .facts import (
     build_p2p_facts,
     has_own_memory,
     is_p2p,
+    list_gpu_numbers,
     read_affinities,
 )
 from .inferred import InferredTopology, assume_rates
@@ -44,6 +47,7 @@ from .nvlink_output import (
     choose_nvlink_rate,
     join_nvlinks,
     match_peers,
+    note_other_counts,
 )
 from .other_links import join_other_links
 from .parser import (
@@ -110,16 +114,22 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
     said = find_said_pcie(text) or elsewhere
-    output.modes = tuple(find_mig_facts(text))
+    output.stated = (*find_mig_facts(text), *find_host_facts(text))
+    output.samples = read_samples(text)
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
+    of_pcie = [m for m in matrices if not m.has_nvlinks]
     matrices = [m for m in matrices if m.has_nvlinks] or matrices  # -m includes all labels of -mp
     if not matrices:
         return _read_without_matrix(output, p2p, where)
     table = matrices[0]
-    for other in matrices:
-        if (other.names, other.rows) != (table.names, table.rows):
+    for other in (*matrices, *of_pcie):
+        if other.has_nvlinks == table.has_nvlinks:
+            is_alike = (other.names, other.rows) == (table.names, table.rows)
+        else:
+            is_alike = _has_labels_of(other, table)
+        if not is_alike:
             raise InputError(
                 f"{where}: two matrices that differ, at lines {table.line} and {other.line}; "
                 "expected one machine in a file, or several that are alike: give topo-probe a "
@@ -131,6 +141,16 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
     return _read_matrix(table, output, p2p, names, said, find_cpu(text), where)
+
+
+def _has_labels_of(pcie: LabelMatrix, table: LabelMatrix) -> bool:
+    """Return whether a matrix of `-mp` can be of the machine of one of `-m`, which has NV# too."""
+    return pcie.names == table.names and all(
+        label == below or None in (label, below) or count_nvlinks(label) > 0
+        for name, row in pcie.rows.items()
+        if name in table.rows
+        for label, below in zip(table.rows[name].cells, row.cells, strict=False)
+    )
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
@@ -176,6 +196,11 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
             f"{where}: line {output.failed}: nvidia-smi failed to run its matrix, so nothing is "
             "known; run topo-probe on the machine: it asks for one fact at a time and keeps those "
             "that are answered"
+        )
+    if cut := [gpu for gpu, x in output.nvlinks_by_gpu.items() if x.is_cut and x.remote]:
+        raise InputError(
+            f"{where}: the links of GPU {cut[0]} break off; give the whole output of nvidia-smi "
+            "nvlink -R, or nvidia-smi topo -m"
         )
     if output.nvlinks_by_gpu:
         return _build(where, *join_nvlinks(output, where), output.nvlinks_by_gpu)
@@ -229,6 +254,15 @@ def _read_matrix(
             f"nvidia-smi nvlink lists {list_some(strangers)}, which the matrix does not have; "
             "left out"
         )
+    if cut := [gpu for gpu, listing in listings.items() if listing.is_cut]:
+        listings = {
+            gpu: NvlinkListing(x.name, x.uuid) if x.is_cut else x for gpu, x in listings.items()
+        }
+        notes.append(
+            f"the links of {list_some(f'gpu{gpu}' for gpu in cut)} break off in the text; left out"
+        )
+    if table.has_nvlinks and cells.gpus.bit_count() > 1:
+        note_other_counts(listings, cells, notes)
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
     said_links = _find_said(said, cells, boards, how.startswith("by"), notes)
@@ -244,7 +278,8 @@ def _read_matrix(
     facts = [
         *build_matrix_facts(table, cells),
         *build_p2p_facts(p2p, frozenset(table.names), notes),
-        *(f for f in output.modes if f.subject.replace("gpu/", "GPU") in table.names),
+        *build_sample_facts({} if p2p else output.samples, list_gpu_numbers(table)),
+        *(f for f in output.stated if f.subject.replace("gpu/", "GPU") in (HOST, *table.names)),
     ]
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")
@@ -294,6 +329,12 @@ def _check_pairs(table: LabelMatrix, cells: Cells, where: str) -> None:
         for i, j in combinations(iterate_members(cells.gpus), 2)
         if cells.labels[i][j] is None
     ]
+    if unknown and cells.unknown:
+        raise InputError(
+            f"{where}: the matrix of line {table.line} joins {list_some(unknown, 3)} by "
+            f"{list_some(cells.unknown, 3)}, which nvidia-smi does not print; expected NV#, PIX, "
+            "PXB, PHB, NODE or SYS: other makers' tools are not read, only those of NVIDIA and AMD"
+        )
     if unknown:
         raise InputError(
             f"{where}: the matrix of line {table.line} does not say how {list_some(unknown, 3)} "

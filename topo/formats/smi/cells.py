@@ -24,13 +24,14 @@ class Cells:
     `ids` are device ids, `gpus` the set of GPUs. `labels[i][j]` is the label from i to j, or from j
     to i if only that is known, or None if neither is. `with_label[label][i]` is the set of devices
     that have that label with i in either direction; if a pair has two PCI Express labels, the
-    nearer counts.
+    nearer counts. `unknown` are the labels that neither nvidia-smi nor topoplan prints.
     """
 
     ids: tuple[str, ...]
     gpus: int
     labels: list[list[str | None]]
     with_label: Mapping[str, list[int]]
+    unknown: tuple[str, ...] = ()
 
     def find_near(self, i: int, label: str) -> int:
         """Return the set of devices that i reaches over PCI Express by `label` or a nearer one.
@@ -108,7 +109,7 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
     Notes on missing and odd cells are added to `notes`.
     """
     ids = _name_devices(table, nics, notes)
-    labels = _read_labels(table, ids, notes)
+    labels, unknown_labels = _read_labels(table, ids, notes)
     size = len(ids)
     with_label = {label: [0] * size for label in (*PCIE_LABELS, *_OTHER_LABELS, "NV", "XGMI")}
     uneven: list[str] = []
@@ -140,6 +141,7 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
         sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name)),
         labels,
         with_label,
+        unknown_labels,
     )
 
 
@@ -159,8 +161,11 @@ def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str])
 
 def _read_labels(
     table: LabelMatrix, ids: tuple[str, ...], notes: list[str]
-) -> list[list[str | None]]:
-    """Return the labels as printed, SOC as SYS; None for a missing or unknown one."""
+) -> tuple[list[list[str | None]], tuple[str, ...]]:
+    """Return the labels as printed, SOC as SYS, None for a missing or unknown one.
+
+    The second value lists the unknown ones.
+    """
     labels_by_row: list[list[str | None]] = []
     absent: list[str] = []
     shifted: list[str] = []
@@ -190,4 +195,4 @@ def _read_labels(
     ):
         if names:
             notes.append(note.format(list_some(names)))
-    return labels_by_row
+    return labels_by_row, tuple(unknown)

@@ -171,5 +171,11 @@ def build_p2p_facts(
                     yield Fact(subject, key, status, source, None if status else "unknown")
 
 
+def list_gpu_numbers(table: LabelMatrix) -> tuple[str, ...]:
+    """Return the numbers of a matrix's GPUs, as facts have them; of too many, none."""
+    names = [_get_index(name) for name in table.names if GPU_NAME.fullmatch(name)]
+    return tuple(names) if len(names) <= MAX_PAIRED else ()
+
+
 def _get_index(name: str) -> str:
     return name.removeprefix("GPU")

@@ -48,7 +48,7 @@ def assume_rates(
 
     Of several boards the fastest PCIe and the slowest NVLink count. `cpu` is what `find_cpu` finds
     in the text. `generation` is the newest of PCIe if the text states that of all GPUs: without
-    boards it counts for switches above them, and for the era of the CPUs.
+    boards it counts for switches above them; if it is older than theirs, CPUs are of its era.
     """
     name, model = cpu or ("", None)
     if not boards:
@@ -59,13 +59,14 @@ def assume_rates(
         source = assumed(f"{_describe(link)}, of the generation that the text states for the GPUs")
         return AssumedRates(link, source, between_cpus=between_cpus)
     fastest = max(boards.values(), key=lambda board: board.pcie.bandwidth_GBps)
+    era = min(fastest.pcie.generation, generation or fastest.pcie.generation)
     wired = [board.wire_GBps for board in boards.values() if board.wires]
     rates = AssumedRates(
         fastest.pcie,
         assumed(f"{_describe(fastest.pcie)}, {how}"),
         boards=boards,
         how=how,
-        between_cpus=assume_between_cpus(fastest.pcie.generation, model, name),
+        between_cpus=assume_between_cpus(era, model, name),
     )
     if wired:
         rates = replace(

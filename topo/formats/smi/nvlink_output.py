@@ -16,7 +16,7 @@ from ...facts import Fact, keys
 from ...facts.keys import gpu_subject, nvlink_subject
 from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvswitch_adding
-from .cells import list_some
+from .cells import Cells, count_nvlinks, iterate_members, list_some
 from .inferred import AssumedRates, assume_rates
 from .parser import NvlinkListing, SmiOutput
 
@@ -60,6 +60,29 @@ def choose_nvlink_rate(
         if rate != raw and abs(raw - rate) <= _RAW_EXCESS * rate:
             return rate, f"{source}, {float(rate):g} by the datasheet"
     return raw, source
+
+
+def note_other_counts(
+    listings: Mapping[int, NvlinkListing], cells: Cells, notes: list[str]
+) -> None:
+    """Note GPUs whose active NVLinks, by `nvidia-smi nvlink`, do not fit a matrix's NV#.
+
+    NV# counts the links to one GPU or, on NVSwitches, all links of the GPU.
+    """
+    odd = []
+    for i in iterate_members(cells.gpus):
+        listing = listings.get(int(cells.ids[i][3:]))
+        if listing is None or not (listing.speed or listing.remote):
+            continue
+        active = sum(map(bool, listing.speed.values())) if listing.speed else len(listing.remote)
+        counts = [count_nvlinks(cells.labels[i][j]) for j in iterate_members(cells.gpus)]
+        if active not in (max(counts), sum(counts)):
+            odd.append(f"{active} of {cells.ids[i]}")
+    if odd:
+        notes.append(
+            f"nvidia-smi nvlink lists active NVLinks that do not fit the matrix: {list_some(odd)}; "
+            "the matrix is taken"
+        )
 
 
 def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link], list[str]]:

@@ -36,7 +36,7 @@ _COLUMNS = (
     (
         NUMA,
         re.compile(
-            r"(?:NUMA|Memory)[\s_]*Affinity|(?<!\x00)\bNUMA\b(?![\s\x00]*(?:ID|Affinity))",
+            r"(?:NUMA|Node|Memory)[\s_]*Affinity|(?<!\x00)\bNUMA\b(?![\s\x00]*(?:ID|Affinity))",
             re.IGNORECASE,
         ),
     ),
@@ -46,6 +46,7 @@ _SPACE = "\x00"
 _GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # lost tabs: NIC8NIC9
 _QUOTE = re.compile(r"[ \t]{0,40}(?:>[ \t]?){1,8}")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?://|#|\*|\+|\|)[ \t]?")  # a comment, a list, a change, a table
+_LAST_BARS = re.compile(r"(?:[ \t]{1,40}\|){1,9}$")  # cells that web pages add to each line
 _BEFORE_HEADING = re.compile(
     r"[^|]{0,200}?(?:topo -m|[`'\"\u2018-\u201f])(?=\s{1,80}GPU\d)"
 )  # a prompt or a quote on the heading's line
@@ -58,11 +59,14 @@ _CPU_RANGES = re.compile(r"[0-9]{1,7}-[0-9]{1,7}")
 _GLUED_AFFINITY = re.compile(
     rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})"
 )
+_GLUED_END = re.compile(r"([0-9][0-9,-]{0,999})(N/A)")  # 0N/A, of the last two columns
 _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
-_WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
+_WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link|^\s*(?:\.{3,}|\u2026)\s*$")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
+# A command of another maker, whose labels and devices have other meanings: mthreads-gmi topo -m.
+_FOREIGN = re.compile(r"\b((?!nvidia-)[a-z]{2,12}-?[sg]mi) topo\b")
 _NIC_LEGEND = re.compile(
     r"\s{0,40}(?:[-*] )?`?(NIC\d{1,6})`?\s{0,9}(?::|=|[-=]>|\t(?=\s{0,9}[a-z]))\s{0,40}(\S.{0,200})"
 )
@@ -81,6 +85,11 @@ _REMOTE = re.compile(
 _SPEED = re.compile(
     r"\s{0,40}Link (\d{1,4}): (?:([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s|<?inactive>?)\s{0,40}",
     re.IGNORECASE,
+)
+# What is left of a listing of links: a line that breaks off, or dots for the rest.
+_CUT_LINK = re.compile(
+    r"\s{0,40}(?:Link(?: \d{1,4}(?:: ?(?:R[\w ]{0,14}[0-9A-Fa-f:.]{0,15})?)?)?"
+    r"|\.{3,}|\u2026)\s{0,40}"
 )
 # A row of a device that the heading does not name: two labels tell it from prose.
 _STRANGER = re.compile(
@@ -144,13 +153,15 @@ class NvlinkListing:
     """A GPU in the output of `nvidia-smi nvlink`.
 
     `remote` maps a link's number to the PCI address at its other end (-R), `speed` to its GB/s as
-    text, None if the link is inactive (-s). Both are empty if that output is missing.
+    text, None if the link is inactive (-s). Both are empty if that output is missing. `is_cut` says
+    that the text leaves links out.
     """
 
     name: str = ""
     uuid: str | None = None
     remote: dict[int, str] = field(default_factory=dict)
     speed: dict[int, str | None] = field(default_factory=dict)
+    is_cut: bool = False
 
     @property
     def identity(self) -> dict[str, str]:
@@ -166,7 +177,7 @@ class SmiOutput:
     `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
     nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
     None if there is none. `odd` is a column of that row, if it is a heading, that nvidia-smi does
-    not print. `modes` are facts of the MIG modes of GPUs.
+    not print. `stated` are facts in the text around it, `samples` what CUDA's samples say of P2P.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -175,7 +186,8 @@ class SmiOutput:
     failed: int | None = None
     stray: int | None = None
     odd: str = ""
-    modes: tuple[Fact, ...] = ()
+    stated: tuple[Fact, ...] = ()
+    samples: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
 
 def looks_like(text: str) -> bool:
@@ -210,10 +222,7 @@ def parse_output(text: str, where: str) -> SmiOutput:
         if "Failed to run topology matrix" in line:
             output.failed = number
         elif (heading := _parse_heading(line, number, flag, where)) is not None:
-            heading.start, typed = command or (number, "")
-            prompt = _PROMPT.search(typed)
-            heading.host = prompt.group(1) if prompt else None
-            heading.has_nvlinks = "topo -mp" not in typed
+            _add_command(heading, *(command or (number, "")), where)
             matrix, listing, flag, command = heading, None, None, None
             output.tables.append(matrix)
             if len(output.tables) > MAX_TABLES:
@@ -245,6 +254,22 @@ def parse_output(text: str, where: str) -> SmiOutput:
     return output
 
 
+def _add_command(heading: LabelMatrix, number: int, typed: str, where: str) -> None:
+    """Add what the line of a command, `typed`, says of its matrix.
+
+    Raise InputError for another maker's command.
+    """
+    if foreign := _FOREIGN.search(typed):
+        raise InputError(
+            f"{where}: line {number}: the matrix of {foreign.group(1)}, which is not read; "
+            "expected that of nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology"
+        )
+    prompt = _PROMPT.search(typed)
+    heading.start = number
+    heading.host = prompt.group(1) if prompt else None
+    heading.has_nvlinks = "topo -mp" not in typed
+
+
 def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
     """Yield the numbers and texts of lines that may matter, without markup."""
     for number, raw in enumerate(text.split("\n"), 1):
@@ -259,7 +284,7 @@ def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
             if _SNIFF.match(raw[:1000]):
                 raise InputError(f"{where}: line {number} has {len(raw)} characters; {_TOO_WIDE}")
             continue
-        if line := _remove_markup(raw.rstrip()):
+        if line := _remove_markup(_LAST_BARS.sub("", raw.rstrip())):
             yield number, line
 
 
@@ -432,13 +457,15 @@ def _place_affinities(
 def _split_glued(word: str) -> list[str]:
     """Split a word that lost its tabs: `NODEPXB` into NODE and PXB, `SYS0-15` into SYS and 0-15.
 
+    `0N/A`, a node and the end of the row, is split, too.
+
     `NV18` followed by a number stays whole, since the boundary between them is unknown.
     """
     if _KNOWN_LABEL.fullmatch(word):
         return [word]
     if _GLUED_LABELS.fullmatch(word):
         return _KNOWN_LABEL.findall(word)
-    glued = _GLUED_AFFINITY.fullmatch(word)
+    glued = _GLUED_AFFINITY.fullmatch(word) or _GLUED_END.fullmatch(word)
     return [*_split_glued(glued.group(1)), glued.group(2)] if glued else [word]
 
 
@@ -472,6 +499,8 @@ def _parse_link(line: str, listing: NvlinkListing) -> None:
         listing.remote.setdefault(int(remote.group(1)), normalize_bus_id(remote.group(2)))
     elif speed := _SPEED.fullmatch(line):
         listing.speed.setdefault(int(speed.group(1)), speed.group(2))
+    elif _CUT_LINK.fullmatch(line):
+        listing.is_cut = True
 
 
 def normalize_bus_id(text: str) -> str:
