@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import lcm
+from typing import NamedTuple
 
 from .clock import pace
 from .exact import fraction_gcd
@@ -28,6 +29,20 @@ Route = tuple[str, ...]
 _Reached = dict[str, tuple[int, int, int, int, str]]
 # With more GPUs, searching the routes of all pairs takes too long just to print a number of rounds.
 _ROUTED_RANKS = 64
+
+# The other end of a link, its latency in whole units, and the rank of its width, the widest first.
+_Hop = tuple[str, int, int]
+
+
+class _Near(NamedTuple):
+    """The links of a topology: from each device to others but GPUs, and into each GPU.
+
+    `widest` is the rank of the widest link.
+    """
+
+    between: dict[str, list[_Hop]]
+    into: dict[str, list[_Hop]]
+    widest: int
 
 
 def route_links(route: Route) -> tuple[tuple[str, str], ...]:
@@ -52,6 +67,13 @@ class Router:
         self._reached_from: dict[str, _Reached] = {}
         self._routes: dict[tuple[str, str], Route | None] = {}
         self._gpus = frozenset(topology.ranks)
+        # A rule may search fewer links than the topology that it is for has.
+        self._searched = topology
+
+    @cached_property
+    def _near(self) -> _Near:
+        """The links as searches need them. On large machines that takes longer than a bound."""
+        topology = self._searched
         # Integers compare several times as fast as fractions: latencies are scaled by their common
         # denominator, and widths are replaced by their rank.
         scale = lcm(*(x.denominator for x in topology.latency_us.values()))
@@ -60,15 +82,15 @@ class Router:
             link: (link[1], int(topology.latency_us[link] * scale), width[capacity])
             for link, capacity in pace(topology.capacity_GBps.items(), "reading links for routes")
         }
-        self._between = {
+        between = {
             device: [hops[device, near] for near in neighbours if near not in self._gpus]
             for device, neighbours in topology.out_neighbours.items()
         }
-        self._into: dict[str, list[tuple[str, int, int]]] = {gpu: [] for gpu in topology.ranks}
+        into: dict[str, list[_Hop]] = {gpu: [] for gpu in topology.ranks}
         for (device, end), (_, latency, width_rank) in hops.items():
             if end in self._gpus:
-                self._into[end].append((device, latency, width_rank))
-        self._widest = min(width.values(), default=0)
+                into[end].append((device, latency, width_rank))
+        return _Near(between, into, min(width.values(), default=0))
 
     def route(self, src: int, dst: int) -> Route | None:
         """Return the route from rank `src` to rank `dst`; `find_route` takes device ids.
@@ -168,7 +190,7 @@ class Router:
         if end in reached:
             return reached[end][-1]
         offers = []
-        for near, hop_latency, width in self._into.get(end, ()):
+        for near, hop_latency, width in self._near.into.get(end, ()):
             if near in reached:
                 latency, hops, narrow, order, _ = reached[near]
                 offers.append((latency + hop_latency, hops, max(narrow, width), order, near))
@@ -183,15 +205,16 @@ class Router:
         if start in self._reached_from:
             return self._reached_from[start]
         reached: _Reached = {}
-        heap = [(0, 0, self._widest, 0, start, start)]
+        between = self._near.between
+        heap = [(0, 0, self._near.widest, 0, start, start)]
         count = 0
         while heap:
             latency, hops, narrow, _, device, previous = heapq.heappop(heap)
             if device in reached:
                 continue
             reached[device] = latency, hops, narrow, len(reached), previous
-            self.steps += len(self._between[device])
-            for next_device, hop_latency, width in self._between[device]:
+            self.steps += len(between[device])
+            for next_device, hop_latency, width in between[device]:
                 if next_device not in reached:
                     count += 1
                     key = latency + hop_latency, hops + 1, max(narrow, width)

@@ -129,11 +129,12 @@ def has_single_paths(
     They do not restrict them if GPUs are linked to GPUs only, as schedules then use all paths
     between them, nor if switches compute what the collective needs.
     """
+    if len(topology.ranks) > max_ranks:
+        return False
     direct = all(
         topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
     )
-    few = len(topology.ranks) <= max_ranks
-    return few and not direct and not computes_in_network(topology, collective)
+    return not direct and not computes_in_network(topology, collective)
 
 
 def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, str]]:

@@ -133,7 +133,7 @@ class _SwitchSearch(Router):
         super().__init__(topology)
         self._number = number
         ends: dict[str, list[tuple[int, int, int]]] = {device: [] for device in number}
-        for gpu, links in self._into.items():
+        for gpu, links in self._near.into.items():
             for device, us, width in links:
                 ends[device].append((number[gpu], us, width))
         self._ends = {a: np.array(x, dtype=np.int64).reshape(-1, 3) for a, x in ends.items()}
