@@ -232,3 +232,15 @@ def test_a_placeholder_matters_to_a_nic_that_is_faster(port: str, is_slow: bool)
     nic = f"+ PCI[0.2] - NIC/0-35000\n              + NET[{port}] - NET/0-0 (0/1/1/{port}00000)\n"
     found = list_findings(read(NEW.format(0, 1) + nic))
     assert [f.about for f in found if f.what == "placeholder-pcie"] == [("nic-0-35000",)] * is_slow
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "outside"), [(OLD, 9, ["CPU/0-1", "GPU/0-47000"]), (DEVS, 7, ["DEV/0-1b000"])]
+)
+def test_links_to_devices_below_the_cut_are_noted(text: str, kept: int, outside: list[str]) -> None:
+    def find_ends(lines: list[str]) -> list[str]:
+        notes = " ".join(str(note) for note in read("".join(lines)).notes)
+        return sorted(re.findall(r"a link leads to (\S+), which NCCL's graph does not list", notes))
+
+    assert find_ends(text.splitlines(True)) == []
+    assert find_ends(text.splitlines(True)[:kept]) == outside
