@@ -479,6 +479,8 @@ def test_gpus_without_access_to_each_other_have_no_p2p() -> None:
     text = table("ACCESS TABLE:", names, lambda i, j: "ENABLED" if i == j else "DISABLED")
     text += table("LINK TYPE TABLE:", names, lambda i, j: "SELF" if i == j else "PCIE")
     assert "no access to each other's memory" in refused(read(text))[0]
+    (advice,) = (f.advice for f in list_findings(read(text)) if f.what == "p2p-refused")
+    assert "CONFIG_HSA_AMD_P2P" in advice and "registry" not in advice
     assert not refused(read(text.replace("DISABLED", "ENABLED ")))
     title = "===== Link accessibility between two GPUs ====="
     text = table(title, ["GPU0", "GPU1"], lambda i, j: str(i == j))

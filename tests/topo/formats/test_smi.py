@@ -27,6 +27,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
+from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
 from topoplan.topo.matrix import ConnectionFinder
@@ -1156,6 +1157,22 @@ def test_what_cuda_samples_say_of_p2p_counts_where_it_is_the_same_of_all(
     asked = "$ nvidia-smi topo -p2p r\n" + alike(2, "CNS")
     facts = load_facts(read(said + alike(2, "PHB") + asked).extra, "x")
     assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) == "chipset not supported"
+
+
+@pytest.mark.parametrize(
+    ("said", "source", "advice"),
+    [
+        (_PEER.format(0, 1, "No") + _PEER.format(1, 0, "No"), "simpleP2P", "see nvidia-smi topo"),
+        ("$ nvidia-smi topo -p2p r\n" + alike(2, "NS"), "nvidia-smi topo -p2p r", "says no more"),
+    ],
+)
+def test_who_refused_p2p_is_named_and_not_to_be_asked_again(
+    said: str, source: str, advice: str
+) -> None:
+    answers = [v for v in judge_pairs(read(alike(2, "PIX") + said)) if v.kind == "p2p"]
+    assert [answer.answer for answer in answers] == ["no"]
+    assert answers[0].evidence[-1].startswith(f"{source}: read not supported")
+    assert advice in str(answers[0].advice)
 
 
 @pytest.mark.parametrize(
