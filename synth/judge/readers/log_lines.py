@@ -81,6 +81,8 @@ TIMED_OUT = re.compile(
 )
 # What CUDA says to any program whose GPUs do not reach each other.
 NO_PEERS = re.compile(r"\bpeer access is not supported between these two devices\b")
+# What p2pBandwidthLatencyTest says of them.
+CANNOT_REACH = re.compile(r"\bDevice=\d{1,4} CANNOT Access Peer Device=\d")
 # The process that writes a message.
 PROCESS = re.compile(r":(\d{1,10}):\d{1,10} \[-?\d{1,9}\]")
 # A warning with the place in the library's source, which newer versions print.

@@ -228,6 +228,14 @@ def test_what_cuda_says_of_peers_is_read_in_any_program_s_words() -> None:
     assert "p2p-refused-cuda" in list_names(read("".join(LOG) + said))
 
 
+def test_what_the_samples_say_of_peers_is_a_finding_beside_what_ran() -> None:
+    said = "Device=0 CANNOT Access Peer Device=1\nDevice=1 CANNOT Access Peer Device=0\n"
+    assert "p2p-refused-test" in list_names(read(said + "".join(LOG)))
+    assert "p2p-refused-test" not in list_names(read(said.replace("NOT", "") + "".join(LOG)))
+    with pytest.raises(InputError, match="not a format that is known"):
+        read(said)
+
+
 def test_an_excerpt_with_a_failing_call_is_no_start() -> None:
     failed = warn(0, "NET/IB : Got completion with error 5") + sign(0, "proxy.cc:692 -> 6")
     with pytest.raises(InputError, match=r"^file: a call failed: line 1: .*Got completion"):

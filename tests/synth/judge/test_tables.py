@@ -483,3 +483,28 @@ def test_a_table_that_adds_but_checks_out_of_place_only_is_of_sendrecv() -> None
     named = "# Collective test starting: all_reduce_perf\n" + HEADER + rows
     for text in (HEADER + unchecked, named):
         assert {m.collective for m in read(text).measurements} == {"allreduce"}
+
+
+def test_rows_of_several_runs_without_headers_are_told_apart_by_their_sizes() -> None:
+    text = HEADER
+    for ranks, algbw in ((8, 180.0), (16, 185.0), (64, 175.0)):
+        text += f"=== {ranks} ranks ===\n"
+        for exponent in (30, 31):
+            text += row(1 << exponent, algbw, algbw * 2 * (ranks - 1) / ranks)
+    found = read(text.replace(HEADER, "all_reduce_perf -b 1G -e 2G\n"))
+    assert sorted({m.ranks for m in found.measurements}) == [8, 16, 64]
+    assert len(found.measurements) == 12
+    # The rows of one run in another order are its own.
+    turned = read(HEADER + row(1 << 31, 180.0, 315.0) + row(1 << 30, 180.0, 315.0))
+    assert {(m.ranks, m.run) for m in turned.measurements} == {(8, 0)}
+
+
+def test_a_run_of_one_rank_beside_others_is_left_out() -> None:
+    one = DEVICES.format(0, 16)
+    alone = one + HEADER + row(1 << 30, 267.4, 267.4, "sum", "0")
+    two = one + DEVICES.format(1, 17) + HEADER + row(1 << 30, 4.0, 4.0)
+    found = read(two + alone)
+    assert {m.ranks for m in found.measurements} == {2} and not found.findings
+    assert any("a run of one rank" in note for note in found.notes)
+    (finding,) = read("# reduce_perf\n" + alone).findings
+    assert finding.name == "single-rank" and finding.message.startswith("one rank is listed")
