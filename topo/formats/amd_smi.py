@@ -38,7 +38,7 @@ from .amd_tables import (
 )
 from .gpu_names import find_gpu_names, list_boards
 from .pasted import clean
-from .said_host import find_host_facts
+from .said_host import find_host_facts, find_settings
 
 __all__ = ["looks_like", "read"]
 
@@ -113,7 +113,7 @@ def read(text: str, where: str) -> Topology:
     devices = (*gpus, *cpus)
     boards = dict.fromkeys(ids.values(), model.board if model.is_named else None)
     short = find_short_boards(Topology("tables", devices, tuple(links)), boards)
-    notes += [board.describe() for board in short]
+    notes += [*(board.describe() for board in short), *find_settings(text)]
     return Topology(
         PurePath(where).stem or where,
         devices,

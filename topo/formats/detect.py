@@ -156,6 +156,11 @@ _REFUSED_ANYWHERE = (
         _TOPO,
     ),
     (
+        r"^\W{0,40}Peer access from .{1,200} : (?:Yes|No)\b|\bDevice=\d+ CAN(?:NOT)? Access Peer ",
+        "what CUDA's samples say of P2P, but not what joins the GPUs",
+        f"{_TOPO}; the samples' lines count beside it",
+    ),
+    (
         r"^GPU \d+: .{1,200}\(UUID: ",
         "the output of nvidia-smi -L: GPUs, but not what joins them",
         _TOPO,

@@ -224,6 +224,9 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
     statuses = {
         key: [view.facts.get_text(subject, key) for subject in subjects] for key in _READ_AND_WRITE
     }
+    if path in PCIE_PATHS and not any(map(any, statuses.values())):
+        told = [view.facts.get_text(subject, keys.P2P_PCIE) for subject in subjects]
+        statuses |= {keys.P2P_PCIE: told} if any(told) and told != ["ok", "ok"] else {}
     refusal = next(
         (text for texts in statuses.values() for text in texts if text not in (None, "ok")), None
     )
@@ -280,7 +283,8 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
 
 def _name_source(view: PairView, subjects: Iterable[str]) -> str:
     """Return who told P2P's status: nvidia-smi or a sample of CUDA in a text, else NVML."""
-    told = (view.facts.get_source(s, key) for s in subjects for key in _READ_AND_WRITE)
+    asked = (*_READ_AND_WRITE, keys.P2P_PCIE)
+    told = (view.facts.get_source(s, key) for key in asked for s in subjects)
     source = next(filter(None, told), "")
     return source if source.startswith((_TOLD, "simpleP2P", "p2pBandwidth")) else "NVML"
 

@@ -50,6 +50,10 @@ _OTHERS = {
     "what runs on it",
     r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between": "rocm-smi's or amd-smi's "
     "output, which says what the machine is; give here what runs on it",
+    r"Peer access from .{1,200} : (?:Yes|No)\b|\bDevice=\d+ CAN(?:NOT)? Access Peer ": (
+        "what CUDA's samples say of P2P, without what ran; give it beside a table of nccl-tests or "
+        "a log"
+    ),
     r"^nccl_\w+\{|^# (?:HELP|TYPE) ": "Prometheus metrics; give NCCL Inspector's JSON lines",
     r"^[ \t]*Comm\. Op[ \t]+Message Size|\bcomm op: [^\n]{0,200}\| msg size:": (
         "DeepSpeed's summary of communication, which does not state the ranks and whose times "

@@ -61,7 +61,7 @@ NO_P2P = re.compile(
     r"(?:Could not enable P2P|peer query failed) between dev (?P<c>\d+)\s?\(=\w+\) "
     r"and dev (?P<d>\d+)"
 )
-ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set (?:by environment )?to (\S+)")
+ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set (?:by environment )?to (?!%)(\S+)")
 NETWORK = re.compile(r"Using network (\S+)")
 # What the library says of a GPU's NVLink fabric, with NVML's numbers.
 FABRIC = re.compile(

@@ -232,8 +232,15 @@ def test_what_the_samples_say_of_peers_is_a_finding_beside_what_ran() -> None:
     said = "Device=0 CANNOT Access Peer Device=1\nDevice=1 CANNOT Access Peer Device=0\n"
     assert "p2p-refused-test" in list_names(read(said + "".join(LOG)))
     assert "p2p-refused-test" not in list_names(read(said.replace("NOT", "") + "".join(LOG)))
-    with pytest.raises(InputError, match="not a format that is known"):
+    with pytest.raises(InputError, match="CUDA's samples say of P2P, without what ran"):
         read(said)
+
+
+def test_the_source_of_the_library_sets_nothing() -> None:
+    source = '  INFO(NCCL_ENV, "NCCL_GRAPH_FILE set by environment to %s", str);\n'
+    assert list_names(read(source + "".join(LOG))) == list_names(read("".join(LOG)))
+    said = sign(0, "NCCL_GRAPH_FILE set by environment to graph.xml")
+    assert "variable-nccl_graph_file" in list_names(read("".join(LOG) + said))
 
 
 def test_an_excerpt_with_a_failing_call_is_no_start() -> None:

@@ -529,6 +529,8 @@ OTHERS = {
     'As an example:\n<graphs version="1">\n  <graph id="0">\n': "a graph file.*NCCL_TOPO_DUMP_FILE",
     ' it shows\n <graph id="0" pattern="4">\n  <gpu dev="0"/>\n': "a graph file.*topo-judge",
     "hca_id:\tmlx5_0\n\ttransport:\tInfiniBand (0)\n": "ibv_devinfo.*topo -m",
+    "> Peer access from Tesla K40m (GPU0) -> Tesla K40m (GPU1) : No\n": "samples say of P2P.*topo",
+    "Device=0 CANNOT Access Peer Device=1\n": "samples say of P2P.*topo -m",
     "mlx5_0 port 1 ==> ib0 (Up)\n": "ibdev2netdev.*topo -m",
     "        GPU Link Info\n            PCIe Generation\n": "nvidia-smi -q.*topo -m",
     "+----+\n| GPU ID: 0         | Topology Information     |\n": "dcgmi topo.*topo -m",

@@ -1190,6 +1190,52 @@ def test_lists_of_gpus_in_prose_name_them(line: str) -> None:
     assert [str(name).removeprefix("NVIDIA ") for name in names] == ["RTX A4000", "RTX A6000"]
 
 
+@pytest.mark.parametrize(
+    ("name", "label", "one"),
+    [
+        ("GeForce RTX 3090", "NV3", "4"),
+        ("A100-PCIE-40GB", "NV6", "4"),
+        ("Quadro GV100", "NV3", "2"),
+    ],
+)
+def test_bridges_of_which_some_links_do_not_come_up_are_noted(
+    name: str, label: str, one: str
+) -> None:
+    said = f"GPU 0: NVIDIA {name} (UUID: GPU-0)\nGPU 1: NVIDIA {name} (UUID: GPU-1)\n"
+    (note,) = (str(x) for x in read(said + alike(2, label)).notes if "do not come up" in str(x))
+    assert note.startswith(f"gpu0 - gpu1: {label[2:]} NVLinks") and f"has {one}: some" in note
+    for whole in ("NV4", "PHB"):
+        assert "do not come up" not in str(read(said + alike(2, whole)).notes)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_noted"),
+    [
+        ("NCCL_P2P_DISABLE=1 ./all_reduce_perf -g 2\n", True),
+        ("NCCL_P2P_DISABLE: '1'\n", True),
+        ("node7:12:34 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1\n", True),
+        ("NCCL_P2P_DISABLE=0\n", False),
+        ("unset NCCL_P2P_DISABLE\n", False),
+    ],
+)
+def test_p2p_that_is_switched_off_for_nccl_is_noted(said: str, is_noted: bool) -> None:
+    notes = read(f"top\n{said}{alike(2, 'PHB')}").notes
+    assert any(str(note).startswith("line 2: NCCL_P2P_DISABLE is 1") for note in notes) is is_noted
+
+
+def test_p2p_over_pcie_that_is_refused_counts_where_reads_are_not_told() -> None:
+    asked = "$ nvidia-smi topo -p2p p\n" + alike(2, "NS")
+    text = alike(2, "PIX") + asked
+    (answer,) = (v for v in judge_pairs(read(text)) if v.kind == "p2p")
+    assert (answer.answer, answer.evidence[-1]) == (
+        "no",
+        "nvidia-smi topo -p2p p: read not known, write not known, pcie not supported",
+    )
+    said = _DEVICE.format(0, 1, "CAN") + _DEVICE.format(1, 0, "CAN")
+    facts = load_facts(read(said + text).extra, "x")
+    assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) == "ok"
+
+
 def test_a_node_and_the_end_of_a_row_that_lost_their_tab_are_split() -> None:
     columns = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
     cut = matrix("X NV8/NV8 X", "0-27 0N/A;28-55 1N/A", columns).replace("\t", "  ")
