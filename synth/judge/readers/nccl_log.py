@@ -368,6 +368,7 @@ class LogReader:
         draft.transports[lines.name_transport(via)] += 1
         if int(src) >= _MAX_RANKS or int(dst) >= _MAX_RANKS:
             return
+        draft.ends |= {int(src), int(dst)}
         draft.own.add(int(dst if "receive" in match[0] else src))
         if "receive" not in match[0]:
             draft.locations.setdefault(int(src), lines.read_location(at, host))

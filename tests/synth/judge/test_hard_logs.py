@@ -236,6 +236,12 @@ def test_what_the_samples_say_of_peers_is_a_finding_beside_what_ran() -> None:
         read(said)
 
 
+def test_ranks_at_both_ends_of_any_connection_count() -> None:
+    said = "Channel 01/1 : 1[0] -> 3[1] [send] via NET/IB/0/GDRDMA/Shared"
+    (found,) = read(sign(0, said)).communicators
+    assert found.ranks == 4
+
+
 def test_the_source_of_the_library_sets_nothing() -> None:
     source = '  INFO(NCCL_ENV, "NCCL_GRAPH_FILE set by environment to %s", str);\n'
     assert list_names(read(source + "".join(LOG))) == list_names(read("".join(LOG)))

@@ -342,7 +342,7 @@ def test_a_text_cut_after_the_weights_has_the_types_of_links_by_them() -> None:
     assert pairs == {(f"gpu{i}", f"gpu{i ^ 1}") for i in range(4)}
     assert "assumed by the weights: a hop of xGMI weighs 15, PCIe 40" in notes(machine)
     machine = read(weights(lambda i, j: 40 if i ^ 1 == j else 72))
-    assert {x.kind for x in machine.links} == {"pcie"}
+    assert {x.kind for x in machine.links} == {"pcie", "smp"}
     with pytest.raises(InputError, match="the text is cut before it"):
         read(table("ACCESS TABLE:", ADDRESSES, lambda i, j: "ENABLED"))
     half = weights(lambda i, j: 15).rsplit("\n", 3)[0]
@@ -352,6 +352,37 @@ def test_a_text_cut_after_the_weights_has_the_types_of_links_by_them() -> None:
     ):
         with pytest.raises(InputError, match=r"LINK TYPE TABLE.*the text is cut before it"):
             read(text)
+
+
+def test_weights_tell_the_cpus_where_neither_nodes_nor_hops_are_listed() -> None:
+    names = [f"GPU{i}" for i in range(4)]
+    text = table(
+        "== Weight between two GPUs ==", names, lambda i, j: "40" if i // 2 == j // 2 else "61"
+    )
+    machine = read(text)
+    assert {machine.by_id[f"cpu{n}"].kind for n in (0, 1)} == {"cpu"}
+    assert machine.out_neighbours["gpu1"] == machine.out_neighbours["gpu0"] != {"cpu1"}
+    assert "a PCIe weight of at most 40" in str(machine.notes)
+
+
+def test_a_heading_that_breaks_off_is_a_cut_and_no_other_machine() -> None:
+    names = [f"GPU{i}" for i in range(4)]
+    text = table("== Weight between two GPUs ==", names, lambda i, j: "40" if i != j else "0")
+    machine = read(text + "== Hops between two GPUs ==\n       GPU0   GPU1   GPU2\n")
+    assert len(machine.ranks) == 4 and "the text is cut" in str(machine.notes)
+    with pytest.raises(InputError, match="the row of GPU0 has 4 cells for 3 columns"):
+        read(text + "== Hops between two GPUs ==\n GPU0 GPU1 GPU2\nGPU0 0 2 2 2\n")
+    with pytest.raises(InputError, match="a table of other GPUs than the first"):
+        read(text + "== Hops between two GPUs ==\n GPU1 GPU2 GPU3\n")
+
+
+@pytest.mark.parametrize("mode", ["SPX", "CPX"])
+def test_a_compute_partition_tells_of_boards_that_can_have_one(mode: str) -> None:
+    said = f"GPU[0]\t\t: Compute Partition: {mode}\nGPU[1]\t\t: Compute Partition: {mode}\n"
+    machine, other = read(said + amd_smi()), read(amd_smi())
+    assert max(link.bandwidth_GBps for link in machine.links) == 64
+    assert max(link.bandwidth_GBps for link in other.links) == 50
+    assert ("partitioned (CPX)" in str(machine.notes)) == (mode == "CPX")
 
 
 def xgmi(count: int, unlinked: tuple[tuple[int, int], ...] = (), short: bool = False) -> str:
