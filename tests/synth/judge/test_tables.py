@@ -508,3 +508,18 @@ def test_a_run_of_one_rank_beside_others_is_left_out() -> None:
     assert any("a run of one rank" in note for note in found.notes)
     (finding,) = read("# reduce_perf\n" + alone).findings
     assert finding.name == "single-rank" and finding.message.startswith("one rank is listed")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "mpirun detected that one or more processes exited with non-zero status, thus causing\n",
+        "srun: error: node7: task 3: Exited with exit code 1\n",
+        "Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n",
+    ],
+)
+def test_a_table_of_a_job_that_failed_is_not_called_cut(said: str) -> None:
+    with pytest.raises(InputError, match=r"the launcher says that a process failed \(line 5\)"):
+        read(HEADER + "-----\n" + said)
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(HEADER + "-----\n")

@@ -1223,6 +1223,15 @@ def test_p2p_that_is_switched_off_for_nccl_is_noted(said: str, is_noted: bool) -
     assert any(str(note).startswith("line 2: NCCL_P2P_DISABLE is 1") for note in notes) is is_noted
 
 
+def test_sys_between_gpus_of_one_numa_node_is_noted() -> None:
+    columns = "CPU Affinity|NUMA Affinity"
+    contradicted = read(matrix("X SYS/SYS X", "24-47 1;24-47 1", columns))
+    assert sum(device.kind == "cpu" for device in contradicted.devices) == 2
+    assert any("contradict each other; the labels" in str(note) for note in contradicted.notes)
+    for labels, nodes in (("X SYS/SYS X", "0-23 0;24-47 1"), ("X NODE/NODE X", "0-23 0;0-23 0")):
+        assert "contradict" not in str(read(matrix(labels, nodes, columns)).notes)
+
+
 def test_p2p_over_pcie_that_is_refused_counts_where_reads_are_not_told() -> None:
     asked = "$ nvidia-smi topo -p2p p\n" + alike(2, "NS")
     text = alike(2, "PIX") + asked
