@@ -26,7 +26,14 @@ from .table_ranks import (
     describe_separate_jobs,
 )
 from .table_rows import HOWS, Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
-from .table_words import NUMBER, read_bus, read_columns, read_version, split_numbers
+from .table_words import (
+    NUMBER,
+    is_mostly_numbers,
+    read_bus,
+    read_columns,
+    read_version,
+    split_numbers,
+)
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -193,7 +200,7 @@ class TableReader:
             self.has_ended = True
             self._end_row()
             self._begin_table()  # rows below are another table's, also without a header
-        if self._columns and not self.odd_line and len(split_numbers(line)) >= _HALF:
+        if self._columns and not self.odd_line and is_mostly_numbers(line, _HALF):
             self.odd_line = number
         if _GROUPS.fullmatch(line) is not None:
             self._is_swapped = line.index("in-place") < line.index("out-of-place")

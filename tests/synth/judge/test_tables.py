@@ -523,3 +523,11 @@ def test_a_table_of_a_job_that_failed_is_not_called_cut(said: str) -> None:
         read(HEADER + "-----\n" + said)
     with pytest.raises(InputError, match="it is cut, or the test had not begun"):
         read(HEADER + "-----\n")
+
+
+def test_the_start_of_a_further_run_is_no_odd_row() -> None:
+    started = "# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor) iters: 20\n"
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(started + HEADER + "$ ./all_reduce_perf -g 2\n" + started)
+    with pytest.raises(InputError, match="line 5: a row in another form"):
+        read(started + HEADER + "8 9.1 0.00 0.00\n")
