@@ -95,6 +95,7 @@ def read(text: str, where: str) -> Topology:
             "cpu",
             numa_node=node if node in output.nodes.values() else None,
             source=SOURCE,
+            extra=dict(cpu or {}),
         )
         for node in dict.fromkeys(nodes.values())
     ]

@@ -354,6 +354,12 @@ def test_a_text_cut_after_the_weights_has_the_types_of_links_by_them() -> None:
             read(text)
 
 
+def test_the_maker_of_cpus_that_the_text_names_is_known() -> None:
+    machine = read("Model name: AMD EPYC 7763 64-Core Processor\n" + rocm_smi("PCIE", 3))
+    makers = [d.extra.get("vendor") for d in machine.devices if d.kind == "cpu"]
+    assert makers and set(makers) == {"AuthenticAMD"}
+
+
 def test_weights_tell_the_cpus_where_neither_nodes_nor_hops_are_listed() -> None:
     names = [f"GPU{i}" for i in range(4)]
     text = table(

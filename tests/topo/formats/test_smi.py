@@ -1298,3 +1298,13 @@ def test_any_labels_at_all_are_read_or_refused_in_one_line(cells: list[str]) -> 
     else:
         assert machine.ranks == ("gpu0", "gpu1", "gpu2", "gpu3")
         smi.write(machine)
+
+
+def test_the_maker_of_cpus_that_the_text_names_decides_as_nccl_does() -> None:
+    asked = "$ nvidia-smi topo -p2p rw\n" + alike(2, "OK")
+    for name, answer in (("EPYC 7352", "unknown"), ("Xeon Gold 6348", "no")):
+        machine = read(f"CPU: {name} 24-Core Processor\n{alike(2, 'SYS')}{asked}")
+        (p2p,) = (v for v in judge_pairs(machine) if v.kind == "p2p")
+        assert p2p.answer == answer and "vendor" not in str(p2p.evidence)
+    (p2p,) = (v for v in judge_pairs(read(alike(2, "SYS") + asked)) if v.kind == "p2p")
+    assert "CPU: vendor not known" in p2p.evidence

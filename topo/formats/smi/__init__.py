@@ -291,9 +291,13 @@ def _read_matrix(
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")
     identities = {f"gpu{gpu}": {"name": name} for gpu, name in names.by_index.items()}
     identities |= {f"gpu{gpu}": listing.identity for gpu, listing in listings.items()}
+    model = cpu[1] if cpu is not None else {}
     devices = [
         *list_matrix_devices(inferred, identities),
-        *inferred.devices,
+        *(
+            replace(d, extra={**d.extra, **model}) if d.kind == "cpu" else d
+            for d in inferred.devices
+        ),
     ]
     labelled = Topology("labels", tuple(devices), tuple(inferred.links))
     notes += _find_mismatches(labelled, inferred)
