@@ -129,6 +129,11 @@ _REFUSED_NETWORKS = (
 # ... and these on any line of a text that no reader recognizes.
 _REFUSED_ANYWHERE = (
     (
+        r"\bNCCL INFO {1,80}\+ (?:PCI|SYS|NVL|XGMI)\[\d[\d.]{0,20}\] - [A-Z]{3}/",
+        "a part of NCCL's graph, without its beginning",
+        "give it from === System to =====, or the file of NCCL_TOPO_DUMP_FILE",
+    ),
+    (
         r"\bNCCL (?:INFO|WARN|ERROR|TRACE)\b|^NCCL version \d",
         "a log of NCCL or RCCL",
         "give the file of NCCL_TOPO_DUMP_FILE; topo-judge reads the log beside it",

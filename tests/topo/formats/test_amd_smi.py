@@ -578,6 +578,8 @@ OTHERS = {
     "-[0000:00]-+-00.0  Intel Corporation Device\n": "lspci.*/sys and /proc",
     "box:1:1 [0] NCCL INFO Bootstrap : Using eth0\n": "a log of NCCL or "
     "RCCL.*NCCL_TOPO_DUMP_FILE.*topo-judge",
+    "box:1:2 [4] NCCL INFO + PCI[24.0] - PCI/0-ca000 (1000c010)\n": "a part of NCCL's graph.*=== "
+    "System",
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 1024\n": "nccl-tests.*topo-judge",
     "ROCk module is loaded\n=====\nHSA Agents\n": "rocminfo.*rocm-smi --showtopo",
     "===== ROCm System Management Interface =====\n==== Concise Info "
