@@ -31,13 +31,14 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
     follow from MIG, confidential computing or a fabric that is not ready are left out.
     """
     unknown = {*view.nvlinks_unknown}
-    for (joined, status, is_virtual, untold), about, evidence in view.group(
+    for (joined, status, is_virtual, untold, is_amd), about, evidence in view.group(
         (
             (
                 _find_joint(view, a, b, subject),
                 status,
                 view.is_virtual_gpu(a) or view.is_virtual_gpu(b),
                 _hides_mode(view, a) or _hides_mode(view, b),
+                view.find_maker(a) == "AMD",
             ),
             (a, b),
             (view.format_fact(subject, key),),
@@ -68,6 +69,9 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
             if is_virtual
             else "this GPU model has no P2P; expect copies through host memory"
             if by_design
+            else "check the IOMMU, ACS and resizable BAR in the BIOS, and that the kernel has "
+            "CONFIG_HSA_AMD_P2P"
+            if is_amd
             else "check the IOMMU and ACS settings in the BIOS, and the driver's registry keys and "
             "version",
         )

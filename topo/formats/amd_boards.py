@@ -1,5 +1,6 @@
 """The boards that AMD's tables can be of: by the names beside them, else by their xGMI links."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _MESHED = ("gfx942", "gfx950")
 _NOT_MESHED = "gfx90a"
 # MI300A are joined in fours (CDNA 3 white paper).
 _IN_FOURS = "MI300A"
+# What rocm-smi --showcomputepartition says, of GPUs that can be partitioned (all meshed ones).
+_PARTITION = re.compile(r"\bCompute Partition: (SPX|DPX|TPX|QPX|CPX)\b")
 UNKNOWN = Note(
     "no names of GPUs and no xGMI links: PCIe is taken as Gen3 x16, as RCCL does (MI25 has Gen3; "
     "MI100, MI210 and W7900 Gen4; MI300X and R9700 Gen5); rocm-smi --showproductname beside the "
@@ -59,8 +62,24 @@ class Model:
         )
 
 
-def choose_model(output: AmdOutput, names: GpuNames, pairs: Sequence[tuple[str, str]]) -> Model:
-    """Return the board of the GPUs: the one that is named, else one with links as in `pairs`."""
+def find_partition(text: str, notes: list[str]) -> str | None:
+    """Return the compute partition that a text states, None without one; note parts of GPUs."""
+    modes = dict.fromkeys(_PARTITION.findall(text))
+    if parts := [mode for mode in modes if mode != "SPX"]:
+        notes.append(
+            f"the text says that GPUs are partitioned ({', '.join(parts)}): what it lists as GPUs "
+            "are parts, of which several share the links of one; rates are those of whole GPUs"
+        )
+    return next(iter(modes), None)
+
+
+def choose_model(
+    output: AmdOutput, names: GpuNames, pairs: Sequence[tuple[str, str]], partition: str | None
+) -> Model:
+    """Return the board of the GPUs: the one that is named, else one with links as in `pairs`.
+
+    Only some can have a `partition`.
+    """
     named = names.find(0)
     if named is not None and named[0].gcn:
         return Model(named[0], f"by the GPUs: {named[1]}")
@@ -76,6 +95,8 @@ def choose_model(output: AmdOutput, names: GpuNames, pairs: Sequence[tuple[str, 
         if board.name != _IN_FOURS or len(output.names) <= 4
     )
     board = get_board("MI300X" if is_mesh else "MI250")
+    if partition is not None:
+        others = tuple(b for b in others if b.gcn in _MESHED) or others
     if pairs and output.has_type("PCIE"):
         # Modules of one machine are all joined by xGMI; bridges join two to four cards.
         others = tuple(b for b in others if b.is_card) or others

@@ -24,7 +24,7 @@ from ..hardware import LATENCY_us, PcieLink
 from ..names import join_first
 from ..notes import Note, Source, assumed
 from . import amd_json
-from .amd_boards import UNKNOWN, Model, check_links, choose_model
+from .amd_boards import UNKNOWN, Model, check_links, choose_model, find_partition
 from .amd_tables import (
     ACCESS,
     BANDWIDTH,
@@ -38,13 +38,15 @@ from .amd_tables import (
 )
 from .gpu_names import find_gpu_names, list_boards
 from .pasted import clean
-from .said_host import find_host_facts
+from .said_host import find_host_facts, find_settings
 
 __all__ = ["looks_like", "read"]
 
 _TYPES = ("XGMI", "PCIE")
 # Two PCIe hops pass through one CPU; three cross to another.
 _SAME_CPU_HOPS = 2
+# PCIe weighs 20 each way between a GPU and its CPU; between NUMA nodes their distance is added.
+_SAME_CPU_WEIGHT = 40
 # Weight of one xGMI hop; more hops have a multiple of it (amdgpu; ROCm/rocm-systems#7372).
 _WEIGHT_OF_A_HOP = 15
 # Of one hop and of two. PCIe weighs 20 each way between a GPU and its CPU, and more between CPUs.
@@ -77,7 +79,7 @@ def read(text: str, where: str) -> Topology:
     nodes = _find_nodes(output, notes)
     pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
     names = find_gpu_names(text)
-    model = choose_model(output, names, pairs)
+    model = choose_model(output, names, pairs, find_partition(text, notes))
     check_links(output, pairs, model, where)
     if not model.is_named and not pairs:
         notes.append(UNKNOWN)
@@ -93,6 +95,7 @@ def read(text: str, where: str) -> Topology:
             "cpu",
             numa_node=node if node in output.nodes.values() else None,
             source=SOURCE,
+            extra=dict(cpu or {}),
         )
         for node in dict.fromkeys(nodes.values())
     ]
@@ -113,7 +116,7 @@ def read(text: str, where: str) -> Topology:
     devices = (*gpus, *cpus)
     boards = dict.fromkeys(ids.values(), model.board if model.is_named else None)
     short = find_short_boards(Topology("tables", devices, tuple(links)), boards)
-    notes += [board.describe() for board in short]
+    notes += [*(board.describe() for board in short), *find_settings(text)]
     return Topology(
         PurePath(where).stem or where,
         devices,
@@ -245,7 +248,8 @@ def _join_xgmi(
 def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     """Return the NUMA nodes of the GPUs, by name.
 
-    They are as printed, else inferred from PCIe hops; empty if neither gives them.
+    They are as printed, else inferred from PCIe hops, or from weights where those are not listed;
+    empty if nothing gives them.
     """
     if output.nodes:
         unknown = [
@@ -267,10 +271,15 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
             "the nodes"
         )
         return {}
+    ways = {
+        HOPS: (_SAME_CPU_HOPS, "GPUs with at most two PCIe hops between them are"),
+        WEIGHT: (_SAME_CPU_WEIGHT, "GPUs with a PCIe weight of at most 40 between them are"),
+    }
+    table = next((name for name in ways if name in output.tables), HOPS)
+    most, near = ways[table]
     notes.append(
-        "NUMA nodes are not listed; GPUs with at most two PCIe hops between them are taken to be "
-        "on one CPU"
-        if HOPS in output.tables
+        f"NUMA nodes are not listed; {near} taken to be on one CPU"
+        if table in output.tables
         else "neither NUMA nodes nor hops are listed; all GPUs are taken to be on one CPU"
     )
     nodes: dict[str, int] = {}
@@ -278,8 +287,8 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
         nodes[name] = next(
             (
                 node
-                for near, node in nodes.items()
-                if (output.get_number(HOPS, name, near) or _SAME_CPU_HOPS) <= _SAME_CPU_HOPS
+                for other, node in nodes.items()
+                if (output.get_number(table, name, other) or most) <= most
             ),
             len(set(nodes.values())),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
@@ -129,6 +129,11 @@ _REFUSED_NETWORKS = (
 # ... and these on any line of a text that no reader recognizes.
 _REFUSED_ANYWHERE = (
     (
+        r"\bNCCL INFO {1,80}\+ (?:PCI|SYS|NVL|XGMI)\[\d[\d.]{0,20}\] - [A-Z]{3}/",
+        "a part of NCCL's graph, without its beginning",
+        "give it from === System to =====, or the file of NCCL_TOPO_DUMP_FILE",
+    ),
+    (
         r"\bNCCL (?:INFO|WARN|ERROR|TRACE)\b|^NCCL version \d",
         "a log of NCCL or RCCL",
         "give the file of NCCL_TOPO_DUMP_FILE; topo-judge reads the log beside it",
@@ -154,6 +159,11 @@ _REFUSED_ANYWHERE = (
         r"|Device \d+ is connected (?:to device \d+ )?by way of ",
         "the output of nvidia-smi topo -c, -n or -p, which tells of some GPUs only",
         _TOPO,
+    ),
+    (
+        r"^\W{0,40}Peer access from .{1,200} : (?:Yes|No)\b|\bDevice=\d+ CAN(?:NOT)? Access Peer ",
+        "what CUDA's samples say of P2P, but not what joins the GPUs",
+        f"{_TOPO}; the samples' lines count beside it",
     ),
     (
         r"^GPU \d+: .{1,200}\(UUID: ",
@@ -234,6 +244,7 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
         return cluster
     text = text.removeprefix("\ufeff")
     pasted = None if _is_bare(text) else find_xml(text, *_XML_ROOTS)
+    whole = text
     if pasted is not None and pasted.is_whole:
         text = pasted.text
     start = _skip_prologue(text)
@@ -242,7 +253,7 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
         _refuse_pair_rates(start, where)
     for format in FORMATS:
         if format.starts(start):
-            return format.read(text, where)
+            return _note_left_out(format.read(text, where), format, whole)
     if pasted is not None:  # cut off, which the reader says with its line
         return read_topology_text(pasted.text, where)
     if (json := amd_json.find_json(text)) is not None:
@@ -253,6 +264,26 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
         f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "
         f"{names}"
     )
+
+
+def _note_left_out(topology: Topology, format: Format, whole: str) -> Topology:
+    """Note what else in the whole text describes a machine, this one or another.
+
+    Only formats that are tried after `format` are looked for. JSON has one alone, and AMD's tables
+    have headings like nvidia-smi's.
+    """
+    if whole.lstrip().startswith(("{", "[")):
+        return topology
+    alike = (format.read, smi.read if format.read is amd_smi.read else format.read)
+    after = FORMATS[FORMATS.index(format) + 1 :]
+    left = [other.name for other in after if other.read not in alike and other.starts(whole)]
+    if not left:
+        return topology
+    note = (
+        f"the text also has {' and '.join(left)}, which is left out: {format.name} counts; if it "
+        "is of another machine, give topo-probe a file for each"
+    )
+    return replace(topology, extra={**topology.extra, "notes": [*topology.notes, note]})
 
 
 def _is_bare(text: str) -> bool:

@@ -103,6 +103,13 @@ def read(text: str, where: str) -> Topology:
             )
         _join_devs(graph)
         _number(graph, notes, where)
+        _note_ends_outside(graph, notes)
+    if shared := [graph.host for graph in graphs if _shares_ranks(graph, graphs)]:
+        notes.add(
+            ", ".join(shared),
+            "their graphs have the same ranks, so they are of different communicators or jobs; "
+            "joined as hosts of one network",
+        )
     graphs.sort(key=lambda graph: min(graph.ranks.values()))
     hosts = [_build(graph, where) for graph in graphs]
     joined = hosts[0] if len(hosts) == 1 else join_hosts(hosts)
@@ -294,6 +301,28 @@ def _number(graph: _HostGraph, notes: Notes, where: str) -> None:
         )
     for name, rank in graph.ranks.items():
         graph.devices[name] = replace(graph.devices[name], id=f"gpu{rank}")
+
+
+def _shares_ranks(graph: _HostGraph, graphs: list[_HostGraph]) -> bool:
+    """Return whether another host's graph has ranks of this one's."""
+    return any(
+        other is not graph and not set(other.ranks.values()).isdisjoint(graph.ranks.values())
+        for other in graphs
+    )
+
+
+def _note_ends_outside(graph: _HostGraph, notes: Notes) -> None:
+    """Note the links that lead to devices without a line of their own: the graph is cut."""
+    outside: dict[str, dict[str, None]] = {}
+    for src, dst in graph.links:
+        if src in graph.devices and dst not in graph.devices:
+            outside.setdefault(dst, {})[graph.devices[src].id] = None
+    for name, near in outside.items():
+        notes.add(
+            ", ".join(near),
+            f"a link leads to {name}, which NCCL's graph does not list: it is cut, and the link is "
+            "left out; give the whole of it, from === System to =====",
+        )
 
 
 def _build(graph: _HostGraph, where: str) -> Topology:

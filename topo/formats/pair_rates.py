@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from .line_prefix import cut_prefix, make_prefix
+from .pasted import clean
 
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20
@@ -122,6 +123,7 @@ def find_pair_rates(text: str) -> list[PairRates]:
     """Return the matrices of a text, without those of a single GPU."""
     text = text[:_MAX_CHARACTERS]
     found = list(_read_json(text)) if text.lstrip()[:1] == "{" else []
+    text = clean(text)
     for tool in _TOOLS:
         for match in tool.heading.finditer(text):
             says = tool.describe(match)
@@ -135,9 +137,10 @@ def find_pair_rates(text: str) -> list[PairRates]:
 def find_refused(text: str) -> set[tuple[int, int]]:
     """Return the pairs of GPUs that p2pBandwidthLatencyTest says do not reach each other."""
     refused, allowed = set[tuple[int, int]](), set[tuple[int, int]]()
-    for a, no, b in _ACCESS.findall(text[:_MAX_CHARACTERS]):
+    text = clean(text[:_MAX_CHARACTERS])
+    for a, no, b in _ACCESS.findall(text):
         (refused if no else allowed).add((int(a), int(b)))
-    for match in _CONNECTED.finditer(text[:_MAX_CHARACTERS]):
+    for match in _CONNECTED.finditer(text):
         for i, line in enumerate(takewhile(_REACHES.fullmatch, _list_below(text, match)[1:])):
             for j, cell in enumerate(line.split()[1:]):
                 (allowed if cell == "1" else refused).add((i, j))
@@ -145,11 +148,16 @@ def find_refused(text: str) -> set[tuple[int, int]]:
 
 
 def _list_below(text: str, heading: re.Match[str]) -> list[str]:
-    """Return the lines below a heading, without what a log puts before all of them."""
+    """Return the lines below a heading, without what a log puts before all of them.
+
+    Blank lines are left out if one is right below the heading, as where pages put one after each.
+    """
     before = text[text.rfind("\n", 0, heading.start()) + 1 : heading.start()]
     prefix = make_prefix(before)
     lines = text[heading.end() : heading.end() + _MAX_CHARACTERS].split("\n", _MAX_ROWS)[1:]
-    return [cut_prefix(prefix, line) for line in lines]
+    below = [cut_prefix(prefix, line) for line in lines]
+    is_spaced = bool(below) and not below[0].strip()
+    return [line for line in below if line.strip()] if is_spaced else below
 
 
 def _part_refused(rates: PairRates, refused: set[tuple[int, int]]) -> list[PairRates]:

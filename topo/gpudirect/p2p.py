@@ -37,6 +37,8 @@ _WIRED = {
     (AMD, "NVL"): "xGMI joins them, which RCCL takes without asking further",
     (AMD, "NVB"): "xGMI joins them through one other GPU, which RCCL takes without asking further",
 }
+# What tells why P2P is refused, and who said so already if that was asked.
+_ASK, _TOLD = "see nvidia-smi topo -p2p r", "nvidia-smi topo -p2p"
 _REFUSED = {
     "chipset not supported": (
         "the driver does not do P2P through this chipset",
@@ -57,7 +59,7 @@ _REFUSED = {
     ),
     "not supported": (
         "the driver does not do P2P between these GPUs",
-        "see nvidia-smi topo -p2p r",
+        _ASK,
     ),
 }
 # Two GPUs of different hosts, and the NVSwitch that both are linked to.
@@ -222,14 +224,18 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
     statuses = {
         key: [view.facts.get_text(subject, key) for subject in subjects] for key in _READ_AND_WRITE
     }
+    if path in PCIE_PATHS and not any(map(any, statuses.values())):
+        told = [view.facts.get_text(subject, keys.P2P_PCIE) for subject in subjects]
+        statuses |= {keys.P2P_PCIE: told} if any(told) and told != ["ok", "ok"] else {}
     refusal = next(
         (text for texts in statuses.values() for text in texts if text not in (None, "ok")), None
     )
     if refusal is not None:
         said = ", ".join(f"{key} {_find_worst(texts)}" for key, texts in statuses.items())
-        rule, advice = _REFUSED.get(
-            refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r")
-        )
+        rule, advice = _REFUSED.get(refusal, ("the driver does not allow P2P", _ASK))
+        source = _name_source(view, subjects)
+        if advice == _ASK and source.startswith(_TOLD):
+            advice = f"{source} says no more; NCCL goes through shared memory without P2P"
         if view.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on":
             rule = "confidential computing is on, in which GPUs do not reach each other's memory"
             advice = "switch it off, or use the protected PCIe mode where the platform has it"
@@ -251,7 +257,7 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
                 "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared "
                 "memory"
             )
-        return Answer("no", rule, (f"NVML: {said}",), advice)
+        return Answer("no", rule, (f"{source}: {said}",), advice)
     unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
     board = view.find_board_without_p2p(a, b) if path in PCIE_PATHS else None
     if board is not None and board.wires and _may_lack_nvlinks(view, a):
@@ -261,8 +267,7 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
             "no",
             f"NVIDIA's driver has no P2P over PCIe for {board.name}; a changed driver may",
             (),
-            "see nvidia-smi topo -p2p r; without P2P, NCCL goes through shared memory, whatever "
-            "NCCL_P2P_LEVEL is",
+            f"{_ASK}; without P2P, NCCL goes through shared memory, whatever NCCL_P2P_LEVEL is",
         )
     if unasked is not None:
         reason = view.explain_missing(subjects[0], unasked)
@@ -273,7 +278,15 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
             (f"NVML: {allowed}{unasked} {reason}" if allowed else f"NVML: {reason}",),
             HERE if reason == "not asked" else "try it: p2pBandwidthLatencyTest",
         )
-    return Answer("yes", "", ("NVML: read ok, write ok",))
+    return Answer("yes", "", (f"{_name_source(view, subjects)}: read ok, write ok",))
+
+
+def _name_source(view: PairView, subjects: Iterable[str]) -> str:
+    """Return who told P2P's status: nvidia-smi or a sample of CUDA in a text, else NVML."""
+    asked = (*_READ_AND_WRITE, keys.P2P_PCIE)
+    told = (view.facts.get_source(s, key) for key in asked for s in subjects)
+    source = next(filter(None, told), "")
+    return source if source.startswith((_TOLD, "simpleP2P", "p2pBandwidth")) else "NVML"
 
 
 def _find_worst(texts: list[str | None]) -> str:

@@ -40,6 +40,13 @@ _EXPECTED = (
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 # Findings on the network, which a run on one host does not use.
 _BETWEEN_HOSTS = ("no-gdr", "network-socket")
+# What mpirun, srun and torchrun say of a process that failed.
+_ABORTED = re.compile(
+    r"^.{0,80}(?:one or more processes exited with non-zero status|a process .{0,60}aborted"
+    r"|returned\s+a\s+non-zero exit code|srun: error: .{1,80}: Exited with exit code [1-9]"
+    r"|exited on signal \d|ChildFailedError)",
+    re.MULTILINE,
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # A line in a list of lines, as Ansible prints them, and the end of a line in HTML.
 _QUOTED = re.compile(r'^\s*"(.*)",?\s*$')
@@ -50,6 +57,10 @@ _OTHERS = {
     "what runs on it",
     r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between": "rocm-smi's or amd-smi's "
     "output, which says what the machine is; give here what runs on it",
+    r"Peer access from .{1,200} : (?:Yes|No)\b|\bDevice=\d+ CAN(?:NOT)? Access Peer ": (
+        "what CUDA's samples say of P2P, without what ran; give it beside a table of nccl-tests or "
+        "a log"
+    ),
     r"^nccl_\w+\{|^# (?:HELP|TYPE) ": "Prometheus metrics; give NCCL Inspector's JSON lines",
     r"^[ \t]*Comm\. Op[ \t]+Message Size|\bcomm op: [^\n]{0,200}\| msg size:": (
         "DeepSpeed's summary of communication, which does not state the ranks and whose times "
@@ -287,7 +298,7 @@ def _explain(text: str, log: LogReader, table: TableReader) -> str:
     if (failed := _explain_failure(log)) is not None:
         return failed
     if table.header_line or table.neuron_line or table.has_ended:
-        return _explain_table(table)
+        return _explain_table(table, text)
     if log.is_log or nccl_log.looks_like(text):
         return _explain_log(text, log)
     if (rates := pair_rates.describe(text)) is not None:
@@ -304,7 +315,7 @@ def _explain(text: str, log: LogReader, table: TableReader) -> str:
     return f": {what}; {_EXPECTED}"
 
 
-def _explain_table(table: TableReader) -> str:
+def _explain_table(table: TableReader, text: str) -> str:
     """Return the rest of the error for a table without a row that is read."""
     if table.neuron_line:
         return (
@@ -328,6 +339,9 @@ def _explain_table(table: TableReader) -> str:
     at = f", line {table.header_line}: {what} without a row"
     if table.has_ended:
         return f"{at}, though the test ended: its rows are left out, or in a file; give them, too"
+    if (ended := _ABORTED.search(text)) is not None:
+        line = text.count("\n", 0, ended.start()) + 1
+        return f"{at}: the launcher says that a process failed (line {line}); mend that first"
     return f"{at}: it is cut, or the test had not begun; give the whole output"
 
 

@@ -47,6 +47,7 @@ class Draft:
     nvls: bool = False
     process: str | None = None
     own: set[int] = field(default_factory=set)
+    ends: set[int] = field(default_factory=set)
     first_line: int = 0
     last_line: int = 0
 
@@ -105,6 +106,7 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
     # A log of one host names the ranks of others as ends of its connections.
     named = chain(
         joined.locations,
+        *(draft.ends for draft in drafts),
         *(chain(of, of.values()) for of in by_channel),
         *joined.rings.values(),
     )

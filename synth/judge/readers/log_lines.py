@@ -61,7 +61,7 @@ NO_P2P = re.compile(
     r"(?:Could not enable P2P|peer query failed) between dev (?P<c>\d+)\s?\(=\w+\) "
     r"and dev (?P<d>\d+)"
 )
-ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set (?:by environment )?to (\S+)")
+ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set (?:by environment )?to (?!%)(\S+)")
 NETWORK = re.compile(r"Using network (\S+)")
 # What the library says of a GPU's NVLink fabric, with NVML's numbers.
 FABRIC = re.compile(
@@ -81,6 +81,8 @@ TIMED_OUT = re.compile(
 )
 # What CUDA says to any program whose GPUs do not reach each other.
 NO_PEERS = re.compile(r"\bpeer access is not supported between these two devices\b")
+# What p2pBandwidthLatencyTest says of them.
+CANNOT_REACH = re.compile(r"\bDevice=\d{1,4} CANNOT Access Peer Device=\d")
 # The process that writes a message.
 PROCESS = re.compile(r":(\d{1,10}):\d{1,10} \[-?\d{1,9}\]")
 # A warning with the place in the library's source, which newer versions print.

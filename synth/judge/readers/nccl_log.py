@@ -53,7 +53,7 @@ _LIMITING = {
     "NCCL_NTHREADS": "unset it unless measurements show it faster",
 }
 # Findings that leave nothing to judge.
-_NO_RESULT = ("warning", "variable", "network", "timed-out", "p2p-refused-cuda")
+_NO_RESULT = ("warning", "variable", "network", "timed-out", "p2p-refused-")
 # Variables that replace the result of the search.
 _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
@@ -169,6 +169,14 @@ class LogReader:
                 "look for GPUs that have none (GeForce cards in stock drivers), for ACS, the IOMMU "
                 "and containers that hide GPUs from each other; NCCL_P2P_DISABLE=1 and the "
                 "program's own switch do without",
+                number,
+            )
+        if "CANNOT" in line and lines.CANNOT_REACH.search(line) is not None:
+            self._report(
+                "p2p-refused-test",
+                "GPUs do not reach each other (P2P), as p2pBandwidthLatencyTest says",
+                "look for GPUs that have none (GeForce cards in stock drivers), for ACS and the "
+                "IOMMU; without P2P, what they send goes through the host's memory",
                 number,
             )
         if "NCCL" in line or "failure" in line:
@@ -360,6 +368,7 @@ class LogReader:
         draft.transports[lines.name_transport(via)] += 1
         if int(src) >= _MAX_RANKS or int(dst) >= _MAX_RANKS:
             return
+        draft.ends |= {int(src), int(dst)}
         draft.own.add(int(dst if "receive" in match[0] else src))
         if "receive" not in match[0]:
             draft.locations.setdefault(int(src), lines.read_location(at, host))

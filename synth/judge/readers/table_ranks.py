@@ -118,10 +118,12 @@ def _bound_ranks(name: str | None, halves: Sequence[Half]) -> tuple[float, float
     return low, high if high < _MAX_RANKS else inf
 
 
-def describe_separate_jobs(started: Started, ranks: int, line: int) -> FileFinding | None:
+def describe_separate_jobs(
+    started: Started, ranks: int, halves: Sequence[Half], line: int
+) -> FileFinding | None:
     """Return a finding if the processes of a table were jobs of their own; None if they were not.
 
-    `ranks` is that of each job, `line` the table's first row.
+    `ranks` is that of each job, `halves` and `line` are the table's values and its first row.
     """
     advice = (
         "rebuild nccl-tests with MPI (make clean; make MPI=1), or give one process several GPUs "
@@ -129,9 +131,12 @@ def describe_separate_jobs(started: Started, ranks: int, line: int) -> FileFindi
     )
     if ranks == 1:
         jobs = f" ({started.jobs} jobs of one rank)" if started.jobs > 1 else ""
+        why = (
+            f"busbw is 0: every rank ran alone{jobs}" if ran_alone(halves) else "one rank is listed"
+        )
         return FileFinding(
             "single-rank",
-            f"busbw is 0: every rank ran alone{jobs}, so nothing was sent and nothing is judged",
+            f"{why}, so nothing was sent and nothing is judged",
             advice,
             line,
         )

@@ -13,6 +13,12 @@ def split_numbers(line: str) -> list[str]:
     return [word for word in words if NUMBER.fullmatch(word)]
 
 
+def is_mostly_numbers(line: str, least: int) -> bool:
+    """Return whether a line has at least so many numbers, and more than other words."""
+    count = len(split_numbers(line))
+    return count >= least and 2 * count > len(line.replace("|", " ").split())
+
+
 def read_columns(line: str) -> list[str]:
     """Return the names of a header's columns, from size on."""
     words = line.replace("#wrong", "error").replace("#", " ").split()

@@ -26,7 +26,14 @@ from .table_ranks import (
     describe_separate_jobs,
 )
 from .table_rows import HOWS, Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
-from .table_words import NUMBER, read_bus, read_columns, read_version, split_numbers
+from .table_words import (
+    NUMBER,
+    is_mostly_numbers,
+    read_bus,
+    read_columns,
+    read_version,
+    split_numbers,
+)
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -135,6 +142,9 @@ class TableReader:
         self._command: str | None = None
         self._pending: _Begun | None = None
         self._table = 0
+        # The sizes of the table's rows so far, and the last of them.
+        self._sizes: set[int] = set()
+        self._last_size = 0
         # The lines before in a command on several lines, and what a batch script gives Slurm.
         self._continued = self._directives = ""
         self._hint: str | None = None
@@ -175,7 +185,7 @@ class TableReader:
             return
         self.header_line = self.header_line or number
         self._columns = read_columns(line)
-        self._table += 1
+        self._begin_table()
         self._find_start().has_header = True
 
     def take_calls(self, line: str) -> None:
@@ -189,8 +199,8 @@ class TableReader:
         if "#" in line and _ENDED.search(line) is not None:
             self.has_ended = True
             self._end_row()
-            self._table += 1  # rows below are another table's, also without a header
-        if self._columns and not self.odd_line and len(split_numbers(line)) >= _HALF:
+            self._begin_table()  # rows below are another table's, also without a header
+        if self._columns and not self.odd_line and is_mostly_numbers(line, _HALF):
             self.odd_line = number
         if _GROUPS.fullmatch(line) is not None:
             self._is_swapped = line.index("in-place") < line.index("out-of-place")
@@ -286,9 +296,18 @@ class TableReader:
         measured = [started for started in self.started if started.has_rows]
         return max((started.locate() for started in measured or self.started), key=len)
 
+    def _begin_table(self) -> None:
+        self._table += 1
+        self._sizes = set()
+
     def _begin_row(self, match: re.Match[str], number: int, is_cut: bool) -> None:
         """Parse the available part of a row; `is_cut` if a message follows on the same line."""
         self._end_row()
+        size = int(match[1]) if len(match[1]) < 16 else 0
+        if size in self._sizes and size < self._last_size and self.started[-1].jobs < 2:
+            self._begin_table()  # sizes only grow: people often keep the rows of runs alone
+        self._sizes.add(size)
+        self._last_size = size
         pending = [*match.groups()[:3], *match[4].split()]
         if is_cut and pending[-1] == "-":
             pending[-1] = "-1"  # the digit was read as the beginning of a host's name
@@ -403,11 +422,22 @@ class TableReader:
             ((row.table, row.command, row.operation not in (None, "none"), row.root), row)
             for row in self.rows
         )
-        for rows in tables.values():
-            first = rows[0]
-            joins = first.started.jobs > 1
-            runs.add(first.table, self._measure(rows, asked, file), joins)
+        measured = [(rows[0], self._measure(rows, asked, file)) for rows in tables.values()]
+        if any(m.ranks > 1 for _, run in measured for m in run):
+            measured = self._leave_out_alone(measured)
+        for first, run in measured:
+            runs.add(first.table, run, joins=first.started.jobs > 1)
         return runs.number()
+
+    def _leave_out_alone(
+        self, measured: list[tuple[Row, list[Measurement]]]
+    ) -> list[tuple[Row, list[Measurement]]]:
+        """Return runs of several ranks; those of one say nothing of a text that has others."""
+        self.findings = [finding for finding in self.findings if finding.name != "single-rank"]
+        alone = {first.line for first, run in measured if run and run[0].ranks == 1}
+        why = "a run of one rank, which sends nothing, is left out"
+        self.left_out += [(line, why) for line in sorted(alone)]
+        return [(first, run) for first, run in measured if first.line not in alone]
 
     def _measure(self, rows: list[Row], asked: str | None, file: str | None) -> list[Measurement]:
         """Return the measurements of one table; none if it is of no collective."""
@@ -426,7 +456,7 @@ class TableReader:
             for rank, location in started.locate().items()
             if rank < ranks or started.locations
         }
-        finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)
+        finding = describe_separate_jobs(rows[0].started, ranks, halves, rows[0].line)
         if finding is not None and finding not in self.findings:
             self.findings.append(finding)
         return [

@@ -8,7 +8,7 @@ from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Reading
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.formats.pair_rates import find_pair_rates
+from topoplan.topo.formats.pair_rates import find_pair_rates, find_refused
 
 
 def read(text: str) -> Reading:
@@ -187,6 +187,18 @@ def test_rates_of_pairs_are_said_by_judge_and_probe(text: str, says: str) -> Non
         with pytest.raises(InputError) as caught:
             reader(text)
         assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [("{}", "\n\n"), ("{}", "<br>\n"), ("{}", "<br>"), ('  "{}",', "\n"), ("<p>{}</p>", "\n")],
+)
+def test_matrices_are_found_in_what_pages_make_of_lines(line: str, end: str) -> None:
+    text = "".join(line.format(given) + end for given in OF_SAMPLES.splitlines())
+    cut = OF_SAMPLES.replace("\t     1     1\n     1", "\t     1     0\n     1")
+    assert [x.rows for x in find_pair_rates(text)] == [x.rows for x in find_pair_rates(OF_SAMPLES)]
+    shown = "".join(line.format(given) + end for given in cut.splitlines())
+    assert find_refused(shown) == find_refused(cut) == {(0, 1)}
 
 
 def test_pairs_measured_on_one_gpu_are_none() -> None:

@@ -228,6 +228,27 @@ def test_what_cuda_says_of_peers_is_read_in_any_program_s_words() -> None:
     assert "p2p-refused-cuda" in list_names(read("".join(LOG) + said))
 
 
+def test_what_the_samples_say_of_peers_is_a_finding_beside_what_ran() -> None:
+    said = "Device=0 CANNOT Access Peer Device=1\nDevice=1 CANNOT Access Peer Device=0\n"
+    assert "p2p-refused-test" in list_names(read(said + "".join(LOG)))
+    assert "p2p-refused-test" not in list_names(read(said.replace("NOT", "") + "".join(LOG)))
+    with pytest.raises(InputError, match="CUDA's samples say of P2P, without what ran"):
+        read(said)
+
+
+def test_ranks_at_both_ends_of_any_connection_count() -> None:
+    said = "Channel 01/1 : 1[0] -> 3[1] [send] via NET/IB/0/GDRDMA/Shared"
+    (found,) = read(sign(0, said)).communicators
+    assert found.ranks == 4
+
+
+def test_the_source_of_the_library_sets_nothing() -> None:
+    source = '  INFO(NCCL_ENV, "NCCL_GRAPH_FILE set by environment to %s", str);\n'
+    assert list_names(read(source + "".join(LOG))) == list_names(read("".join(LOG)))
+    said = sign(0, "NCCL_GRAPH_FILE set by environment to graph.xml")
+    assert "variable-nccl_graph_file" in list_names(read("".join(LOG) + said))
+
+
 def test_an_excerpt_with_a_failing_call_is_no_start() -> None:
     failed = warn(0, "NET/IB : Got completion with error 5") + sign(0, "proxy.cc:692 -> 6")
     with pytest.raises(InputError, match=r"^file: a call failed: line 1: .*Got completion"):

@@ -483,3 +483,51 @@ def test_a_table_that_adds_but_checks_out_of_place_only_is_of_sendrecv() -> None
     named = "# Collective test starting: all_reduce_perf\n" + HEADER + rows
     for text in (HEADER + unchecked, named):
         assert {m.collective for m in read(text).measurements} == {"allreduce"}
+
+
+def test_rows_of_several_runs_without_headers_are_told_apart_by_their_sizes() -> None:
+    text = HEADER
+    for ranks, algbw in ((8, 180.0), (16, 185.0), (64, 175.0)):
+        text += f"=== {ranks} ranks ===\n"
+        for exponent in (30, 31):
+            text += row(1 << exponent, algbw, algbw * 2 * (ranks - 1) / ranks)
+    found = read(text.replace(HEADER, "all_reduce_perf -b 1G -e 2G\n"))
+    assert sorted({m.ranks for m in found.measurements}) == [8, 16, 64]
+    assert len(found.measurements) == 12
+    # The rows of one run in another order are its own.
+    turned = read(HEADER + row(1 << 31, 180.0, 315.0) + row(1 << 30, 180.0, 315.0))
+    assert {(m.ranks, m.run) for m in turned.measurements} == {(8, 0)}
+
+
+def test_a_run_of_one_rank_beside_others_is_left_out() -> None:
+    one = DEVICES.format(0, 16)
+    alone = one + HEADER + row(1 << 30, 267.4, 267.4, "sum", "0")
+    two = one + DEVICES.format(1, 17) + HEADER + row(1 << 30, 4.0, 4.0)
+    found = read(two + alone)
+    assert {m.ranks for m in found.measurements} == {2} and not found.findings
+    assert any("a run of one rank" in note for note in found.notes)
+    (finding,) = read("# reduce_perf\n" + alone).findings
+    assert finding.name == "single-rank" and finding.message.startswith("one rank is listed")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "mpirun detected that one or more processes exited with non-zero status, thus causing\n",
+        "srun: error: node7: task 3: Exited with exit code 1\n",
+        "Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n",
+    ],
+)
+def test_a_table_of_a_job_that_failed_is_not_called_cut(said: str) -> None:
+    with pytest.raises(InputError, match=r"the launcher says that a process failed \(line 5\)"):
+        read(HEADER + "-----\n" + said)
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(HEADER + "-----\n")
+
+
+def test_the_start_of_a_further_run_is_no_odd_row() -> None:
+    started = "# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor) iters: 20\n"
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(started + HEADER + "$ ./all_reduce_perf -g 2\n" + started)
+    with pytest.raises(InputError, match="line 5: a row in another form"):
+        read(started + HEADER + "8 9.1 0.00 0.00\n")

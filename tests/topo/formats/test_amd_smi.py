@@ -342,7 +342,7 @@ def test_a_text_cut_after_the_weights_has_the_types_of_links_by_them() -> None:
     assert pairs == {(f"gpu{i}", f"gpu{i ^ 1}") for i in range(4)}
     assert "assumed by the weights: a hop of xGMI weighs 15, PCIe 40" in notes(machine)
     machine = read(weights(lambda i, j: 40 if i ^ 1 == j else 72))
-    assert {x.kind for x in machine.links} == {"pcie"}
+    assert {x.kind for x in machine.links} == {"pcie", "smp"}
     with pytest.raises(InputError, match="the text is cut before it"):
         read(table("ACCESS TABLE:", ADDRESSES, lambda i, j: "ENABLED"))
     half = weights(lambda i, j: 15).rsplit("\n", 3)[0]
@@ -352,6 +352,44 @@ def test_a_text_cut_after_the_weights_has_the_types_of_links_by_them() -> None:
     ):
         with pytest.raises(InputError, match=r"LINK TYPE TABLE.*the text is cut before it"):
             read(text)
+
+
+def test_the_maker_of_cpus_that_the_text_names_is_known() -> None:
+    machine = read("Model name: AMD EPYC 7763 64-Core Processor\n" + rocm_smi("PCIE", 3))
+    makers = [d.extra.get("vendor") for d in machine.devices if d.kind == "cpu"]
+    assert makers and set(makers) == {"AuthenticAMD"}
+
+
+def test_weights_tell_the_cpus_where_neither_nodes_nor_hops_are_listed() -> None:
+    names = [f"GPU{i}" for i in range(4)]
+    text = table(
+        "== Weight between two GPUs ==", names, lambda i, j: "40" if i // 2 == j // 2 else "61"
+    )
+    machine = read(text)
+    assert {machine.by_id[f"cpu{n}"].kind for n in (0, 1)} == {"cpu"}
+    near = [gpu for gpu in machine.ranks if "cpu0" in machine.out_neighbours[gpu]]
+    assert near == ["gpu0", "gpu1"]
+    assert "a PCIe weight of at most 40" in str(machine.notes)
+
+
+def test_a_heading_that_breaks_off_is_a_cut_and_no_other_machine() -> None:
+    names = [f"GPU{i}" for i in range(4)]
+    text = table("== Weight between two GPUs ==", names, lambda i, j: "40" if i != j else "0")
+    machine = read(text + "== Hops between two GPUs ==\n       GPU0   GPU1   GPU2\n")
+    assert len(machine.ranks) == 4 and "the text is cut" in str(machine.notes)
+    with pytest.raises(InputError, match="the row of GPU0 has 4 cells for 3 columns"):
+        read(text + "== Hops between two GPUs ==\n GPU0 GPU1 GPU2\nGPU0 0 2 2 2\n")
+    with pytest.raises(InputError, match="a table of other GPUs than the first"):
+        read(text + "== Hops between two GPUs ==\n GPU1 GPU2 GPU3\n")
+
+
+@pytest.mark.parametrize("mode", ["SPX", "CPX"])
+def test_a_compute_partition_tells_of_boards_that_can_have_one(mode: str) -> None:
+    said = f"GPU[0]\t\t: Compute Partition: {mode}\nGPU[1]\t\t: Compute Partition: {mode}\n"
+    machine, other = read(said + amd_smi()), read(amd_smi())
+    assert max(link.bandwidth_GBps for link in machine.links) == 64
+    assert max(link.bandwidth_GBps for link in other.links) == 50
+    assert ("partitioned (CPX)" in str(machine.notes)) == (mode == "CPX")
 
 
 def xgmi(count: int, unlinked: tuple[tuple[int, int], ...] = (), short: bool = False) -> str:
@@ -479,6 +517,8 @@ def test_gpus_without_access_to_each_other_have_no_p2p() -> None:
     text = table("ACCESS TABLE:", names, lambda i, j: "ENABLED" if i == j else "DISABLED")
     text += table("LINK TYPE TABLE:", names, lambda i, j: "SELF" if i == j else "PCIE")
     assert "no access to each other's memory" in refused(read(text))[0]
+    (advice,) = (f.advice for f in list_findings(read(text)) if f.what == "p2p-refused")
+    assert "CONFIG_HSA_AMD_P2P" in advice and "registry" not in advice
     assert not refused(read(text.replace("DISABLED", "ENABLED ")))
     title = "===== Link accessibility between two GPUs ====="
     text = table(title, ["GPU0", "GPU1"], lambda i, j: str(i == j))
@@ -527,6 +567,8 @@ OTHERS = {
     'As an example:\n<graphs version="1">\n  <graph id="0">\n': "a graph file.*NCCL_TOPO_DUMP_FILE",
     ' it shows\n <graph id="0" pattern="4">\n  <gpu dev="0"/>\n': "a graph file.*topo-judge",
     "hca_id:\tmlx5_0\n\ttransport:\tInfiniBand (0)\n": "ibv_devinfo.*topo -m",
+    "> Peer access from Tesla K40m (GPU0) -> Tesla K40m (GPU1) : No\n": "samples say of P2P.*topo",
+    "Device=0 CANNOT Access Peer Device=1\n": "samples say of P2P.*topo -m",
     "mlx5_0 port 1 ==> ib0 (Up)\n": "ibdev2netdev.*topo -m",
     "        GPU Link Info\n            PCIe Generation\n": "nvidia-smi -q.*topo -m",
     "+----+\n| GPU ID: 0         | Topology Information     |\n": "dcgmi topo.*topo -m",
@@ -536,6 +578,8 @@ OTHERS = {
     "-[0000:00]-+-00.0  Intel Corporation Device\n": "lspci.*/sys and /proc",
     "box:1:1 [0] NCCL INFO Bootstrap : Using eth0\n": "a log of NCCL or "
     "RCCL.*NCCL_TOPO_DUMP_FILE.*topo-judge",
+    "box:1:2 [4] NCCL INFO + PCI[24.0] - PCI/0-ca000 (1000c010)\n": "a part of NCCL's graph.*=== "
+    "System",
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 1024\n": "nccl-tests.*topo-judge",
     "ROCk module is loaded\n=====\nHSA Agents\n": "rocminfo.*rocm-smi --showtopo",
     "===== ROCm System Management Interface =====\n==== Concise Info "

@@ -232,3 +232,43 @@ def test_a_placeholder_matters_to_a_nic_that_is_faster(port: str, is_slow: bool)
     nic = f"+ PCI[0.2] - NIC/0-35000\n              + NET[{port}] - NET/0-0 (0/1/1/{port}00000)\n"
     found = list_findings(read(NEW.format(0, 1) + nic))
     assert [f.about for f in found if f.what == "placeholder-pcie"] == [("nic-0-35000",)] * is_slow
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "outside"), [(OLD, 9, ["CPU/0-1", "GPU/0-47000"]), (DEVS, 7, ["DEV/0-1b000"])]
+)
+def test_links_to_devices_below_the_cut_are_noted(text: str, kept: int, outside: list[str]) -> None:
+    def find_ends(lines: list[str]) -> list[str]:
+        notes = " ".join(str(note) for note in read("".join(lines)).notes)
+        return sorted(re.findall(r"a link leads to (\S+), which NCCL's graph does not list", notes))
+
+    assert find_ends(text.splitlines(True)) == []
+    assert find_ends(text.splitlines(True)[:kept]) == outside
+
+
+def test_hosts_whose_graphs_have_the_same_ranks_are_noted() -> None:
+    def find_notes(second: tuple[int, int]) -> list[str]:
+        text = write(NEW.format(0, 1), "a") + write(NEW.format(*second), "b")
+        return [str(note) for note in read(text).notes if "the same ranks" in str(note)]
+
+    assert find_notes((2, 3)) == []
+    (note,) = find_notes((0, 1))
+    assert note.startswith("a, b: ")
+
+
+def test_what_else_describes_a_machine_in_a_text_is_noted() -> None:
+    matrix = "\tGPU0\tGPU1\nGPU0\t X \tPHB\nGPU1\tPHB\t X \n"
+    xml = (
+        '<system version="1">\n<cpu numaid="0" affinity="ff" arch="x86_64">\n'
+        '<pci busid="0000:01:00.0" class="0x030000" link_speed="16.0 GT/s" link_width="16">\n'
+        '<gpu dev="0" sm="80" rank="0" gdr="1"/>\n</pci>\n</cpu>\n</system>\n'
+    )
+    for text, left in (
+        (matrix + NEW.format(0, 1), "a log of NCCL"),
+        (matrix + "```xml\n" + xml + "```\n", "text of nvidia-smi"),
+        (xml, None),
+        (matrix, None),
+    ):
+        notes = [str(note) for note in read(text).notes if "the text also has" in str(note)]
+        assert [left in note for note in notes if left] == [True] * (left is not None)
+        assert bool(notes) is (left is not None)

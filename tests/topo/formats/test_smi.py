@@ -27,6 +27,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
+from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
 from topoplan.topo.matrix import ConnectionFinder
@@ -1159,6 +1160,22 @@ def test_what_cuda_samples_say_of_p2p_counts_where_it_is_the_same_of_all(
 
 
 @pytest.mark.parametrize(
+    ("said", "source", "advice"),
+    [
+        (_PEER.format(0, 1, "No") + _PEER.format(1, 0, "No"), "simpleP2P", "see nvidia-smi topo"),
+        ("$ nvidia-smi topo -p2p r\n" + alike(2, "NS"), "nvidia-smi topo -p2p r", "says no more"),
+    ],
+)
+def test_who_refused_p2p_is_named_and_not_to_be_asked_again(
+    said: str, source: str, advice: str
+) -> None:
+    answers = [v for v in judge_pairs(read(alike(2, "PIX") + said)) if v.kind == "p2p"]
+    assert [answer.answer for answer in answers] == ["no"]
+    assert answers[0].evidence[-1].startswith(f"{source}: read not supported")
+    assert advice in str(answers[0].advice)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "| GPU{} | NVIDIA {} |",
@@ -1171,6 +1188,61 @@ def test_lists_of_gpus_in_prose_name_them(line: str) -> None:
     said = "\n".join(line.format(i, name) for i, name in enumerate(("RTX A4000", "RTX A6000")))
     names = [d.extra.get("name") for d in read(f"{said}\n\n{alike(2, 'PHB')}").devices[:2]]
     assert [str(name).removeprefix("NVIDIA ") for name in names] == ["RTX A4000", "RTX A6000"]
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "one"),
+    [
+        ("GeForce RTX 3090", "NV3", "4"),
+        ("A100-PCIE-40GB", "NV6", "4"),
+        ("Quadro GV100", "NV3", "2"),
+    ],
+)
+def test_bridges_of_which_some_links_do_not_come_up_are_noted(
+    name: str, label: str, one: str
+) -> None:
+    said = f"GPU 0: NVIDIA {name} (UUID: GPU-0)\nGPU 1: NVIDIA {name} (UUID: GPU-1)\n"
+    (note,) = (str(x) for x in read(said + alike(2, label)).notes if "do not come up" in str(x))
+    assert note.startswith(f"gpu0 - gpu1: {label[2:]} NVLinks") and f"has {one}: some" in note
+    for whole in ("NV4", "PHB"):
+        assert "do not come up" not in str(read(said + alike(2, whole)).notes)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_noted"),
+    [
+        ("NCCL_P2P_DISABLE=1 ./all_reduce_perf -g 2\n", True),
+        ("NCCL_P2P_DISABLE: '1'\n", True),
+        ("node7:12:34 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1\n", True),
+        ("NCCL_P2P_DISABLE=0\n", False),
+        ("unset NCCL_P2P_DISABLE\n", False),
+    ],
+)
+def test_p2p_that_is_switched_off_for_nccl_is_noted(said: str, is_noted: bool) -> None:
+    notes = read(f"top\n{said}{alike(2, 'PHB')}").notes
+    assert any(str(note).startswith("line 2: NCCL_P2P_DISABLE is 1") for note in notes) is is_noted
+
+
+def test_sys_between_gpus_of_one_numa_node_is_noted() -> None:
+    columns = "CPU Affinity|NUMA Affinity"
+    contradicted = read(matrix("X SYS/SYS X", "24-47 1;24-47 1", columns))
+    assert sum(device.kind == "cpu" for device in contradicted.devices) == 2
+    assert any("contradict each other; the labels" in str(note) for note in contradicted.notes)
+    for labels, nodes in (("X SYS/SYS X", "0-23 0;24-47 1"), ("X NODE/NODE X", "0-23 0;0-23 0")):
+        assert "contradict" not in str(read(matrix(labels, nodes, columns)).notes)
+
+
+def test_p2p_over_pcie_that_is_refused_counts_where_reads_are_not_told() -> None:
+    asked = "$ nvidia-smi topo -p2p p\n" + alike(2, "NS")
+    text = alike(2, "PIX") + asked
+    (answer,) = (v for v in judge_pairs(read(text)) if v.kind == "p2p")
+    assert (answer.answer, answer.evidence[-1]) == (
+        "no",
+        "nvidia-smi topo -p2p p: read not known, write not known, pcie not supported",
+    )
+    said = _DEVICE.format(0, 1, "CAN") + _DEVICE.format(1, 0, "CAN")
+    facts = load_facts(read(said + text).extra, "x")
+    assert facts.get_text("gpu/0/p2p/1", fact_keys.P2P_READ) == "ok"
 
 
 def test_a_node_and_the_end_of_a_row_that_lost_their_tab_are_split() -> None:
@@ -1226,3 +1298,13 @@ def test_any_labels_at_all_are_read_or_refused_in_one_line(cells: list[str]) -> 
     else:
         assert machine.ranks == ("gpu0", "gpu1", "gpu2", "gpu3")
         smi.write(machine)
+
+
+def test_the_maker_of_cpus_that_the_text_names_decides_as_nccl_does() -> None:
+    asked = "$ nvidia-smi topo -p2p rw\n" + alike(2, "OK")
+    for name, answer in (("EPYC 7352", "unknown"), ("Xeon Gold 6348", "no")):
+        machine = read(f"CPU: {name} 24-Core Processor\n{alike(2, 'SYS')}{asked}")
+        (p2p,) = (v for v in judge_pairs(machine) if v.kind == "p2p")
+        assert p2p.answer == answer and "vendor" not in str(p2p.evidence)
+    (p2p,) = (v for v in judge_pairs(read(alike(2, "SYS") + asked)) if v.kind == "p2p")
+    assert "CPU: vendor not known" in p2p.evidence

@@ -23,9 +23,9 @@ from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note, Source
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
-from ..said_host import find_host_facts
+from ..said_host import find_host_facts, find_settings
 from ..said_pcie import SaidPcie, find_said_pcie
-from .candidates import choose_boards, note_unknown_boards
+from .candidates import choose_boards, note_part_bridges, note_unknown_boards
 from .cells import Cells, count_nvlinks, iterate_members, list_some, read_cells
 from .cuda_samples import build_sample_facts, read_samples
 from .facts import (
@@ -37,6 +37,7 @@ from .facts import (
     is_p2p,
     list_gpu_numbers,
     read_affinities,
+    tells_access,
 )
 from .inferred import InferredTopology, assume_rates
 from .mig import find_mig_facts
@@ -114,6 +115,7 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
     said = find_said_pcie(text) or elsewhere
+    output.settings = find_settings(text)
     output.stated = (*find_mig_facts(text), *find_host_facts(text))
     output.samples = read_samples(text)
     tables = [table for table in output.tables if table.rows]
@@ -266,6 +268,8 @@ def _read_matrix(
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
     said_links = _find_said(said, cells, boards, how.startswith("by"), notes)
+    if how.startswith("by"):
+        note_part_bridges(cells, boards, notes)
     if not boards:
         note_unknown_boards(cells, affinities, said_links, notes)
     stated = [link.generation for link, source in said_links.values() if source.kind == "rated"]
@@ -278,21 +282,28 @@ def _read_matrix(
     facts = [
         *build_matrix_facts(table, cells),
         *build_p2p_facts(p2p, frozenset(table.names), notes),
-        *build_sample_facts({} if p2p else output.samples, list_gpu_numbers(table)),
+        *build_sample_facts(
+            {} if any(map(tells_access, p2p)) else output.samples, list_gpu_numbers(table)
+        ),
         *(f for f in output.stated if f.subject.replace("gpu/", "GPU") in (HOST, *table.names)),
     ]
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")
     identities = {f"gpu{gpu}": {"name": name} for gpu, name in names.by_index.items()}
     identities |= {f"gpu{gpu}": listing.identity for gpu, listing in listings.items()}
+    model = cpu[1] if cpu is not None else {}
     devices = [
         *list_matrix_devices(inferred, identities),
-        *inferred.devices,
+        *(
+            replace(d, extra={**d.extra, **model}) if d.kind == "cpu" else d
+            for d in inferred.devices
+        ),
     ]
     labelled = Topology("labels", tuple(devices), tuple(inferred.links))
     notes += _find_mismatches(labelled, inferred)
     gpus = {cells.ids[i]: boards.get(i) for i in iterate_members(cells.gpus)}
     notes += [short.describe() for short in find_short_boards(labelled, gpus)]
+    notes += output.settings
     return _build(
         where,
         devices,

@@ -7,6 +7,7 @@ Grace (GH200, GB200, GB300). All that is left open is in a note, with the board 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 
 from ...boards import BOARDS, MAX_NVLINKS, Board, get_board
 from ...hardware import PcieLink
@@ -31,6 +32,8 @@ _JOINED_BY = {1: ("V100", "P100"), 2: ("V100",), 3: ("V100",), 4: ("A100",), 6: 
 _PEERS_OF_FOUR = 3
 # NVLinks of a V100 SXM (Tesla V100 whitepaper).
 _V100_LINKS = 6
+# NVLinks that one bridge between cards carries, from Ampere on and before (their datasheets).
+_BRIDGE, _OLD_BRIDGE, _AMPERE = 4, 2, 80
 # Cores of a Grace CPU.
 _GRACE_CORES = 72
 _RANGE = re.compile(r"(\d{1,6})-(\d{1,6})")
@@ -124,6 +127,22 @@ def _refuse_wrong(
     if wrong and not is_listed:
         return {}
     return {i: known for i, known in by_name.items() if cells.ids[i] not in wrong}
+
+
+def note_part_bridges(cells: Cells, boards: Mapping[int, Board], notes: list[str]) -> None:
+    """Note cards that are joined by fewer NVLinks than their bridges carry: some do not come up."""
+    parts: dict[str, list[str]] = {}
+    for i, j in combinations(boards, 2):
+        board, count = boards[i], count_nvlinks(cells.labels[i][j])
+        one = min(board.wires, _BRIDGE if (board.sm or 0) >= _AMPERE else _OLD_BRIDGE)
+        if board.is_card and one and count % one:
+            of_all = f"{count} NVLinks, though a bridge of {board.name} has {one}"
+            parts.setdefault(of_all, []).append(f"{cells.ids[i].lower()} - {cells.ids[j].lower()}")
+    notes += [
+        f"{list_some(pairs)}: {of_all}: some do not come up; see nvidia-smi nvlink -s and reseat "
+        "the bridge"
+        for of_all, pairs in parts.items()
+    ]
 
 
 def _list_candidates(

@@ -171,6 +171,11 @@ def build_p2p_facts(
                     yield Fact(subject, key, status, source, None if status else "unknown")
 
 
+def tells_access(table: LabelMatrix) -> bool:
+    """Return whether a `-p2p` matrix says what GPUs may read or write, as CUDA's samples do."""
+    return not {keys.P2P_READ, keys.P2P_WRITE}.isdisjoint(_KEYS.get(table.flag or "", _KEYS["rw"]))
+
+
 def list_gpu_numbers(table: LabelMatrix) -> tuple[str, ...]:
     """Return the numbers of a matrix's GPUs, as facts have them; of too many, none."""
     names = [_get_index(name) for name in table.names if GPU_NAME.fullmatch(name)]

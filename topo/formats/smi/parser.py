@@ -177,7 +177,8 @@ class SmiOutput:
     `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
     nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
     None if there is none. `odd` is a column of that row, if it is a heading, that nvidia-smi does
-    not print. `stated` are facts in the text around it, `samples` what CUDA's samples say of P2P.
+    not print. `stated` are facts in the text around it, `samples` what CUDA's samples say of P2P,
+    and `settings` notes of what limits NCCL there.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -188,6 +189,7 @@ class SmiOutput:
     odd: str = ""
     stated: tuple[Fact, ...] = ()
     samples: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    settings: list[str] = field(default_factory=list)
 
 
 def looks_like(text: str) -> bool:
