@@ -161,9 +161,9 @@ class Flows:
             self._saved[link] = self._saved[link][0] - taken, now_us
         return taken
 
-    def _use(self, link: int, more: float, now_us: float) -> None:
-        """Note that a link is used at a rate of `more` bytes per us more from now on."""
+    def _use(self, link: int, added: float, now_us: float) -> None:
+        """Note that a link is used at `added` more bytes per us from now on."""
         saved, since_us = self._saved[link]
         idle = max(0.0, self._bytes_per_us[link] - self._used[link])
         self._saved[link] = min(self._burst_bytes, saved + idle * (now_us - since_us)), now_us
-        self._used[link] += more
+        self._used[link] += added

@@ -14,12 +14,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
 from ...topo.graph import Topology
-from ...topo.grouping import group_by_key
 from ..ir.schedule import Schedule
 from ..ir.transfers import REDUCE
 from .flows import Flows
@@ -229,16 +228,8 @@ def _list_messages(
         carrier[i, j] = number
     for (i, j), number in carrier.items():
         messages[number].needs.update(carrier[need, j] for need in shape.groups[i].needs)
-    if batched:  # then a message waits for all that its sender receives and sends at earlier ticks
-        of_rank = group_by_key(
-            (rank, number)
-            for number, message in enumerate(messages)
-            for rank in (message.group.src, message.group.dst)
-        )
-        for message in messages:
-            message.needs.update(
-                n for n in of_rank[message.group.src] if messages[n].tick < message.tick
-            )
+    if batched:
+        _await_batches(messages, shape.ranks)
     return messages
 
 
@@ -261,6 +252,22 @@ def _play(
     if times is not None:
         times.extend(player.times)
     return end_us
+
+
+def _await_batches(messages: list[_Message], ranks: int) -> None:
+    """Let each message wait for all that its sender receives and sends at earlier ticks.
+
+    Those from the tick of its sends before suffice, which waited for the ones before that.
+    """
+    for rank in range(ranks):
+        earlier: set[int] = set()  # since the rank's last sends, these included
+        mine = [n for n, m in enumerate(messages) if rank in (m.group.src, m.group.dst)]
+        for _, numbers in groupby(mine, key=lambda n: messages[n].tick):
+            now = list(numbers)
+            sends = [n for n in now if messages[n].group.src == rank]
+            for number in sends:
+                messages[number].needs |= earlier
+            earlier = {*now} if sends else earlier | {*now}
 
 
 class _Player:
