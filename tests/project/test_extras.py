@@ -158,22 +158,32 @@ def test_an_extra_is_gone_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
     assert not gone.is_here and not user.is_here
 
 
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return what installs a package with entry points, whose modules are in `tmp_path`."""
+
+    def write(name: str, entry_points: str) -> None:
+        package = tmp_path / f"{name}-1.0.dist-info"
+        package.mkdir()
+        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (package / "entry_points.txt").write_text(entry_points)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return write
+
+
 def test_an_installed_package_adds_a_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, install: Callable[[str, str], None]
 ) -> None:
     """One whose module fails is one line, and stops nothing that does not use it."""
-    package = tmp_path / "other-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(
-        "[topoplan.exports]\nlines = other_format:FORMAT\nbroken = other_broken:FORMAT\n"
+    install(
+        "other", "[topoplan.exports]\nlines = other_format:FORMAT\nbroken = other_broken:FORMAT\n"
     )
     (tmp_path / "other_format.py").write_text(
         "from topoplan.synth.schedule_format import ScheduleFiles, ScheduleFormat\n"
         "FORMAT = ScheduleFormat(lambda plan, entry, size: ScheduleFiles({'': 'x'}, {}, ()))\n"
     )
     (tmp_path / "other_broken.py").write_text("import no_such_module\n")
-    monkeypatch.syspath_prepend(tmp_path)
     names = Names(EXPORTS)
     assert [*names][-2:] == ["broken", "lines"] and "lines" in names
     assert isinstance(names.find("lines"), ScheduleFormat)
@@ -182,13 +192,11 @@ def test_an_installed_package_adds_a_format(
 
 
 def test_an_installed_packages_file_takes_the_options_that_it_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, install: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    package = tmp_path / "tuning-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tuning\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(
-        "[topoplan.files]\nguarded = tuning_formats:GUARDED\nplain = tuning_formats:PLAIN\n"
+    install(
+        "tuning",
+        "[topoplan.files]\nguarded = tuning_formats:GUARDED\nplain = tuning_formats:PLAIN\n",
     )
     (tmp_path / "tuning_formats.py").write_text(
         "from topoplan.synth.library_format import Export, LibraryFormat\n"
@@ -198,7 +206,6 @@ def test_an_installed_packages_file_takes_the_options_that_it_names(
         "GUARDED = LibraryFormat(write, options=('--nccl-version', '--no-guard'))\n"
         "PLAIN = LibraryFormat(write)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     file, asked = tmp_path / "file", ["allreduce", "ring:4", "--format"]
     options = ["--nccl-version", "2.20.5", "--no-guard", "-o", str(file)]
     assert synth.main([*asked, "guarded", *options]) == 0
