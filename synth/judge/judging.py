@@ -354,12 +354,10 @@ def _compare_runs(measured: Sequence[MeasuredVerdict]) -> list[str]:
                 continue
             listed = ", ".join(map(gbps, best[:_MAX_RUNS])) + ", ..." * (len(best) > _MAX_RUNS)
             times, fastest = max(best) / min(best), runs[best.index(max(best))].run
-            which = f"run {fastest} is {times:.2f} times as fast as the slowest"
-            same = "they hardly differ"
-            notes.append(
-                f"runs of {name} at {size_text(largest)}: {listed} GB/s; "
-                f"{which if times > _ALIKE else same}"
-            )
+            result = "they hardly differ"
+            if times > _ALIKE:
+                result = f"run {fastest} is {times:.2f} times as fast as the slowest"
+            notes.append(f"runs of {name} at {size_text(largest)}: {listed} GB/s; {result}")
     return notes
 
 

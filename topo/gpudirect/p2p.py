@@ -37,8 +37,8 @@ _WIRED = {
     (AMD, "NVL"): "xGMI joins them, which RCCL takes without asking further",
     (AMD, "NVB"): "xGMI joins them through one other GPU, which RCCL takes without asking further",
 }
-# What tells why P2P is refused, and who said so already if that was asked.
-_ASK, _TOLD = "see nvidia-smi topo -p2p r", "nvidia-smi topo -p2p"
+# What says why P2P is refused, and the source of a status if that was asked.
+_ASK, _ASKED = "see nvidia-smi topo -p2p r", "nvidia-smi topo -p2p"
 _REFUSED = {
     "chipset not supported": (
         "the driver does not do P2P through this chipset",
@@ -225,8 +225,9 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         key: [view.facts.get_text(subject, key) for subject in subjects] for key in _READ_AND_WRITE
     }
     if path in PCIE_PATHS and not any(map(any, statuses.values())):
-        told = [view.facts.get_text(subject, keys.P2P_PCIE) for subject in subjects]
-        statuses |= {keys.P2P_PCIE: told} if any(told) and told != ["ok", "ok"] else {}
+        over_pcie = [view.facts.get_text(subject, keys.P2P_PCIE) for subject in subjects]
+        if any(over_pcie) and over_pcie != ["ok", "ok"]:
+            statuses[keys.P2P_PCIE] = over_pcie
     refusal = next(
         (text for texts in statuses.values() for text in texts if text not in (None, "ok")), None
     )
@@ -234,7 +235,7 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         said = ", ".join(f"{key} {_find_worst(texts)}" for key, texts in statuses.items())
         rule, advice = _REFUSED.get(refusal, ("the driver does not allow P2P", _ASK))
         source = _name_source(view, subjects)
-        if advice == _ASK and source.startswith(_TOLD):
+        if advice == _ASK and source.startswith(_ASKED):
             advice = f"{source} says no more; NCCL goes through shared memory without P2P"
         if view.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on":
             rule = "confidential computing is on, in which GPUs do not reach each other's memory"
@@ -282,11 +283,11 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
 
 
 def _name_source(view: PairView, subjects: Iterable[str]) -> str:
-    """Return who told P2P's status: nvidia-smi or a sample of CUDA in a text, else NVML."""
+    """Return the source of P2P's status: nvidia-smi or a sample of CUDA in a text, else NVML."""
     asked = (*_READ_AND_WRITE, keys.P2P_PCIE)
-    told = (view.facts.get_source(s, key) for key in asked for s in subjects)
-    source = next(filter(None, told), "")
-    return source if source.startswith((_TOLD, "simpleP2P", "p2pBandwidth")) else "NVML"
+    sources = (view.facts.get_source(s, key) for key in asked for s in subjects)
+    source = next(filter(None, sources), "")
+    return source if source.startswith((_ASKED, "simpleP2P", "p2pBandwidth")) else "NVML"
 
 
 def _find_worst(texts: list[str | None]) -> str:

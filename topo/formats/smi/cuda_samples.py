@@ -43,11 +43,11 @@ def build_sample_facts(
 ) -> Iterator[Fact]:
     """Yield facts of P2P between `gpus`, the numbers of all, if all pairs have the same status.
 
-    CUDA may number GPUs otherwise than nvidia-smi, so pairs are not told apart.
+    CUDA may number GPUs otherwise than nvidia-smi, so no pair is distinguished from others.
     """
     pairs = list(permutations(gpus, 2)) if answers else []
-    told = {answers.get(pair) for pair in pairs}
-    if len(told) != 1 or (answer := told.pop()) is None:
+    distinct = {answers.get(pair) for pair in pairs}
+    if len(distinct) != 1 or (answer := distinct.pop()) is None:
         return
     for pair in pairs:
         for key in (keys.P2P_READ, keys.P2P_WRITE):

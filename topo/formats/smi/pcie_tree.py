@@ -130,8 +130,8 @@ def _join_unplaced(inferred: InferredTopology, nodes: list[int]) -> list[int]:
     """
     cells = inferred.cells
     keys = {affinity.key for affinity in inferred.affinities.values()} - {None}
-    told = [node for node in nodes if set(_list_affinities(inferred, node)) - {UNKNOWN}]
-    if len(keys) == 1 and len(told) == _MAX_UNTOLD_CPUS:
+    known = [node for node in nodes if set(_list_affinities(inferred, node)) - {UNKNOWN}]
+    if len(keys) == 1 and len(known) == _MAX_UNTOLD_CPUS:
         inferred.notes.append(
             "SYS between GPUs whose affinities are all of one NUMA node: the two contradict each "
             "other; the labels are followed, so there are two CPUs"
