@@ -14,8 +14,8 @@ import numpy as np
 from .sharing import share_links
 
 # Where more messages than this are under way, this share of them begins or ends before rates are
-# computed anew. On switch:32 (992 messages of an alltoall at once) this moved predictions by less
-# than .1 %, and took .6 s of a core in place of 4 to 6.
+# computed anew. On switch:32 (992 messages of an alltoall at once) this moved predictions by at
+# most .13 %, and took .6 s of a core in place of 4 to 6.
 _MANY, _GRAIN = 64, 1 / 32
 
 
