@@ -109,7 +109,7 @@ shown: $(VENV)/.dev
 
 setup: $(VENV)/.base
 
-$(VENV)/.base: pyproject.toml setup.py scripts/setup.sh $(wildcard runtime/native/*pp)
+$(VENV)/.base: pyproject.toml setup.py scripts/setup.sh $(wildcard runtime/extras/native/*pp)
 	PYTHON=$(PYTHON) TORCH_VERSION=$(TORCH_VERSION) sh scripts/setup.sh $(VENV)
 	touch $@
 

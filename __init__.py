@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .runtime.backend.new_group import new_group
     from .runtime.backend.options import Plans, backend_options
     from .runtime.backend.reconfigure import reconfigure, reconfigure_handle
-    from .runtime.choose import Choice
+    from .runtime.candidates import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
     from .runtime.extras.joint.mesh import mesh_groups
@@ -84,7 +84,7 @@ __version__ = VERSION
 # The module that each public name of the core is in; extras.py has those of extras.
 _HOMES = {
     "Bound": "synth.bounds.certificate",
-    "Choice": "runtime.choose",
+    "Choice": "runtime.candidates",
     "ChooseMode": "runtime.policy",
     "Policy": "runtime.policy",
     "Chunk": "synth.ir.collective",

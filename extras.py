@@ -8,7 +8,7 @@ The groups, and what an entry of each is:
 
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
 - `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
-- `players`: a DevicePlayer (runtime/players/on_devices.py), for links that name it.
+- `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-EXPORTS, COMMANDS, LINKS, PLAYERS = "exports", "commands", "links", "players"
+EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
@@ -91,6 +91,32 @@ EXTRAS = (
         },
     ),
     Extra(
+        "native",
+        ("runtime/extras/native", "tests/extras/native"),
+        {},
+    ),
+    Extra(
+        "one-sided",
+        ("runtime/extras/one_sided", "tests/extras/one_sided"),
+        {},
+    ),
+    Extra(
+        "shared-memory",
+        (
+            *("runtime/extras/shared_memory", "tests/extras/shared_memory"),
+            *("tests/ranks/one_sided.py", "benchmarks/one_sided.py"),
+        ),
+        {
+            RUNNERS: {
+                "hosts": (
+                    "runtime.extras.shared_memory.runners:HOSTS",
+                    "plays schedules in the memory of a host's ranks",
+                )
+            }
+        },
+        needs=("native", "one-sided"),
+    ),
+    Extra(
         "mpi",
         (
             "runtime/extras/mpi",
@@ -103,6 +129,7 @@ EXTRAS = (
             LINKS: {"mpi": ("runtime.extras.mpi.links:MpiLinks", "between ranks of MPI")},
             NAMES: {"join_mpi": ("runtime.extras.mpi.launched:join_mpi", "joins mpirun's ranks")},
         },
+        needs=("native",),
     ),
     Extra(
         "kernels",
@@ -112,13 +139,14 @@ EXTRAS = (
             "benchmarks/kernel_model.py",
         ),
         {
-            PLAYERS: {
+            RUNNERS: {
                 "gpus": (
-                    "runtime.extras.kernels.device_player:KERNELS",
+                    "runtime.extras.kernels.runner:GPUS",
                     "plays schedules on GPUs, a launch a call",
                 )
             }
         },
+        needs=("native", "one-sided"),
     ),
     Extra(
         "cables",

@@ -29,9 +29,9 @@ class BuildModules(build_py):
 # Plays schedules in memory that ranks on one host share, and over MPI. Optional: where it cannot be
 # built (no compiler, no Linux), topoplan is installed without it. It uses nothing of Python, so one
 # wheel serves all versions; ctypes loads it. Integers wrap around, as torch's do.
-NATIVE = Path("runtime/native")
+NATIVE = Path("runtime/extras/native")
 LIBRARY = Extension(
-    "topoplan.runtime.native._library",
+    "topoplan.runtime.extras.native._library",
     [str(path) for path in sorted(NATIVE.glob("*.cpp"))],
     depends=[str(path) for path in sorted(NATIVE.glob("*.hpp"))],
     extra_compile_args=["-std=c++17", "-O3", "-fwrapv"],
@@ -68,6 +68,6 @@ setup(
     ],
     package_dir={"topoplan": "."},
     cmdclass={"build_py": BuildModules},
-    ext_modules=[LIBRARY],
+    ext_modules=[LIBRARY] if NATIVE.is_dir() else [],  # an extra can be deleted
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -30,6 +30,7 @@ from harness import Table, make_parser
 from torch.nn.parallel import DistributedDataParallel
 
 from topoplan import Communicator, ddp_hook
+from topoplan.runtime.calls import CallCache
 from topoplan.synth.sizes import parse_size
 
 COLUMNS = (
@@ -99,16 +100,18 @@ def measure_watching(args: argparse.Namespace) -> None:
     communicator = Communicator(
         args.plan, choose="plan", executor="point-to-point", on_slow="replan"
     )
-    engine = communicator.engine
-    watch = engine.watch
+    watch, unwatched = communicator.path, CallCache(communicator.dispatcher)
     table = Table(SLOW_COLUMNS, as_json=args.json) if dist.get_rank() == 0 else None
     size, last = parse_size(args.first), parse_size(args.last)
 
     def call(kind: str, x: torch.Tensor) -> float:
-        engine.watch = watch if kind == "watched" else None
+        calls = communicator.calls if kind == "watched" else unwatched
         dist.barrier()
         began = time.perf_counter()
-        communicator.allreduce(x)
+        if play := calls.find_play(x, dist.ReduceOp.SUM):
+            play()
+        else:
+            calls.prepare(x).run()
         return time.perf_counter() - began
 
     while size <= last:
@@ -118,7 +121,6 @@ def measure_watching(args: argparse.Namespace) -> None:
         if table is not None:
             table.add({"bytes": size, **row})
         size *= 4
-    engine.watch = watch
     communicator.close()
     if table is not None:
         table.end()
@@ -141,7 +143,7 @@ def measure_steps(args: argparse.Namespace) -> None:
         numel = sum(x.numel() for x in model.parameters())
         turns[kind] = partial(take_step, model, torch.optim.SGD(model.parameters(), lr=0.01))
         turns[kind]()  # makes the hook's communicator
-    row = take_turns(turns, hooks["watched"].communicator.engine.watch, args.seconds)
+    row = take_turns(turns, hooks["watched"].communicator.path, args.seconds)
     if dist.get_rank() == 0:
         table = Table(SLOW_COLUMNS, as_json=args.json)
         table.add({"bytes": numel * 4, **row})

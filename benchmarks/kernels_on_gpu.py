@@ -33,8 +33,8 @@ from kernels import COLLECTIVES, draw_inputs, expect
 
 from topoplan.runtime.extras.kernels.memory import make_on_one_gpu, make_symmetric
 from topoplan.runtime.extras.kernels.player import KernelPlayer
+from topoplan.runtime.extras.one_sided.instructions import Mode
 from topoplan.runtime.program.layout import IN_PLACE
-from topoplan.runtime.program.one_sided.instructions import Mode
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.api import synthesize

@@ -28,12 +28,12 @@ import torch.distributed as dist
 from harness import make_parser
 
 from topoplan import Communicator, Plan, backend_options, synthesize
+from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.extras.mpi import links
 from topoplan.runtime.extras.mpi.channel import MpiChannel
 from topoplan.runtime.extras.mpi.launched import join_mpi
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.works import get_done_work
-from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.sizes import parse_size
 
 _TURNS = (9, 200)
@@ -92,10 +92,10 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
             "backend": lambda x=x: dist.all_reduce(x),
             "plan": lambda x=x: planned.allreduce(x),
         }
-        schedule = plan.entry_for(size).schedule
-        ways["in C++"] = make_player(planned, schedule, size // 4)
+        by_plan = Candidate(plan.entry_for(size).schedule)
+        ways["in C++"] = make_player(planned, by_plan, size // 4)
         with mock.patch.object(links, "can_play_natively", lambda *_: False):
-            ways["in Python"] = make_player(planned, schedule, size // 4)
+            ways["in Python"] = make_player(planned, by_plan, size // 4)
         if over_gloo is not None:
             ways["plan over gloo"] = lambda x=x: over_gloo.allreduce(x)
         times = time_in_turns(list(ways.values()), transport)
@@ -114,11 +114,13 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
     dist.destroy_process_group()
 
 
-def make_player(communicator: Communicator, schedule: Schedule, numel: int) -> Callable[[], object]:
-    """Return a function that plays a schedule on scratch memory, by the player alone."""
-    engine = communicator.engine
-    buffers = engine.make_scratch(numel, torch.float32)
-    engine.executor.run(schedule, buffers)
+def make_player(
+    communicator: Communicator, candidate: Candidate, numel: int
+) -> Callable[[], object]:
+    """Return a function that plays a candidate on scratch memory, by the player alone."""
+    dispatcher = communicator.dispatcher
+    buffers = dispatcher.make_scratch(numel, torch.float32)
+    dispatcher.runners[candidate.runner].run(candidate, buffers)
     (program,) = buffers.bindings or {}
     binding = program.find_binding(buffers)
     player = (binding.bound or program.bind(binding)).player

@@ -34,8 +34,8 @@ from harness import make_parser
 from mpi import make_player, time_in_turns
 
 from topoplan import Communicator, Plan, backend_options, synthesize
+from topoplan.runtime.candidates import MESSAGES, Candidate
 from topoplan.runtime.extras.mpi.launched import join_mpi
-from topoplan.runtime.program.one_sided.flat import SharedSchedule
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.sizes import parse_size
@@ -103,7 +103,13 @@ def measure(args: argparse.Namespace, cache: str) -> None:
     channel = transport.links.channel
     assert channel is not None
     raced = Communicator(plan, Transport(None, TIMEOUT), cache=cache, executor="one-sided")
-    flat = [x for x in raced.engine.chooser.one_sided if x.strategy in ("direct", "one-shot")]
+    candidates = raced.dispatcher.candidates
+    flat = [
+        x
+        for other in candidates.others
+        for x in other.list_candidates(candidates.sent)
+        if x.strategy in ("direct", "one-shot")
+    ]
     rows = []
     size = parse_size(args.b)
     while size <= parse_size(args.e):
@@ -117,8 +123,8 @@ def measure(args: argparse.Namespace, cache: str) -> None:
             "backend": lambda x=through: dist.all_reduce(x),
             "memcpy": lambda x=source, target=target: target.copy_(x),
         }
-        for schedule in flat:
-            ways[schedule.strategy] = make_player(raced, schedule, size // 4)
+        for candidate in flat:
+            ways[candidate.strategy] = make_player(raced, candidate, size // 4)
         row: dict[str, object] = {"size_bytes": size, "ranks": world}
         row |= dict(zip(ways, time_in_turns(list(ways.values()), transport), strict=True))
         choice = raced.choice(size)
@@ -163,18 +169,18 @@ def measure_hosts(args: argparse.Namespace, cache: str) -> None:
         x, y, z = (torch.zeros(size // 4) for _ in range(3))
         shared.allreduce(z)
         choice = shared.choice(size)
-        schedule = None if choice is None else choice.own
-        assert isinstance(schedule, SharedSchedule)
+        assert choice is not None and choice.own.runner != MESSAGES
+        own = choice.own
         ways: dict[str, Callable[[], object]] = {
             "stock": lambda x=x: dist.all_reduce(x),
             "messages": lambda x=y: sent.allreduce(x),
             "within hosts": lambda x=z: shared.allreduce(x),
-            "its player": make_player(shared, schedule, size // 4),
-            "as messages": make_player(shared, schedule.as_messages, size // 4),
+            "its player": make_player(shared, own, size // 4),
+            "as messages": make_player(shared, Candidate(own.schedule), size // 4),
         }
         row: dict[str, object] = {"size_bytes": size, "ranks": world, "hosts": args.hosts}
         row |= dict(zip(ways, time_in_turns(list(ways.values()), clock), strict=True))
-        row["used"] = schedule.label
+        row["used"] = own.label
         rows.append(row)
         size *= 4
     if rank == 0:

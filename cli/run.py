@@ -140,7 +140,6 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     """Join the other ranks, measure or calibrate, print on rank 0, and return the exit code."""
     from datetime import timedelta
 
-    from ..runtime.native.library import load_library
     from ..runtime.ranks.transport import Transport
 
     # Checks without communication come first, so that bad input ends every rank before any of
@@ -157,9 +156,9 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     runs = [run for run, _, _ in measured]
     if rank == 0:
         _write_all(args, runs, *measured[0][1:], progress)
-        library = load_library()
-        if isinstance(library, str) and any(plan is not None for _, plan in jobs):
-            progress.tell(f"schedules were played as messages alone: {library}")
+        for why in dict.fromkeys(run.why_messages_alone for run in runs):
+            if why is not None:
+                progress.tell(f"schedules were played as messages alone: {why}")
     return 1 if any(row.wrong for run in runs for row in run.rows) else 0
 
 
@@ -274,7 +273,7 @@ def _run_job(
     host = _host_costs(args.calibrate, communicator, transport, timeout, work.say)
     calibrated, trace = None, None
     if args.calibrate and communicator is not None and host is not None:
-        calibrated = communicator.engine.machine.topology or communicator.plan.topology, host
+        calibrated = communicator.dispatcher.machine.topology or communicator.plan.topology, host
     say = _follow_sizes(work, f"{settings.collective.name}: ", len(settings.options.list_sizes()))
     rows = [] if args.calibrate else run_benchmark(settings, communicator, say, transport)
     if args.trace is not None and communicator is not None:
@@ -288,7 +287,9 @@ def _run_job(
     backend, engine = transport.links.name, transport.links.stock_engine
     if communicator is not None and not communicator.plan.collective.has_all_gpus:
         hand_out_rows(communicator, transport, rows)
-    return Run(options, settings, backend, engine, plan, rows, recoveries), trace, calibrated
+    why_alone = None if communicator is None else communicator.dispatcher.why_messages_alone
+    run = Run(options, settings, backend, engine, plan, rows, recoveries, why_alone)
+    return run, trace, calibrated
 
 
 def _choose_beside(links: str, world: int) -> str:
@@ -343,15 +344,15 @@ def _host_costs(
 
     if communicator is None or not (calibrates or host_of(communicator.plan.topology) is None):
         return None
-    if communicator.engine.guard is not None:
+    if communicator.path.outlives_links:
         return None  # it could not go on after a fault
-    if communicator.engine.codec is None:
+    if communicator.dispatcher.codec is None:
         return calibrate(communicator, say)
     if not communicator.plan.collective.has_all_gpus:
         return None  # helpers know of one communicator alone
     # Calibrate without the codec: the cost of encoding is known, and added for encoded messages.
     costs = calibrate(Communicator(communicator.plan, transport, timeout), say)
-    communicator.engine.set_host_costs(costs)
+    communicator.dispatcher.set_host_costs(costs)
     return costs
 
 

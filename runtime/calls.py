@@ -1,8 +1,8 @@
 """Calls of a collective, checked and flattened: run now, later, or repeatedly.
 
 How a tensor passes through a collective: `Communicator` asks its `CallCache` for the
-`PersistentCall` of the tensor; the call asks the engine which schedule is used, has its program
-bound to the tensor (compiled.py), and from then on only plays it (players/).
+`PersistentCall` of the tensor; the call asks the dispatcher which candidate is used, has its
+program bound to the tensor (compiled.py), and from then on only plays it (players/).
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ..topo.errors import InputError
 from .compiled import Buffers, make_bindings
-from .engine import Engine
+from .dispatcher import CallPath
 from .reductions import (
     ReduceOp,
     borrow,
@@ -41,8 +41,8 @@ class PersistentCall:
     target of a cached call is a view of the caller's tensor that does not keep its memory alive.
     """
 
-    def __init__(self, engine: Engine, buffers: Buffers) -> None:
-        self.engine, self.buffers, self.op = engine, buffers, buffers.op
+    def __init__(self, path: CallPath, buffers: Buffers) -> None:
+        self.path, self.buffers, self.op = path, buffers, buffers.op
         self.then: list[Callable[[], object]] = []
         self.play: Callable[..., None] | None = None
         """How the call is run once its schedule is settled: the program, bound to the target."""
@@ -57,10 +57,10 @@ class PersistentCall:
         if self.play is not None and not _profiler._is_profiler_enabled:
             self.play(number)
         elif self.buffers.numel:
-            self.engine.run(self.buffers, number)
+            self.path.run(self.buffers, number)
             # By the thread that runs calls, like compiling: two threads must not compile at once.
             if self._has_run and self.play is None:
-                self.play = self.engine.find_play(self.buffers)
+                self.play = self.path.bind(self.buffers)
             self._has_run = True
         self.finish()
 
@@ -74,14 +74,14 @@ class PersistentCall:
 
 
 class CallCache:
-    """The recurring calls of one engine: in-place calls on CPU tensors at the same addresses.
+    """The recurring calls of one dispatcher: in-place calls on CPU tensors at the same addresses.
 
     Checking and flattening take longer than a small message. If there are too many, the oldest are
     dropped, used or not: recording each use would take a measurable part of a small call.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, path: CallPath) -> None:
+        self.path = path
         # The calls on each buffer, one per reduction; none if the buffer was seen only once.
         self._calls: OrderedDict[Key, list[PersistentCall]] = OrderedDict()
 
@@ -129,7 +129,7 @@ class CallCache:
         `is_scratch=True` says that the caller drops `output`: the call then keeps it alive itself,
         and is not cached. Raise InputError if the tensors do not fit the collective or each other.
         """
-        engine, in_place = self.engine, tensor is None and residual is None
+        base, in_place = self.path.base, tensor is None and residual is None
         is_fixed = (
             not is_scratch
             and output.device.type == "cpu"
@@ -141,14 +141,14 @@ class CallCache:
         if cached is not None and in_place:
             return cached
         check_tensors(
-            engine.plan.collective.name,
+            base.plan.collective.name,
             (output,) if tensor is None else (output, tensor),
-            engine.device.type,
-            compressed=engine.codec is not None,
+            base.device.type,
+            compressed=base.codec is not None,
         )
         kind = dist.ReduceOp.SUM if op is None else check_reduction(op, output.dtype)
         if residual is not None:
-            if engine.codec is None:
+            if base.codec is None:
                 raise InputError(
                     "residual without compression: nothing is lost that could be fed back"
                 )
@@ -164,7 +164,7 @@ class CallCache:
         bindings = None if cached is None else cached.buffers.bindings
         if cached is None and _is_bound_at_once(target):
             bindings = make_bindings(target)
-        call = PersistentCall(engine, Buffers(numel, source, target, kind, residual, bindings))
+        call = PersistentCall(self.path, Buffers(numel, source, target, kind, residual, bindings))
         if not output.is_contiguous():
             call.then.append(lambda: output.detach().copy_(target.view(output.shape)))
         return call
@@ -188,7 +188,7 @@ class CallCache:
         else:
             target = borrow(target)
             buffers = Buffers(numel, target, target, op, bindings=make_bindings(target))
-            call = PersistentCall(self.engine, buffers)
+            call = PersistentCall(self.path, buffers)
             self._calls.setdefault(key, []).append(call)
         if len(self._calls) > _MAX_BUFFERS:
             self._calls.popitem(last=False)
@@ -199,8 +199,9 @@ class CallCache:
 
         Raise InputError if input and output do not fit together.
         """
-        collective, size = self.engine.plan.collective, self.engine.size
-        name, at_root = collective.name, collective.root == self.engine.rank
+        base = self.path.base
+        collective, size = base.plan.collective, base.size
+        name, at_root = collective.name, collective.root == base.rank
         of_input, of_output = tensor.numel(), output.numel()
         if name == "allgather" or (name == "gather" and at_root):
             numel, expected = of_output, of_input * size

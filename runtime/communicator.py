@@ -4,6 +4,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,14 @@ from ..synth.ir.collective import spell_ranks
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .calls import CallCache
-from .choose import Choice
+from .candidates import Choice
+from .choices import FindWorth
 from .codecs import find_codec
-from .engine import Engine
-from .helpers.announcer import Announcer, HelpedExecutor
+from .dispatcher import CallPath, Dispatcher, make_sender
+from .helpers.announcer import Announcer, HelpedMessages
 from .helpers.parts import find_parts
 from .helpers.service import Service
-from .option_names import ON_FAULTS, ON_SLOWS, REPLAN
+from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT, REPLAN
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker
@@ -30,6 +32,7 @@ from .ranks.launch import announce_ready
 from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import explain_no_guard, list_sockets
 from .reductions import check_are_tensors
+from .summaries.tallies import Tallies
 
 if TYPE_CHECKING:
     from .recovery.guard import Guard
@@ -90,7 +93,8 @@ class Communicator:
     """
 
     # On members alone; see __getattr__.
-    engine: Engine
+    path: CallPath
+    """What carries out the calls."""
     calls: CallCache
 
     def __init__(  # noqa: PLR0913, PLR0915 (what users set; ranks that make no calls)
@@ -158,7 +162,7 @@ class Communicator:
                     self._service = Service(parts.participants, members, lambda _: self.plan, codec)
                 announce_ready()
                 return
-            helped = None
+            senders = [make_sender(self.plan, parts.members, policy)]
             announcer, number = self._transport.find_part(Announcer), 0
             if parts.participants is not None:
                 announcer = Announcer(parts.participants, members, self.plan.used_helpers)
@@ -167,18 +171,14 @@ class Communicator:
             elif announcer is not None and self.plan.used_helpers:
                 number = announcer.add_plan(self.plan)
             if announcer is not None and self.plan.used_helpers:
-                helped = HelpedExecutor(announcer, self.plan, number, codec, parts.members.faults)
-            make_engine = partial(
-                _make_engine,
-                self._slow_rows if policy.follows else None,
-                time.monotonic(),
-                choose=policy.choose,
-                codec=codec,
-                cache=policy.cache_folder,
-                rounds_once=policy.reduction == "once",
-            )
-            self.engine = make_engine(
-                self.plan, parts.members, executor=policy.executor, helped=helped
+                faults = parts.members.faults
+                senders.append(HelpedMessages(announcer, self.plan, number, codec, faults))
+            follow = partial(_follow, self._slow_rows if policy.follows else None, time.monotonic())
+            goes_on = policy.replans or self._guard is not None
+            self.path = follow(
+                Dispatcher(
+                    self.plan, parts.members, policy, senders=senders, with_stock=not goes_on
+                )
             )
             if policy.follows and not self.plan.collective.has_all_gpus:
                 raise InputError(f"on_slow={REPLAN!r}: expected a plan for all GPUs")
@@ -187,10 +187,26 @@ class Communicator:
                     raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
                 self._guard = _make_guard(parts.members, opened)
             if self._guard is not None:
-                from .recovery.guarded_engine import GuardedEngine
+                from .recovery.guarded import Guarded
 
-                GuardedEngine(self._guard, self.engine, make_engine)
-        self.calls = CallCache(self.engine)
+                after_fault = replace(policy, executor=POINT_TO_POINT)
+
+                def make_path(
+                    plan: Plan, transport: Transport, find_worth: FindWorth, tallies: Tallies
+                ) -> CallPath:
+                    return follow(
+                        Dispatcher(
+                            plan,
+                            transport,
+                            after_fault,
+                            tallies=tallies,
+                            with_stock=False,
+                            find_worth=find_worth,
+                        )
+                    )
+
+                self.path = Guarded(self._guard, self.path, make_path)
+        self.calls = CallCache(self.path)
         announce_ready()
 
     def _check_can_replan(self, parameter: str) -> None:
@@ -207,8 +223,8 @@ class Communicator:
             raise InputError(f"{parameter}={REPLAN!r}: {why_not}")
 
     def __getattr__(self, name: str) -> Any:
-        # Ranks that are no members have no engine.
-        if name in ("engine", "calls"):
+        # Ranks that are no members make no calls.
+        if name in ("path", "calls"):
             raise InputError(self._explain_no_member())
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -307,21 +323,19 @@ class Communicator:
 
         None before the first call of that size, rounded to a power of two.
         """
-        return self._engine.chooser.known(size_bytes)
+        return self.dispatcher.choices.known(size_bytes)
 
     @property
-    def _engine(self) -> Engine:
-        """The engine that calls are carried out by: another one after a fault."""
-        guard = self.engine.guard
-        return self.engine if guard is None else guard.engine
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher that carries out calls: another one after a fault."""
+        return self.path.base
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that this rank has sent through schedules so far, races included."""
         if self.rank not in self.plan.collective.members:
             return 0 if self._service is None else self._service.sent_bytes
-        guard = self.engine.guard
-        return self.engine.sent_bytes if guard is None else guard.sent_bytes
+        return self.path.sent_bytes
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
@@ -344,7 +358,7 @@ class Communicator:
 
         Collective over the members.
         """
-        announcer, transport = self._announcer, self.engine.transport
+        announcer, transport = self._announcer, self.dispatcher.transport
         if announcer is None:
             return {}
         with transport.faults.stock("the counts of helpers' bytes"):
@@ -369,7 +383,7 @@ class Communicator:
 
     @property
     def _is_root(self) -> bool:
-        return bool(self.plan.collective.root == self.engine.rank)
+        return bool(self.plan.collective.root == self.dispatcher.rank)
 
     def _run(
         self,
@@ -407,20 +421,15 @@ def _make_guard(transport: Transport, opened_since: Collection[str]) -> "Guard":
     return Guard(transport, opened_since)
 
 
-def _make_engine(
-    slow_rows: list[dict[str, Any]] | None,
-    since: float,
-    plan: Plan,
-    transport: Transport,
-    **options: Any,
-) -> Engine:
-    """Return an engine, with a SlowWatch that adds to `slow_rows` unless these are None."""
-    engine = Engine(plan, transport, **options)
-    if slow_rows is not None:
-        from .recovery.slow_watch import SlowWatch  # few jobs follow slow links
+def _follow(
+    slow_rows: list[dict[str, Any]] | None, since: float, dispatcher: Dispatcher
+) -> CallPath:
+    """Return a dispatcher, in a SlowWatch that adds to `slow_rows` unless these are None."""
+    if slow_rows is None:
+        return dispatcher
+    from .recovery.slow_watch import SlowWatch  # few jobs follow slow links
 
-        engine.watch = SlowWatch(engine, slow_rows, since)
-    return engine
+    return SlowWatch(dispatcher, slow_rows, since)
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -12,14 +12,22 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 
-from ..synth.ir.schedule import Schedule, number_members
 from ..topo.errors import InputError
+from .candidates import Candidate
 from .codecs import Codec, EncodingBuffers, list_encoding_sizes
 from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
-from .players.shared_memory import PlayerInSharedMemory
-from .players.within_hosts import EncodedParts, PlayerWithinHosts
-from .program.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Observer, Operation, Player
+from .program.contract import (
+    AWAIT,
+    EXCHANGE,
+    LOCAL,
+    RECEIVE,
+    SEND,
+    Observer,
+    Operation,
+    PlayedProgram,
+    Player,
+)
 from .program.instructions import (
     Await,
     Combine,
@@ -30,16 +38,11 @@ from .program.instructions import (
     Instruction,
     Pack,
     Post,
-    Program,
     Span,
 )
 from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
-from .program.one_sided.instructions import OneSidedProgram
-from .program.one_sided.lowering import lower_one_sided
-from .program.within_hosts import Outside
 from .ranks.links import MakePlayer
-from .ranks.shared_memory import HALF_BYTES, HostMemory, SharedMemory
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena
@@ -140,14 +143,14 @@ class Compiled:
 
     def __init__(
         self,
-        schedule: Schedule,
+        candidate: Candidate,
         buffers: Buffers,
         transport: Transport,
         codec: Codec | None,
         tally: Tally,
     ) -> None:
-        self.tally = tally
-        self.schedule = schedule  # held: it must not be freed while its id is a key of the cache
+        schedule = candidate.schedule
+        self.tally, self.schedule = tally, schedule
         self.transport, self.group = transport, transport.group
         like, numel = buffers.target, buffers.numel
         self.numel, self.given_dtype = numel, like.dtype
@@ -166,8 +169,8 @@ class Compiled:
         self.dtype = like.dtype if codec is None else torch.float32
         op = self.op if collective.reduces else None
         call = describe_call(collective.name, op, collective.root, numel, like.dtype)
-        self.call = f"{call} by {schedule.label}"
-        self.program, sent = self._lower(numel)
+        self.call = f"{call} by {candidate.label}"
+        self.program, sent = self.lower(numel)
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
         self.encoding: list[tuple[int, torch.dtype]] = []
         if codec is not None:
@@ -186,7 +189,7 @@ class Compiled:
         self.own = Binding()
         self._bindings = WeakSet([self.own])
 
-    def _lower(self, numel: int) -> tuple[Program | OneSidedProgram, int]:
+    def lower(self, numel: int) -> tuple[PlayedProgram, int]:
         """Return this rank's program, and the elements (bytes with a codec) that it sends."""
         program = self.messages = lower(
             self.schedule,
@@ -245,29 +248,31 @@ class Compiled:
         width = self.dtype.itemsize
         work = 0 if binding.borrowed is not None else self.program.work_numel * width
         encoding = [numel * dtype.itemsize for numel, dtype in self.encoding]
-        return sum(map(count_aligned, (self._staging_numel * width, work, *encoding)))
+        return sum(map(count_aligned, (self.staging_numel * width, work, *encoding)))
 
     def _bind(self, block: torch.Tensor, borrowed: torch.Tensor | None) -> BoundProgram:
         slicer = Slicer(block)
-        staging = slicer.take(self._staging_numel, self.dtype)
+        staging = slicer.take(self.staging_numel, self.dtype)
         work = slicer.take(self.program.work_numel, self.dtype) if borrowed is None else borrowed
         encoding = (
             None if self.codec is None else EncodingBuffers(self.codec, self.encoding, slicer)
         )
         return BoundProgram(
-            self._make_player(work, staging, encoding),
+            self.make_player(work, staging, encoding),
             work,
             staging[:0] if encoding is None else encoding.errors,
             borrowed is not None,
         )
 
     @property
-    def _staging_numel(self) -> int:
+    def staging_numel(self) -> int:
+        """The elements of staging memory that a call needs."""
         return self.messages.staging_numel
 
-    def _make_player(
+    def make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
     ) -> Player:
+        """Return what plays the program on a work buffer, with scratch memory."""
         operations, transport = self._slice(work, staging, encoding), self.transport
         if self._make_by_links is not None:
             return self._make_by_links(operations, {"work": work, "staging": staging})
@@ -304,7 +309,7 @@ class Compiled:
             match x:
                 case Post():
                     code = SEND if x.kind == "send" else RECEIVE
-                    return code, [view(x.span)], transport.control.number_of(x.peer), self._tag(x)
+                    return code, [view(x.span)], transport.control.number_of(x.peer), self.tag(x)
                 case Await():
                     return AWAIT, None, None, x.post
                 case Exchange():
@@ -354,74 +359,17 @@ class Compiled:
                     data,
                     dist.get_global_rank(self.group, self.transport.control.number_of(post.peer)),
                     self.group,
-                    self._tag(post),
+                    self.tag(post),
                 )
             )
         return [batches[number] for number in sorted(batches)]
 
-    def _tag(self, post: Post) -> int:
+    def tag(self, post: Post) -> int:
         """Return the tag of a message, the same at both its ends.
 
         NCCL ignores tags: there only the order counts.
         """
         return FIRST_TAG | self._signature << 16 | post.number
-
-
-class CompiledOneSided(Compiled):
-    """The one-sided program of one rank, for memory that the transport's ranks share."""
-
-    crosses_links = False
-
-    def _lower(self, numel: int) -> tuple[Program | OneSidedProgram, int]:
-        # The memory is numbered like the group.
-        program = self._one_sided = lower_one_sided(
-            number_members(self.schedule),
-            self.transport.rank,
-            numel,
-            window_numel=HALF_BYTES // self.dtype.itemsize,
-            averages=self.divides,
-        )
-        return program, sum(slot.length for slot in program.puts)
-
-    @property
-    def _staging_numel(self) -> int:
-        return 0
-
-    def _make_player(
-        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
-    ) -> Player:
-        memory = self.transport.open_shared_memory()
-        assert isinstance(memory, SharedMemory)
-        op = self.op if self.schedule.collective.reduces else None
-        labels = self.transport.control.labels
-        return PlayerInSharedMemory(memory, self._one_sided, work, op, self.call, labels)
-
-
-class CompiledWithinHosts(Compiled):
-    """The messages of one rank, those within its host through the memory of the host."""
-
-    @cached_property
-    def encoded(self) -> EncodedParts:
-        """The program's parts, as the library in C++ plays those within the host."""
-        memory, labels = self.transport.open_shared_memory(), self.transport.control.labels
-        assert isinstance(memory, HostMemory)
-        return EncodedParts(self.messages, memory, labels, self.ranks, self.dtype.itemsize)
-
-    def _make_player(
-        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
-    ) -> Player:
-        op = self.op if self.schedule.collective.reduces else None
-        buffers = {"work": work, "staging": staging}
-        messages = {}
-        for part in self.encoded.parts:
-            if isinstance(part, Outside) and part.begins:
-                post, span = part.post, part.post.span
-                view = buffers[span.buffer][span.start : span.end]
-                peer = self.transport.control.number_of(post.peer)
-                messages[part.number] = [view], peer, self._tag(post)
-        return PlayerWithinHosts(
-            self.encoded, self.transport.links.backend, messages, buffers, op, self.call
-        )
 
 
 def describe_call(name: str, op: object, root: int | None, numel: int, dtype: torch.dtype) -> str:

@@ -129,14 +129,14 @@ class DdpHook:
             )
         if self.policy.compress is None:
             communicator.plan.check_same_bits()
-        engine = communicator.engine
-        engine.times_calls = True
-        engine.executor.tallies.report = accounts.report
-        calls = make_queue(engine.device)
+        dispatcher = communicator.dispatcher
+        dispatcher.race_on_calls()
+        dispatcher.tallies.report = accounts.report
+        calls = make_queue(dispatcher.device)
         # The thread ends with the model that had the hook.
-        weakref.finalize(self, calls.close, engine.transport.faults.break_off)
+        weakref.finalize(self, calls.close, dispatcher.transport.faults.break_off)
         self._open_account(
-            group, lambda: {"allreduce": communicator}, engine.transport.links.stock_engine
+            group, lambda: {"allreduce": communicator}, dispatcher.transport.links.stock_engine
         )
         self._met = communicator, calls
         return self._met

@@ -47,10 +47,12 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 class Policy:
     """How plans are carried out, for `policy=` of Communicator, ddp_hook and backend_options.
 
-    What each option does stands there; `time_limit_s`, `least_bytes`, `scratch` and `helpers` are
-    the backend's alone, whose timeout is its group's. Where `executor`, `on_fault`, `cache`,
-    `scratch`, `time_limit_s`, `least_bytes` or `helpers` are not given, environment variables
-    decide. Raise InputError if an option is invalid or contradicts another one, with the rule.
+    What each option does stands there; `runners` names what other packages add to carry out calls
+    (entry points `topoplan.runners`), which races beside the rest. `time_limit_s`, `least_bytes`,
+    `scratch` and `helpers` are the backend's alone, whose timeout is its group's. Where `executor`,
+    `on_fault`, `cache`, `scratch`, `time_limit_s`, `least_bytes` or `helpers` are not given,
+    environment variables decide. Raise InputError if an option is invalid or contradicts another
+    one, with the rule.
     """
 
     choose: ChooseMode = MODES[0]
@@ -65,6 +67,7 @@ class Policy:
     time_limit_s: float = field(default_factory=read_time_limit_s)
     least_bytes: int = field(default_factory=read_least_bytes)
     helpers: Helpers = field(default_factory=read_helpers)
+    runners: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in (

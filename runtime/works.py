@@ -517,12 +517,13 @@ def start(
     `carry_out`. `number` is the call's number in its group if it was drawn before (None: the next
     one).
     """
-    engine = call.engine
-    number = number or engine.transport.faults.draw_number()
-    uses_stock = engine.is_settled(call.buffers) and engine.uses_stock(call.buffers)
-    if uses_stock and engine.device.type == "cpu" and not calls.holds_stock:
+    path, base = call.path, call.path.base
+    number = number or base.transport.faults.draw_number()
+    is_settled = path.is_settled(call.buffers)
+    uses_stock = is_settled and path.starts_stock(call.buffers)
+    if uses_stock and base.device.type == "cpu" and not calls.holds_stock:
         first()
-        stock = engine.start_stock(call.buffers, call.finish, number)
+        stock = base.start(call.buffers, call.finish, number)
         work = CpuWork(results)
         work.stand_for(stock.work)
         if stock.call_when_done(work.finish):
@@ -539,5 +540,5 @@ def start(
         waits=waits,
         name=name,
         reads=[call.buffers.source, call.buffers.target, *reads],
-        may_be_stock=not engine.is_settled(call.buffers) or (uses_stock and not calls.is_idle),
+        may_be_stock=not is_settled or (uses_stock and not calls.is_idle),
     )

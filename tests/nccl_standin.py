@@ -388,7 +388,7 @@ class _Group(dist.ProcessGroup):
 class StandInLinks(NcclLinks):
     """NCCL's, by which messages alone are played."""
 
-    device_player = None
+    memory_runner = None
 
 
 class OneHost(Control):

@@ -8,6 +8,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from topoplan.runtime.program.instructions import (
     Program,
     Span,
 )
-from topoplan.runtime.program.within_hosts import Arrived, Outside, split
 from topoplan.synth.reproducible.bracket import Bracket, parse_bracket
 
 Array = np.ndarray
@@ -237,6 +237,8 @@ class PlayedRank:
 
     def run_within_hosts(self) -> Iterator[None]:
         """Play messages within hosts over pipes, which are read while waiting for one alone."""
+        from topoplan.runtime.extras.shared_memory.parts import Outside, split
+
         assert self.hosts is not None
         self.meets = True
         opened: dict[int, int] = {}
@@ -253,7 +255,9 @@ class PlayedRank:
                 yield from self.wait(opened[part.number])
         assert not any(self.expected.values()), "a message of the host is never awaited"
 
-    def do_within_host(self, x: Instruction | Arrived, hosts: PlayedHosts) -> Iterator[None]:
+    def do_within_host(self, x: Any, hosts: PlayedHosts) -> Iterator[None]:
+        from topoplan.runtime.extras.shared_memory.parts import Arrived
+
         if isinstance(x, Post) and x.kind == "receive":
             self.expected[x.peer].append(x)
         elif isinstance(x, Post):

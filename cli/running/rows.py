@@ -65,7 +65,8 @@ class Run:
 
     Without a plan (None), only the stock collective was measured. `rows` has a row for each size.
     `stock_engine` names what ran the stock collective, such as nccl2. `recoveries` are the faults
-    after which calls went on, None if none would have.
+    after which calls went on, None if none would have. `why_messages_alone` says why no other way
+    of playing schedules was tried, though it was asked for; None if it was, or was not.
     """
 
     options: BenchOptions
@@ -75,6 +76,7 @@ class Run:
     plan: Plan | None
     rows: Sequence[BenchRow]
     recoveries: Sequence[dict[str, Any]] | None = None
+    why_messages_alone: str | None = None
 
     @property
     def average_busbw_GBps(self) -> dict[str, float | None]:

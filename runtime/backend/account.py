@@ -124,9 +124,8 @@ class Account:
         sizes: list[SizeSummary] = []
         untimed = Counter(self._stock_calls)
         for name, communicator in self.used.items():
-            untimed[name] += communicator.engine.executor.tallies.count_raced(
-                communicator.engine.chooser.trials
-            )
+            dispatcher = communicator.dispatcher
+            untimed[name] += dispatcher.tallies.count_raced(dispatcher.races)
             sizes += _list_sizes(name, communicator)
         return GroupSummary(
             self.name, self.ranks, tuple(sizes), dict(+untimed), is_off=self._list_used is None
@@ -220,7 +219,7 @@ class Accounts:
             used = [one for account in self._open.values() for one in account.used.values()]
             before = self._trial_calls
             self._trial_calls = sum(
-                trial.calls for one in used for trial in list(one.engine.chooser.trials.values())
+                race.calls for one in used for race in list(one.dispatcher.races.values())
             )
             if self._trial_calls == before or calls >= _LATEST_REPORT:
                 self._has_reported = True
@@ -243,11 +242,11 @@ def summary() -> Summary:
 
 def _list_sizes(name: str, communicator: Communicator) -> Iterator[SizeSummary]:
     """Yield the sizes of a communicator that are settled, with their calls by each schedule."""
-    engine = communicator.engine
-    for label, bits, calls in engine.executor.tallies.list_calls():
-        if bits in engine.chooser.trials:
+    dispatcher = communicator.dispatcher
+    for label, bits, calls in dispatcher.tallies.list_calls():
+        if bits in dispatcher.races:
             continue
-        choice = engine.chooser.choices.get(bits)
+        choice = dispatcher.choices.by_bits.get(bits)
         raced = {} if choice is None else choice.raced
         # A dtype that the stock collective lacks goes by a plan even if stock won.
         is_timed = choice is not None and label == choice.label and STOCK in raced

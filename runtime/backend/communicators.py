@@ -31,6 +31,7 @@ from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
 from ..recovery.connections import list_sockets
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
+from ..runners.contract import prepare_runner
 from ..scratch import process_budget
 from ..works import ThreadQueue, make_queue
 from .account import accounts
@@ -328,8 +329,9 @@ class Communicators:
             )
             self.plans.meet(torch.device("cpu"))
             transport.control.cores_of_hosts  # noqa: B018 - asked while all links work
-            if options.policy.executor != POINT_TO_POINT and options.policy.compress is None:
-                transport.open_shared_memory()
+            runner, policy = transport.links.memory_runner, options.policy
+            if runner and policy.executor != POINT_TO_POINT and policy.compress is None:
+                prepare_runner(runner, transport)
             from ..recovery.guard import Guard  # few jobs go on after faults
 
             self.guard = Guard(transport, opened)
@@ -384,10 +386,13 @@ class Communicators:
                     on_fault=ON_FAULTS[0],  # the group's own guard goes on
                 ),
             )
-        communicator.engine.times_calls = True
+        dispatcher = communicator.dispatcher
+        dispatcher.race_on_calls()
         if plan.hash in self.plans.settled:
-            communicator.engine.chooser.settle(*self.plans.settled[plan.hash])
-        communicator.engine.executor.tallies.report = accounts.report
+            size_bytes, schedule = self.plans.settled[plan.hash]
+            sent = None if schedule is None else dispatcher.candidates.send(schedule)
+            dispatcher.choices.settle(size_bytes, sent)
+        dispatcher.tallies.report = accounts.report
         return communicator
 
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:
@@ -427,7 +432,7 @@ class Communicators:
             transports += [self.guard.first, self.guard.transport]
         if self.announcer is not None:
             transports.append(self.announcer.transport)
-        transports += [x.engine.transport for x in self.by_key.values() if x is not None]
+        transports += [x.dispatcher.transport for x in self.by_key.values() if x is not None]
         for transport in dict.fromkeys(transports):
             transport.control.set_timeout(timeout)
 

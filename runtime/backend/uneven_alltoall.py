@@ -117,9 +117,9 @@ class UnevenAlltoall:
             return None
         communicator = planned.by_key.get(key)
         if communicator is not None:
-            engine = communicator.engine
-            choice = engine.chooser.known(engine.wire_size(numel, input.dtype))
-            if choice is not None and choice.schedule is None:
+            dispatcher = communicator.dispatcher
+            choice = dispatcher.choices.known(dispatcher.wire_size(numel, input.dtype))
+            if choice is not None and choice.candidate is None:
                 return None
         planned.plans.demands = demands
         is_ready = planned.begin_search(key, input.device) or planned.options.plans != AUTO
@@ -138,7 +138,7 @@ class UnevenAlltoall:
             for start, size in (self._find_own(demands, end) for end in range(2))
         )
         buffers = UnevenBuffers(numel, input.view(-1), output.view(-1), own=(own[0], own[1]))
-        return PersistentCall(communicator.engine, buffers)
+        return PersistentCall(communicator.path, buffers)
 
     def _find_own(self, demands: Demands, end: int) -> tuple[int, int]:
         """Return where this rank's own part begins in its input (output: `end` 1), and its size."""

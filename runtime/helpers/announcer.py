@@ -11,12 +11,12 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..codecs import Codec
 from ..compiled import Compiled
-from ..executor import Executor
 from ..players.slow_links import list_watches
 from ..program.contract import Player, PlayError
 from ..ranks.faults import Call, Faults
 from ..ranks.store import put
 from ..ranks.transport import Transport
+from ..runners.programs import Messages
 from .headers import Header, HeaderChannel, HeaderKind
 
 log = logging.getLogger("topoplan")
@@ -112,12 +112,14 @@ def has_left(faults: Faults, rank: int) -> bool:
         return False
 
 
-class HelpedExecutor(Executor):
-    """Runs a member's programs of schedules with helpers, which it tells of each call before.
+class HelpedMessages(Messages):
+    """Sends a member's messages of schedules with helpers, which it tells of each call before.
 
     `number` is that by which the helpers know `plan`. `faults` are those of the members'
     own transport, which a failed call breaks, too.
     """
+
+    name = "messages, helped"
 
     def __init__(
         self,
@@ -135,7 +137,8 @@ class HelpedExecutor(Executor):
         # Signing a schedule takes longer than a small call.
         self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
 
-    def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
+    def play(self, compiled: Compiled, player: Player, number: int | None) -> None:
+        """See ProgramRunner; the helpers of the schedule are told before."""
         if self.transport.links.is_batched and torch.cuda.is_current_stream_capturing():
             raise InputError(
                 "a CUDA graph would replay this call without its helpers: leave helpers out "
@@ -153,7 +156,7 @@ class HelpedExecutor(Executor):
         except ExecutionError as error:
             self._members.break_off(error)
             raise
-        super()._play(compiled, player, number)
+        super().play(compiled, player, number)
 
     def _make_header(self, compiled: Compiled, number: int) -> Header:
         schedule = compiled.schedule
@@ -172,10 +175,11 @@ class HelpedExecutor(Executor):
             number,
         )
 
-    def _blame(
+    def blame(
         self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
     ) -> ExecutionError:
-        error = super()._blame(compiled, number, deadline, interrupted)
+        """See ProgramRunner; the members' own transport is broken, too."""
+        error = super().blame(compiled, number, deadline, interrupted)
         self._members.break_off(error)
         return error
 

@@ -11,14 +11,14 @@ from math import inf
 
 import torch
 
-from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
+from ..candidates import Candidate
 from ..codecs import Codec
 from ..compiled import Buffers
-from ..executor import Executor
 from ..players.slow_links import list_watches
 from ..ranks.faults import Call
 from ..ranks.transport import Transport
+from ..runners.programs import Messages
 from .announcer import has_left, say_left
 from .headers import Header, HeaderChannel, HeaderKind
 
@@ -47,8 +47,8 @@ class Service:
         with suppress(RuntimeError):  # which the first header raises
             self._channel.listen(self._leader)
         self._codec = codec
-        self._executors: dict[int, tuple[Plan, Executor]] = {}
-        self._schedules: dict[tuple[int, int, int, bool], Schedule] = {}
+        self._senders: dict[int, tuple[Plan, Messages]] = {}
+        self._candidates: dict[tuple[int, int, int, bool], Candidate] = {}
         self._error: Exception | None = None
         self._served = 0
         self._is_over = self._is_leaving = False
@@ -58,7 +58,7 @@ class Service:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent for the members so far."""
-        return sum(executor.sent_bytes for _, executor in self._executors.values())
+        return sum(sender.sent_bytes for _, sender in self._senders.values())
 
     def serve(self, calls: int | None = None) -> int:
         """Serve the members' calls, at most `calls` of them, until they are done with their group.
@@ -141,22 +141,23 @@ class Service:
             self._served += 1
 
     def _run(self, header: Header) -> None:
-        if header.plan not in self._executors:
+        if header.plan not in self._senders:
             plan = self._take_plan(header.plan)
             self.transport.faults.topology = plan.topology
-            executor = Executor(self.transport, plan.topology, self._codec)
-            executor.observe(list_watches(self.transport, plan.topology))
-            self._executors[header.plan] = plan, executor
-        plan, executor = self._executors[header.plan]
+            sender = Messages(self.transport, plan.topology, self._codec)
+            sender.observe(list_watches(self.transport, plan.topology))
+            self._senders[header.plan] = plan, sender
+        plan, sender = self._senders[header.plan]
         key = header.plan, header.schedule, header.segments, header.stepwise
-        schedule = self._schedules.get(key)
-        if schedule is None:
-            # Cached, since executors know schedules by their identity.
-            schedule = self._schedules[key] = replace(
+        candidate = self._candidates.get(key)
+        if candidate is None:
+            schedule = replace(
                 plan.schedules[header.schedule], segments=header.segments, stepwise=header.stepwise
             )
+            # Cached, since comparing schedules takes longer than knowing one.
+            candidate = self._candidates[key] = Candidate(schedule)
         empty = torch.empty(0, dtype=header.dtype, device=self.transport.device)
-        executor.run(schedule, Buffers(header.numel, empty, empty, header.op), header.number)
+        sender.run(candidate, Buffers(header.numel, empty, empty, header.op), header.number)
 
 
 def _finish(service: weakref.ref[Service]) -> None:

@@ -67,7 +67,7 @@ def run_benchmark(
     ExecutionError if a rank fails.
     """
     if communicator is not None:
-        transport = communicator.engine.transport  # the members'
+        transport = communicator.dispatcher.transport  # the members'
     rank, device = transport.rank, device_of(None)
     if settings.collective.ranks != transport.size:
         raise InputError(
@@ -96,9 +96,7 @@ def list_recoveries(communicator: Communicator) -> list[dict[str, Any]]:
 
     Collective.
     """
-    engine = communicator.engine
-    exchange = engine.transport.control.exchange if engine.guard is None else engine.guard.exchange
-    parts = exchange(communicator.recoveries)
+    parts = communicator.path.exchange(communicator.recoveries)
     resent: Counter[int] = Counter()
     for row in (row for rows in parts for row in rows if "recovery" in row):
         resent[row["recovery"]] += row["resent_bytes"]
@@ -112,15 +110,15 @@ def _measure_size(
     buffers: BenchBuffers, communicator: Communicator | None, transport: Transport
 ) -> BenchRow:
     settings, options = buffers.settings, buffers.settings.options
-    guard = None if communicator is None else communicator.engine.guard
-    # With a guard the ranks may lose links, over which the stock collective could not go on.
-    exchange = transport.control.exchange if guard is None else guard.exchange
-    meet = transport.meet if guard is None else partial(exchange, None)
+    # Calls may go on after a lost link, over which the stock collective could not.
+    goes_on = communicator is not None and communicator.path.outlives_links
+    exchange = transport.control.exchange if communicator is None else communicator.path.exchange
+    meet = partial(exchange, None) if goes_on else transport.meet
     calls = [
         (None if call is None else buffers.call_in_its_place(call), list[float]())
         for call in (
             None if communicator is None else choose_plan_call(buffers, communicator),
-            prepare_stock(buffers, transport) if guard is None else None,
+            None if goes_on else prepare_stock(buffers, transport),
         )
     ]
     # Plan and stock take turns, so that other load on the machine affects both.
@@ -143,13 +141,13 @@ def _measure_size(
     # Nothing is predicted or claimed of the stock collective.
     schedule, predicted, fraction = "stock", None, None
     if communicator is not None:
-        sent = communicator.engine.wire_size(buffers.numel, settings.dtype)
+        sent = communicator.dispatcher.wire_size(buffers.numel, settings.dtype)
         choice = communicator.choice(sent)
         if choice is not None:
             schedule, predicted = choice.label, choice.predict_us(sent)
         scale = find_scale(communicator)
         if scale is not None:
-            plan = communicator.plan if guard is None else guard.engine.plan
+            plan = communicator.dispatcher.plan  # another one after a lost link
             fraction = algbw / (float(plan.bound_one_way.algbw_GBps) * scale)
     return BenchRow(
         size_bytes=buffers.bytes,
@@ -192,7 +190,9 @@ def _check_result(
     errors = (
         buffers.count_errors()
         if communicator is None
-        else buffers.count_errors(communicator.engine.codec, communicator.engine.most_roundings)
+        else buffers.count_errors(
+            communicator.dispatcher.codec, communicator.dispatcher.most_roundings
+        )
     )
     by_rank_of_all = exchange([*errors, *sent.values()])
     wrong, error2, reference2, *sent_bytes = map(sum, zip(*by_rank_of_all, strict=True))
@@ -251,7 +251,7 @@ def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], o
 
 def find_scale(communicator: Communicator) -> float | None:
     """Return the emulated machine's speed over the plan's, None if it is another machine."""
-    at_hand, plan = communicator.engine.machine.topology, communicator.plan.topology
+    at_hand, plan = communicator.dispatcher.machine.topology, communicator.plan.topology
     if at_hand is None or at_hand is plan:
         return 1.0
     ratios = {

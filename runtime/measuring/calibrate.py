@@ -39,11 +39,11 @@ Probe = tuple[Schedule, int]
 
 def choose_probes(communicator: Communicator) -> list[Probe]:
     """Return the (schedule, size in bytes) to run: few messages and many, small and large."""
-    engine, topology = communicator.engine, communicator.plan.topology
+    dispatcher, topology = communicator.dispatcher, communicator.plan.topology
     playable = [
         base
-        for base in dict.fromkeys(s.uncut for s in engine.chooser.sent)
-        if shape_of(base, engine.machine.topology) is not None
+        for base in dict.fromkeys(x.schedule.uncut for x in dispatcher.candidates.sent)
+        if shape_of(base, dispatcher.machine.topology) is not None
     ]
     if not playable:
         return []
@@ -70,8 +70,8 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
 
     Collective; all ranks return the same costs. If one rank fails, all raise ExecutionError.
     """
-    engine = communicator.engine
-    on = engine.machine.topology
+    dispatcher = communicator.dispatcher
+    on = dispatcher.machine.topology
     rows: list[tuple[Probe, float]] = []
     for schedule, size in choose_probes(communicator):
         floor = 0.0 if on is None else float(bandwidth_s_per_GB(schedule, on)) * size * 1e-9
@@ -80,30 +80,32 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
             rows.append(((schedule, size), _measure_us(communicator, schedule, size)))
     # Rank 0 fits for all, so that all ranks predict with the same costs.
     costs: list[object] = [None]
-    if engine.transport.rank == 0:
-        costs = [(_fit(rows, communicator) if rows else engine.machine.host).to_json()]
-    with engine.transport.faults.stock("the fitted host costs"):
+    if dispatcher.transport.rank == 0:
+        costs = [(_fit(rows, communicator) if rows else dispatcher.machine.host).to_json()]
+    with dispatcher.transport.faults.stock("the fitted host costs"):
         dist.broadcast_object_list(
-            costs, dist.get_global_rank(engine.group, 0), engine.group, engine.device
+            costs, dist.get_global_rank(dispatcher.group, 0), dispatcher.group, dispatcher.device
         )
     host = HostCosts.from_json(costs[0])
-    engine.set_host_costs(host)
+    dispatcher.set_host_costs(host)
     return host
 
 
 def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
     """Return the median over the runs of the slowest rank's time."""
-    engine = communicator.engine
-    group, device, transport = engine.group, engine.device, engine.transport
+    dispatcher = communicator.dispatcher
+    group, device, transport = dispatcher.group, dispatcher.device, dispatcher.transport
     numel = size // 4
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
-    play = engine.make_play(schedule, engine.make_scratch(numel, torch.float32))
+    play = dispatcher.make_play(
+        dispatcher.candidates.send(schedule), dispatcher.make_scratch(numel, torch.float32)
+    )
 
     call = f"calibrating with {schedule.label} at {size} bytes"
 
     def run_once() -> float:
-        with engine.transport.faults.stock(call):
+        with dispatcher.transport.faults.stock(call):
             # An unrelated call first: in training one seldom comes alone.
             transport.links.call_between(transport.control.timeout_s)
             return time_call_s(play, transport.meet, device)
@@ -111,16 +113,16 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     run_once()  # connects the ranks and fills caches
     elapsed = run_once()
     # The slowest rank's time decides how often to run, so that all ranks agree on it.
-    with engine.transport.faults.stock(f"{call}: how often"):
+    with dispatcher.transport.faults.stock(f"{call}: how often"):
         (first,) = find_slowest_s([elapsed], group, device)
     repeats = min(max(int(_PROBE_S / first), _MIN_REPEATS), _MAX_REPEATS)
     times = [run_once() for _ in range(repeats)]
-    with engine.transport.faults.stock(f"{call}: the times"):
+    with dispatcher.transport.faults.stock(f"{call}: the times"):
         return statistics.median(find_slowest_s(times, group, device)) * 1e6
 
 
 def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCosts:
-    machine, start = communicator.engine.machine, communicator.engine.machine.host
+    machine, start = communicator.dispatcher.machine, communicator.dispatcher.machine.host
 
     def host(x: NDArray[np.float64]) -> HostCosts:
         message, wake, byte, call = (float(v) for v in np.exp(np.clip(x, -6, 6)))

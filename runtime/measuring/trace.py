@@ -1,6 +1,6 @@
 """Trace when each transfer of a schedule began and ended on running ranks, next to the prediction.
 
-A traced call is played by a separate executor that records times, which costs some microseconds per
+A traced call is played by a separate runner that records times, which costs some microseconds per
 operation. A message begins when its sender has posted it and ends when its receiver has waited for
 it. Over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
 batch, for which the host waits. Every rank's clock starts at a barrier before the call.
@@ -18,14 +18,14 @@ from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.routes import HARDWARE
+from ..candidates import Candidate
 from ..communicator import Communicator
-from ..executor import Executor
 from ..program.contract import ObservedProgram
 from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
-from ..program.one_sided.flat import SharedSchedule
 from ..ranks.faults import first_line
+from ..runners.programs import Messages
 from .bench_data import BenchSettings
 
 _WARMUP = 3  # calls before the traced one, which connect the ranks and fill caches
@@ -42,29 +42,29 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
     numel, dtype = settings.options.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
     if settings.collective.name not in IN_PLACE:
         numel -= numel % settings.collective.ranks
-    engine, plan = communicator.engine, communicator.plan
-    size = engine.wire_size(numel, dtype)
+    dispatcher, plan = communicator.dispatcher, communicator.plan
+    size = dispatcher.wire_size(numel, dtype)
     choice = communicator.choice(size)
-    schedule = (choice and (choice.schedule or choice.own)) or plan.entry_for(size).schedule
-    if isinstance(schedule, SharedSchedule):  # which sends no messages, or not all
-        schedule = schedule.as_messages
+    schedule = (choice and (choice.schedule or choice.own.schedule)) or plan.entry_for(
+        size
+    ).schedule
     if len(schedule.transfers) * schedule.segments > MAX_TIMES:
         raise InputError(
             f"{schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers and segments; "
             "choose a smaller size"
         )
-    executor = Executor(engine.transport, plan.topology, engine.codec)
+    sender = Messages(dispatcher.transport, plan.topology, dispatcher.codec)
     stamps: list[Stamp] = []
-    buffers = engine.make_scratch(numel, dtype)
+    buffers = dispatcher.make_scratch(numel, dtype)
     try:
         for _ in range(_WARMUP):
-            engine.transport.meet()
-            stamp_into(executor, stamps)
+            dispatcher.transport.meet()
+            stamp_into(sender, stamps)
             began = time.perf_counter()
-            executor.run(schedule, buffers)
+            sender.run(Candidate(schedule), buffers)
             took_us = (time.perf_counter() - began) * 1e6
         everybody: list[Any] = [None] * communicator.size
-        dist.all_gather_object(everybody, (stamps, took_us), group=engine.group)
+        dist.all_gather_object(everybody, (stamps, took_us), group=dispatcher.group)
     except TopoplanError:
         raise
     except RuntimeError as error:
@@ -73,11 +73,11 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
         ) from error
     if communicator.rank != 0:
         return None
-    machine = engine.machine
+    machine = dispatcher.machine
     measured = pair_stamps(
         schedule,
         numel,
-        lambda elements: engine.wire_size(elements, dtype),
+        lambda elements: dispatcher.wire_size(elements, dtype),
         [stamps for stamps, _ in everybody],
     )
     predicted = predict_times(
@@ -99,8 +99,8 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
     )
 
 
-def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
-    """Have `executor` append to `stamps`, emptied here, when messages are sent and received.
+def stamp_into(sender: Messages, stamps: list[Stamp]) -> None:
+    """Have `sender` append to `stamps`, emptied here, when messages are sent and received.
 
     Times are in microseconds from this call.
     """
@@ -112,7 +112,7 @@ def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
             (post.kind == "send", post.peer, post.number, (time.perf_counter() - began) * 1e6)
         )
 
-    executor.observe([Stamping(stamp)])
+    sender.observe([Stamping(stamp)])
 
 
 class Stamping:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .instructions import Post
+from .layout import Move
 
 SEND, RECEIVE, AWAIT, EXCHANGE, LOCAL = range(5)
 # One of the codes above, two operands, and a number.
@@ -40,6 +41,33 @@ class Player(Protocol):
         send when it is about to be posted and for each receive when it has arrived; then the host
         waits for the device around each batch.
         """
+
+
+class PlayedProgram(Protocol):
+    """What a rank's program says of its buffers; `work_numel` elements are its work buffer.
+
+    `fills` copy the input to it, `drains` the result from it.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The rank's number in the schedule."""
+
+    @property
+    def work_numel(self) -> int:
+        """The elements of the work buffer."""
+
+    @property
+    def instructions(self) -> Sequence[object]:
+        """The instructions, in order."""
+
+    @property
+    def fills(self) -> tuple[Move, ...]:
+        """The parts of the input."""
+
+    @property
+    def drains(self) -> tuple[Move, ...]:
+        """The parts of the result."""
 
 
 class ObservedProgram(Protocol):

@@ -52,8 +52,8 @@ class Links:
     costs: ClassVar[HostCosts | None] = None
     is_batched: ClassVar[bool] = False
     """Whether the messages of a step are posted together, and the host does not wait for them."""
-    device_player: ClassVar[str | None] = None
-    """The name, in the group `players` of extras, of what plays one-sided schedules on devices."""
+    memory_runner: ClassVar[str | None] = "hosts"
+    """The name, in the group `runners` of extras, of what plays schedules in the ranks' memory."""
     leaves_stock: ClassVar[bool] = True
     """Whether a stock collective ends by itself when the rank that started it does other things."""
     why_no_recovery: ClassVar[str | None] = None
@@ -165,7 +165,7 @@ class NcclLinks(Links):
 
     name = "nccl"
     is_batched = True
-    device_player: ClassVar[str | None] = "gpus"
+    memory_runner: ClassVar[str | None] = "gpus"
     why_no_recovery = "NCCL does not say which connection is lost, and cannot leave a call"
 
     @classmethod

@@ -1,8 +1,7 @@
 """What carries the messages of communicators: a group of ranks, with its control and its links."""
 
-import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import contains
@@ -21,10 +20,8 @@ from .groups import (
     leave_tables,
     make_group,
 )
-from .launch import EMULATED
 from .links import AUTO, OVER_GLOO, Links, check_transport, connect, find_named
 from .set_up import make_private
-from .shared_memory import HostMemory, SharedMemory, open_shared_memory
 
 T = TypeVar("T")
 
@@ -78,7 +75,8 @@ class Transport:
         self._narrowed: Counter[tuple[int, ...]] = Counter()
         self.has_logged_new_race = False
         """Whether a cached race of the group was found not to hold, and the log says so."""
-        self._memory: SharedMemory | HostMemory | str | None = None
+        self.on_close: list[Callable[[], object]] = []
+        """Called before the transport's links are closed."""
 
     def attach(self, part: object) -> None:
         """Keep something with the transport, for all that use it; see `find_part`."""
@@ -88,22 +86,6 @@ class Transport:
         """Return what was attached of a type, None if nothing was."""
         part = self._parts.get(kind)
         return part if isinstance(part, kind) else None
-
-    def open_shared_memory(self) -> SharedMemory | HostMemory | str:
-        """Return memory that all ranks share, or those of each host, or why there is none.
-
-        The answer is of the same kind on all ranks. Collective the first time.
-        """
-        if self._memory is None:
-            why_not = None
-            if self.device.type != "cpu" or self.links.is_batched:
-                why_not = "the tensors are on GPUs"
-            elif EMULATED in os.environ:
-                why_not = "the machine is emulated: shared memory would bypass its links"
-            self._memory = open_shared_memory(self.control, why_not)
-            if not isinstance(self._memory, str):
-                self.faults.on_hang_up.append(self._memory.fail)
-        return self._memory
 
     def narrow(
         self, numbers: Sequence[int], labels: Sequence[int], kind: str | None = None
@@ -162,8 +144,8 @@ class Transport:
 
     def close(self) -> None:
         """Destroy the group if it is the transport's own; later calls raise ExecutionError."""
-        if self._memory is not None and not isinstance(self._memory, str):
-            self._memory.fail()
+        for end in self.on_close:
+            end()
         self.links.close(is_private=self._is_private)
         if self._is_private and self.group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(self.group)

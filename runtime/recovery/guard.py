@@ -49,7 +49,7 @@ from .partial_transport import PartialGloo, PartialTransport, find_tree
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from .guarded_engine import GuardedEngine
+    from .guarded import Guarded
 
 log = logging.getLogger("topoplan")
 
@@ -78,7 +78,7 @@ class Attempt(ABC):
     `planned` carries out its plan, or that of the calls around it; it is the same on all ranks.
     """
 
-    planned: "GuardedEngine | None"
+    planned: "Guarded | None"
 
     @abstractmethod
     def make(self, transport: Transport) -> None:
@@ -99,7 +99,7 @@ class Attempt(ABC):
 class _Exchange(Attempt):
     """A call that gives all ranks the `values` of all, by number, once it has ended."""
 
-    def __init__(self, value: object, planned: "GuardedEngine | None") -> None:
+    def __init__(self, value: object, planned: "Guarded | None") -> None:
         self._value, self.values, self.planned = value, list[Any](), planned
 
     def make(self, transport: Transport) -> None:
@@ -128,8 +128,8 @@ class Guard:
         self.first = self.transport = transport
         self.decision = Decision()
         """What is lost, as all ranks have agreed."""
-        self.planned: list[GuardedEngine] = []
-        """The engines of the plans whose calls it carries out."""
+        self.planned: list[Guarded] = []
+        """The layers of the plans whose calls it carries out."""
         self.topology: Topology | None = None
         """That of the plans; it has the names of links."""
         self.error: ExecutionError | None = None
@@ -145,7 +145,7 @@ class Guard:
         self._checks_until = 0.0
         self._current: Attempt | None = None
         self._last: Attempt | None = None
-        self._interrupted: GuardedEngine | None = None
+        self._interrupted: Guarded | None = None
         self._made = time.monotonic()
         self._closes_by: float | None = None
         addresses = transport.faults.addresses
@@ -388,7 +388,7 @@ class Guard:
         routes = None if self.topology is None else PairRoutes(self.topology)
         return Decision(unreached, routes.find_lost_links(unreached) if routes else ())
 
-    def _foresee(self, recovery: Recovery, planned: "GuardedEngine") -> None:
+    def _foresee(self, recovery: Recovery, planned: "Guarded") -> None:
         """Begin to plan before it is certain what is lost."""
         if suspects := recovery.wait_for_suspects():
             planned.foresee(self._decide(suspects))
@@ -460,11 +460,9 @@ class Guard:
         pairs = [(numbers[a], numbers[b]) for a, b in lost]
         return PartialTransport(first, gloo, pairs, self._watch, f"{self._key} {self._recoveries}")
 
-    def _note(
-        self, number: int, began: float, seconds: float, planned: "GuardedEngine | None"
-    ) -> None:
+    def _note(self, number: int, began: float, seconds: float, planned: "Guarded | None") -> None:
         """Add a row to the history; `seconds` passed until the ranks sent again."""
-        plan = None if planned is None else planned.engine.plan
+        plan = None if planned is None else planned.base.plan
         row = {
             "kind": "lost",
             "recovery": number,

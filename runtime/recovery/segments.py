@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from ...synth.ir.schedule import Schedule
-from ..program.one_sided.flat import OneSidedSchedule
 
 # Without a race, segments are of several packets each, and not so many that hosts are busy with
 # them.
@@ -36,7 +35,7 @@ def cut_like(
     A race has found their length; the costs of messages, which decide on it, do not change with the
     rates of links. If `used` is not cut, it says nothing of these costs.
     """
-    if used.segments == 1 or isinstance(used, OneSidedSchedule):
+    if used.segments == 1:
         segments: float = choose_segments(schedule, size_bytes)
     else:
         share, usual = (float(max(y.share for y in x.chunks)) for x in (schedule, used))

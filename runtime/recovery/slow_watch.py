@@ -16,21 +16,24 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...synth.report.recoveries import describe_fault, describe_worth
 from ...topo.measured.flows import Hop
-from ..choose import Chooser
+from ..candidates import Candidate
+from ..choices import Entrant
 from ..compiled import Buffers
-from ..option_names import POINT_TO_POINT
-from ..ranks.turns import MAX_ENTRANTS, Trial
+from ..dispatcher import Dispatcher
+from ..race import WORTHWHILE, OnCalls, Race
+from ..ranking import Candidates
+from ..ranks.turns import MAX_ENTRANTS
+from ..runners.contract import Play
 from .believed import plan_at, slow_down
 from .pace import Pace
 from .probe import REPEATS, Probe, describe_factors
@@ -45,8 +48,6 @@ _PERIOD_S, _OVER_COST = 1.0, 250
 # Calls before the first agreement, at most between two, and how many of them, the last ones, the
 # ranks agree on.
 _FIRST_CALLS, _MAX_CALLS, _AGREED_CALLS = 4, 4096, 64
-# The schedule in use stays unless another one takes less than this fraction of its time.
-_WORTHWHILE = 0.95
 # A change of links' rates by less than this fraction of them changes no plan, nor does a smaller
 # rise than _NOTABLE_AGAIN of those that are believed slow: measurements on busy hosts vary by .1.
 _NOTABLE, _NOTABLE_AGAIN = Fraction(1, 10), Fraction(1, 5)
@@ -72,14 +73,14 @@ class _Change:
 
 
 class SlowWatch:
-    """Carries out the calls of `engine`, and lets its choices follow the rates of links.
+    """Lets the choices of a dispatcher follow the rates of links; see CallPath.
 
     Each change adds a dict to `rows`; times in it count from `since` (time.monotonic).
     """
 
-    def __init__(self, engine: Any, rows: list[dict[str, Any]], since: float) -> None:
-        self._engine, self._rows, self._since = engine, rows, since
-        self._transport, self._plan = engine.transport, engine.plan
+    def __init__(self, base: Dispatcher, rows: list[dict[str, Any]], since: float) -> None:
+        self._base, self._rows, self._since = base, rows, since
+        self._transport, self._plan = base.transport, base.plan
         self._begun = time.monotonic()
         self._times: list[tuple[int, float]] = []
         self._calls, self._period, self._agreeing_s = 0, _FIRST_CALLS, 0.0
@@ -91,52 +92,76 @@ class SlowWatch:
         self._probe: Probe | None = None
         self._pending: _Change | None = None
         self._factors: Mapping[Hop, Fraction] = {}
-        self._chooser: Chooser | None = None
+        # Those of the plan for the links' rates, on the machine as it is believed to be.
+        self._candidates: Candidates | None = None
         # Counts the changes after which calls cannot be made as before.
         self._version = 0
-        self._trials: dict[int, Trial] = {}
+        self._races: dict[int, OnCalls[Candidate]] = {}
         self._tried: set[int] = set()
-        self._refined: set[int] = set()
-        self._originals: dict[int, Schedule | None] = {}
+        self._originals: dict[int, Entrant] = {}
+
+    @property
+    def base(self) -> Dispatcher:
+        """See CallPath."""
+        return self._base
+
+    outlives_links = False
+
+    def exchange(self, value: object) -> list[Any]:
+        """See CallPath."""
+        return self._base.exchange(value)
+
+    @property
+    def sent_bytes(self) -> int:
+        """See CallPath."""
+        return self._base.sent_bytes
 
     # Calls
 
-    def carry_out(self, buffers: Buffers, number: int | None) -> None:
-        """Carry out a call of the engine, by the schedule that is being tried if there is one."""
-        engine = self._engine
+    def is_settled(self, buffers: Buffers) -> bool:
+        """See CallPath."""
+        return self._base.is_settled(buffers)
+
+    def starts_stock(self, buffers: Buffers) -> bool:
+        """Return False: whether a call is started depends on the rank's own queue.
+
+        All ranks must note the same calls.
+        """
+        return False
+
+    def run(self, buffers: Buffers, number: int | None = None) -> None:
+        """Carry out a call, by the candidate that is being tried if there is one."""
+        base = self._base
         if len(self._times) >= self._period:
             self._agree(number)
-        size_bytes = engine.wire_size(buffers.numel, buffers.target.dtype)
-        trial = self._find_trial(size_bytes, number) if self._version else None
+        size_bytes = base.wire_size(buffers.numel, buffers.target.dtype)
+        race = self._find_race(size_bytes, number) if self._version else None
         began = time.perf_counter()
-        if trial is None:
-            engine.carry_out_untried(buffers, number)
+        if race is None:
+            base.run(buffers, number)
         else:
-            engine.time_call(trial, buffers, number)
-            if trial.is_over:
-                self._end_trial(size_bytes, trial, buffers)
+            base.time_call(race, buffers, number)
+            if race.is_over:
+                self._end_race(size_bytes, race.race, buffers)
         self._times.append((size_bytes, time.perf_counter() - began))
 
-    def watch_play(
-        self, find_play: Callable[[Buffers], Callable[..., None] | None], buffers: Buffers
-    ) -> Callable[..., None]:
-        """Return a function that makes a call by the fast path, and notes its duration.
-
-        `find_play` returns that path for the schedule in use, None if there is none.
-        """
-        engine, clock = self._engine, time.perf_counter
-        size_bytes = engine.wire_size(buffers.numel, buffers.target.dtype)
-        # Found at the first call, since schedules may be tried at present.
+    def bind(self, buffers: Buffers) -> Play | None:
+        """Return a function that makes a call by the fast path, and notes its duration; or None."""
+        base, clock = self._base, time.perf_counter
+        if not base.is_settled(buffers):
+            return None
+        size_bytes = base.wire_size(buffers.numel, buffers.target.dtype)
+        # Found at the first call, since candidates may be tried at present.
         version = -1
-        play: Callable[..., None] | None = None
+        play: Play | None = None
 
         def watched(number: int | None = None) -> None:
             nonlocal version, play
             times = self._times
             if play is None or version != self._version or len(times) >= self._period:
-                engine.run(buffers, number)
-                if size_bytes.bit_length() not in self._trials:
-                    version, play = self._version, find_play(buffers)
+                self.run(buffers, number)
+                if size_bytes.bit_length() not in self._races:
+                    version, play = self._version, base.bind(buffers)
                 return
             began = clock()
             play(number)
@@ -262,11 +287,10 @@ class SlowWatch:
         if isinstance(answer, str):
             log.warning("rank %d: there is no plan for slow links: %s", transport.rank, answer)
             answer = plan
-        self._chooser = self._make_chooser(answer) if factors else None
+        self._candidates = Candidates(answer, [self._base.messages], []) if factors else None
         self._version += 1
-        self._trials.clear()
+        self._races.clear()
         self._tried.clear()
-        self._refined.clear()
         # Most of the time goes into calls of this size.
         size = max(change.spent_s, key=change.spent_s.__getitem__, default=0)
         row |= {
@@ -281,66 +305,68 @@ class SlowWatch:
         if transport.rank == 0:
             log.warning("%s: the next calls try schedules for it", describe_fault(row))
 
-    def _make_chooser(self, plan: Plan) -> Chooser:
-        engine, machine = self._engine, self._engine.machine
-        if machine.topology is not None:
-            machine = replace(machine, topology=slow_down(machine.topology, self._factors))
-        return Chooser(
-            plan,
-            machine,
-            self._transport,
-            "race",
-            None,
-            engine.chooser.is_usable,
-            engine.codec,
-            POINT_TO_POINT,
-        )
-
-    def _find_trial(self, size_bytes: int, number: int | None) -> Trial | None:
-        """Return the trial for a size that is in progress or due, None if there is none."""
-        bits, chooser = size_bytes.bit_length(), self._engine.chooser
+    def _find_race(self, size_bytes: int, number: int | None) -> OnCalls[Candidate] | None:
+        """Return the race for a size that goes on or is due, None if there is none."""
+        bits, base = size_bytes.bit_length(), self._base
         if bits in self._tried:
-            return self._trials.get(bits)
-        choice = chooser.known(size_bytes)
+            return self._races.get(bits)
+        choice = base.choices.known(size_bytes)
         if choice is None:
             return None
         self._tried.add(bits)
-        original = self._originals.setdefault(bits, choice.schedule)
-        entrants = [choice.schedule, original]
-        if self._chooser is not None:
-            order, _ = self._chooser.rank_candidates(size_bytes, False, False, number)
-            predicted = [self._chooser.variants[place] for place in order]
-            variants = self._chooser.sent
-            entrants += [cut_like(choice.own, x, variants, size_bytes) for x in predicted]
+        original = self._originals.setdefault(bits, choice.candidate)
+        entrants = [choice.candidate, original]
+        candidates = self._candidates
+        if candidates is not None:
+            find = partial(self._predict, candidates, size_bytes)
+            predicted, _ = candidates.hand_out(self._transport, size_bytes, find, number)
+            sent, used = [x.schedule for x in candidates.sent], choice.own.schedule
+            entrants += [
+                candidates.send(cut_like(used, x.schedule, sent, size_bytes)) for x in predicted
+            ]
         entrants = list(dict.fromkeys(entrants))[:MAX_ENTRANTS]
         if len(entrants) > 1:
-            self._trials[bits] = Trial(entrants)
-        return self._trials.get(bits)
+            self._races[bits] = self._make_race(entrants, original)
+        return self._races.get(bits)
 
-    def _end_trial(self, size_bytes: int, trial: Trial, buffers: Buffers) -> None:
-        """Use the fastest schedule of a trial from now on; note what it is worth.
+    def _predict(self, candidates: Candidates, size_bytes: int) -> tuple[list[Candidate], None]:
+        """Return what is worth trying at the rates that links are believed to have; on rank 0."""
+        machine = self._base.machine
+        if machine.topology is not None:
+            machine = replace(machine, topology=slow_down(machine.topology, self._factors))
+        found = candidates.find_near_best(size_bytes, machine, is_raced=False, is_alone=False)
+        return found, None
 
-        If it is a new one, it is tried in half and in twice as many segments first.
+    def _make_race(self, entrants: Sequence[Entrant], original: Entrant) -> OnCalls[Candidate]:
+        """Return a race in which what is preferred stays unless another candidate is worthwhile.
+
+        That is what is in use, the first entrant, while links are slow, else what was used before.
+        A new winner is tried in half and in twice as many segments, too.
         """
-        bits, engine = size_bytes.bit_length(), self._engine
-        del self._trials[bits]
-        times_s, original = trial.best_s(), self._originals[bits]
-        used = next(iter(times_s))
-        preferred = used if self._factors else original
-        fastest = min(times_s, key=times_s.__getitem__)
-        if bits not in self._refined and fastest is not None and fastest not in (used, original):
-            self._refined.add(bits)
-            assert self._chooser is not None
-            nearby = (
-                find_nearest(fastest, factor * fastest.segments, self._chooser.sent)
-                for factor in (0.5, 2)
-            )
-            new = [x for x in nearby if x not in times_s]
-            self._trials[bits] = Trial([*new, fastest], before=times_s)
-            return
-        if times_s[fastest] > _WORTHWHILE * times_s[preferred]:
-            fastest = preferred
-        engine.use_instead(buffers, fastest, is_usual=fastest == original)
+        used, refined = entrants[0], False
+
+        def refine(times_s: Mapping[Entrant, float]) -> list[Candidate]:
+            nonlocal refined
+            fastest = min(times_s, key=times_s.__getitem__)
+            if refined or fastest is None or fastest in (used, original):
+                return []
+            refined = True
+            assert self._candidates is not None
+            schedule, sent = fastest.schedule, [x.schedule for x in self._candidates.sent]
+            nearby = (find_nearest(schedule, f * schedule.segments, sent) for f in (0.5, 2))
+            return [self._candidates.send(x) for x in dict.fromkeys(nearby)]
+
+        usual = used if self._factors else original
+        return OnCalls(Race(entrants, usual=usual, refine=refine, short=WORTHWHILE))
+
+    def _end_race(self, size_bytes: int, race: Race[Candidate], buffers: Buffers) -> None:
+        """Use what a race has shown from now on; note what it is worth."""
+        bits, outcome = size_bytes.bit_length(), race.outcome
+        assert outcome is not None
+        del self._races[bits]
+        times_s, used, fastest = outcome.times_s, race.entrants[0], outcome.winner
+        is_usual = fastest == self._originals[bits]
+        self._base.use_instead(buffers, fastest, is_usual=is_usual)
         self._version += 1
         row = self._rows[-1]
         if row["size_bytes"].bit_length() == bits and row["after_s"] is None:

@@ -34,7 +34,7 @@ class Worker:
         while (function := self._functions.get()) is not None:
             count, error = count + 1, None
             try:
-                # The buffers of calls are made in this mode (guarded_engine.py).
+                # The buffers of calls are made in this mode (guarded.py).
                 in_inference_mode(function)
             except BaseException as raised:
                 error = raised

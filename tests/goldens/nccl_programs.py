@@ -10,10 +10,11 @@ from nccl_standin import NcclStandIn
 
 import topoplan
 from goldens.plans import find_machine
+from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.codecs import find_codec
 from topoplan.runtime.compiled import Buffers
-from topoplan.runtime.executor import Executor
 from topoplan.runtime.program.layout import ends_numel
+from topoplan.runtime.runners.programs import Messages
 from topoplan.synth.ir.schedule import Schedule
 
 _NUMEL = 40_320  # divisible by the ranks of all machines below
@@ -64,8 +65,8 @@ def count_posted(schedule: Schedule, codec: str | None = None) -> list[str]:
         if schedule.collective.name in ("allreduce", "reduce", "broadcast"):
             source = target = torch.ones(_NUMEL)
         with standin.host_of(rank) as transport:
-            executor = Executor(transport, None, None if codec is None else find_codec(codec))
-            executor.run(schedule, Buffers(_NUMEL, source, target))
+            sender = Messages(transport, None, None if codec is None else find_codec(codec))
+            sender.run(Candidate(schedule), Buffers(_NUMEL, source, target))
     standin.play()
     lines: dict[str, list[int]] = {}
     for host in standin.hosts:

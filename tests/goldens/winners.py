@@ -7,28 +7,31 @@ module knows no class of the product.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import chain, cycle, repeat
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ranks.scripted import MACHINE, ScriptedTransport, race, steady
+from ranks.scripted import ScriptedTransport, race, steady
 
 import topoplan
 from goldens.store import INPUTS
 from topoplan import Plan
-from topoplan.runtime.choose import Chooser, Sharing, is_worthwhile
+from topoplan.runtime.candidates import Candidate, label_of
 from topoplan.runtime.extras.joint import race as joint_race
+from topoplan.runtime.extras.shared_memory.runners import InSharedMemory
+from topoplan.runtime.race import Race, is_worthwhile
+from topoplan.runtime.ranking import Candidates
 from topoplan.runtime.ranks.turns import Trial, Turns
 from topoplan.runtime.recovery.pace import Pace
 from topoplan.runtime.recovery.slow_watch import SlowWatch, find_change
-from topoplan.synth.ir.schedule import Schedule
+from topoplan.runtime.runners.contract import Opening
+from topoplan.runtime.runners.programs import Messages
+from topoplan.runtime.summaries.tallies import Tallies
 from topoplan.topo.measured.flows import Hop
 
 STOCK = "stock"
@@ -116,12 +119,11 @@ def _list_races(races_us: Mapping[str, dict[str, float]]) -> Iterator[tuple[str,
 
 def decide_race(machine: str, times_us: Mapping[str, float]) -> str:
     """Return which candidate of a race is used, by the medians of all."""
-    chooser = _make_chooser(machine)
-    by_label = {schedule.label: schedule for schedule in chooser.variants}
-    times_s: dict[Schedule | None, float] = {
+    by_label = {candidate.label: candidate for candidate in _list_candidates(machine)}
+    times_s: dict[Candidate | None, float] = {
         None if label == STOCK else by_label[label]: us * 1e-6 for label, us in times_us.items()
     }
-    return chooser.decide(_SIZE_BYTES, times_s).label
+    return label_of(Race[Candidate]([]).decide(times_s).winner)
 
 
 @cache
@@ -129,12 +131,11 @@ def _make_plan(machine: str, strategy: str = "auto") -> Plan:
     return topoplan.synthesize("allreduce", machine, strategy)
 
 
-def _make_chooser(machine: str) -> Chooser:
-    transport = cast(Any, ScriptedTransport(lambda _: 0.0))
-    cache_folder = Path(os.environ["TOPOPLAN_CACHE"])
-    return Chooser(
-        _make_plan(machine), MACHINE, transport, "race", cache_folder, shares=Sharing.ALL
-    )
+@cache
+def _list_candidates(machine: str) -> list[Candidate]:
+    plan, transport = _make_plan(machine), cast(Any, ScriptedTransport(lambda _: 0.0))
+    in_memory = InSharedMemory(Opening(plan, transport, Tallies(), same_bits=False))
+    return Candidates(plan, [Messages(transport, None)], [in_memory]).all
 
 
 def measure_turns(series_us: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -179,35 +180,37 @@ def decide_jointly(times_us: Mapping[str, float]) -> dict[str, Any]:
         segments[name] if name in segments else int(name[1:]): us * 1e-6
         for name, us in times_us.items()
     }
-    return {
-        "used": joint_race._decide(times_s).label,
-        "next": joint_race._list_neighbours(times_s),
-    }
+    race = joint_race.make_race(list(times_s))
+    used = joint_race.choose(race.decide(times_s))
+    race.end_heat(times_s)
+    return {"used": used.label, "next": [x for x in race.heat if x not in times_s]}
 
 
 def decide_slow(case: Mapping[str, Any]) -> str:
     """Return which schedule is used after a trial for links that are slow, or are again fast."""
     plan, used = _make_plan("ring:4"), []
-    schedules = {x.strategy: x for x in (*plan.schedules, *_make_chooser("ring:4").sent)}
-    schedules[STOCK] = cast(Any, None)
-    engine = SimpleNamespace(
+    candidates = Candidates(plan, [Messages(cast(Any, ScriptedTransport(steady())), None)], [])
+    given = [candidates.send(schedule) for schedule in plan.schedules]
+    by_name: dict[str, Candidate | None] = {x.strategy: x for x in (*given, *candidates.sent)}
+    by_name[STOCK] = None
+    base = SimpleNamespace(
         transport=ScriptedTransport(lambda _: 0.0),
         plan=plan,
-        use_instead=lambda _, schedule, *, is_usual: used.append((schedule, is_usual)),
+        use_instead=lambda _, candidate, *, is_usual: used.append((candidate, is_usual)),
     )
-    watch = SlowWatch(engine, [{"size_bytes": 0, "after_s": None}], 0.0)
+    watch = SlowWatch(cast(Any, base), [{"size_bytes": 0, "after_s": None}], 0.0)
     bits = _SIZE_BYTES.bit_length()
     names = dict.fromkeys([case["used"], case["original"], *case])
-    entrants = [schedules[name] for name in names if name in schedules and name in case]
+    entrants = [by_name[name] for name in names if name in by_name and name in case]
     watch._factors = {("gpu0", "gpu1"): Fraction(1, 4)} if case["slow"] else {}
-    watch._originals[bits] = schedules[case["original"]]
-    watch._refined.add(bits)
-    trial = watch._trials[bits] = Trial(entrants)
-    while not trial.is_over:
-        trial.record(case[STOCK if trial.entrant is None else trial.entrant.strategy] * 1e-6)
-    watch._end_trial(_SIZE_BYTES, trial, cast(Any, None))
-    ((schedule, is_usual),) = used
-    label = STOCK if schedule is None else schedule.strategy
+    watch._candidates = candidates
+    original = watch._originals[bits] = by_name[case["original"]]
+    race = watch._races[bits] = watch._make_race(entrants, original)
+    while not race.is_over:
+        race.record(case[STOCK if race.entrant is None else race.entrant.strategy] * 1e-6)
+    watch._end_race(_SIZE_BYTES, race.race, cast(Any, None))
+    ((candidate, is_usual),) = used
+    label = STOCK if candidate is None else candidate.strategy
     return f"{label}, as before" if is_usual else label
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from ranks.checks import MEANS, SUMS, always_stock, refused
 from ranks.topo_backend import start
 from topoplan import Communicator, ExecutionError
-from topoplan.runtime import choose
-from topoplan.runtime.choose import Choice
+from topoplan.runtime import race as races
+from topoplan.runtime.candidates import Choice
 from topoplan.runtime.measuring.calibrate import calibrate
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.schedule import Schedule
@@ -90,9 +90,9 @@ def raced_and_cached(path: str, folder: str) -> list[str]:
     if dist.get_rank() == 0:
         cached_file.write_text(json.dumps(found))
     dist.barrier()
-    choose.FAR_OFF, usual = 1e9, choose.FAR_OFF
+    races.FAR_OFF, usual = 1e9, races.FAR_OFF
     choice = race()
-    choose.FAR_OFF = usual
+    races.FAR_OFF = usual
     assert (choice.label, choice.raced) == (first.label, {first.label: 1.0})
     dist.barrier()
     if dist.get_rank() == 0:
@@ -126,16 +126,16 @@ def calibrated(path: str) -> str:
     """
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(own)[dist.get_rank() % len(own)]})
-    assert Communicator(path).engine.machine.host.cores == min(len(own), dist.get_world_size())
+    assert Communicator(path).dispatcher.machine.host.cores == min(len(own), dist.get_world_size())
     os.sched_setaffinity(0, own)
     communicator = Communicator(path)
-    before = communicator.engine.machine.host
+    before = communicator.dispatcher.machine.host
     host = calibrate(communicator)
-    assert host == communicator.engine.machine.host != before
+    assert host == communicator.dispatcher.machine.host != before
     assert host.source == "topo-run --calibrate"
     assert host.cores == before.cores
-    assert communicator.engine.machine.topology is None
-    assert communicator.engine.machine.what == "one host's memory"
+    assert communicator.dispatcher.machine.topology is None
+    assert communicator.dispatcher.machine.what == "one host's memory"
     communicator.allreduce(torch.ones(1000))
     return str(host)
 
@@ -169,7 +169,7 @@ def by_a_function(path: str) -> list[str]:
         raise AssertionError("a closed communicator went on")
     return [
         *labels,
-        communicator.engine.chooser.variants[-1].label,
+        communicator.dispatcher.candidates.all[-1].label,
         communicator.plan.entry_for(16384).schedule.label,
     ]
 

@@ -42,7 +42,7 @@ def sum_is_near(communicator: Communicator, codec: Codec, numel: int) -> None:
     communicator.allreduce(x)
     case = codec.name, communicator.plan.topology.name, numel
     assert same_everywhere(x), case
-    limit = communicator.engine.most_roundings * codec.relative_error * scale * 1.1
+    limit = communicator.dispatcher.most_roundings * codec.relative_error * scale * 1.1
     assert (x - total(parts)).abs().max() <= limit, case
 
 
@@ -61,7 +61,7 @@ def nothing_is_lost(communicator: Communicator, numel: int) -> None:
 
 def what_is_not_finite(communicator: Communicator) -> None:
     """It is seen once, and is gone with the next call."""
-    rank, codec = dist.get_rank(), communicator.engine.codec
+    rank, codec = dist.get_rank(), communicator.dispatcher.codec
     residual = torch.zeros(3000)
     x = normal(rank, 3000)
     x[700 * rank] = float("inf")

@@ -20,8 +20,8 @@ import topoplan
 from ranks.checks import refused, same_everywhere
 from ranks.topo_backend import count_planned, start
 from ranks.training import flat, network, seeded, wrapped
-from topoplan.runtime.executor import Executor
 from topoplan.runtime.ranks.turns import MAX_CALLS
+from topoplan.runtime.runners.programs import ProgramRunner
 from topoplan.runtime.works import CpuWork
 
 
@@ -184,7 +184,7 @@ def works_that_are_handed_on(folder: str) -> None:
     def fail(*_: object) -> None:
         raise topoplan.ExecutionError("as asked for")
 
-    Executor.run = fail  # type: ignore[assignment,method-assign]
+    ProgramRunner.run = fail  # type: ignore[assignment,method-assign]
     world_group: Any = dist.group.WORLD
     handed_on = dist.all_reduce(x, async_op=True)
     torch._C._distributed_c10d._register_work(x, handed_on)

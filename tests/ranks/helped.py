@@ -216,6 +216,6 @@ def compress(path: str, codecs: list[str]) -> None:
         wanted = torch.stack(inputs).sum(0)
         communicator.allreduce(mine)
         assert (mine - wanted).abs().max() < 0.1 * wanted.abs().max(), codec
-        others = communicator.engine.transport.control.exchange(mine.tolist())
+        others = communicator.dispatcher.transport.control.exchange(mine.tolist())
         assert all(other == mine.tolist() for other in others), codec
         communicator.close()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import topoplan
 from ranks.checks import refused
-from topoplan.runtime.program.one_sided.instructions import Mode
+from topoplan.runtime.extras.one_sided.instructions import Mode
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import ExecutionError
 
@@ -247,16 +247,14 @@ def communicators(name: str, paths: dict[str, str]) -> None:
     The transport passes for one of GPUs, whose memory is this segment.
     """
     interpret()
-    from topoplan.runtime.extras.kernels import calls as calls_room
-    from topoplan.runtime.extras.kernels import device_player
+    from topoplan.runtime.extras.kernels import runner as runners
     from topoplan.runtime.extras.kernels.player import KernelPlayer
     from topoplan.runtime.ranks import links
 
     memory, _segment = share(name)
     player = KernelPlayer(memory)
     patch.object(links, "uses_nccl", lambda _: True).start()
-    for room in (calls_room, device_player):
-        patch.object(room, "open_kernels", lambda _: player).start()
+    patch.object(runners, "open_kernels", lambda _: player).start()
     for collective, path in paths.items():
         for choose in ("plan", "race")[: 2 if collective == "allreduce" else 1]:
             communicator = topoplan.Communicator(

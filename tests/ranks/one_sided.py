@@ -21,7 +21,7 @@ from ranks.checks import normal, refused
 from ranks.choices import make_up_times
 from ranks.faults import die
 from topoplan import Communicator, backend_options
-from topoplan.runtime.ranks import shared_memory
+from topoplan.runtime.extras.shared_memory import memory
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.request import Request, Send, build_schedule
 
@@ -272,7 +272,7 @@ def one_rank_lacks_the_library(path: str) -> None:
     """All ranks send messages, or all say which one cannot do else."""
     lacking = dist.get_world_size() - 1
     if dist.get_rank() == lacking:
-        pytest.MonkeyPatch().setattr(shared_memory, "load_library", lambda: "it was not built")
+        pytest.MonkeyPatch().setattr(memory, "load_library", lambda: "it was not built")
     with refused(f"executor='one-sided': rank {lacking}: it was not built"):
         Communicator(path, executor="one-sided")
     communicator = Communicator(path)

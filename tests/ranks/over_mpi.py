@@ -27,8 +27,8 @@ from topoplan import Communicator, ExecutionError, Plan
 from topoplan.runtime.codecs import CODECS
 from topoplan.runtime.extras.mpi import player as player_over_mpi
 from topoplan.runtime.extras.mpi.links import MpiLinks
+from topoplan.runtime.extras.native.library import load_library
 from topoplan.runtime.measuring.trace import Stamping
-from topoplan.runtime.native.library import load_library
 from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.ranks.transport import Transport
 
@@ -87,7 +87,7 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
                 op.name
             ]
             assert torch.allclose(kept, wanted, atol=1e-5), (op, communicator)
-    links = topoplan.ddp_hook(ring).communicator.engine.transport.links
+    links = topoplan.ddp_hook(ring).communicator.dispatcher.transport.links
     assert links.name == "mpi"  # as TOPOPLAN_TRANSPORT says
     with refused("expected one of auto, mpi"):
         Transport(None, timedelta(seconds=60), "smoke signals")
@@ -111,9 +111,9 @@ def compare_dtypes(ring: str, over_gloo: Transport, over_mpi: Transport) -> None
             traced = list[Post]()
             sent.allreduce(results[0], op)
             played.allreduce(results[1], op)
-            played.engine.executor.observe([Stamping(traced.append)])
+            played.dispatcher.observe([Stamping(traced.append)])
             played.allreduce(results[2], op)
-            played.engine.executor.observe([])
+            played.dispatcher.observe([])
             assert traced or numel == 1
             for result in results[1:]:
                 same = torch.equal(bits_of(results[0]), bits_of(result))

@@ -24,9 +24,9 @@ from ranks.topo_backend import end, start
 from topoplan import Communicator
 from topoplan.cli import run
 from topoplan.runtime.backend.process_group import TopoGroup
-from topoplan.runtime.choose import Choice, Chooser
 from topoplan.runtime.measuring.bench import list_recoveries, run_benchmark
 from topoplan.runtime.measuring.bench_options import BenchOptions
+from topoplan.runtime.race import Outcome, Race
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.recovery.agreement import RankStatus, Recovery
 from topoplan.runtime.recovery.worker import Worker
@@ -136,21 +136,21 @@ def what_was_rounded_off_is_added_once(path: str) -> float:
 def a_race_ends_on_some_ranks(path: str) -> list[int]:
     """Lose a connection when all ranks but one know who won a race; return the recoveries."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    before, decide, has_gone_on = list_watched(), Chooser.decide, threading.Event()
+    before, decide, has_gone_on = list_watched(), Race.decide, threading.Event()
     communicator = Communicator(
         path, timeout=patience.deadline(20), executor="point-to-point", on_fault="replan"
     )
 
-    def decide_for_most_segments(chooser: Chooser, size: int, times: dict[Any, float]) -> Choice:
+    def decide_for_most_segments(race: Race[Any], times: dict[Any, float]) -> Outcome[Any]:
         if rank == 1:
             lose_a_connection(before)
             has_gone_on.wait()
-        return decide(chooser, size, {x: 1 / (x.segments if x else 0.1) for x in times})
+        return decide(race, {x: 1 / (x.segments if x else 0.1) for x in times})
 
-    Chooser.decide = decide_for_most_segments  # type: ignore[assignment,method-assign]
+    Race.decide = decide_for_most_segments  # type: ignore[assignment,method-assign]
     check_call(communicator, "allreduce", rank, size, 0)
     has_gone_on.set()
-    Chooser.decide = decide  # type: ignore[method-assign]
+    Race.decide = decide  # type: ignore[method-assign]
     for number in range(1, 12):  # as many as a trial takes
         check_call(communicator, "allreduce", rank, size, number)
     communicator.close()
@@ -172,7 +172,7 @@ def a_benchmark_goes_on(path: str) -> tuple[list[list[int]], list[dict[str, Any]
             lose_a_connection(before)
 
     settings = options.settings_for(communicator.plan.collective)
-    transport = communicator.engine.transport
+    transport = communicator.dispatcher.transport
     rows = run_benchmark(settings, communicator, say, transport)
     recoveries = list_recoveries(communicator)
     communicator.close()

@@ -1,10 +1,11 @@
-"""Races whose times are made up: a chooser on one rank, whose calls take as long as a script
+"""Races whose times are made up: a dispatcher on one rank, whose calls take as long as a script
 says.
 """
 
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,10 +16,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from topoplan.runtime.choose import Choice, Chooser
+from topoplan.runtime.candidates import Choice
+from topoplan.runtime.choices import Entrant
+from topoplan.runtime.compiled import Buffers
+from topoplan.runtime.dispatcher import Dispatcher
+from topoplan.runtime.option_names import POINT_TO_POINT
+from topoplan.runtime.policy import Policy
 from topoplan.runtime.ranks.machine import Machine
 from topoplan.synth.cost.host_costs import HostCosts
-from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 
 SIZE_BYTES = 4096
@@ -27,17 +32,25 @@ MACHINE = Machine(None, HostCosts(), batched=False, what="made up")
 Script = Callable[[str], float]
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedTransport:
-    """What a Chooser needs of a Transport, with one rank and made-up times."""
+    """What a dispatcher needs of a Transport, with one rank and made-up times."""
 
     script: Script
     calls: Counter[str] = field(default_factory=Counter)
     taken_s: list[float] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
+    label: int = 0
+    size: int = 1
+    labels: tuple[int, ...] = tuple(range(64))
+    cores_of_hosts: dict[str, int] = field(default_factory=lambda: {"host": 1})
+    store: None = None
+    topology: object = None
+    carrier: str = ""
+    costs: None = None
     is_batched: bool = False
-    device_player: str | None = None
+    memory_runner: str | None = None
     has_logged_new_race: bool = False
 
     @property
@@ -49,6 +62,9 @@ class ScriptedTransport:
         return self
 
     control = links = faults
+
+    def has_stock(self, *_: object) -> bool:
+        return True
 
     def stock(
         self, what: str, number: int | None = None, *, is_part: bool = False
@@ -81,15 +97,22 @@ def race(
 ) -> tuple[Choice, Counter[str]]:
     """Return what a new start chooses, and how often each candidate was called."""
     transport = ScriptedTransport(script)
-    cache = None if folder is None else Path(folder)
-    chooser = Chooser(plan, machine, cast(Any, transport), "race", cache)
-
-    def run(schedule: Schedule) -> None:
-        transport.call(schedule.strategy)
-
-    choice = chooser.choose(SIZE_BYTES, run, lambda: transport.call("stock"), lambda: has_stock)
-    assert chooser.known(SIZE_BYTES) is choice
+    tensor = torch.zeros(SIZE_BYTES // 4)
+    with tempfile.TemporaryDirectory(prefix="races-") as nowhere:
+        policy = Policy(executor=POINT_TO_POINT, cache=folder or nowhere)
+        dispatcher = ScriptedDispatcher(plan, cast(Any, transport), policy, with_stock=has_stock)
+        dispatcher.choices.machine = machine
+        choice = dispatcher.hold_race(Buffers(len(tensor), tensor, tensor))
+    assert dispatcher.choices.known(SIZE_BYTES) is choice
     return choice, transport.calls
+
+
+class ScriptedDispatcher(Dispatcher):
+    """A dispatcher whose calls take as long as a ScriptedTransport says."""
+
+    def make_run(self, buffers: Buffers) -> Callable[[Entrant], None]:
+        transport = cast(ScriptedTransport, self.transport)
+        return lambda entrant: transport.call("stock" if entrant is None else entrant.strategy)
 
 
 def steady(**times_us: float) -> Script:

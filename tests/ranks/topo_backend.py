@@ -9,8 +9,8 @@ import torch.distributed as dist
 from rank_process import init
 
 from topoplan.runtime.backend.options import backend_options
-from topoplan.runtime.executor import Executor
-from topoplan.synth.ir.schedule import Schedule
+from topoplan.runtime.candidates import Candidate
+from topoplan.runtime.runners.programs import ProgramRunner
 
 # Collective and number of ranks of each call that went through a plan.
 Calls = list[tuple[str, int]]
@@ -40,11 +40,12 @@ def end() -> None:
 def count_planned() -> Calls:
     """Return a list to which every call that goes through a plan is added from now on."""
     calls: Calls = []
-    run = Executor.run
+    run = ProgramRunner.run
 
-    def counted(executor: Executor, schedule: Schedule, *args: Any) -> Any:
-        calls.append((schedule.collective.name, schedule.collective.ranks))
-        return run(executor, schedule, *args)
+    def counted(runner: ProgramRunner, candidate: Candidate, *args: Any) -> Any:
+        collective = candidate.schedule.collective
+        calls.append((collective.name, collective.ranks))
+        return run(runner, candidate, *args)
 
-    Executor.run = counted  # type: ignore[assignment,method-assign]
+    ProgramRunner.run = counted  # type: ignore[assignment,method-assign]
     return calls

@@ -72,7 +72,7 @@ def test_a_trial_tries_the_near_best_again_and_drops_the_slow(
     assert len(called) <= MAX_CALLS
     assert [called.count(x) for x in (None, *schedules)] == [ROUNDS, ROUNDS, 1, last]
     assert trial.best_s() == times_s
-    assert trial.first_schedule == schedules[0]
+    assert trial.entrants[1] == schedules[0]
 
 
 def test_a_trial_ends_early_where_one_is_far_ahead(schedules: list[Schedule]) -> None:

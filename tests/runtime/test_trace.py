@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from launch import run_joined
 from nccl_standin import NcclStandIn
 
+from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.compiled import Buffers
-from topoplan.runtime.executor import Executor
 from topoplan.runtime.measuring.trace import Stamp, pair_stamps, stamp_into
+from topoplan.runtime.runners.programs import Messages
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import reroute, time_us
@@ -204,9 +205,9 @@ def test_batches_are_stamped_too() -> None:
     stamps_of = []
     for rank, tensor in enumerate(tensors):
         with standin.host_of(rank) as transport:
-            executor, stamps = Executor(transport, None), list[Stamp]()
-            stamp_into(executor, stamps)
-            executor.run(schedule, Buffers(120, tensor, tensor))
+            sender, stamps = Messages(transport, None), list[Stamp]()
+            stamp_into(sender, stamps)
+            sender.run(Candidate(schedule), Buffers(120, tensor, tensor))
             stamps_of.append(stamps)
     standin.play()
     assert all(torch.equal(tensor, torch.full((120,), 6.0)) for tensor in tensors)

@@ -28,6 +28,7 @@ from thorough import count_examples
 from unhurried import make_effort
 
 import topoplan
+from topoplan.runtime.candidates import Candidate
 from topoplan.synth.planner import registry
 from topoplan.synth.planner.registry import find_strategy, list_strategies
 from topoplan.synth.strategies.built_in import STRATEGIES
@@ -314,7 +315,7 @@ def test_a_schedule_describes_its_first_transfers() -> None:
 
 
 def test_a_choice_describes_the_race() -> None:
-    own = topoplan.synthesize("allreduce", "ring:3", "ring").entries[0].schedule
+    own = Candidate(topoplan.synthesize("allreduce", "ring:3", "ring").entries[0].schedule)
     raced = topoplan.Choice(own, own, lambda _: None, {"stock": 20.0, own.label: 10.0})
     assert repr(raced) == f"<Choice {own.label}, 2 raced>"
     assert [line.split()[0] for line in raced.describe().splitlines()] == [

@@ -97,7 +97,7 @@ def _race(
     transport = Transport(make, timeout, "auto")
     groups = JointGroups(joint, transport, timeout, "race", executor=executor, cache=cache)
     scratch = {
-        number: one.engine.make_scratch(
+        number: one.dispatcher.make_scratch(
             joint.groups[number].call.size_bytes // torch.float32.itemsize, torch.float32
         )
         for number, one in groups.own.items()

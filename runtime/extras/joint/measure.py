@@ -92,7 +92,7 @@ def run_joint(
     if options.choose == "race":
         say("racing ...")
         scratch = {
-            part.number: part.communicator.engine.make_scratch(
+            part.number: part.communicator.dispatcher.make_scratch(
                 part.buffers.numel, part.buffers.settings.dtype
             )
             for part in parts
@@ -119,7 +119,7 @@ def run_joint(
 def _make_part(
     number: int, group: GroupPlan, communicator: Communicator, options: BenchOptions
 ) -> _Part:
-    members = communicator.engine.transport
+    members = communicator.dispatcher.transport
     settings = options.settings_for(options.collective_over(group.plan, members.size))
     buffers = BenchBuffers(settings, members.rank, group.call.size_bytes, device_of(None))
     calls = choose_plan_call(buffers, communicator), prepare_stock(buffers, members)
@@ -182,6 +182,6 @@ def _combine(
 
 
 def _find_label(part: _Part) -> str:
-    sent = part.communicator.engine.wire_size(part.buffers.numel, part.buffers.settings.dtype)
+    sent = part.communicator.dispatcher.wire_size(part.buffers.numel, part.buffers.settings.dtype)
     choice = part.communicator.choice(sent)
     return "" if choice is None else choice.label

@@ -7,17 +7,17 @@ segments each: then the bytes that a group has in flight on a link are in propor
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 
 from ....synth.extras.joint.plan import GroupPlan
 from ....synth.ir.schedule import Schedule
-from ...cache import CachedRace, CachedRaces
-from ...choose import FAR_OFF, is_worthwhile
+from ...cache import CachedRaces
+from ...candidates import Candidate
 from ...compiled import Buffers
+from ...race import Expected, Outcome, Race, RaceCache, race_on_scratch
 from ...ranks.turns import Turns
 from ...summaries.summary import STOCK
 from .groups import JointGroups
@@ -62,74 +62,69 @@ def race_jointly(
     Rank 0 of the first group caches the result in the folder `cache`. Collective over all ranks of
     the groups' transport; raise ExecutionError on every rank if one of them fails.
     """
-    race = _Race(groups, buffers, cache)
+    race = _JointRace(groups, buffers, cache)
     choice = race.run()
     for number, communicator in groups.own.items():
-        schedule = race.schedules.get((number, choice.segments))
-        communicator.engine.settle(buffers[number], schedule)
+        schedule = choice.schedule_of(groups.joint.groups[number])
+        candidate = None if schedule is None else Candidate(schedule)
+        communicator.dispatcher.use(buffers[number], candidate)
     return choice
 
 
-class _Race:
+class _JointRace:
     def __init__(
         self, groups: JointGroups, buffers: Mapping[int, Buffers], cache: Path | None
     ) -> None:
         self.groups, self.joint, self.transport = groups, groups.joint, groups.transport
-        self.turns = Turns(self.transport, "the race of a joint plan")
         self.own = {
-            number: communicator.engine.make_run(buffers[number])
+            number: communicator.dispatcher.make_run(buffers[number])
             for number, communicator in groups.own.items()
         }
-        self.schedules: dict[tuple[int, _Entrant], Schedule] = {}
-        """Compiled programs are kept by the identity of the schedule."""
         own_stock = all(
-            communicator.engine.has_stock(buffers[number])
+            communicator.dispatcher.has_stock(buffers[number])
             for number, communicator in groups.own.items()
         )
         with self.transport.faults.stock("which stock collectives there are"):
             self.has_stock = all(self.transport.control.exchange(own_stock))
-        self.races: CachedRaces | None = None
-        if self.transport.rank == self.joint.groups[0].call.collective.members[0]:
-            engine = groups.own[0].engine
-            self.races = CachedRaces(
-                cache,
+        self.first = self.joint.groups[0].call.collective.members[0]
+        folder = cache if self.transport.rank == self.first else None
+        dispatcher = next(iter(groups.own.values())).dispatcher
+        self.races: RaceCache[int] = RaceCache(
+            CachedRaces(
+                folder,
                 self.joint.hash,
-                engine.machine,
+                dispatcher.machine,
                 self.transport.device,
                 None,
                 with_stock=self.has_stock,
-            )
+            ),
+            _spell,
+            int,
+            lambda segments: segments if segments <= _MAX_SEGMENTS else None,
+        )
 
     def run(self) -> JointChoice:
         """Return the choice, by a cached race if that still holds."""
-        cached = self._find_cached()
         stock: list[_Entrant] = [None] if self.has_stock else []
-        if cached is not None:
-            times_s = self._measure(cached.own, *stock)
-            choice = _decide(times_s)
-            near_us = abs(times_s[choice.segments] * 1e6 - cached.time_us)
-            if choice.segments == cached.winner and near_us <= FAR_OFF * cached.time_us:
-                return JointChoice(choice.segments, cached.raced_us)
-        times_s = self._measure(_AS_PLANNED, *_SEGMENTS, *stock)
-        while fresh := _list_neighbours(times_s):
-            times_s |= self._measure(_find_fastest(times_s), *fresh)
-        choice = _decide(times_s)
-        self._save(choice, times_s)
+        expected = self._find_expected()
+        race = make_race([_AS_PLANNED, *_SEGMENTS, *stock], expected)
+        turns = Turns(self.transport, "the race of a joint plan")
+        outcome = race_on_scratch(race, turns, self._carry_out)
+        if outcome is None:
+            assert expected is not None
+            return JointChoice(expected.winner, expected.raced_us)
+        choice = choose(outcome)
+        if self.transport.rank == self.first:
+            self.races.save(self._size_bytes, outcome)
+            raced = ", ".join(f"{label} {us:.0f} us" for label, us in choice.raced_us.items())
+            log.info("joint plan %s uses %s (%s)", self.joint.hash[:16], choice.label, raced)
         return choice
-
-    def _measure(self, *entrants: _Entrant) -> dict[_Entrant, float]:
-        """Return the median seconds of each candidate until all groups' calls have ended."""
-        calls = [partial(self._carry_out, entrant) for entrant in entrants]
-        return dict(zip(entrants, self.turns.measure_medians_s(calls), strict=True))
 
     def _carry_out(self, entrant: _Entrant) -> None:
         def make_call(number: int) -> Callable[[], object]:
             if entrant is None:
                 return partial(self.own[number], None)
-            key = number, entrant
-            if key not in self.schedules:
-                self.schedules[key] = _cut(self.joint.groups[number], entrant)
-            return partial(self.own[number], self.schedules[key])
+            return partial(self.own[number], Candidate(_cut(self.joint.groups[number], entrant)))
 
         self.groups.run({number: make_call(number) for number in self.own})
 
@@ -137,52 +132,29 @@ class _Race:
     def _size_bytes(self) -> int:
         return sum(call.size_bytes for call in self.joint.calls)
 
-    def _find_cached(self) -> CachedRace | None:
-        cached = None if self.races is None else self.races.find(self._size_bytes)
+    def _find_expected(self) -> Expected[int] | None:
+        cached = self.races.read(self._size_bytes) if self.transport.rank == self.first else None
         with self.transport.faults.stock("the cached race of a joint plan"):
-            exchanged = self.transport.control.exchange(cached)
-        answer = exchanged[self.joint.groups[0].call.collective.members[0]]
-        is_race = (
-            isinstance(answer, CachedRace)
-            and answer.own <= _MAX_SEGMENTS
-            and answer.winner in (None, answer.own)
-            and (self.has_stock or answer.winner is not None)
-        )
-        return answer if is_race else None
-
-    def _save(self, choice: JointChoice, times_s: Mapping[_Entrant, float]) -> None:
-        if self.races is None:
-            return
-        own = _find_fastest(times_s)
-        race = CachedRace(
-            winner=choice.segments,
-            own=own,
-            labels=(choice.label, _spell(own)),
-            time_us=times_s[choice.segments] * 1e6,
-            raced_us=choice.raced_us,
-            raced_on=date.today().isoformat(),
-        )
-        self.races.save(self._size_bytes, race)
-        raced = ", ".join(f"{label} {us:.0f} us" for label, us in choice.raced_us.items())
-        log.info("joint plan %s uses %s (%s)", self.joint.hash[:16], choice.label, raced)
+            answer = self.transport.control.exchange(cached)[self.first]
+        expected = None if answer is None else self.races.expect(answer)
+        return None if expected and expected.winner is None and not self.has_stock else expected
 
 
-def _find_fastest(times_s: Mapping[_Entrant, float]) -> int:
-    """Return the fastest candidate but stock."""
-    return min((x for x in times_s if x is not None), key=times_s.__getitem__)
+def make_race(entrants: Sequence[_Entrant], expected: Expected[int] | None = None) -> Race[int]:
+    """Return the race of a joint plan, in which the segments next to the best follow the first."""
+    return Race(entrants, refine=_list_neighbours, expected=expected)
 
 
-def _list_neighbours(times_s: Mapping[_Entrant, float]) -> list[_Entrant]:
+def choose(outcome: Outcome[int]) -> JointChoice:
+    """Return the choice that follows from a race."""
+    ranked = sorted(outcome.times_s.items(), key=lambda item: item[1])
+    return JointChoice(outcome.winner, {_spell(x): taken * 1e6 for x, taken in ranked})
+
+
+def _list_neighbours(times_s: Mapping[_Entrant, float]) -> list[int]:
     """Return the numbers of segments next to the best one that are to be timed yet."""
-    best = _find_fastest(times_s)
+    best = min((x for x in times_s if x is not None), key=times_s.__getitem__)
     return [x for x in (best // 2, best * 2) if 1 < x <= _MAX_SEGMENTS and x not in times_s]
-
-
-def _decide(times_s: Mapping[_Entrant, float]) -> JointChoice:
-    own = _find_fastest(times_s)
-    wins = is_worthwhile(times_s[own], times_s.get(None, float("inf")))
-    ranked = sorted(times_s.items(), key=lambda item: item[1])
-    return JointChoice(own if wins else None, {_spell(x): taken * 1e6 for x, taken in ranked})
 
 
 def _spell(entrant: _Entrant) -> str:

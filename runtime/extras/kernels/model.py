@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ....synth.cost.loads import step_loads
 from ....synth.ir.schedule import Schedule
 from ....topo.graph import Topology
-from ...program.one_sided.flat import OneSidedSchedule, play_one_sided, stage
-from ...program.one_sided.instructions import Mode
+from ..one_sided.flat import stage
+from ..one_sided.instructions import Mode
 
 # Microseconds of a launch: what NCCL counts for a call with its fastest protocol, LL, on a ring.
 LAUNCH_us: Final = 6.6
@@ -111,20 +111,20 @@ def _count_streams(pairs: list[tuple[int, int]]) -> int:
     return max((of_end.count(rank) for of_end in ends for rank in set(of_end)), default=0)
 
 
-def list_shapes(schedules: Iterable[Schedule], topology: Topology) -> list[OneSidedSchedule]:
+def list_shapes(schedules: Iterable[Schedule], topology: Topology) -> list[tuple[Schedule, Mode]]:
     """Return the schedules in the modes worth trying: pulled, and pushed, staged over PCIe."""
-    shapes: list[OneSidedSchedule] = []
+    shapes: list[tuple[Schedule, Mode]] = []
     for schedule in schedules:
-        shapes.append(play_one_sided(schedule))
+        shapes.append((schedule.uncut, "pull"))
         is_crowded = _count_pci_steps(schedule, topology) > 0
         pushed = stage(schedule, topology) if is_crowded else schedule
         if pushed is not None:
-            shapes.append(play_one_sided(pushed, "push"))
+            shapes.append((pushed.uncut, "push"))
     return list(dict.fromkeys(shapes))
 
 
 def rank_shapes(
-    shapes: Sequence[OneSidedSchedule], topology: Topology, size_bytes: int
-) -> list[OneSidedSchedule]:
+    shapes: Sequence[tuple[Schedule, Mode]], topology: Topology, size_bytes: int
+) -> list[tuple[Schedule, Mode]]:
     """Return shapes in the order of their predicted times for a size."""
-    return sorted(shapes, key=lambda x: predict_us(x, topology, size_bytes, x.mode))
+    return sorted(shapes, key=lambda x: predict_us(x[0], topology, size_bytes, x[1]))

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ....synth.ir.collective import Collective
-from ...program.one_sided.flat import build_flat
-from ...program.one_sided.instructions import Mode
 from ...ranks.control import find_first
 from ...ranks.faults import first_line
+from ..one_sided.flat import build_flat
+from ..one_sided.instructions import Mode
 
 if TYPE_CHECKING:
     from ...ranks.transport import Transport

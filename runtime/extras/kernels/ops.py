@@ -14,8 +14,8 @@ import torch.distributed as dist
 from ....synth.ir.collective import CollectiveName
 from ....synth.ir.schedule import Schedule
 from ....topo.errors import InputError
-from ...native.library import BY_WIDTH, suits
-from ...program.one_sided.instructions import Mode
+from ..native.library import BY_WIDTH, suits
+from ..one_sided.instructions import Mode
 from .player import KernelPlayer
 
 _OPS = {

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from ....synth.ir.schedule import Schedule
 from ....topo.errors import ExecutionError, InputError
 from ...program.layout import IN_PLACE, ends_numel
-from ...program.one_sided.instructions import END, Mode
-from ...program.one_sided.lowering import lower_one_sided
 from ...reductions import ReduceOp, check_reduction, dtype_name, share_memory
+from ..one_sided.instructions import END, Mode
+from ..one_sided.lowering import lower_one_sided
 from .kernel import play
 from .memory import KernelMemory, set_timeout
 from .tables import ERROR, RUN_BITS, encode
@@ -158,7 +158,7 @@ class KernelPlayer:
 
         `in_place`, of an allreduce, a broadcast or a reduce, makes input and output one tensor.
         """
-        key = id(schedule), numel, dtype, op, mode, in_place
+        key = schedule, numel, dtype, op, mode, in_place
         loaded = self._loaded.pop(key, None)
         if loaded is None:
             loaded = self._load(schedule, numel, dtype, op, mode, in_place)
@@ -178,7 +178,7 @@ class KernelPlayer:
         in_place: bool = False,
     ) -> bool:
         """Return whether `load` with these arguments would only look up; the same on all ranks."""
-        return (id(schedule), numel, dtype, op, mode, in_place) in self._loaded
+        return (schedule, numel, dtype, op, mode, in_place) in self._loaded
 
     def _drop(self, loaded: Loaded) -> None:
         """Free a program's memory once the current stream, which follows all calls, is done."""

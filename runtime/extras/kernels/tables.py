@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...program.layout import Move
-from ...program.one_sided.instructions import (
+from ..one_sided.instructions import (
     ALIGNMENT,
     END,
     Fold,

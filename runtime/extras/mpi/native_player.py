@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...native.library import load_library, number, suits
-from ...players.native_words import BUFFERS, encode_local
 from ...program.contract import Player, PlayError, Stamp
 from ...program.instructions import Await, Post, Program
 from ...reductions import ReduceOp
+from ..native.library import load_library, number, suits
+from ..native.words import BUFFERS, encode_local
 from .player import Requests
 
 # Codes of native/over_mpi.cpp, by their order there.

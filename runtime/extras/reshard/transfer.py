@@ -6,13 +6,11 @@ import hashlib
 import logging
 import operator
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from fractions import Fraction
-from math import ceil, prod
+from math import prod
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -22,32 +20,22 @@ from torch.distributed.tensor import DTensor, Placement
 
 from ....synth.demands.demands import Demands
 from ....synth.groups.ranks import REST, Helpers
-from ....synth.ir.schedule import Schedule
 from ....synth.plan import Plan
 from ....topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from ....topo.graph import Topology
-from ...choose import Chooser
-from ...environment import find_cache_folder
-from ...executor import Executor
-from ...option_names import MODES, POINT_TO_POINT
-from ...players.slow_links import list_watches
-from ...policy import DEFAULT_TIMEOUT
-from ...program.lowering import lower
+from ...dispatcher import Dispatcher
+from ...option_names import ON_FAULTS, POINT_TO_POINT
+from ...policy import DEFAULT_TIMEOUT, Policy
 from ...ranks.faults import first_line
-from ...ranks.machine import describe_machine
 from ...ranks.transport import Transport
 from .bundles import Bundle, find_bundles, list_demands
 from .copying import Ends
 from .placements import Mesh, read_shards
-from .rounds import Round, RoundBuffers, list_rounds
+from .runner import InRounds, TransferBuffers
 from .shards import Shards
 
 log = logging.getLogger("topoplan")
 
-# Scratch memory of a call, in multiples of the largest shard; arenas are up to an eighth larger.
-_SCRATCH = Fraction(3, 2)
-# Less scratch memory than this is not worth another round.
-_MIN_SCRATCH_BYTES = 1 << 20
 # Limit in seconds for planning, as for the backend's plans.
 _TIME_LIMIT_S = 20.0
 # The same as a part of a call's deadline, by which the other ranks wait for the plan.
@@ -107,33 +95,28 @@ class Reshard:
             self.demands = Demands.of(pieces, transport.size, where="reshard") if pieces else None
             self._check_same()
             self.plan: Plan | None = None
-            self._chooser: Chooser | None = None
+            self._runner: InRounds | None = None
+            self._dispatcher: Dispatcher | None = None
             if self.demands is not None:
                 self.plan = self._find_plan(topology, helpers, time_limit_s)
-                machine = describe_machine(
-                    self.plan.topology,
-                    transport.control.cores_of_hosts,
-                    batched=transport.links.is_batched,
+                self._runner = InRounds(
+                    transport, self.plan.topology, self.demands, self._bundles, self._tensors
                 )
-                self._chooser = Chooser(
-                    self.plan,
-                    machine,
-                    transport,
-                    MODES[0],
-                    find_cache_folder(None),
-                    executor=POINT_TO_POINT,
+                policy = Policy(executor=POINT_TO_POINT, on_fault=ON_FAULTS[0])
+                self._dispatcher = Dispatcher(
+                    self.plan, transport, policy, senders=[self._runner], with_stock=False
                 )
-        topology = None if self.plan is None else self.plan.topology
-        self._executor = Executor(transport, topology)
-        self._executor.observe(list_watches(transport, topology))
-        # By the identity of the schedule, which the chooser holds.
-        self._rounds: dict[int, list[Round]] = {}
-        self.rounds = 0
+                self._dispatcher.race_on_calls()
+
+    @property
+    def rounds(self) -> int:
+        """The number of times that the last call played its schedule."""
+        return 0 if self._runner is None else self._runner.rounds
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent so far."""
-        return self._executor.sent_bytes
+        return 0 if self._runner is None else self._runner.sent_bytes
 
     def run(
         self, source: Local | Sequence[Local] = None, destination: Local | Sequence[Local] = None
@@ -150,8 +133,9 @@ class Reshard:
             sources, destinations = agree(transport, lambda: self._check_ends(source, destination))
         ends = Ends(rank, self._tensors, sources, destinations)
         with torch.inference_mode():  # as in all calls: a serving model's weights may be of it
-            if self._chooser is not None:
-                self._move(self._chooser, ends)
+            if self._dispatcher is not None and self.demands is not None:
+                like = torch.empty(0, dtype=self.dtype, device=transport.device)
+                self._dispatcher.run(TransferBuffers(self.demands.size, like, like, ends=ends))
             for bundle in self._bundles:
                 has_it = len(bundle.holders) == 1 and rank in bundle.holders[0]
                 if has_it and rank in bundle.receivers:
@@ -159,38 +143,6 @@ class Reshard:
             for (before, _), tensor in zip(self._tensors, destinations, strict=True):
                 if before.averaged > 1 and tensor is not None:
                     tensor.div_(before.averaged)
-
-    def _move(self, chooser: Chooser, ends: Ends) -> None:
-        """Move what has to move, by the chosen schedule, or the next one of the trial."""
-        assert self.demands is not None
-        transport, size_bytes = self._transport, self.demands.size * self.dtype.itemsize
-        is_known = chooser.known(size_bytes) is not None
-        trial = None if is_known else chooser.find_trial(size_bytes, has_stock=False, number=None)
-        if trial is None or trial.entrant is None:
-            choice = chooser.known(size_bytes)
-            assert choice is not None
-            self._play(choice.schedule or choice.own, ends)
-            return
-        began = time.monotonic()
-        self._play(trial.entrant, ends)
-        with transport.faults.stock("the times of a trial"):
-            trial.record(transport.find_span_s(began, time.monotonic()))
-        if trial.is_over:
-            chooser.end_trial(size_bytes, trial)
-
-    def _play(self, schedule: Schedule, ends: Ends) -> None:
-        if id(schedule) not in self._rounds:
-            self._rounds[id(schedule)] = self._divide(schedule)
-        rounds = self._rounds[id(schedule)]
-        self.rounds = len(rounds)
-        like = torch.empty(0, dtype=self.dtype, device=self._transport.device)
-        for part in rounds:
-            buffers = RoundBuffers(
-                part.numel, like, like, ends=ends, bundles=self._bundles, ranges=part.ranges
-            )
-            self._executor.run(part.schedule, buffers)
-        if like.is_cuda:  # a call returns before the device has made its copies
-            torch.cuda.current_stream(like.device).synchronize()
 
     def _check_ends(
         self, source: Local | Sequence[Local], destination: Local | Sequence[Local]
@@ -306,25 +258,6 @@ class Reshard:
         if isinstance(answer[0], TopoplanError):
             raise answer[0]
         return Plan.from_json(answer[0], "rank 0's plan to move tensors")
-
-    def _divide(self, schedule: Schedule) -> list[Round]:
-        """Return the rounds that scratch memory allows. Collective."""
-        assert self.demands is not None
-        width, transport = self.dtype.itemsize, self._transport
-        program = lower(
-            schedule, transport.rank, self.demands.size, batched=transport.links.is_batched
-        )
-        largest = max(
-            shards.numel_of(rank)
-            for both in self._tensors
-            for shards in both
-            for rank in shards.places
-        )
-        limit = max(int(_SCRATCH * largest * width), _MIN_SCRATCH_BYTES)
-        scratch_bytes = (program.work_numel + program.staging_numel) * width
-        with transport.faults.stock("the scratch memory of a transfer"):
-            needed = max(transport.control.exchange(scratch_bytes))
-        return list_rounds(schedule, self._bundles, ceil(Fraction(needed, limit)))
 
 
 def _find_span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -24,10 +24,11 @@ from sample_helped import build_helped
 from unhurried import make_effort
 
 from topoplan.runtime import compiled
+from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.codecs import find_codec
 from topoplan.runtime.compiled import NCCL_BATCH, Buffers, make_bindings
-from topoplan.runtime.engine import Engine
-from topoplan.runtime.executor import Executor
+from topoplan.runtime.dispatcher import Dispatcher
+from topoplan.runtime.policy import Policy
 from topoplan.runtime.program.instructions import (
     Combine,
     Exchange,
@@ -39,6 +40,7 @@ from topoplan.runtime.program.instructions import (
 from topoplan.runtime.program.layout import ends_numel
 from topoplan.runtime.program.lowering import lower
 from topoplan.runtime.ranks.transport import Transport
+from topoplan.runtime.runners.programs import Messages
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer
@@ -123,7 +125,7 @@ def play(
     inputs = [make_inputs(schedule, numel, dtype) for schedule, numel in calls]
     outputs: list[list[torch.Tensor]] = [[] for _ in calls]
     for rank in range(ranks):
-        executor = None
+        sender = None
         for number, (schedule, numel) in enumerate(calls):
             source = inputs[number][rank]
             if schedule.collective.name in PARTED:
@@ -132,8 +134,8 @@ def play(
                 source = target = source.clone()
             outputs[number].append(target)
             with standin.host_of(rank) as transport:
-                executor = executor or Executor(transport, None)
-                executor.run(schedule, Buffers(numel, source, target))
+                sender = sender or Messages(transport, None)
+                sender.run(Candidate(schedule), Buffers(numel, source, target))
     standin.play(seed)
     for (schedule, numel), brought, ended in zip(calls, inputs, outputs, strict=True):
         check_outputs(schedule, numel, brought, ended)
@@ -218,10 +220,10 @@ def test_a_tensor_that_comes_again_is_reduced_again() -> None:
     tensors = [torch.full((50,), float(rank)) for rank in range(4)]
     for rank, tensor in enumerate(tensors):
         with standin.host_of(rank) as transport:
-            executor = Executor(transport, None)
+            sender = Messages(transport, None)
             bindings = make_bindings(tensor)
             for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.SUM):
-                executor.run(schedule, Buffers(50, tensor, tensor, op, None, bindings))
+                sender.run(Candidate(schedule), Buffers(50, tensor, tensor, op, None, bindings))
     standin.play()
     assert all(torch.equal(tensor, torch.full((50,), 24.0)) for tensor in tensors)
 
@@ -234,11 +236,11 @@ def test_calls_on_two_streams_share_their_buffers_in_turn(seed: int) -> None:
     standin, schedule = NcclStandIn(4), ring()
     tensors = [[torch.full((50,), float(rank + call)) for call in range(4)] for rank in range(4)]
     for rank in range(4):
-        executor = None
+        sender = None
         for call, tensor in enumerate(tensors[rank]):
             with standin.host_of(rank, stream=call % 2) as transport:
-                executor = executor or Executor(transport, None)
-                executor.run(schedule, Buffers(50, tensor, tensor))
+                sender = sender or Messages(transport, None)
+                sender.run(Candidate(schedule), Buffers(50, tensor, tensor))
     standin.play(seed)
     for call in range(4):
         assert all(
@@ -254,8 +256,8 @@ def test_helpers_exchange_batches_with_members(seed: int) -> None:
     for rank in schedule.participants:
         with standin.host_of(rank) as transport:
             tensor = tensors.get(rank, torch.empty(0))
-            Executor(transport, None).run(
-                schedule, Buffers(5000, tensor, tensor, dist.ReduceOp.AVG)
+            Messages(transport, None).run(
+                Candidate(schedule), Buffers(5000, tensor, tensor, dist.ReduceOp.AVG)
             )
     standin.play()
     assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors.values())
@@ -268,9 +270,9 @@ def test_encoded_messages_keep_the_rules(codec: str) -> None:
     tensors, residuals = list(given.clone()), list(torch.zeros(4, 200))
     for rank in range(4):
         with standin.host_of(rank) as transport:
-            executor = Executor(transport, None, find_codec(codec))
+            sender = Messages(transport, None, find_codec(codec))
             buffers = Buffers(200, tensors[rank], tensors[rank], residual=residuals[rank])
-            executor.run(schedule, buffers)
+            sender.run(Candidate(schedule), buffers)
     standin.play()
     assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
     torch.testing.assert_close(tensors[0] + sum(residuals), given.sum(0))
@@ -281,8 +283,8 @@ def test_a_plan_is_carried_out_by_its_own_choice(plans: Callable[..., str], tmp_
     tensors = [torch.full((5000,), rank + 0.5) for rank in range(4)]
     for rank, tensor in enumerate(tensors):
         with standin.host_of(rank) as transport:
-            engine = Engine(plan, transport, "plan", None, tmp_path, rounds_once=False)
-            engine.run(Buffers(5000, tensor, tensor, dist.ReduceOp.AVG))
+            dispatcher = Dispatcher(plan, transport, Policy(choose="plan", cache=tmp_path))
+            dispatcher.run(Buffers(5000, tensor, tensor, dist.ReduceOp.AVG))
     standin.play()
     assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors)
 
@@ -422,9 +424,9 @@ def test_calls_in_another_order_at_one_rank_are_found() -> None:
     schedules = [ring(), replace(ring(), segments=2)]
     for rank in range(4):
         with standin.host_of(rank) as transport:
-            executor = Executor(transport, None)
+            sender = Messages(transport, None)
             for schedule in schedules if rank != 1 else reversed(schedules):
-                executor.run(schedule, Buffers(40, tensors[rank], tensors[rank]))
+                sender.run(Candidate(schedule), Buffers(40, tensors[rank], tensors[rank]))
     with pytest.raises(NcclError, match="matched by their order, and"):
         standin.play()
 

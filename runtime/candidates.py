@@ -1,0 +1,85 @@
+"""Candidates: a schedule, and the runner that carries it out; and what is chosen among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..synth.ir.schedule import Schedule
+from .summaries.summary import STOCK
+
+# The runner that sends a schedule's messages over the links of a group.
+MESSAGES: Final = "messages"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to carry out a collective, compared by value.
+
+    `runner` is the name of what carries out the `schedule`, and `way` how, in the runner's own
+    words for tables ("one-sided, pushed"); "" where these say nothing. It offers what its schedule
+    does (`strategy`, `segments`, `transfers`, ...), so that functions which choose among schedules
+    need not know of runners.
+    """
+
+    schedule: Schedule
+    runner: str = MESSAGES
+    way: str = ""
+
+    @property
+    def label(self) -> str:
+        """The schedule's own label, and how it is played: "direct, one-sided"."""
+        return f"{self.schedule.label}, {self.way}" if self.way else self.schedule.label
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "schedule":  # asked for by copy before there is one
+            raise AttributeError(name)
+        return getattr(self.schedule, name)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choice for a size: `candidate`, or None for the stock collective.
+
+    `own` is the best of the plan's candidates, used if the backend has no stock collective for a
+    dtype. `predict_us` returns the predicted microseconds on this machine for a size in bytes, None
+    if there is no prediction; `raced` maps the labels of candidates to median microseconds, and is
+    empty without a race. That race was at `raced_bytes`, on the date `raced_on`.
+    """
+
+    candidate: Candidate | None
+    own: Candidate
+    predict_us: Callable[[int], float | None]
+    raced: dict[str, float]
+    raced_bytes: int | None = None
+    raced_on: str | None = None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of the candidate, None for the stock collective."""
+        return None if self.candidate is None else self.candidate.schedule
+
+    @property
+    def label(self) -> str:
+        """The name of the chosen schedule in tables; "stock" for the stock collective."""
+        return label_of(self.candidate)
+
+    def describe(self) -> str:
+        """Format the choice, and a row per candidate that raced, the fastest first, as text."""
+        if not self.raced:
+            return f"used: {self.label}, chosen without a race"
+        width = max(len("schedule"), *map(len, self.raced))
+        rows = [
+            f"{label:{width}}  {time_us:10.1f}{'  used' if label == self.label else ''}"
+            for label, time_us in sorted(self.raced.items(), key=lambda item: item[1])
+        ]
+        return "\n".join([f"used: {self.label}", f"{'schedule':{width}}  {'median us':>10}", *rows])
+
+    def __repr__(self) -> str:
+        return f"<Choice {self.label}{f', {len(self.raced)} raced' if self.raced else ''}>"
+
+
+def label_of(candidate: Candidate | None) -> str:
+    """Return the name of a candidate in tables; "stock" for None, the stock collective."""
+    return STOCK if candidate is None else candidate.label

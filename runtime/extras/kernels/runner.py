@@ -1,0 +1,178 @@
+"""The runner of kernels: tensors, averages and failures as in all other calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ....synth.ir.schedule import Schedule
+from ....topo.errors import ExecutionError, InfeasibleError
+from ...candidates import Candidate
+from ...option_names import SAME_BITS
+from ...program.layout import IN_PLACE, ends_with_result
+from ...ranks.faults import Call
+from ...ranks.transport import Transport
+from ...runners.contract import Opening, Runner, RunnerKind
+from ...scratch import find_arena
+from ..native.library import BY_WIDTH, suits
+from ..one_sided.flat import PULLED, PUSHED, build_flat
+from ..one_sided.instructions import Mode
+from . import model
+from .opening import open_kernels
+
+if TYPE_CHECKING:
+    from ...compiled import Buffers
+    from .player import KernelPlayer, Loaded
+
+# One-sided schedules that race on GPUs, where their times are predicted.
+_RACED: Final = 3
+_WAYS: dict[Mode, str] = {"pull": PULLED, "push": PUSHED}
+_MODES: dict[str, Mode] = {way: mode for mode, way in _WAYS.items()}
+
+
+class Kernels(Runner):
+    """Plays one-sided schedules on a transport's GPUs, a launch a rank and call."""
+
+    name = "kernels"
+
+    def __init__(self, player: KernelPlayer, opening: Opening) -> None:
+        self._player, self._plan, self._opening = player, opening.plan, opening
+        self.transport, self.topology = opening.transport, opening.plan.topology
+        # Schedules with too many chunks for the windows: sent as messages.
+        self._too_fine: set[tuple[Candidate, int, torch.dtype]] = set()
+
+    # What to try
+
+    @cached_property
+    def _shapes(self) -> list[tuple[Schedule, Mode]]:
+        plan, topology = self._plan, self.topology
+        flat = () if self._opening.same_bits else build_flat(plan.collective, topology)
+        own = dict.fromkeys(x.uncut for x in plan.schedules if not x.helpers)
+        return model.list_shapes([*own, *flat], topology)
+
+    def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
+        """See Runner."""
+        return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in self._shapes]
+
+    def find_candidate(self, schedule: Schedule) -> Candidate | None:
+        """See Runner."""
+        return None if schedule.helpers else Candidate(schedule.uncut, self.name, PULLED)
+
+    def list_worth(
+        self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
+    ) -> list[Candidate]:
+        """See Runner."""
+        ranked = model.rank_shapes(self._shapes, self.topology, size_bytes)[:_RACED]
+        return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in ranked]
+
+    # Calls
+
+    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
+        """See Runner.
+
+        A call that a CUDA graph captures must have been made before, since loading a program copies
+        from the host.
+        """
+        if self._load(candidate, buffers) is None:
+            return "kernels have no program for the call"
+        return None
+
+    def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
+        """Put a call on the current stream; see Runner.
+
+        Raise ExecutionError, naming the rank to blame, if an earlier call has waited in vain.
+        """
+        player, loaded = self._player, self._load(candidate, buffers)
+        assert loaded is not None  # or `can` refuses it
+        number, deadline = self.transport.faults.admit(number)
+        self._check(loaded, number, deadline)
+        source, target = (x.view(loaded.dtype) for x in (buffers.source, buffers.target))
+        if not player.are_apart(loaded, source, target):
+            source = source.clone()
+        player.play(loaded, source, target)
+        if self._divides_after(candidate.schedule, buffers):
+            buffers.target.div_(candidate.schedule.collective.ranks)
+        size_bytes = buffers.numel * buffers.target.dtype.itemsize
+        self._opening.tallies.find(candidate.label, size_bytes).add()
+        self.sent_bytes += loaded.sent_bytes
+
+    def bind(self, candidate: Candidate, buffers: Buffers) -> None:
+        """See Runner: a launch takes no preparation that a call could be spared."""
+
+    def _load(self, candidate: Candidate, buffers: Buffers) -> Loaded | None:
+        is_on_gpu = buffers.target.is_cuda  # else the kernels are interpreted
+        captures = is_on_gpu and torch.cuda.is_current_stream_capturing()
+        if is_on_gpu and not captures:
+            # Calls share counters and windows, so they follow each other.
+            find_arena(self.transport, buffers.target.device).follow_last_call()
+        schedule, dtype = candidate.schedule, buffers.target.dtype
+        collective = schedule.collective
+        op = buffers.op if collective.reduces else None
+        key = candidate, buffers.numel, dtype
+        if not suits(dtype, op) or (self._too_fine and key in self._too_fine):
+            return None
+        if op is None:
+            dtype = BY_WIDTH[dtype.itemsize]
+        averages = op == dist.ReduceOp.AVG and collective.name == "allreduce"
+        kind = dist.ReduceOp.SUM if op in (None, dist.ReduceOp.AVG) and not averages else op
+        call: Any = (schedule, buffers.numel, dtype, kind)
+        how: Any = {
+            "mode": _MODES[candidate.way],
+            "in_place": collective.name in IN_PLACE and buffers.source is buffers.target,
+        }
+        if captures and not self._player.is_loaded(*call, **how):
+            return None
+        try:
+            return self._player.load(*call, **how)
+        except InfeasibleError:  # on all ranks alike
+            self._too_fine.add(key)
+            return None
+
+    def _divides_after(self, schedule: Schedule, buffers: Buffers) -> bool:
+        collective = schedule.collective
+        return (
+            collective.reduces
+            and buffers.op == dist.ReduceOp.AVG
+            and collective.name != "allreduce"
+            and ends_with_result(collective, self.transport.rank)
+        )
+
+    def _check(self, loaded: Loaded, number: int, deadline: float) -> None:
+        """Raise ExecutionError, after reports between ranks, if a call has waited in vain."""
+        failure = self._player.find_failure()
+        if failure is None:
+            return
+        faults = self.transport.faults
+        call = Call(failure.call, number, min(deadline, time.monotonic()), self.topology)
+        kind = "receive" if failure.step >= 0 else "send"
+        error = ExecutionError(failure.reason)
+        raise faults.stuck(call, kind, failure.peer, 0, max(0, failure.step), error, {})
+
+
+class KernelsOfGpus:
+    """How the runner of kernels is opened; see RunnerKind."""
+
+    def prepare(self, transport: Transport) -> str | None:
+        """See RunnerKind."""
+        player = open_kernels(transport)
+        return player if isinstance(player, str) else None
+
+    def open(self, opening: Opening) -> Runner | str:
+        """See RunnerKind."""
+        if not opening.plan.collective.has_all_gpus:
+            return "kernels play plans for all GPUs alone"
+        if opening.same_bits:
+            return (
+                "kernels add half precision in float32, messages do not, and "
+                f"choose={SAME_BITS!r} promises the same bits; leave executor out"
+            )
+        player = open_kernels(opening.transport)
+        return player if isinstance(player, str) else Kernels(player, opening)
+
+
+GPUS: RunnerKind = KernelsOfGpus()

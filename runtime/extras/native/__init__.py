@@ -1,0 +1,1 @@
+"""The library in C++, which plays programs in shared memory and over MPI."""

@@ -1,0 +1,1 @@
+"""Runners for ranks on CPUs that share memory: all of them, or those of each host."""

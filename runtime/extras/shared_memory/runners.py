@@ -1,0 +1,184 @@
+"""The runners of ranks on CPUs that share memory, all of them or those of each host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Final
+
+import torch
+
+from ....synth.ir.schedule import Schedule
+from ....topo.errors import InfeasibleError
+from ...candidates import Candidate
+from ...compiled import Binding, Buffers, Compiled
+from ...option_names import ONE_SIDED
+from ...program.contract import PlayError
+from ...ranks.transport import Transport
+from ...runners.contract import Opening, Play, Runner, RunnerKind
+from ...runners.programs import ProgramRunner
+from ...summaries.tallies import Tally
+from ..native.library import suits
+from ..one_sided.flat import PULLED, build_flat
+from .memory import HostMemory, open_memory
+from .programs import CompiledInMemory, CompiledWithinHosts
+
+# Up to this size each rank adds up the whole buffer itself in the first schedule that is tried:
+# adding takes less time than a second exchange.
+_ONE_SHOT_BYTES: Final = 1 << 16
+# Schedules that race within hosts besides the same ones sent as messages.
+_RACED_WITHIN_HOSTS: Final = 3
+_WITHIN_HOSTS: Final = f"{ONE_SIDED} within hosts"
+
+
+class _MemoryRunner(ProgramRunner):
+    """What both runners have in common."""
+
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening.transport, opening.plan.topology, tallies=opening.tallies)
+        self._plan, self._same_bits = opening.plan, opening.same_bits
+
+    @property
+    def _members_alone(self) -> list[Schedule]:
+        """The plan's schedules without helpers, which share no memory with the members."""
+        return [schedule for schedule in self._plan.schedules if not schedule.helpers]
+
+    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
+        """See Runner."""
+        op = buffers.op if candidate.schedule.collective.reduces else None
+        if suits(buffers.target.dtype, op):
+            return None
+        return f"the library in C++ has no {buffers.target.dtype} with {op}"
+
+
+class InSharedMemory(_MemoryRunner):
+    """Plays schedules one-sided, in one segment, in memory that all ranks share."""
+
+    name = "shared-memory"
+
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening)
+        # Why calls cannot be played, None if they can, by schedule, elements and dtype.
+        self._tried: dict[tuple[Schedule, int, torch.dtype], str | None] = {}
+
+    @cached_property
+    def _flat(self) -> list[Candidate]:
+        """The flat schedules; none if results must have the same bits."""
+        if self._same_bits:
+            return []
+        return [Candidate(x, self.name, PULLED) for x in build_flat(self._plan.collective)]
+
+    @cached_property
+    def _candidates(self) -> list[Candidate]:
+        """The plan's schedules, and flat ones after them."""
+        own = [Candidate(x.uncut, self.name, PULLED) for x in self._members_alone]
+        return list(dict.fromkeys([*own, *self._flat]))
+
+    def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
+        """See Runner."""
+        return [*self._candidates]
+
+    def find_candidate(self, schedule: Schedule) -> Candidate | None:
+        """See Runner."""
+        return None if schedule.helpers else Candidate(schedule.uncut, self.name, PULLED)
+
+    def list_worth(
+        self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
+    ) -> list[Candidate]:
+        """See Runner."""
+        chosen = self.find_candidate(self._plan.entry_for(size_bytes).schedule)
+        own = [] if chosen is None else [chosen]
+        flat = [x for x in self._candidates if x in self._flat]
+        if size_bytes <= _ONE_SHOT_BYTES:
+            flat.reverse()
+        elif len(flat) > 1:
+            flat.pop()
+        return [*flat, *own]
+
+    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
+        """See Runner: a schedule may have too many chunks for the memory."""
+        key = candidate.schedule, buffers.numel, buffers.target.dtype
+        if key not in self._tried:
+            self._tried[key] = super().can(candidate, buffers)
+            if self._tried[key] is None:
+                try:
+                    self.compile(candidate, buffers)
+                except InfeasibleError as error:  # on all ranks alike
+                    self._tried[key] = str(error)
+        return self._tried[key]
+
+    def make_program(self, candidate: Candidate, buffers: Buffers, tally: Tally) -> Compiled:
+        """See ProgramRunner."""
+        return CompiledInMemory(candidate, buffers, self.transport, None, tally)
+
+    def make_play(
+        self, candidate: Candidate, buffers: Buffers, compiled: Compiled, binding: Binding
+    ) -> Play:
+        """See ProgramRunner. In place no scratch memory is needed, and torch adds nothing."""
+        bound = binding.bound or compiled.bind(binding)
+        return partial(self._play_bound, compiled, bound.player.play)
+
+    def _play_bound(self, compiled: Compiled, play: Play, number: int | None = None) -> None:
+        """Play a program, of which a small call takes a few microseconds."""
+        number, deadline = self.faults.admit(number)
+        try:
+            play(deadline)
+        except PlayError as interrupted:
+            raise self.blame(compiled, number, deadline, interrupted) from interrupted
+        except BaseException as error:
+            self.break_off(compiled, error)
+            raise
+        self.sent_bytes += compiled.sent_bytes
+        compiled.tally.add()
+
+
+class WithinHosts(_MemoryRunner):
+    """Sends a schedule's messages through memory within hosts, and others over the links."""
+
+    name = "within-hosts"
+    stages = True
+
+    def _play(self, schedule: Schedule) -> Candidate:
+        return Candidate(schedule, self.name, _WITHIN_HOSTS)
+
+    def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
+        """See Runner."""
+        messages = [x.schedule for x in sent if not x.schedule.helpers]
+        return [*map(self._play, dict.fromkeys([*messages, *self._members_alone]))]
+
+    def find_candidate(self, schedule: Schedule) -> Candidate | None:
+        """See Runner."""
+        return None if schedule.helpers else self._play(schedule)
+
+    def list_worth(
+        self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
+    ) -> list[Candidate]:
+        """See Runner."""
+        within = [self._play(x.schedule) for x in sent if not x.schedule.helpers]
+        room = len(within) if is_alone else _RACED_WITHIN_HOSTS
+        return [*within[: room - 1], *within[room - 1 :][-1:]]
+
+    def make_program(self, candidate: Candidate, buffers: Buffers, tally: Tally) -> Compiled:
+        """See ProgramRunner."""
+        return CompiledWithinHosts(candidate, buffers, self.transport, None, tally)
+
+
+class MemoryOfHosts:
+    """How the runners of shared memory are opened; see RunnerKind."""
+
+    def prepare(self, transport: Transport) -> str | None:
+        """See RunnerKind."""
+        memory = open_memory(transport)
+        return memory if isinstance(memory, str) else None
+
+    def open(self, opening: Opening) -> Runner | str:
+        """See RunnerKind."""
+        memory = open_memory(opening.transport)
+        if isinstance(memory, str):
+            return memory
+        if isinstance(memory, HostMemory):
+            return opening.transport.links.why_not_within_hosts or WithinHosts(opening)
+        return InSharedMemory(opening)
+
+
+HOSTS: RunnerKind = MemoryOfHosts()

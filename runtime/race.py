@@ -1,0 +1,254 @@
+"""Races: which candidate takes the least time, or whether the stock collective stays.
+
+A race goes in heats, whose entrants are timed against each other. All ranks see the same times, so
+they hold the same race. There is one rule of decision, and there are two ways to time a heat: by
+calls on scratch memory that are made for timing alone (`Turns`), of one group or of several at
+once, and on the calls that users make (`OnCalls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from typing import Generic, TypeVar
+
+from .cache import CachedRace, CachedRaces
+from .ranks.turns import Trial, Turns
+
+E = TypeVar("E", bound=Hashable)
+
+# An entrant must take less than this fraction of the usual one's time, because several stock
+# collectives can be in progress at once.
+WORTHWHILE = 0.95
+# The fraction for usual times shorter than _SHORT_S: short times are less certain.
+_SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85
+# A cached winner races again if all tries differ from the cached time by more than this fraction.
+FAR_OFF = 0.5
+
+
+def is_worthwhile(own_s: float, usual_s: float, *, short: float = _WORTHWHILE_SHORT) -> bool:
+    """Return whether an entrant takes enough less time than the usual one.
+
+    `short` is the fraction that it may take where the usual one is short.
+    """
+    return own_s <= (short if usual_s < _SHORT_S else WORTHWHILE) * usual_s
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[E]):
+    """How a race has ended: the `winner`, the fastest entrant but stock, and all times in seconds.
+
+    None stands for the stock collective. `raced_on` is the date of the race.
+    """
+
+    winner: E | None
+    own: E
+    times_s: Mapping[E | None, float]
+    raced_on: str
+
+
+@dataclass(frozen=True)
+class Expected(Generic[E]):
+    """What an earlier race has found: the winner and its seconds, and the fastest but stock.
+
+    `raced_us` has the times of that race by label, `raced_on` its date.
+    """
+
+    winner: E | None
+    own: E
+    time_s: float
+    raced_us: dict[str, float]
+    raced_on: str
+
+
+def _nothing_more(times_s: Mapping[E | None, float]) -> Sequence[E]:
+    return []
+
+
+class Race(Generic[E]):
+    """A race between `entrants`, None among them for the stock collective.
+
+    `usual` is what is used unless another entrant is worthwhile; if that is the stock collective,
+    and it is not among the entrants, the fastest wins. `refine` returns what else is worth a heat
+    beside the fastest, by the times so far. If a result is `expected`, the first heat is between
+    its winner and the stock collective, and all others follow only if it does not hold. `short` is
+    as in `is_worthwhile`.
+    """
+
+    def __init__(
+        self,
+        entrants: Sequence[E | None],
+        *,
+        usual: E | None = None,
+        refine: Callable[[Mapping[E | None, float]], Sequence[E]] = _nothing_more,
+        expected: Expected[E] | None = None,
+        short: float = _WORTHWHILE_SHORT,
+    ) -> None:
+        self.entrants, self.usual, self.expected = [*entrants], usual, expected
+        self._refine, self._short = refine, short
+        self.times_s: dict[E | None, float] = {}
+        self.outcome: Outcome[E] | None = None
+        """How it ended; None while it goes on, and where scratch memory shows that what was
+        expected holds.
+        """
+        self.surprise: Mapping[E | None, float] | None = None
+        """The seconds of the heat that shows that what was expected does not hold."""
+        self.heat: list[E | None] = [*entrants]
+        """The entrants to be timed next; empty once the race has ended."""
+        if expected is not None:
+            self.heat = [*([None] if None in entrants else []), expected.own]
+
+    def end_heat(self, times_s: Mapping[E | None, float]) -> None:
+        """Take the seconds of the heat's entrants, and begin the next heat, or end the race."""
+        if self.expected is not None:
+            outcome = self.decide(times_s)
+            self.end_try(times_s, holds=outcome.winner == self.expected.winner)
+            self.outcome = None if self.heat else outcome
+            return
+        self.times_s |= times_s
+        fresh = [x for x in self._refine(self.times_s) if x not in self.times_s]
+        if fresh:
+            fastest = min(self.times_s, key=self.times_s.__getitem__)
+            self.heat = [self._find_own(self.times_s) if fastest is None else fastest, *fresh]
+        else:
+            self.heat, self.outcome = [], self.decide(self.times_s)
+
+    def end_try(self, times_s: Mapping[E | None, float], *, holds: bool) -> None:
+        """End the heat of what was expected: with it if it holds, else the race is held anew."""
+        if holds:
+            self.heat = []
+        else:
+            self.heat, self.expected, self.surprise = [*self.entrants], None, times_s
+
+    def decide(self, times_s: Mapping[E | None, float]) -> Outcome[E]:
+        """Return the outcome that follows from times in seconds."""
+        fastest = min(times_s, key=times_s.__getitem__)
+        own, usual_s = self._find_own(times_s), times_s.get(self.usual, float("inf"))
+        challenger = own if self.usual is None else fastest
+        time_s = times_s[challenger]
+        wins = is_worthwhile(time_s, usual_s, short=self._short)
+        winner = challenger if wins else self.usual
+        return Outcome(winner, own, dict(times_s), date.today().isoformat())
+
+    @staticmethod
+    def _find_own(times_s: Mapping[E | None, float]) -> E:
+        return min((x for x in times_s if x is not None), key=times_s.__getitem__)
+
+
+def race_on_scratch(
+    race: Race[E], turns: Turns, run: Callable[[E | None], object]
+) -> Outcome[E] | None:
+    """Hold a race by calls for timing alone, each by `run(entrant)`; return its outcome.
+
+    Return None if what was expected holds: the winner takes about as long as it did, and less than
+    the stock collective. Collective; raises ExecutionError on every rank if one of them fails.
+    """
+
+    def list_calls(entrants: Sequence[E | None]) -> list[Callable[[], object]]:
+        return [partial(run, entrant) for entrant in entrants]
+
+    expected = race.expected
+    if expected is not None:
+        # A stock collective that has won is compared with its own time alone.
+        tried = [expected.winner, *([] if expected.winner is None else race.heat[:-1])]
+        tried_s = turns.try_again(list_calls(tried), expected.time_s, FAR_OFF * expected.time_s)
+        race.end_try(dict(zip(tried, tried_s.seconds, strict=True)), holds=tried_s.holds)
+    while race.heat:
+        entrants = race.heat
+        medians_s = turns.measure_medians_s(list_calls(entrants))
+        race.end_heat(dict(zip(entrants, medians_s, strict=True)))
+    return race.outcome
+
+
+class OnCalls(Generic[E]):
+    """A race on the calls that users make: each is carried out by the `entrant` whose turn it is.
+
+    `calls` is the number of calls that were timed.
+    """
+
+    def __init__(self, race: Race[E]) -> None:
+        self.race, self.calls = race, 0
+        self._trial = Trial[E](race.heat)
+
+    @property
+    def entrant(self) -> E | None:
+        """The candidate for the next call, None for the stock collective."""
+        return self._trial.entrant
+
+    @property
+    def first_own(self) -> E:
+        """The first candidate but stock, for calls that the stock collective cannot carry out."""
+        return next(entrant for entrant in self._trial.entrants if entrant is not None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the race has ended."""
+        return not self.race.heat
+
+    def record(self, seconds: float) -> None:
+        """Record the seconds of the entrant's call over all ranks, the same on all of them."""
+        self.calls += 1
+        self._trial.record(seconds)
+        if self._trial.is_over:
+            self.race.end_heat(self._trial.best_s())
+            if self.race.heat:
+                self._trial = Trial[E](self.race.heat, self.race.times_s)
+
+
+class RaceCache(Generic[E]):
+    """The races of one plan in a folder of cached ones, with entrants in place of numbers.
+
+    `name` returns an entrant's label (None: the stock collective), `number` its number, and `find`
+    the entrant with a number, None if there is none that may race.
+    """
+
+    def __init__(
+        self,
+        races: CachedRaces,
+        name: Callable[[E | None], str],
+        number: Callable[[E], int],
+        find: Callable[[int], E | None],
+    ) -> None:
+        self._races, self._name, self._number, self._find = races, name, number, find
+
+    def read(self, size_bytes: int) -> CachedRace | None:
+        """Return the cached race at a size; None if there is none between entrants of today."""
+        cached = self._races.find(size_bytes)
+        return None if cached is None or self.expect(cached) is None else cached
+
+    def expect(self, cached: CachedRace) -> Expected[E] | None:
+        """Return what a cached race lets expect, None if its entrants are not those of today."""
+        own = self._find(cached.own)
+        winner = None if cached.winner is None else self._find(cached.winner)
+        is_usable = (
+            own is not None
+            and (cached.winner is None or winner is not None)
+            and cached.labels == (self._name(winner), self._name(own))
+            and cached.labels[0] in cached.raced_us
+        )
+        if own is None or not is_usable:
+            return None
+        return Expected(winner, own, cached.time_us * 1e-6, cached.raced_us, cached.raced_on)
+
+    def save(self, size_bytes: int, outcome: Outcome[E]) -> None:
+        """Cache a race."""
+        winner, own = outcome.winner, outcome.own
+        race = CachedRace(
+            winner=None if winner is None else self._number(winner),
+            own=self._number(own),
+            labels=(self._name(winner), self._name(own)),
+            time_us=outcome.times_s[winner] * 1e6,
+            raced_us=name_times_us(outcome.times_s, self._name),
+            raced_on=outcome.raced_on,
+        )
+        self._races.save(size_bytes, race)
+
+
+def name_times_us(
+    times_s: Mapping[E | None, float], name: Callable[[E | None], str]
+) -> dict[str, float]:
+    """Return the microseconds of entrants by their labels, the slowest first."""
+    # Schedules of a strategy may share a label: the fastest comes last and overwrites others.
+    return {name(x): seconds * 1e6 for x, seconds in sorted(times_s.items(), key=lambda y: -y[1])}

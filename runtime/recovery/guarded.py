@@ -1,0 +1,264 @@
+"""The layer around a dispatcher under which one plan's calls go on after a fault."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...synth.plan import Plan
+from ...topo.errors import ExecutionError, InfeasibleError
+from ..candidates import Candidate
+from ..choices import FindWorth
+from ..compiled import Buffers, make_bindings
+from ..dispatcher import CallPath, Dispatcher
+from ..program.layout import IN_PLACE, MEETING
+from ..ranking import Candidates
+from ..ranks.transport import Transport
+from ..reductions import in_inference_mode
+from ..runners.contract import Play
+from ..summaries.tallies import Tallies
+from .agreement import Decision
+from .guard import Attempt, Guard, meet
+from .replan import Replanner, import_planner
+from .segments import choose_segments, find_nearest
+
+# Shapes of calls whose buffers are kept for the next call of that shape.
+_MAX_SHAPES = 128
+
+# Makes the way of calls for a plan and a transport after a fault, given what is worth trying there,
+# and with the tallies of before.
+MakePath = Callable[[Plan, Transport, FindWorth, Tallies], CallPath]
+# The shape of a call: numbers of elements, dtype, reduction, and whether there is error feedback.
+_Shape = tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class _Private(Attempt):
+    """A call of a plan on buffers that are not the user's, to be used again by later calls.
+
+    `shape` is that of the call. `kept` is a copy of the input that the call does not write to,
+    where one is needed.
+    """
+
+    planned: "Guarded"
+    shape: _Shape
+    buffers: Buffers
+    kept: torch.Tensor | None
+
+    def make(self, transport: Transport) -> None:
+        planned = self.planned
+        planned.renew(transport)
+        planned.path.run(self.buffers)
+        if planned.name not in MEETING:
+            meet(transport)
+
+    def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
+        planned, buffers = self.planned, self.buffers
+        if planned.name == "allreduce":
+            # Another order of additions would give other bits than those that some ranks have.
+            _pass_on(planned.path, transport.control.labels[server], buffers.target)
+            if not has_ended and buffers.residual is not None:
+                # It is in the sum; what was rounded off in the attempt that failed is not known.
+                buffers.residual.zero_()
+            return
+        if has_ended:
+            source = (buffers.source if self.kept is None else self.kept).clone()
+            target = source if planned.name in IN_PLACE else torch.empty_like(buffers.target)
+            buffers = Buffers(buffers.numel, source, target, buffers.op)
+        planned.path.run(buffers)
+
+    def free(self) -> None:
+        self.planned.take_back(self)
+
+
+class Guarded:
+    """Carries out the calls of one plan under `guard`, whatever links are lost; see CallPath.
+
+    `path` is the plan's, over the guard's first transport, without stock collectives; `make_path`
+    makes another for another plan and transport.
+    """
+
+    def __init__(self, guard: Guard, path: CallPath, make_path: MakePath) -> None:
+        self.guard, self.path, self._first = guard, path, path.base
+        plan = path.base.plan
+        self._make_path, self._replanner = make_path, Replanner(plan)
+        self.name = plan.collective.name
+        self._sent_before, self.uses_spare = 0, False
+        self._free: dict[_Shape, list[_Private]] = defaultdict(list)
+        guard.planned.append(self)
+        guard.topology = guard.topology or plan.topology
+        if path.base.transport.rank == 0 and not plan.spares:
+            import_planner()  # now, since all ranks wait for the plan after a fault
+
+    outlives_links = True
+
+    def exchange(self, value: object) -> list[Any]:
+        """See CallPath."""
+        return self.guard.exchange(value)
+
+    @property
+    def base(self) -> Dispatcher:
+        """The dispatcher of the plan that is in use now."""
+        return self.path.base
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent through schedules so far."""
+        return self._sent_before + self.path.sent_bytes
+
+    def run(self, users: Buffers, number: int | None = None) -> None:
+        """Carry out the collective on the user's buffers, by another plan if a link is lost.
+
+        Raise ExecutionError if that is not possible.
+        """
+        in_inference_mode(self._run, users)
+
+    def bind(self, buffers: Buffers) -> Play | None:
+        """Return None: each call is made on private buffers, and waits for the guard's thread."""
+        return None
+
+    def is_settled(self, buffers: Buffers) -> bool:
+        """See CallPath."""
+        return self.path.is_settled(buffers)
+
+    def starts_stock(self, buffers: Buffers) -> bool:
+        """Return False: no stock collective runs, since it could not be left."""
+        return False
+
+    def _run(self, users: Buffers) -> None:
+        private = self.guard.carry_out(partial(self._prepare, users))
+        assert isinstance(private, _Private)
+        if users.target.numel():
+            users.target.copy_(private.buffers.target)
+        if users.residual is not None and private.buffers.residual is not None:
+            users.residual.copy_(private.buffers.residual)
+
+    # Private buffers
+
+    def _prepare(self, users: Buffers) -> _Private:
+        """Return private buffers with the input of a call."""
+        shape = (
+            users.numel,
+            users.source.numel(),
+            users.target.numel(),
+            users.target.dtype,
+            users.op,
+            users.residual is None,
+        )
+        free = self._free[shape]
+        private = free.pop() if free else self._make_private(users, shape)
+        if private.buffers.source.numel():
+            private.buffers.source.copy_(users.source)
+        if private.kept is not None:
+            private.kept.copy_(users.source)
+        if users.residual is not None and private.buffers.residual is not None:
+            private.buffers.residual.copy_(users.residual)
+        return private
+
+    def _make_private(self, users: Buffers, shape: _Shape) -> _Private:
+        target = torch.empty_like(users.target)
+        source = target if self.name in IN_PLACE else torch.empty_like(users.source)
+        residual = None if users.residual is None else torch.empty_like(users.residual)
+        buffers = Buffers(users.numel, source, target, users.op, residual, make_bindings(target))
+        return _Private(
+            self, shape, buffers, torch.empty_like(source) if self.name == "reduce" else None
+        )
+
+    def take_back(self, private: _Private) -> None:
+        """Use the buffers of an ended call for later ones."""
+        if len(self._free) > _MAX_SHAPES:
+            self._free.clear()
+        self._free[private.shape].append(private)
+
+    # After a fault
+
+    def foresee(self, decision: Decision) -> None:
+        """Begin to plan for what will probably be left; on rank 0."""
+        if self._first.plan.find_spare(decision.links, decision.unreached) is None:
+            self._replanner.begin(decision.links, decision.unreached)
+
+    def renew(self, transport: Transport) -> None:
+        """Use a plan for what is left over `transport`. Collective if it is a new one.
+
+        Raise InfeasibleError if there is no such plan.
+        """
+        if self.base.transport is transport:
+            return
+        decision, whole = self.guard.decision, self._first.plan
+        plan: Plan | None = whole
+        if decision.unreached:
+            plan = whole.find_spare(decision.links, decision.unreached)
+        self.uses_spare = bool(decision.unreached) and plan is not None
+        with transport.faults.stock("the plan for what is left"):
+            if plan is None:
+                plan = self._await_plan(transport)
+            if plan is not whole:
+                plan.verify()
+            path = self._make_path(plan, transport, self._find_worth, self._first.tallies)
+        path.base.race_on_calls()
+        if self.guard.transport is not transport:
+            raise ExecutionError("another link was lost meanwhile")
+        self._sent_before, self.path = self.sent_bytes, path
+
+    def _await_plan(self, transport: Transport) -> Plan:
+        """Return the plan that rank 0 makes. Collective."""
+        decision, mine = self.guard.decision, None
+        if transport.rank == 0:
+            mine = self._replanner.begin(decision.links, decision.unreached).result()
+        plan: Plan | str = transport.control.exchange(mine)[0]
+        if isinstance(plan, str):
+            raise InfeasibleError(f"without {self.guard.name_lost()} there is no plan: {plan}")
+        return plan
+
+    def _find_worth(self, candidates: Candidates, size_bytes: int) -> list[Candidate]:
+        """Return what to try on a job's own calls, the most promising first.
+
+        There is no time for predictions and races: these are the plan's own in three segmentations,
+        and what won before the fault, made for what is left.
+        """
+        plan, before = candidates.plan, self._first.choices.known(size_bytes)
+        own = plan.entry_for(int(size_bytes * self._find_slowness(plan))).schedule
+        segments = choose_segments(own, size_bytes)
+        wanted = [(own, segments), (own, 4 * segments), (own, max(1, segments // 4))]
+        if before is not None:
+            won = before.own.schedule
+            alike = [x.schedule for x in plan.entries if x.schedule.strategy == won.strategy]
+            wanted = [(schedule, won.segments) for schedule in alike[-1:]] + wanted
+        sent = [candidate.schedule for candidate in candidates.sent]
+        nearest = dict.fromkeys(find_nearest(*each, sent) for each in wanted)
+        return [candidates.send(schedule) for schedule in nearest]
+
+    def _find_slowness(self, plan: Plan) -> Fraction:
+        """Return how many times slower the machine's links are than those of the plan.
+
+        Buffers are planned for as if they were as many times larger. 1 unless the machine has other
+        rates than the plan, as an emulated one has.
+        """
+        machine = self._first.machine.topology
+        there = {} if machine is None else machine.capacity_GBps
+        rates = plan.topology.capacity_GBps.items()
+        return min(
+            (rate / there[link] for link, rate in rates if link in there), default=Fraction(1)
+        )
+
+
+def _pass_on(path: CallPath, server: int, tensor: torch.Tensor) -> None:
+    """Give all ranks the bits of the `server`'s tensor."""
+    base = path.base
+    if not tensor.numel():
+        return
+    data = tensor.view(torch.uint8)
+    mine = data.clone() if base.rank == server else torch.zeros_like(data)
+    if base.codec is None:  # the plan carries it fastest: a sum of bytes that others have as 0
+        path.run(Buffers(mine.numel(), mine, mine))
+    else:
+        texts = base.transport.control.exchange(
+            mine.numpy().tobytes() if base.rank == server else b""
+        )
+        text = bytearray(texts[base.transport.control.number_of(server)])
+        mine = torch.frombuffer(text, dtype=torch.uint8)
+    data.copy_(mine)

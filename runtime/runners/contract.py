@@ -1,0 +1,155 @@
+"""The contract of runners, and how those that extras and other packages add are opened."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+
+from ...extras import RUNNERS, Names
+from ...synth.ir.schedule import Schedule
+from ...synth.plan import Plan
+from ...topo.errors import TopoplanError
+from ..candidates import Candidate
+from ..program.contract import Observer
+from ..ranks.transport import Transport
+from ..summaries.tallies import Tallies
+
+if TYPE_CHECKING:
+    from ..compiled import Buffers
+
+# Carries out a call; it takes the call's number in its group (None: the next one).
+Play = Callable[..., None]
+
+
+class Runner(ABC):
+    """Carries out candidates on the buffers of calls; `sent_bytes` counts what this rank sends.
+
+    All ranks of a group have the same runners, and give the same answers, which depend on nothing
+    but what they have agreed on.
+    """
+
+    name: ClassVar[str]
+    stages: ClassVar[bool] = False
+    """Whether a call takes the staging memory that the schedule's messages need."""
+    sent_bytes: int = 0
+
+    @abstractmethod
+    def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
+        """Return what this runner may carry out; `sent` are those that are sent as messages."""
+
+    @abstractmethod
+    def find_candidate(self, schedule: Schedule) -> Candidate | None:
+        """Return how one of the plan's schedules is carried out, None if it cannot be."""
+
+    @abstractmethod
+    def list_worth(
+        self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
+    ) -> list[Candidate]:
+        """Return the candidates worth trying for a size, the most promising first.
+
+        `sent` are those worth sending as messages, in this order; if `is_alone`, they are not
+        tried themselves.
+        """
+
+    @abstractmethod
+    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
+        """Return why a call cannot be carried out, so that it has to be sent as messages; or None.
+
+        It may make the program of the call.
+        """
+
+    @abstractmethod
+    def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
+        """Carry out a call that `can` allows.
+
+        `number` is the call's number in its group if it was drawn before (None: the next one).
+        Raise ExecutionError, naming the rank to blame, if a peer fails or the deadline passes.
+        """
+
+    @abstractmethod
+    def bind(self, candidate: Candidate, buffers: Buffers) -> Play | None:
+        """Return a function that repeats `run` on buffers with `bindings`, quickly.
+
+        None if a call takes more than running one program.
+        """
+
+    # Runners may keep nothing, and have nothing to tell.
+
+    def forget(  # noqa: B027
+        self, numel: int, dtype: torch.dtype, keep: Candidate | None
+    ) -> None:
+        """Free what is kept for calls of a number of elements, except those of `keep`."""
+
+    def observe(self, observers: Sequence[Observer]) -> None:  # noqa: B027
+        """Tell these observers, and no others, of calls from now on."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a runner is opened for: the calls of a plan over a transport, counted in `tallies`.
+
+    With `same_bits` results must be those of messages, bit for bit.
+    """
+
+    plan: Plan
+    transport: Transport
+    tallies: Tallies
+    same_bits: bool
+
+
+class RunnerKind(Protocol):
+    """How a runner is opened; the answers are the same on all ranks."""
+
+    def prepare(self, transport: Transport, /) -> str | None:
+        """Return why a transport's ranks cannot have the runner, None if they can.
+
+        Collective the first time.
+        """
+
+    def open(self, opening: Opening, /) -> Runner | str:
+        """Return the runner, or why there is none. Collective like `prepare`, which it may call."""
+
+
+@dataclass
+class _Found:
+    """Why some rank lacks a runner, by its name; None where all have it."""
+
+    why_not: dict[str, str | None] = field(default_factory=dict)
+
+
+def open_runner(name: str, opening: Opening) -> Runner | str:
+    """Return the runner that has a name in the group `runners` of extras, or why there is none.
+
+    What one rank lacks, none uses. Collective.
+    """
+    kind = _find_kind(name, opening.transport)
+    return kind if isinstance(kind, str) else kind.open(opening)
+
+
+def prepare_runner(name: str, transport: Transport) -> None:
+    """Let a runner of a transport's ranks be prepared, before a plan is at hand. Collective."""
+    kind = _find_kind(name, transport)
+    if not isinstance(kind, str):
+        kind.prepare(transport)
+
+
+def _find_kind(name: str, transport: Transport) -> RunnerKind | str:
+    """Return how a runner is opened, or why some rank lacks it. Collective the first time."""
+    found = transport.find_part(_Found) or _Found()
+    transport.attach(found)
+    kind: RunnerKind | None = None
+    why_not: str | None = None
+    try:
+        kind = Names(RUNNERS).find(name)
+    except TopoplanError as error:
+        why_not = str(error)
+    if name not in found.why_not:
+        found.why_not[name] = transport.control.agree(why_not)
+    agreed = found.why_not[name]
+    if kind is None or agreed is not None:
+        return agreed or why_not or name
+    return kind

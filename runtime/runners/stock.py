@@ -1,0 +1,109 @@
+"""The runner of the backend's own collective, which races against those of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.distributed as dist
+
+from ...synth.ir.collective import Collective
+from ..compiled import Buffers, describe_call
+from ..program.layout import ends_with_result
+from ..ranks.stock import StartedStock, make_stock_call
+from ..ranks.transport import Transport
+from ..reductions import in_inference_mode
+from ..summaries.summary import STOCK
+from ..summaries.tallies import Tallies, Tally
+from .contract import Play
+
+
+class Stock:
+    """Carries out a collective over the links' own collectives; averages come divided.
+
+    If `is_left_out`, it carries out none: a stock collective could not be left when a connection is
+    lost.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        transport: Transport,
+        tallies: Tallies,
+        wire_size: Callable[[Buffers], int],
+        *,
+        is_left_out: bool = False,
+    ) -> None:
+        self._collective, self._transport, self._tallies = collective, transport, tallies
+        # As the members' group numbers its ranks.
+        self._of_members = collective.among(collective.members)
+        self._wire_size, self._is_left_out = wire_size, is_left_out
+
+    def can(self, buffers: Buffers) -> bool:
+        """Return whether the links have the collective for a dtype and reduction.
+
+        The answer is the same on all ranks, and needs no communication.
+        """
+        if self._is_left_out:
+            return False
+        links, dtype = self._transport.links, buffers.target.dtype
+        return links.has_stock(self._collective, dtype, buffers.op)
+
+    def make(self, buffers: Buffers) -> Play:
+        """Return a function that makes the call on buffers."""
+        links, tally = self._transport.links, self._find_tally(buffers)
+        call = links.make_stock(self._of_members, buffers.source, buffers.target, buffers.op)
+
+        def finish() -> None:
+            self._divide(buffers)
+            tally.add()
+
+        divides = buffers.op == dist.ReduceOp.AVG
+        return links.guard_stock(call, self._describe(buffers), finish if divides else tally.add)
+
+    def bind(self, buffers: Buffers) -> Play | None:
+        """Return the same for calls on one buffer that come one after the other, where that pays.
+
+        None where `start` lets several be in progress at once.
+        """
+        if self._transport.links.leaves_stock or not self.can(buffers):
+            return None
+        play = self.make(buffers)
+        averages = buffers.op == dist.ReduceOp.AVG  # which torch divides
+        return partial(in_inference_mode, play) if averages else play
+
+    def start(
+        self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
+    ) -> StartedStock:
+        """Start the collective, divided as by `make`, and return without waiting for its end.
+
+        See Dispatcher.start.
+        """
+        faults = self._transport.faults
+        call = faults.begin(self._describe(buffers), number=number)
+        work = make_stock_call(
+            self._of_members, self._transport.group, buffers.source, buffers.target, buffers.op
+        )(asynchronous=True)
+        assert work is not None
+        self._find_tally(buffers).add()
+
+        def end() -> None:
+            self._divide(buffers)
+            finish()
+
+        return StartedStock(faults, call, work, end)
+
+    def _find_tally(self, buffers: Buffers) -> Tally:
+        return self._tallies.find(STOCK, self._wire_size(buffers))
+
+    def _divide(self, buffers: Buffers) -> None:
+        """Divide a sum for an average, if this rank has the sum."""
+        ends_here = ends_with_result(self._collective, self._transport.control.label)
+        if buffers.op == dist.ReduceOp.AVG and ends_here:
+            buffers.target.div_(self._of_members.ranks)
+
+    def _describe(self, buffers: Buffers) -> str:
+        collective = self._collective
+        name, op = collective.name, buffers.op if collective.reduces else None
+        call = describe_call(name, op, collective.root, buffers.numel, buffers.target.dtype)
+        return f"{call} by the stock {name}"
