@@ -346,7 +346,7 @@ def _host_costs(
         return None
     if communicator.path.outlives_links:
         return None  # it could not go on after a fault
-    if communicator.dispatcher.codec is None:
+    if communicator.dispatcher.messages.codec is None:
         return calibrate(communicator, say)
     if not communicator.plan.collective.has_all_gpus:
         return None  # helpers know of one communicator alone

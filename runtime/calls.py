@@ -144,11 +144,11 @@ class CallCache:
             base.plan.collective.name,
             (output,) if tensor is None else (output, tensor),
             base.device.type,
-            compressed=base.codec is not None,
+            compressed=base.messages.codec is not None,
         )
         kind = dist.ReduceOp.SUM if op is None else check_reduction(op, output.dtype)
         if residual is not None:
-            if base.codec is None:
+            if base.messages.codec is None:
                 raise InputError(
                     "residual without compression: nothing is lost that could be fed back"
                 )

@@ -15,13 +15,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ..synth.demands.demands import Demands
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
 from .cache import CachedRace, CachedRaces
 from .candidates import Candidate, Choice, label_of
-from .option_names import ONE_SIDED, SAME_BITS
-from .policy import Policy, check_choose_mode
+from .policy import Policy, check_plan, is_raced, races_stock
 from .race import Outcome, Race, RaceCache, name_times_us
 from .ranking import Candidates
 from .ranks.machine import Machine
@@ -54,9 +52,8 @@ class Choices:
     ) -> None:
         self.candidates, self.plan, self.machine = candidates, candidates.plan, machine
         self._transport, self._policy = transport, policy
-        self._codec, self._find_worth = candidates.senders[0].codec, find_worth
-        if policy.choose == SAME_BITS:
-            self.plan.check_one_bracketing()
+        self._sender, self._find_worth = candidates.senders[0], find_worth
+        check_plan(policy.choose, self.plan)
         self.by_bits: dict[int, Choice] = {}
         """The choices that were made, by the size in bits."""
         self._instead: dict[int, Choice] = {}
@@ -73,7 +70,7 @@ class Choices:
         if not isinstance(mode, str):
             return self.make(mode)
         if mode == "plan":
-            is_alone = self._policy.executor == ONE_SIDED
+            is_alone = self._policy.plays_alone
             return self.make(self.candidates.find_planned(size_bytes, is_alone=is_alone))
         return self.by_bits.get(size_bytes.bit_length())
 
@@ -84,9 +81,8 @@ class Choices:
             return mode
         answer: Any = mode(size_bytes, self.candidates.offered)
         if isinstance(answer, str):
-            check_choose_mode(answer, self._policy.compress)
-            if answer == SAME_BITS:
-                self.plan.check_one_bracketing()
+            self._policy.check_mode(answer)
+            check_plan(answer, self.plan)
             return answer
         chosen = self.candidates.send(answer) if isinstance(answer, Schedule) else answer
         if chosen is not None and chosen not in self.candidates.places:
@@ -94,10 +90,8 @@ class Choices:
                 f"choose: the function returned {answer.label} for {size_bytes} bytes; expected "
                 "one of the schedules that it was given, None, or the name of a mode"
             )
-        if chosen is None and self._codec is not None:
-            raise InputError(
-                "choose: the function returned None, but the stock collective does not compress"
-            )
+        if chosen is None and self._sender.why_no_stock is not None:
+            raise InputError(f"choose: the function returned None, but {self._sender.why_no_stock}")
         return chosen
 
     def make(self, candidate: Entrant) -> Choice:
@@ -130,11 +124,11 @@ class Choices:
         belongs to (None: a new one).
         """
         mode = self._mode_for(size_bytes)
-        with_stock = mode == "race" and self._codec is None and has_stock
+        with_stock = isinstance(mode, str) and races_stock(mode) and has_stock
         find = partial(
             self._find_worthwhile,
             size_bytes,
-            is_raced=mode in ("race", SAME_BITS),
+            is_raced=isinstance(mode, str) and is_raced(mode),
             with_stock=with_stock,
         )
         worth, cached = self.candidates.hand_out(self._transport, size_bytes, find, number)
@@ -207,7 +201,7 @@ class Choices:
         cached = None
         if is_raced:
             cached = self._cache_of(size_bytes, with_stock=with_stock).read(size_bytes)
-        is_alone = self._policy.executor == ONE_SIDED
+        is_alone = self._policy.plays_alone
         worth = self.candidates.find_near_best(
             size_bytes, self.machine, is_raced=is_raced, is_alone=is_alone
         )
@@ -222,9 +216,9 @@ class Choices:
             self.plan.hash,
             self.machine,
             self._transport.device,
-            None if self._codec is None else self._codec.name,
+            self._sender.wire_format,
             with_stock=with_stock,
-            players=f"messages: {self._policy.executor != ONE_SIDED}, others: {others}",
+            players=f"messages: {not self._policy.plays_alone}, others: {others}",
         )
 
         def find(place: int) -> Candidate | None:
@@ -252,11 +246,12 @@ class Choices:
     def _refine_on_calls(
         self, size_bytes: int, times_s: Mapping[Entrant, float]
     ) -> list[Candidate]:
-        """Return the next coarser and finer segmentations of the winner, if demands are raced.
+        """Return the next coarser and finer segmentations of the winner, if parts are uneven.
 
         Their predicted times are less certain than others.
         """
-        if not isinstance(self.plan.collective, Demands) or self._mode_for(size_bytes) != "race":
+        mode = self._mode_for(size_bytes)
+        if self.plan.collective.is_even or not (isinstance(mode, str) and races_stock(mode)):
             return []
         winner = Race[Candidate]([]).decide(times_s).winner
         return [] if winner is None else self.candidates.find_nearby(winner, size_bytes)

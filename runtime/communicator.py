@@ -19,12 +19,13 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .calls import CallCache
 from .candidates import Choice
 from .choices import FindWorth
-from .codecs import find_codec
-from .dispatcher import CallPath, Dispatcher, make_sender
+from .codecs import Codec, find_codec
+from .dispatcher import CallPath, Dispatcher
 from .helpers.announcer import Announcer, HelpedMessages
 from .helpers.parts import find_parts
 from .helpers.service import Service
 from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT, REPLAN
+from .players.slow_links import list_watches
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker
@@ -32,7 +33,7 @@ from .ranks.launch import announce_ready
 from .ranks.transport import SharedTransport, Transport
 from .recovery.connections import explain_no_guard, list_sockets
 from .reductions import check_are_tensors
-from .summaries.tallies import Tallies
+from .runners.programs import Messages
 
 if TYPE_CHECKING:
     from .recovery.guard import Guard
@@ -162,7 +163,8 @@ class Communicator:
                     self._service = Service(parts.participants, members, lambda _: self.plan, codec)
                 announce_ready()
                 return
-            senders = [make_sender(self.plan, parts.members, policy)]
+            make_sender = partial(_make_sender, codec, rounds_once=policy.reduction == "once")
+            senders = [make_sender(self.plan, parts.members)]
             announcer, number = self._transport.find_part(Announcer), 0
             if parts.participants is not None:
                 announcer = Announcer(parts.participants, members, self.plan.used_helpers)
@@ -176,9 +178,7 @@ class Communicator:
             follow = partial(_follow, self._slow_rows if policy.follows else None, time.monotonic())
             goes_on = policy.replans or self._guard is not None
             self.path = follow(
-                Dispatcher(
-                    self.plan, parts.members, policy, senders=senders, with_stock=not goes_on
-                )
+                Dispatcher(self.plan, parts.members, policy, senders, with_stock=not goes_on)
             )
             if policy.follows and not self.plan.collective.has_all_gpus:
                 raise InputError(f"on_slow={REPLAN!r}: expected a plan for all GPUs")
@@ -191,15 +191,13 @@ class Communicator:
 
                 after_fault = replace(policy, executor=POINT_TO_POINT)
 
-                def make_path(
-                    plan: Plan, transport: Transport, find_worth: FindWorth, tallies: Tallies
-                ) -> CallPath:
+                def make_path(plan: Plan, transport: Transport, find_worth: FindWorth) -> CallPath:
                     return follow(
                         Dispatcher(
                             plan,
                             transport,
                             after_fault,
-                            tallies=tallies,
+                            [make_sender(plan, transport)],
                             with_stock=False,
                             find_worth=find_worth,
                         )
@@ -215,7 +213,7 @@ class Communicator:
         why_not: str | None = "the communicator needs connections of its own; give it no Transport"
         if not self._shares_transport:
             why_not = explain_no_guard(links)
-            if parameter == "on_slow" and links.why_no_recovery is not None:
+            if parameter == "on_slow" and links.why_links_must_hold is not None:
                 why_not = (
                     f"links are measured over gloo's connections, not over {links.name}; use gloo"
                 )
@@ -419,6 +417,16 @@ def _make_guard(transport: Transport, opened_since: Collection[str]) -> "Guard":
     from .recovery.guard import Guard
 
     return Guard(transport, opened_since)
+
+
+def _make_sender(
+    codec: Codec | None, plan: Plan, transport: Transport, *, rounds_once: bool
+) -> Messages:
+    """Return what sends a plan's messages over a transport, whose links are watched."""
+    sender = Messages(transport, plan.topology, codec, rounds_once=rounds_once)
+    for watch in list_watches(transport, plan.topology):
+        sender.observe(watch)
+    return sender
 
 
 def _follow(

@@ -23,7 +23,8 @@ from .program.contract import (
     LOCAL,
     RECEIVE,
     SEND,
-    Observer,
+    Listener,
+    ObservedCalls,
     Operation,
     PlayedProgram,
     Player,
@@ -46,7 +47,6 @@ from .ranks.links import MakePlayer
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena
-from .summaries.tallies import Tally
 
 # Limit on the operations in one batch. NCCL takes 2048 in a group, but launches a large group as
 # several kernels, which each rank divides by itself: sends and their receives can end up in kernels
@@ -133,13 +133,14 @@ class Compiled:
     """The program of one rank for a schedule, a length, a dtype and a device.
 
     `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it,
-    `tally` counts calls, and `observers` are told of them. Raise InputError if two ranks have too
-    many messages for each other.
+    `calls` describes calls, and `listeners` are told of them. Raise InputError if two ranks have
+    too many messages for each other.
     """
 
     # Whether messages cross links, which may become slow.
     crosses_links = True
-    observers: tuple[Observer, ...] = ()
+    calls: ObservedCalls
+    listeners: tuple[Listener, ...] = ()
 
     def __init__(
         self,
@@ -147,10 +148,8 @@ class Compiled:
         buffers: Buffers,
         transport: Transport,
         codec: Codec | None,
-        tally: Tally,
     ) -> None:
-        schedule = candidate.schedule
-        self.tally, self.schedule = tally, schedule
+        self.schedule = schedule = candidate.schedule
         self.transport, self.group = transport, transport.group
         like, numel = buffers.target, buffers.numel
         self.numel, self.given_dtype = numel, like.dtype

@@ -27,6 +27,7 @@ from .option_names import ON_SLOWS
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .ranks.groups import make_group_maker
 from .summaries.summary import Summary
+from .summaries.tallies import Tallies
 from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
 
 
@@ -131,7 +132,7 @@ class DdpHook:
             communicator.plan.check_same_bits()
         dispatcher = communicator.dispatcher
         dispatcher.race_on_calls()
-        dispatcher.tallies.report = accounts.report
+        dispatcher.observe(Tallies(accounts.report))
         calls = make_queue(dispatcher.device)
         # The thread ends with the model that had the hook.
         weakref.finalize(self, calls.close, dispatcher.transport.faults.break_off)

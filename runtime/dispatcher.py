@@ -12,20 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ..synth.cost.host_costs import HostCosts
-from ..synth.ir.addition_order import rounded
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .candidates import Candidate, Choice
 from .choices import Choices, Entrant, FindWorth
-from .codecs import find_codec
 from .compiled import Buffers, make_bindings
-from .option_names import ONE_SIDED, POINT_TO_POINT, SAME_BITS
-from .players.slow_links import list_watches
 from .policy import Policy
 from .program.contract import Observer
 from .program.layout import IN_PLACE, ends_numel
@@ -40,7 +36,8 @@ from .runners.contract import Opening, Play, Runner, open_runner
 from .runners.programs import Messages
 from .runners.stock import Stock
 from .scratch import allocate_zeros_like, free_arenas
-from .summaries.tallies import Tallies
+
+T = TypeVar("T")
 
 
 class CallPath(Protocol):
@@ -77,22 +74,14 @@ class CallPath(Protocol):
         """Return whether `base.start` may stand for `run`; see Dispatcher."""
 
 
-def make_sender(plan: Plan, transport: Transport, policy: Policy) -> Messages:
-    """Return what sends a plan's messages over a transport, as a policy says."""
-    codec = None if policy.compress is None else find_codec(policy.compress)
-    rounds_once = policy.reduction == "once"
-    return Messages(transport, plan.topology, codec, rounds_once=rounds_once)
-
-
 class Dispatcher:
     """Carries out the collective of `plan` over a transport, on tensors of its device.
 
     Making it is collective over the transport's ranks. `senders` send messages, the first over the
-    transport's own links (default: one that does), others to ranks that these do not reach;
-    `tallies` count calls. If not `with_stock`, no stock collective runs. `find_worth` says what is
-    worth trying in place of predictions. Raise InputError if the plan has no schedule that all
-    ranks round identically, or the policy asks for a runner that is not there; ExecutionError if a
-    rank does not answer.
+    transport's own links, others to ranks that these do not reach.
+    If not `with_stock`, no stock collective runs. `find_worth` says what is worth trying in place
+    of predictions. Raise InputError if the plan has no schedule that all ranks round identically,
+    or the policy asks for a runner that is not there; ExecutionError if a rank does not answer.
     """
 
     def __init__(
@@ -100,21 +89,16 @@ class Dispatcher:
         plan: Plan,
         transport: Transport,
         policy: Policy,
+        senders: Sequence[Messages],
         *,
-        senders: Sequence[Messages] | None = None,
-        tallies: Tallies | None = None,
         with_stock: bool = True,
         find_worth: FindWorth | None = None,
     ) -> None:
         self.plan, self.transport, self.policy = plan, transport, policy
         self.group, self.device = transport.group, transport.device
         self.rank, self.size = transport.control.label, transport.size
-        self.tallies = Tallies() if tallies is None else tallies
-        senders = senders or [make_sender(plan, transport, policy)]
-        self.messages, self.codec = senders[0], senders[0].codec
-        for sender in senders:
-            sender.tallies = self.tallies
-        self._check_rounding()
+        self.messages = senders[0]
+        self.messages.check(plan, takes_all=policy.choose == "plan")
         links = transport.links
         machine = describe_machine(
             plan.topology,
@@ -130,10 +114,13 @@ class Dispatcher:
         self.runners: Mapping[str, Runner] = {
             runner.name: runner for runner in (*senders, *self.candidates.others)
         }
-        self.observe(list_watches(transport, plan.topology))
         self._stock = Stock(
-            plan.collective, transport, self.tallies, self._size_of, is_left_out=not with_stock
+            plan.collective,
+            transport,
+            self._size_of,
+            is_left_out=not with_stock or self.messages.why_no_stock is not None,
         )
+        self.observers: list[Observer] = []
         self.choices = Choices(self.candidates, transport, policy, machine, find_worth)
         self._races_on_calls = False
         self.races: dict[int, OnCalls[Candidate]] = {}
@@ -142,17 +129,17 @@ class Dispatcher:
     def _open_runners(self) -> list[Runner]:
         """Return the runners besides messages. Collective.
 
-        Raise InputError if they must be there (by executor "one-sided", or by their names), but are
-        not.
+        Raise InputError if they must be there (as the policy's executor or their names say), but
+        are not.
         """
         policy, runners = self.policy, list[Runner]()
         in_memory = self.transport.links.memory_runner
-        if policy.executor != POINT_TO_POINT and in_memory is not None:
+        if not policy.sends_alone and in_memory is not None:
             opened = self._open_runner(in_memory)
             if not isinstance(opened, str):
                 runners.append(opened)
-            elif policy.executor == ONE_SIDED:
-                raise InputError(f"executor={ONE_SIDED!r}: {opened}")
+            elif policy.plays_alone:
+                raise InputError(f"executor={policy.executor!r}: {opened}")
             else:
                 self.why_messages_alone = opened
         for name in policy.runners:
@@ -163,10 +150,8 @@ class Dispatcher:
         return runners
 
     def _open_runner(self, name: str) -> Runner | str:
-        if self.codec is not None:
-            return "values that are compressed are sent as messages"
-        same_bits = self.policy.choose == SAME_BITS
-        return open_runner(name, Opening(self.plan, self.transport, self.tallies, same_bits))
+        opening = Opening(self.plan, self.transport, self.policy.keeps_bits)
+        return self.messages.why_alone or open_runner(name, opening)
 
     outlives_links = False
 
@@ -179,40 +164,21 @@ class Dispatcher:
         """See CallPath."""
         return self.transport.control.exchange(value)
 
-    def observe(self, observers: Sequence[Observer]) -> None:
-        """Tell these observers, and no others, of calls from now on."""
-        for runner in (self.messages, *self.candidates.others):
-            runner.observe(observers)
+    def observe(self, observer: Observer) -> None:
+        """Tell an observer of calls from now on, too."""
+        self.observers.append(observer)
+        for observed in (*self.runners.values(), self._stock):
+            observed.observe(observer)
 
-    # Compression
+    def ignore(self, observer: Observer) -> None:
+        """Tell an observer nothing any more."""
+        self.observers.remove(observer)
+        for observed in (*self.runners.values(), self._stock):
+            observed.ignore(observer)
 
-    def _check_rounding(self) -> None:
-        plan, by_plan = self.plan, self.policy.choose == "plan"
-        given = [x.schedule for x in plan.entries] if by_plan else plan.schedules
-        unusable = [schedule for schedule in given if not self.messages.is_usable(schedule)]
-        if not unusable or (not by_plan and len(unusable) < len(given)):
-            return
-        names = ", ".join(sorted({schedule.strategy for schedule in unusable}))
-        if not self.messages.rounds_once:
-            raise InputError(
-                "compress: ranks that round what they send would end with different sums by "
-                f"{names}; synthesize without it"
-            )
-        raise InputError(
-            f"reduction='once': {names} adds up partial sums, which would be rounded again; "
-            "use a plan of the strategy direct, or reduction='hops'"
-        )
-
-    @property
-    def most_roundings(self) -> int:
-        """The largest number of rounded values that one contribution is part of; 0 without a codec.
-
-        The maximum is over all usable schedules.
-        """
-        if self.codec is None:
-            return 0
-        usable = filter(self.messages.is_usable, self.plan.schedules)
-        return max(rounded(schedule.uncut).most for schedule in usable)
+    def find_observer(self, kind: type[T]) -> T | None:
+        """Return the observer of a type, None if there is none."""
+        return next((x for x in self.observers if isinstance(x, kind)), None)
 
     # Choices
 
@@ -265,8 +231,9 @@ class Dispatcher:
         self.forget(buffers, candidate)
 
     def forget(self, buffers: Buffers, keep: Entrant) -> None:
-        """Drop the programs for buffers of one kind, except those of `keep`; count calls anew."""
-        self.tallies.restart(self._size_of(buffers))
+        """Drop the programs for buffers of one kind, except those of `keep`: a race has ended."""
+        for observer in self.observers:
+            observer.begin_anew(self._size_of(buffers))
         for runner in self.runners.values():
             runner.forget(buffers.numel, buffers.target.dtype, keep)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..synth.groups.ranks import NONE, REST, Helpers
 from ..synth.ir.schedule import Schedule
@@ -31,15 +31,22 @@ from .option_names import (
     MODES,
     ON_FAULTS,
     ON_SLOWS,
+    ONE_SIDED,
+    POINT_TO_POINT,
     REDUCTIONS,
     REPLAN,
     SAME_BITS,
 )
 
+if TYPE_CHECKING:
+    from ..synth.plan import Plan
+
 # How the schedule for a size is picked: a name in MODES, or a function. The function gets the size
 # in bytes and the candidates, and returns one of them, None for the stock collective, or a name in
 # MODES; it must return the same on all ranks.
 ChooseMode = str | Callable[[int, Sequence[Schedule]], Schedule | str | None]
+# Modes in which candidates race; among schedules that keep bits, without the stock collective.
+_RACED = (MODES[0], SAME_BITS)
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
@@ -77,7 +84,8 @@ class Policy:
             ("reduction", REDUCTIONS),
         ):
             check_one_of(name, getattr(self, name), known)
-        check_choose_mode(self.choose, self.compress)
+        if not callable(self.choose):
+            self.check_mode(self.choose)
         if self.compress is not None and self.compress not in CODEC_NAMES:
             raise InputError(
                 f"compress={self.compress!r}{suggest(self.compress, CODEC_NAMES)}: expected one of "
@@ -98,6 +106,19 @@ class Policy:
         if isinstance(self.helpers, str) and self.helpers not in (REST, NONE):
             raise InputError(
                 f"helpers={self.helpers!r:.40}: expected {REST}, {NONE}, or a list of ranks"
+            )
+
+    def check_mode(self, mode: object) -> None:
+        """Raise InputError unless `mode` is one of MODES, and fits the compression.
+
+        If bits must be reproducible, values cannot be compressed.
+        """
+        check_one_of("choose", mode, MODES)
+        if mode == SAME_BITS and self.compress is not None:
+            raise InputError(
+                f"choose={SAME_BITS!r} with compress={self.compress!r}: values are rounded in "
+                "blocks, so an element's bits depend on its place in the buffer; leave one of them "
+                "out"
             )
 
     @property
@@ -125,6 +146,32 @@ class Policy:
         """Whether an element's sum must have the same bits in whatever buffer it is."""
         return self.choose == SAME_BITS
 
+    @property
+    def sends_alone(self) -> bool:
+        """Whether schedules are sent as messages alone."""
+        return self.executor == POINT_TO_POINT
+
+    @property
+    def plays_alone(self) -> bool:
+        """Whether schedules that can be played otherwise are not sent as messages."""
+        return self.executor == ONE_SIDED
+
+
+def is_raced(mode: str) -> bool:
+    """Return whether candidates race in a mode of MODES."""
+    return mode in _RACED
+
+
+def races_stock(mode: str) -> bool:
+    """Return whether the stock collective races in a mode of MODES."""
+    return mode == MODES[0]
+
+
+def check_plan(mode: object, plan: Plan) -> None:
+    """Raise InputError if a plan's schedules are not what a mode promises."""
+    if mode == SAME_BITS:
+        plan.check_one_bracketing()
+
 
 def make_policy(policy: Policy | None, **given: Any) -> Policy:
     """Return a policy, or the one that the options `given` make.
@@ -146,17 +193,3 @@ def make_policy(policy: Policy | None, **given: Any) -> Policy:
             "the policy"
         )
     return policy
-
-
-def check_choose_mode(choose: object, compress: str | None) -> None:
-    """Raise InputError unless `choose` is a function or one of MODES, and fits the compression.
-
-    If bits must be reproducible, values cannot be compressed.
-    """
-    if not callable(choose):
-        check_one_of("choose", choose, MODES)
-    if choose == SAME_BITS and compress is not None:
-        raise InputError(
-            f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so "
-            "an element's bits depend on its place in the buffer; leave one of them out"
-        )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
-from ..synth.cost.host_costs import HostCosts
 from ..synth.cost.segmentation import Family, families, fastest, reroute, time_us
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
@@ -95,11 +94,6 @@ class Candidates:
         found = (other.find_candidate(schedule) for other in self.others if is_alone)
         return next((x for x in found if x is not None), None) or self.send(schedule)
 
-    def find_host(self, machine: Machine) -> HostCosts:
-        """Return the host costs of sending, those of encoding and decoding included."""
-        codec = self.senders[0].codec
-        return machine.host if codec is None else codec.add_costs(machine.host)
-
     def choose(self, candidate: Candidate | None, machine: Machine) -> Choice:
         """Return the choice of a candidate, or of the stock collective, without a race."""
         predict = partial(self._predict_us, candidate, machine)
@@ -110,7 +104,7 @@ class Candidates:
     ) -> float | None:
         if candidate is None or self._runners[candidate.runner] not in self.senders:
             return None
-        host, on = self.find_host(machine), machine.topology
+        host, on = self.senders[0].add_costs(machine.host), machine.topology
         schedule = candidate.schedule
         return time_us(schedule, on, host, size_bytes, batched=machine.batched) or None
 
@@ -129,7 +123,7 @@ class Candidates:
         ranking = fastest(
             self.families,
             machine.topology,
-            self.find_host(machine),
+            self.senders[0].add_costs(machine.host),
             size_bytes,
             _NEAR,
             batched=machine.batched,
@@ -169,7 +163,7 @@ class Candidates:
             by_sender[self.send(family.base).runner].append(family)
         if len(by_sender) == 1 or not all(by_sender.values()):
             return []
-        host, on = self.find_host(machine), machine.topology
+        host, on = self.senders[0].add_costs(machine.host), machine.topology
         return [
             fastest(kind, on, host, size_bytes, batched=machine.batched)[0][1]
             for kind in by_sender.values()

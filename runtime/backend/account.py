@@ -22,6 +22,7 @@ from ..communicator import Communicator
 from ..environment import LOG, read
 from ..policy import ChooseMode
 from ..summaries.summary import STOCK, GroupSummary, SizeSummary, Summary, format_size
+from ..summaries.tallies import Tallies
 
 log = logging.getLogger("topoplan")
 # Of the two lines on what plans save. It has a level of its own: programs leave the root logger at
@@ -125,7 +126,9 @@ class Account:
         untimed = Counter(self._stock_calls)
         for name, communicator in self.used.items():
             dispatcher = communicator.dispatcher
-            untimed[name] += dispatcher.tallies.count_raced(dispatcher.races)
+            tallies = dispatcher.find_observer(Tallies)
+            if tallies is not None:
+                untimed[name] += tallies.count_raced(dispatcher.races)
             sizes += _list_sizes(name, communicator)
         return GroupSummary(
             self.name, self.ranks, tuple(sizes), dict(+untimed), is_off=self._list_used is None
@@ -243,7 +246,8 @@ def summary() -> Summary:
 def _list_sizes(name: str, communicator: Communicator) -> Iterator[SizeSummary]:
     """Yield the sizes of a communicator that are settled, with their calls by each schedule."""
     dispatcher = communicator.dispatcher
-    for label, bits, calls in dispatcher.tallies.list_calls():
+    tallies = dispatcher.find_observer(Tallies)
+    for label, bits, calls in () if tallies is None else tallies.list_calls():
         if bits in dispatcher.races:
             continue
         choice = dispatcher.choices.by_bits.get(bits)

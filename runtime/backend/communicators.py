@@ -33,6 +33,7 @@ from ..recovery.connections import list_sockets
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..runners.contract import prepare_runner
 from ..scratch import process_budget
+from ..summaries.tallies import Tallies
 from ..works import ThreadQueue, make_queue
 from .account import accounts
 from .call_check import CallCheck
@@ -392,7 +393,7 @@ class Communicators:
             size_bytes, schedule = self.plans.settled[plan.hash]
             sent = None if schedule is None else dispatcher.candidates.send(schedule)
             dispatcher.choices.settle(size_bytes, sent)
-        dispatcher.tallies.report = accounts.report
+        dispatcher.observe(Tallies(accounts.report))
         return communicator
 
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:

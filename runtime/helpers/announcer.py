@@ -130,7 +130,8 @@ class HelpedMessages(Messages):
         faults: Faults,
     ) -> None:
         super().__init__(announcer.transport, plan.topology, codec)
-        self.observe(list_watches(announcer.transport, plan.topology))
+        for watch in list_watches(announcer.transport, plan.topology):
+            self.observe(watch)
         announcer.transport.faults.topology = plan.topology
         self._announcer, self._plan_number, self._members = announcer, number, faults
         self._numbers = {sign_schedule(x): n for n, x in enumerate(plan.schedules)}

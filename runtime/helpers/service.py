@@ -145,7 +145,8 @@ class Service:
             plan = self._take_plan(header.plan)
             self.transport.faults.topology = plan.topology
             sender = Messages(self.transport, plan.topology, self._codec)
-            sender.observe(list_watches(self.transport, plan.topology))
+            for watch in list_watches(self.transport, plan.topology):
+                sender.observe(watch)
             self._senders[header.plan] = plan, sender
         plan, sender = self._senders[header.plan]
         key = header.plan, header.schedule, header.segments, header.stepwise

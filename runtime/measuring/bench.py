@@ -191,7 +191,8 @@ def _check_result(
         buffers.count_errors()
         if communicator is None
         else buffers.count_errors(
-            communicator.dispatcher.codec, communicator.dispatcher.most_roundings
+            communicator.dispatcher.messages.codec,
+            communicator.dispatcher.messages.count_roundings(communicator.dispatcher.plan),
         )
     )
     by_rank_of_all = exchange([*errors, *sent.values()])

@@ -6,6 +6,8 @@ it. Over NCCL, where waiting does not stop the host, a tick's messages begin and
 batch, for which the host waits. Every rank's clock starts at a barrier before the call.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +22,7 @@ from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.routes import HARDWARE
 from ..candidates import Candidate
 from ..communicator import Communicator
-from ..program.contract import ObservedProgram
+from ..program.contract import ObservedCalls
 from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
@@ -53,13 +55,14 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
             f"{schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers and segments; "
             "choose a smaller size"
         )
-    sender = Messages(dispatcher.transport, plan.topology, dispatcher.codec)
+    sender = Messages(dispatcher.transport, plan.topology, dispatcher.messages.codec)
     stamps: list[Stamp] = []
+    begin = stamp_into(sender, stamps)
     buffers = dispatcher.make_scratch(numel, dtype)
     try:
         for _ in range(_WARMUP):
             dispatcher.transport.meet()
-            stamp_into(sender, stamps)
+            begin()
             began = time.perf_counter()
             sender.run(Candidate(schedule), buffers)
             took_us = (time.perf_counter() - began) * 1e6
@@ -99,38 +102,47 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
     )
 
 
-def stamp_into(sender: Messages, stamps: list[Stamp]) -> None:
-    """Have `sender` append to `stamps`, emptied here, when messages are sent and received.
+def stamp_into(sender: Messages, stamps: list[Stamp]) -> Callable[[], None]:
+    """Have `sender` append to `stamps` when messages are sent and received.
 
-    Times are in microseconds from this call.
+    Times are in microseconds from this call, or from the last one of the function that is returned,
+    which empties `stamps`.
     """
-    stamps.clear()
     began = time.perf_counter()
+
+    def begin() -> None:
+        nonlocal began
+        stamps.clear()
+        began = time.perf_counter()
 
     def stamp(post: Post) -> None:
         stamps.append(
             (post.kind == "send", post.peer, post.number, (time.perf_counter() - began) * 1e6)
         )
 
-    sender.observe([Stamping(stamp)])
+    sender.observe(Stamping(stamp))
+    return begin
 
 
 class Stamping:
-    """An observer of every message of every call."""
+    """An observer of every message of every call, and its own listener."""
 
     def __init__(self, stamp: Callable[[Post], object]) -> None:
         self._stamp = stamp
 
-    def wants(self, program: ObservedProgram) -> bool:
+    def listen(self, calls: ObservedCalls) -> Stamping:
         """See Observer."""
-        return True
+        return self
 
-    def begin(self, program: ObservedProgram) -> Callable[[Post], object]:
+    def begin_anew(self, size_bytes: int) -> None:
         """See Observer."""
+
+    def begin(self) -> Callable[[Post], object]:
+        """See Listener."""
         return self._stamp
 
-    def end(self, program: ObservedProgram, number: int) -> None:
-        """See Observer."""
+    def end(self, number: int | None) -> None:
+        """See Listener."""
 
 
 def pair_stamps(

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from torch._C._distributed_c10d import Store
 
 from ...topo.graph import Topology
-from ..program.contract import ObservedProgram, Observer
+from ..program.contract import ObservedCalls, Observer
 from ..program.instructions import Post
 from ..ranks.blame import describe_route
 from ..ranks.faults import Call
@@ -73,12 +73,25 @@ def _end_comparisons() -> None:
         thread.join(_END_S)
 
 
-@dataclass
-class _Pace:
-    """The pace of one program's calls: the fastest, in seconds, and the slow ones in a row."""
+@dataclass(eq=False)
+class Pace:
+    """The pace of calls of one kind: the fastest, in seconds, and the slow ones in a row.
 
+    See Listener.
+    """
+
+    links: "SlowLinks"
+    calls: ObservedCalls
     best_s: float = float("inf")
     slow: int = 0
+
+    def begin(self) -> "Record | None":
+        """See Listener. Most calls are not stamped, since that takes time."""
+        return self.links.begin(self)
+
+    def end(self, number: int | None) -> None:
+        """See Listener."""
+        self.links.end(self, number)
 
 
 @dataclass
@@ -143,30 +156,33 @@ class SlowLinks:
         self, rank: int, ranks: Sequence[int], store: Store, describe: Callable[[int, int], str]
     ) -> None:
         self._rank, self._ranks, self._store, self._describe = rank, ranks, store, describe
-        self._paces: WeakKeyDictionary[object, _Pace] = WeakKeyDictionary()
         self._records: dict[int, Record] = {}
         self._pause_until = 0.0
-        # The program whose next calls are stamped, and until when: it may be called no more.
-        self._stamps: object | None = None
+        # What next calls are stamped, and until when: they may be made no more.
+        self._stamps: Pace | None = None
         self._stamps_until = 0.0
         self._begun = 0.0
         self._record: Record | None = None
 
-    def wants(self, program: ObservedProgram) -> bool:
+    def listen(self, calls: ObservedCalls) -> Pace | None:
         """See Observer."""
-        return program.crosses_links and program.sent_bytes >= _MIN_WATCHED_BYTES
+        if calls.crosses_links and calls.sent_bytes >= _MIN_WATCHED_BYTES:
+            return Pace(self, calls)
+        return None
 
-    def begin(self, program: ObservedProgram) -> Record | None:
-        """See Observer. Most calls are not stamped, since that takes time."""
+    def begin_anew(self, size_bytes: int) -> None:
+        """See Observer: a race changes no link."""
+
+    def begin(self, pace: Pace) -> Record | None:
+        """Take note that a call begins; return what its messages are stamped by."""
         self._begun = time.monotonic()
-        self._record = Record() if self._stamps is program else None
+        self._record = Record() if self._stamps is pace else None
         return self._record
 
-    def end(self, program: ObservedProgram, number: int) -> None:
-        """See Observer."""
+    def end(self, pace: Pace, number: int | None) -> None:
+        """Take note that a call has ended; compare records once enough calls were stamped."""
         seconds, record = time.monotonic() - self._begun, self._record
-        pace = self._paces.setdefault(program, _Pace())
-        if record is not None:
+        if record is not None and number is not None:
             self._records[number] = record
             if len(self._records) == _STAMPED:
                 records, self._records, self._stamps = self._records, {}, None
@@ -174,7 +190,7 @@ class SlowLinks:
                 # In the background: the records are compared with those of other ranks.
                 thread = threading.Thread(
                     target=self._warn,
-                    args=(program.call, pace.best_s, seconds, records),
+                    args=(pace.calls.call, pace.best_s, seconds, records),
                     name="topoplan-slow",
                     daemon=True,
                 )
@@ -187,7 +203,7 @@ class SlowLinks:
                 and (self._stamps is None or time.monotonic() > self._stamps_until)
                 and time.monotonic() > self._pause_until
             ):
-                self._stamps, self._records = program, {}
+                self._stamps, self._records = pace, {}
                 self._stamps_until = time.monotonic() + _PAUSE_S
         else:
             pace.slow = 0

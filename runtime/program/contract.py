@@ -1,6 +1,7 @@
 """The contract of players, the operations that they play, and what observers of calls are told."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .instructions import Post
@@ -70,26 +71,59 @@ class PlayedProgram(Protocol):
         """The parts of the result."""
 
 
-class ObservedProgram(Protocol):
-    """A compiled program as observers see it.
+@dataclass(frozen=True)
+class ObservedCalls:
+    """Calls of one kind as observers see them: what is carried out, for buffers of one size.
 
-    `call` describes its calls, `sent_bytes` are those that this rank sends in one, and
-    `crosses_links` says whether messages cross links.
+    `call` describes them, `label` what carries them out, and `size_bytes` is that of a buffer as it
+    is sent. This rank sends `sent_bytes` in a call; `crosses_links` says whether messages cross
+    links.
     """
 
     call: str
-    sent_bytes: int
-    crosses_links: bool
+    label: str
+    size_bytes: int
+    sent_bytes: int = 0
+    crosses_links: bool = False
+
+
+class Listener(Protocol):
+    """What an observer has told of calls of one kind."""
+
+    def begin(self) -> Stamp | None:
+        """Take note that a call begins; return what is to be called with each message, if any."""
+
+    def end(self, number: int | None, /) -> None:
+        """Take note that the call begun last has ended well, the group's call `number` if known."""
 
 
 class Observer(Protocol):
-    """What an executor tells of its calls; it knows observers by these names alone."""
+    """What wants to be told of calls; runners know observers by these names alone."""
 
-    def wants(self, program: ObservedProgram, /) -> bool:
-        """Return whether calls of a program are of interest; asked once, when it is compiled."""
+    def listen(self, calls: ObservedCalls, /) -> Listener | None:
+        """Return what is told of calls of one kind, None if they are of no interest.
 
-    def begin(self, program: ObservedProgram, /) -> Stamp | None:
-        """Take note that a call begins; return what is to be called with each message, if any."""
+        Asked once, when what carries them out is made.
+        """
 
-    def end(self, program: ObservedProgram, number: int, /) -> None:
-        """Take note that the call begun last has ended well, the group's call `number`."""
+    def begin_anew(self, size_bytes: int, /) -> None:
+        """Take note that the calls of a size so far were those of a race, which has ended."""
+
+
+class Observed:
+    """What observers are told of, by `listen`."""
+
+    observers: tuple[Observer, ...] = ()
+
+    def observe(self, observer: Observer) -> None:
+        """Tell an observer of calls from now on, too."""
+        self.observers = (*self.observers, observer)
+
+    def ignore(self, observer: Observer) -> None:
+        """Tell an observer nothing any more."""
+        self.observers = tuple(x for x in self.observers if x is not observer)
+
+    def listen(self, calls: ObservedCalls) -> tuple[Listener, ...]:
+        """Return what is told of calls of one kind; mostly nothing."""
+        listeners = (observer.listen(calls) for observer in self.observers)
+        return tuple(listener for listener in listeners if listener is not None)

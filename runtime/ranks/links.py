@@ -56,11 +56,11 @@ class Links:
     """The name, in the group `runners` of extras, of what plays schedules in the ranks' memory."""
     leaves_stock: ClassVar[bool] = True
     """Whether a stock collective ends by itself when the rank that started it does other things."""
-    why_no_recovery: ClassVar[str | None] = None
+    why_links_must_hold: ClassVar[str | None] = None
     """Why calls cannot go on after a lost link."""
     why_fixed: ClassVar[str | None] = None
     """Why the ranks of a group cannot change."""
-    why_not_within_hosts: ClassVar[str | None] = None
+    why_no_host_memory: ClassVar[str | None] = None
     """Why ranks on several hosts need not share memory within each."""
 
     def __init__(self, group: Any, device: torch.device, faults: Faults) -> None:
@@ -117,7 +117,7 @@ class Links:
         """
         return make_stock_call(collective, group or self.group, source, target, op)
 
-    def guard_stock(
+    def run_stock(
         self, call: Callable[[], object], what: str, finish: Callable[[], object]
     ) -> Callable[..., None]:
         """Return a function that runs a stock collective, then `finish`.
@@ -166,7 +166,7 @@ class NcclLinks(Links):
     name = "nccl"
     is_batched = True
     memory_runner: ClassVar[str | None] = "gpus"
-    why_no_recovery = "NCCL does not say which connection is lost, and cannot leave a call"
+    why_links_must_hold = "NCCL does not say which connection is lost, and cannot leave a call"
 
     @classmethod
     def can_connect(cls, group: Any, device: torch.device) -> bool:

@@ -27,8 +27,8 @@ log = logging.getLogger("topoplan")
 
 def explain_no_guard(links: Links | type[Links]) -> str | None:
     """Return why calls over links, or a kind of them, cannot go on; None if they can."""
-    if links.why_no_recovery is not None:
-        return links.why_no_recovery
+    if links.why_links_must_hold is not None:
+        return links.why_links_must_hold
     if find_cabling() is not None:
         return "cables join the hosts, and other routes between them are not tried yet"
     if sys.platform != "linux":

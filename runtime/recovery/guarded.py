@@ -20,7 +20,6 @@ from ..ranking import Candidates
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
 from ..runners.contract import Play
-from ..summaries.tallies import Tallies
 from .agreement import Decision
 from .guard import Attempt, Guard, meet
 from .replan import Replanner, import_planner
@@ -29,9 +28,8 @@ from .segments import choose_segments, find_nearest
 # Shapes of calls whose buffers are kept for the next call of that shape.
 _MAX_SHAPES = 128
 
-# Makes the way of calls for a plan and a transport after a fault, given what is worth trying there,
-# and with the tallies of before.
-MakePath = Callable[[Plan, Transport, FindWorth, Tallies], CallPath]
+# Makes the way of calls for a plan and a transport after a fault, given what is worth trying there.
+MakePath = Callable[[Plan, Transport, FindWorth], CallPath]
 # The shape of a call: numbers of elements, dtype, reduction, and whether there is error feedback.
 _Shape = tuple[Any, ...]
 
@@ -198,8 +196,10 @@ class Guarded:
                 plan = self._await_plan(transport)
             if plan is not whole:
                 plan.verify()
-            path = self._make_path(plan, transport, self._find_worth, self._first.tallies)
+            path = self._make_path(plan, transport, self._find_worth)
         path.base.race_on_calls()
+        for observer in self._first.observers:
+            path.base.observe(observer)
         if self.guard.transport is not transport:
             raise ExecutionError("another link was lost meanwhile")
         self._sent_before, self.path = self.sent_bytes, path
@@ -253,7 +253,9 @@ def _pass_on(path: CallPath, server: int, tensor: torch.Tensor) -> None:
         return
     data = tensor.view(torch.uint8)
     mine = data.clone() if base.rank == server else torch.zeros_like(data)
-    if base.codec is None:  # the plan carries it fastest: a sum of bytes that others have as 0
+    if (
+        base.messages.codec is None
+    ):  # the plan carries it fastest: a sum of bytes that others have as 0
         path.run(Buffers(mine.numel(), mine, mine))
     else:
         texts = base.transport.control.exchange(

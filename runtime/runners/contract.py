@@ -14,9 +14,8 @@ from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo.errors import TopoplanError
 from ..candidates import Candidate
-from ..program.contract import Observer
+from ..program.contract import Observed
 from ..ranks.transport import Transport
-from ..summaries.tallies import Tallies
 
 if TYPE_CHECKING:
     from ..compiled import Buffers
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 Play = Callable[..., None]
 
 
-class Runner(ABC):
+class Runner(Observed, ABC):
     """Carries out candidates on the buffers of calls; `sent_bytes` counts what this rank sends.
 
     All ranks of a group have the same runners, and give the same answers, which depend on nothing
@@ -77,28 +76,21 @@ class Runner(ABC):
         None if a call takes more than running one program.
         """
 
-    # Runners may keep nothing, and have nothing to tell.
-
-    def forget(  # noqa: B027
-        self, numel: int, dtype: torch.dtype, keep: Candidate | None
-    ) -> None:
+    # A runner may keep nothing.
+    def forget(self, numel: int, dtype: torch.dtype, keep: Candidate | None) -> None:
         """Free what is kept for calls of a number of elements, except those of `keep`."""
-
-    def observe(self, observers: Sequence[Observer]) -> None:  # noqa: B027
-        """Tell these observers, and no others, of calls from now on."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a runner is opened for: the calls of a plan over a transport, counted in `tallies`.
+    """What a runner is opened for: the calls of a plan over a transport.
 
-    With `same_bits` results must be those of messages, bit for bit.
+    If it `keeps_bits`, results must be those of messages, bit for bit.
     """
 
     plan: Plan
     transport: Transport
-    tallies: Tallies
-    same_bits: bool
+    keeps_bits: bool
 
 
 class RunnerKind(Protocol):

@@ -17,22 +17,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...synth.cost.host_costs import HostCosts
 from ...synth.ir.addition_order import rounded
 from ...synth.ir.schedule import Schedule
-from ...topo.errors import ExecutionError, TopoplanError
+from ...synth.plan import Plan
+from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ..candidates import MESSAGES, Candidate
 from ..codecs import Codec
 from ..compiled import Binding, BoundProgram, Buffers, Compiled
 from ..environment import parse_scratch
 from ..players.local import is_numpys, make_quiet
-from ..program.contract import Observer, Player, PlayError
+from ..program.contract import ObservedCalls, Observer, Player, PlayError
 from ..program.layout import ends_with_result
 from ..ranks.faults import Call
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
 from ..scratch import MAPPED_BYTES, process_budget, trim_heap
-from ..summaries.tallies import Tallies, Tally
 from .contract import Play, Runner
 
 # Limits on the cached programs: their number, and their instructions, counted again for each
@@ -44,37 +45,36 @@ _MAX_COMPILED, _MAX_OBJECTS = 64, 1 << 17
 class ProgramRunner(Runner):
     """Plays this rank's programs over `transport`; all its ranks make the same calls in one order.
 
-    `topology` names the links in errors, `codec` encodes messages, `tallies` count the calls.
+    `topology` names the links in errors, `codec` encodes messages.
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        topology: Topology | None,
-        codec: Codec | None = None,
-        tallies: Tallies | None = None,
+        self, transport: Transport, topology: Topology | None, codec: Codec | None = None
     ) -> None:
         self.transport, self.faults = transport, transport.faults
         self.topology, self.codec = topology, codec
-        self.tallies = Tallies() if tallies is None else tallies
-        self._observers: list[Observer] = []
         self.rank = transport.control.label
         process_budget.environment_bytes = parse_scratch(None)
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._quietly = make_quiet()
 
     @abstractmethod
-    def make_program(self, candidate: Candidate, buffers: Buffers, tally: Tally) -> Compiled:
+    def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
         """Return the program of a candidate for buffers of one kind."""
 
-    def observe(self, observers: Sequence[Observer]) -> None:
-        """See Runner."""
-        self._observers = list(observers)
-        for compiled in self._compiled.values():
-            compiled.observers = self._find_observers(compiled)
+    def observe(self, observer: Observer) -> None:
+        """See Observed."""
+        super().observe(observer)
+        self._listen_anew()
 
-    def _find_observers(self, compiled: Compiled) -> tuple[Observer, ...]:
-        return tuple(x for x in self._observers if x.wants(compiled))
+    def ignore(self, observer: Observer) -> None:
+        """See Observed."""
+        super().ignore(observer)
+        self._listen_anew()
+
+    def _listen_anew(self) -> None:
+        for compiled in self._compiled.values():
+            compiled.listeners = self.listen(compiled.calls)
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
         """Play this rank's program of a candidate once, compiling it if it is not cached.
@@ -193,10 +193,16 @@ class ProgramRunner(Runner):
         key = candidate, buffers.numel, like.dtype, like.device, buffers.op, feedback
         compiled = self._compiled.pop(key, None)
         if compiled is None:
+            compiled = self.make_program(candidate, buffers)
             size_bytes = self.wire_size(buffers.numel, like.dtype)
-            tally = self.tallies.find(candidate.label, size_bytes)
-            compiled = self.make_program(candidate, buffers, tally)
-            compiled.observers = self._find_observers(compiled)
+            compiled.calls = ObservedCalls(
+                compiled.call,
+                candidate.label,
+                size_bytes,
+                compiled.sent_bytes,
+                compiled.crosses_links,
+            )
+            compiled.listeners = self.listen(compiled.calls)
             nbytes = buffers.numel * like.element_size()
             process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
@@ -212,9 +218,9 @@ class ProgramRunner(Runner):
     def play(self, compiled: Compiled, player: Player, number: int | None) -> None:
         """Play a program that is bound to its buffers, and tell the observers of it."""
         number, deadline = self.faults.admit(number)
-        observers = compiled.observers
-        # The stamp of the first that has one; most calls have no observer at all.
-        stamps = [x.begin(compiled) for x in observers] if observers else ()
+        listeners = compiled.listeners
+        # The stamp of the first that has one; most calls have no listener at all.
+        stamps = [x.begin() for x in listeners] if listeners else ()
         try:
             self._quietly(player.play, deadline, next(filter(None, stamps), None))
         except PlayError as interrupted:
@@ -222,10 +228,9 @@ class ProgramRunner(Runner):
         except BaseException as error:
             self.break_off(compiled, error)
             raise
-        for observer in observers:
-            observer.end(compiled, number)
         self.sent_bytes += compiled.sent_bytes
-        compiled.tally.add()
+        for listener in listeners:
+            listener.end(number)
 
     def break_off(self, compiled: Compiled, error: BaseException) -> None:
         """End all calls after Ctrl-C or the like: the next call would meet messages of this one."""
@@ -253,7 +258,7 @@ class ProgramRunner(Runner):
 class Messages(ProgramRunner):
     """Sends a schedule's messages over the links of a transport, encoded if there is a codec.
 
-    With `rounds_once` only those schedules may be used in which each contribution is rounded once,
+    If it `rounds_once`, only those schedules are usable in which each contribution is rounded once,
     then their sum once.
     """
 
@@ -265,17 +270,37 @@ class Messages(ProgramRunner):
         transport: Transport,
         topology: Topology | None,
         codec: Codec | None = None,
-        tallies: Tallies | None = None,
         *,
         rounds_once: bool = False,
     ) -> None:
-        super().__init__(transport, topology, codec, tallies)
-        self.rounds_once = rounds_once
+        super().__init__(transport, topology, codec)
+        self._rounds_once = rounds_once
         self._ranks = frozenset(transport.control.labels)
 
-    def make_program(self, candidate: Candidate, buffers: Buffers, tally: Tally) -> Compiled:
+    @property
+    def why_alone(self) -> str | None:
+        """Why schedules may be carried out in no other way, None if they may."""
+        if self.codec is None:
+            return None
+        return "values that are compressed are sent as messages"
+
+    @property
+    def why_no_stock(self) -> str | None:
+        """Why the stock collective does not do what these messages do, None if it does."""
+        return None if self.codec is None else "the stock collective does not compress"
+
+    @property
+    def wire_format(self) -> str | None:
+        """The name of the format in which values are sent, None for their own."""
+        return None if self.codec is None else self.codec.name
+
+    def add_costs(self, host: HostCosts) -> HostCosts:
+        """Return a host's costs of sending, those of encoding and decoding included."""
+        return host if self.codec is None else self.codec.add_costs(host)
+
+    def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
         """See ProgramRunner."""
-        return Compiled(candidate, buffers, self.transport, self.codec, tally)
+        return Compiled(candidate, buffers, self.transport, self.codec)
 
     def reaches(self, schedule: Schedule) -> bool:
         """Return whether the links join all ranks that a schedule has send or receive."""
@@ -286,7 +311,37 @@ class Messages(ProgramRunner):
         if self.codec is None:
             return True
         rounding = rounded(schedule.uncut)
-        return rounding.uniform and (rounding.once or not self.rounds_once)
+        return rounding.uniform and (rounding.once or not self._rounds_once)
+
+    def check(self, plan: Plan, *, takes_all: bool) -> None:
+        """Raise InputError unless a plan has usable schedules; if it `takes_all`, no others.
+
+        It takes all where each size has the schedule that the plan says.
+        """
+        given = [x.schedule for x in plan.entries] if takes_all else plan.schedules
+        unusable = [schedule for schedule in given if not self.is_usable(schedule)]
+        if not unusable or (not takes_all and len(unusable) < len(given)):
+            return
+        names = ", ".join(sorted({schedule.strategy for schedule in unusable}))
+        if not self._rounds_once:
+            raise InputError(
+                "compress: ranks that round what they send would end with different sums by "
+                f"{names}; synthesize without it"
+            )
+        raise InputError(
+            f"reduction='once': {names} adds up partial sums, which would be rounded again; "
+            "use a plan of the strategy direct, or reduction='hops'"
+        )
+
+    def count_roundings(self, plan: Plan) -> int:
+        """Return the largest number of rounded values that one contribution is part of.
+
+        The maximum is over a plan's usable schedules; 0 without a codec.
+        """
+        if self.codec is None:
+            return 0
+        usable = filter(self.is_usable, plan.schedules)
+        return max(rounded(schedule.uncut).most for schedule in usable)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
         """See Runner."""

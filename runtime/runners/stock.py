@@ -9,16 +9,16 @@ import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
 from ..compiled import Buffers, describe_call
+from ..program.contract import Listener, Observed, ObservedCalls
 from ..program.layout import ends_with_result
 from ..ranks.stock import StartedStock, make_stock_call
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
 from ..summaries.summary import STOCK
-from ..summaries.tallies import Tallies, Tally
 from .contract import Play
 
 
-class Stock:
+class Stock(Observed):
     """Carries out a collective over the links' own collectives; averages come divided.
 
     If `is_left_out`, it carries out none: a stock collective could not be left when a connection is
@@ -29,12 +29,11 @@ class Stock:
         self,
         collective: Collective,
         transport: Transport,
-        tallies: Tallies,
         wire_size: Callable[[Buffers], int],
         *,
         is_left_out: bool = False,
     ) -> None:
-        self._collective, self._transport, self._tallies = collective, transport, tallies
+        self._collective, self._transport = collective, transport
         # As the members' group numbers its ranks.
         self._of_members = collective.among(collective.members)
         self._wire_size, self._is_left_out = wire_size, is_left_out
@@ -51,15 +50,16 @@ class Stock:
 
     def make(self, buffers: Buffers) -> Play:
         """Return a function that makes the call on buffers."""
-        links, tally = self._transport.links, self._find_tally(buffers)
+        links, what = self._transport.links, self._describe(buffers)
+        listeners = self._find_listeners(buffers, what)
         call = links.make_stock(self._of_members, buffers.source, buffers.target, buffers.op)
 
         def finish() -> None:
             self._divide(buffers)
-            tally.add()
+            for listener in listeners:
+                listener.end(None)
 
-        divides = buffers.op == dist.ReduceOp.AVG
-        return links.guard_stock(call, self._describe(buffers), finish if divides else tally.add)
+        return links.run_stock(call, what, finish)
 
     def bind(self, buffers: Buffers) -> Play | None:
         """Return the same for calls on one buffer that come one after the other, where that pays.
@@ -79,13 +79,14 @@ class Stock:
 
         See Dispatcher.start.
         """
-        faults = self._transport.faults
-        call = faults.begin(self._describe(buffers), number=number)
+        faults, what = self._transport.faults, self._describe(buffers)
+        call = faults.begin(what, number=number)
         work = make_stock_call(
             self._of_members, self._transport.group, buffers.source, buffers.target, buffers.op
         )(asynchronous=True)
         assert work is not None
-        self._find_tally(buffers).add()
+        for listener in self._find_listeners(buffers, what):
+            listener.end(number)  # now: several may be in progress at once
 
         def end() -> None:
             self._divide(buffers)
@@ -93,8 +94,8 @@ class Stock:
 
         return StartedStock(faults, call, work, end)
 
-    def _find_tally(self, buffers: Buffers) -> Tally:
-        return self._tallies.find(STOCK, self._wire_size(buffers))
+    def _find_listeners(self, buffers: Buffers, what: str) -> tuple[Listener, ...]:
+        return self.listen(ObservedCalls(what, STOCK, self._wire_size(buffers)))
 
     def _divide(self, buffers: Buffers) -> None:
         """Divide a sum for an average, if this rank has the sum."""

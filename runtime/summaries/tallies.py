@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Container, Iterator
 
+from ..program.contract import ObservedCalls
+
 # Calls of one size from one report of progress to the next: a race takes at most ten calls, so a
 # size that is called once per step has settled when another one has had this many calls since.
 REPORTED_EVERY = 20
@@ -12,14 +14,17 @@ def _ignore(calls: int) -> None:
 
 
 class Tally:
-    """The calls of one schedule, or of the stock collective, at one size; `add` counts one."""
+    """The calls of one schedule, or of the stock collective, at one size; see Listener."""
 
     __slots__ = ("_owner", "calls")
 
     def __init__(self, owner: "Tallies") -> None:
         self.calls, self._owner = 0, owner
 
-    def add(self) -> None:
+    def begin(self) -> None:
+        """See Listener."""
+
+    def end(self, number: int | None) -> None:
         """Count a call, and report every REPORTED_EVERY-th one."""
         self.calls += 1
         if self.calls % REPORTED_EVERY == 0:
@@ -27,24 +32,24 @@ class Tally:
 
 
 class Tallies:
-    """The tallies of one communicator, by a schedule's label and the size in bits.
+    """The tallies of one communicator, by a schedule's label and the size in bits; an Observer.
 
     `report` gets the calls of a size whenever they are a multiple of REPORTED_EVERY.
     """
 
-    def __init__(self) -> None:
-        self.report: Callable[[int], None] = _ignore
+    def __init__(self, report: Callable[[int], None] = _ignore) -> None:
+        self.report = report
         self._raced = 0
         self._tallies: dict[tuple[str, int], Tally] = {}
 
-    def find(self, label: str, size_bytes: int) -> Tally:
+    def listen(self, calls: ObservedCalls) -> Tally:
         """Return the tally of a schedule at a size, rounded down to a power of two."""
-        key = label, size_bytes.bit_length()
+        key = calls.label, calls.size_bytes.bit_length()
         if key not in self._tallies:
             self._tallies[key] = Tally(self)
         return self._tallies[key]
 
-    def restart(self, size_bytes: int) -> None:
+    def begin_anew(self, size_bytes: int) -> None:
         """Count a size's calls from 0 again: those so far were a race's."""
         for (_, bits), tally in self._tallies.items():
             if bits == size_bytes.bit_length():

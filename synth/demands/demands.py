@@ -93,6 +93,11 @@ class Demands(Collective):
         listed = () if isinstance(self.members, range) else tuple(self.members)
         object.__setattr__(self, "members", listed or range(self.ranks))
 
+    @property
+    def is_even(self) -> bool:
+        """See Collective."""
+        return False
+
     def __hash__(self) -> int:
         # Hashing a million pieces would take a second.
         return hash((self.name, self.ranks, len(self.pieces), self.size))

@@ -84,6 +84,11 @@ class Collective:
     root: int | None = None
     members: Sequence[int] = ()
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all parts of the buffer are equally large."""
+        return True
+
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
             raise InputError(

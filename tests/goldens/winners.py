@@ -31,7 +31,6 @@ from topoplan.runtime.recovery.pace import Pace
 from topoplan.runtime.recovery.slow_watch import SlowWatch, find_change
 from topoplan.runtime.runners.contract import Opening
 from topoplan.runtime.runners.programs import Messages
-from topoplan.runtime.summaries.tallies import Tallies
 from topoplan.topo.measured.flows import Hop
 
 STOCK = "stock"
@@ -134,7 +133,7 @@ def _make_plan(machine: str, strategy: str = "auto") -> Plan:
 @cache
 def _list_candidates(machine: str) -> list[Candidate]:
     plan, transport = _make_plan(machine), cast(Any, ScriptedTransport(lambda _: 0.0))
-    in_memory = InSharedMemory(Opening(plan, transport, Tallies(), same_bits=False))
+    in_memory = InSharedMemory(Opening(plan, transport, keeps_bits=False))
     return Candidates(plan, [Messages(transport, None)], [in_memory]).all
 
 

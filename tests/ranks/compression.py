@@ -42,7 +42,12 @@ def sum_is_near(communicator: Communicator, codec: Codec, numel: int) -> None:
     communicator.allreduce(x)
     case = codec.name, communicator.plan.topology.name, numel
     assert same_everywhere(x), case
-    limit = communicator.dispatcher.most_roundings * codec.relative_error * scale * 1.1
+    limit = (
+        communicator.dispatcher.messages.count_roundings(communicator.plan)
+        * codec.relative_error
+        * scale
+        * 1.1
+    )
     assert (x - total(parts)).abs().max() <= limit, case
 
 
@@ -61,7 +66,7 @@ def nothing_is_lost(communicator: Communicator, numel: int) -> None:
 
 def what_is_not_finite(communicator: Communicator) -> None:
     """It is seen once, and is gone with the next call."""
-    rank, codec = dist.get_rank(), communicator.dispatcher.codec
+    rank, codec = dist.get_rank(), communicator.dispatcher.messages.codec
     residual = torch.zeros(3000)
     x = normal(rank, 3000)
     x[700 * rank] = float("inf")

@@ -23,6 +23,7 @@ from topoplan.runtime.dispatcher import Dispatcher
 from topoplan.runtime.option_names import POINT_TO_POINT
 from topoplan.runtime.policy import Policy
 from topoplan.runtime.ranks.machine import Machine
+from topoplan.runtime.runners.programs import Messages
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.plan import Plan
 
@@ -100,7 +101,13 @@ def race(
     tensor = torch.zeros(SIZE_BYTES // 4)
     with tempfile.TemporaryDirectory(prefix="races-") as nowhere:
         policy = Policy(executor=POINT_TO_POINT, cache=folder or nowhere)
-        dispatcher = ScriptedDispatcher(plan, cast(Any, transport), policy, with_stock=has_stock)
+        dispatcher = ScriptedDispatcher(
+            plan,
+            cast(Any, transport),
+            policy,
+            [Messages(cast(Any, transport), None)],
+            with_stock=has_stock,
+        )
         dispatcher.choices.machine = machine
         choice = dispatcher.hold_race(Buffers(len(tensor), tensor, tensor))
     assert dispatcher.choices.known(SIZE_BYTES) is choice

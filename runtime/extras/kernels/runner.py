@@ -14,6 +14,7 @@ from ....synth.ir.schedule import Schedule
 from ....topo.errors import ExecutionError, InfeasibleError
 from ...candidates import Candidate
 from ...option_names import SAME_BITS
+from ...program.contract import Listener, ObservedCalls, Observer
 from ...program.layout import IN_PLACE, ends_with_result
 from ...ranks.faults import Call
 from ...ranks.transport import Transport
@@ -45,13 +46,14 @@ class Kernels(Runner):
         self.transport, self.topology = opening.transport, opening.plan.topology
         # Schedules with too many chunks for the windows: sent as messages.
         self._too_fine: set[tuple[Candidate, int, torch.dtype]] = set()
+        self._listeners: dict[tuple[str, int, int], tuple[Listener, ...]] = {}
 
     # What to try
 
     @cached_property
     def _shapes(self) -> list[tuple[Schedule, Mode]]:
         plan, topology = self._plan, self.topology
-        flat = () if self._opening.same_bits else build_flat(plan.collective, topology)
+        flat = () if self._opening.keeps_bits else build_flat(plan.collective, topology)
         own = dict.fromkeys(x.uncut for x in plan.schedules if not x.helpers)
         return model.list_shapes([*own, *flat], topology)
 
@@ -97,12 +99,32 @@ class Kernels(Runner):
         player.play(loaded, source, target)
         if self._divides_after(candidate.schedule, buffers):
             buffers.target.div_(candidate.schedule.collective.ranks)
-        size_bytes = buffers.numel * buffers.target.dtype.itemsize
-        self._opening.tallies.find(candidate.label, size_bytes).add()
         self.sent_bytes += loaded.sent_bytes
+        for listener in self._find_listeners(candidate, buffers, loaded):
+            listener.end(number)
 
     def bind(self, candidate: Candidate, buffers: Buffers) -> None:
         """See Runner: a launch takes no preparation that a call could be spared."""
+
+    def _find_listeners(
+        self, candidate: Candidate, buffers: Buffers, loaded: Loaded
+    ) -> tuple[Listener, ...]:
+        size_bytes = buffers.numel * buffers.target.dtype.itemsize
+        key = candidate.label, size_bytes, loaded.sent_bytes
+        if key not in self._listeners:
+            calls = ObservedCalls(loaded.describe(), *key)
+            self._listeners[key] = self.listen(calls)
+        return self._listeners[key]
+
+    def observe(self, observer: Observer) -> None:
+        """See Observed."""
+        super().observe(observer)
+        self._listeners.clear()
+
+    def ignore(self, observer: Observer) -> None:
+        """See Observed."""
+        super().ignore(observer)
+        self._listeners.clear()
 
     def _load(self, candidate: Candidate, buffers: Buffers) -> Loaded | None:
         is_on_gpu = buffers.target.is_cuda  # else the kernels are interpreted
@@ -166,7 +188,7 @@ class KernelsOfGpus:
         """See RunnerKind."""
         if not opening.plan.collective.has_all_gpus:
             return "kernels play plans for all GPUs alone"
-        if opening.same_bits:
+        if opening.keeps_bits:
             return (
                 "kernels add half precision in float32, messages do not, and "
                 f"choose={SAME_BITS!r} promises the same bits; leave executor out"

@@ -48,11 +48,9 @@ class MpiLinks(NamedLinks):
     costs = OVER_MPI
     # MPI's collectives progress only inside MPI calls.
     leaves_stock = False
-    why_no_recovery = "MPI ends the job when a connection is lost; use gloo"
+    why_links_must_hold = "MPI ends the job when a connection is lost; use gloo"
     why_fixed = "the ranks of an MPI launch are fixed"
-    why_not_within_hosts = (
-        "the ranks are on several hosts, within which MPI shares memory by itself"
-    )
+    why_no_host_memory = "the ranks are on several hosts, within which MPI shares memory by itself"
 
     def __init__(self, transport: Transport, channel: MpiChannel) -> None:
         super().__init__(transport.group, transport.device, transport.faults)
@@ -121,7 +119,7 @@ class MpiLinks(NamedLinks):
         """See Links."""
         return make_collective(self.channel, collective, source, target, op)
 
-    def guard_stock(
+    def run_stock(
         self, call: Callable[[], object], what: str, finish: Callable[[], object]
     ) -> Callable[..., None]:
         """See Links."""

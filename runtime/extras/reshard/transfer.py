@@ -25,6 +25,7 @@ from ....topo.errors import ExecutionError, InputError, PlanMismatchError, Topop
 from ....topo.graph import Topology
 from ...dispatcher import Dispatcher
 from ...option_names import ON_FAULTS, POINT_TO_POINT
+from ...players.slow_links import list_watches
 from ...policy import DEFAULT_TIMEOUT, Policy
 from ...ranks.faults import first_line
 from ...ranks.transport import Transport
@@ -104,9 +105,11 @@ class Reshard:
                 )
                 policy = Policy(executor=POINT_TO_POINT, on_fault=ON_FAULTS[0])
                 self._dispatcher = Dispatcher(
-                    self.plan, transport, policy, senders=[self._runner], with_stock=False
+                    self.plan, transport, policy, [self._runner], with_stock=False
                 )
                 self._dispatcher.race_on_calls()
+                for watch in list_watches(transport, self.plan.topology):
+                    self._runner.observe(watch)
 
     @property
     def rounds(self) -> int:

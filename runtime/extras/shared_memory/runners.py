@@ -13,11 +13,11 @@ from ....topo.errors import InfeasibleError
 from ...candidates import Candidate
 from ...compiled import Binding, Buffers, Compiled
 from ...option_names import ONE_SIDED
+from ...players.slow_links import list_watches
 from ...program.contract import PlayError
 from ...ranks.transport import Transport
 from ...runners.contract import Opening, Play, Runner, RunnerKind
 from ...runners.programs import ProgramRunner
-from ...summaries.tallies import Tally
 from ..native.library import suits
 from ..one_sided.flat import PULLED, build_flat
 from .memory import HostMemory, open_memory
@@ -35,8 +35,8 @@ class _MemoryRunner(ProgramRunner):
     """What both runners have in common."""
 
     def __init__(self, opening: Opening) -> None:
-        super().__init__(opening.transport, opening.plan.topology, tallies=opening.tallies)
-        self._plan, self._same_bits = opening.plan, opening.same_bits
+        super().__init__(opening.transport, opening.plan.topology)
+        self._plan, self._keeps_bits = opening.plan, opening.keeps_bits
 
     @property
     def _members_alone(self) -> list[Schedule]:
@@ -64,7 +64,7 @@ class InSharedMemory(_MemoryRunner):
     @cached_property
     def _flat(self) -> list[Candidate]:
         """The flat schedules; none if results must have the same bits."""
-        if self._same_bits:
+        if self._keeps_bits:
             return []
         return [Candidate(x, self.name, PULLED) for x in build_flat(self._plan.collective)]
 
@@ -107,9 +107,9 @@ class InSharedMemory(_MemoryRunner):
                     self._tried[key] = str(error)
         return self._tried[key]
 
-    def make_program(self, candidate: Candidate, buffers: Buffers, tally: Tally) -> Compiled:
+    def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
         """See ProgramRunner."""
-        return CompiledInMemory(candidate, buffers, self.transport, None, tally)
+        return CompiledInMemory(candidate, buffers, self.transport, None)
 
     def make_play(
         self, candidate: Candidate, buffers: Buffers, compiled: Compiled, binding: Binding
@@ -129,7 +129,8 @@ class InSharedMemory(_MemoryRunner):
             self.break_off(compiled, error)
             raise
         self.sent_bytes += compiled.sent_bytes
-        compiled.tally.add()
+        for listener in compiled.listeners:
+            listener.end(number)
 
 
 class WithinHosts(_MemoryRunner):
@@ -137,6 +138,11 @@ class WithinHosts(_MemoryRunner):
 
     name = "within-hosts"
     stages = True
+
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening)
+        for watch in list_watches(opening.transport, opening.plan.topology):
+            self.observe(watch)
 
     def _play(self, schedule: Schedule) -> Candidate:
         return Candidate(schedule, self.name, _WITHIN_HOSTS)
@@ -158,9 +164,9 @@ class WithinHosts(_MemoryRunner):
         room = len(within) if is_alone else _RACED_WITHIN_HOSTS
         return [*within[: room - 1], *within[room - 1 :][-1:]]
 
-    def make_program(self, candidate: Candidate, buffers: Buffers, tally: Tally) -> Compiled:
+    def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
         """See ProgramRunner."""
-        return CompiledWithinHosts(candidate, buffers, self.transport, None, tally)
+        return CompiledWithinHosts(candidate, buffers, self.transport, None)
 
 
 class MemoryOfHosts:
@@ -177,7 +183,7 @@ class MemoryOfHosts:
         if isinstance(memory, str):
             return memory
         if isinstance(memory, HostMemory):
-            return opening.transport.links.why_not_within_hosts or WithinHosts(opening)
+            return opening.transport.links.why_no_host_memory or WithinHosts(opening)
         return InSharedMemory(opening)
 
 

@@ -8,7 +8,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from topoplan.runtime.players import slow_links
-from topoplan.runtime.players.slow_links import SlowLinks
+from topoplan.runtime.players.slow_links import Pace, SlowLinks
+from topoplan.runtime.program.contract import ObservedCalls
 from topoplan.runtime.program.instructions import Post, Span
 
 SENT = Post("send", 1, 0, 0, 0, Span("work", 0, 0))
@@ -39,19 +40,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return stopped
 
 
-class Program:
-    """What calls are of."""
+CALLS = ObservedCalls("a call", "ring", 1 << 20, sent_bytes=1 << 20, crosses_links=True)
 
-    call, sent_bytes, crosses_links = "a call", 1 << 20, True
+
+def watch(links: SlowLinks) -> Pace:
+    """Return what is told of calls of one kind."""
+    pace = links.listen(CALLS)
+    assert pace is not None
+    return pace
 
 
 def make_slow_calls(clock: Clock, *, is_sender_late: bool) -> None:
     """Make calls in which rank 0 sends rank 1 a message, first fast and then slow ones."""
-    store, program = HashStore(), Program()
-    source, target = (SlowLinks(rank, range(2), store, "link {} -> {}".format) for rank in range(2))
+    store = HashStore()
+    links = [SlowLinks(rank, range(2), store, "link {} -> {}".format) for rank in range(2)]
+    source, target = (watch(one) for one in links)
     for number in range(20):
         pause_s = 0.0 if number < 5 else LONG_S
-        sends, receives = source.begin(program), target.begin(program)
+        sends, receives = source.begin(), target.begin()
         if receives is not None:
             receives.before_wait()
         if is_sender_late:
@@ -62,8 +68,8 @@ def make_slow_calls(clock: Clock, *, is_sender_late: bool) -> None:
             clock.pass_s(pause_s)
         if receives is not None:
             receives(RECEIVED)
-        source.end(program, number)
-        target.end(program, number)
+        source.end(number)
+        target.end(number)
     for thread in threading.enumerate():
         if thread.name == "topoplan-slow":
             thread.join()
@@ -74,12 +80,12 @@ def test_programs_that_are_called_no_more_hold_up_no_warning(
 ) -> None:
     monkeypatch.setattr(slow_links, "_PAUSE_S", 0.0)
     links = SlowLinks(0, range(2), HashStore(), "link {} -> {}".format)
-    for program in (Program(), Program()):
+    for watched in (watch(links), watch(links)):
         for pause_s in (0.0, LONG_S, LONG_S, LONG_S):
-            links.begin(program)
+            watched.begin()
             clock.pass_s(pause_s)
-            links.end(program, 0)
-    assert links.begin(program) is not None
+            watched.end(0)
+    assert watched.begin() is not None
 
 
 def test_a_slow_link_is_warned_of_once(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:

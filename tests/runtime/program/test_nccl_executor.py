@@ -283,7 +283,12 @@ def test_a_plan_is_carried_out_by_its_own_choice(plans: Callable[..., str], tmp_
     tensors = [torch.full((5000,), rank + 0.5) for rank in range(4)]
     for rank, tensor in enumerate(tensors):
         with standin.host_of(rank) as transport:
-            dispatcher = Dispatcher(plan, transport, Policy(choose="plan", cache=tmp_path))
+            dispatcher = Dispatcher(
+                plan,
+                transport,
+                Policy(choose="plan", cache=tmp_path),
+                [Messages(transport, plan.topology)],
+            )
             dispatcher.run(Buffers(5000, tensor, tensor, dist.ReduceOp.AVG))
     standin.play()
     assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors)

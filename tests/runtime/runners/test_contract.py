@@ -27,7 +27,7 @@ class Kind:
 
     def open(self, opening: contract.Opening) -> Any:
         self.opened += 1
-        return "its bits differ" if opening.same_bits else self
+        return "its bits differ" if opening.keeps_bits else self
 
 
 class Transport:
@@ -42,10 +42,9 @@ class Transport:
         return next(iter(self.parts), None)
 
 
-def open_one(transport: Any, *, same_bits: bool = False) -> object:
+def open_one(transport: Any, *, keeps_bits: bool = False) -> object:
     plan: Any = None
-    tallies: Any = None
-    return contract.open_runner("gpus", contract.Opening(plan, transport, tallies, same_bits))
+    return contract.open_runner("gpus", contract.Opening(plan, transport, keeps_bits))
 
 
 @pytest.mark.parametrize("other", [None, "it was not built"])
@@ -59,7 +58,7 @@ def test_what_one_rank_lacks_no_rank_opens(
     assert found == (kind if other is None else "rank 1: it was not built")
     assert kind.opened == (other is None)
     if other is None:
-        assert open_one(transport, same_bits=True) == "its bits differ"
+        assert open_one(transport, keeps_bits=True) == "its bits differ"
 
 
 def test_a_copy_without_the_extra_names_it_to_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
