@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ..topo.errors import InputError
 from .compiled import Buffers, make_bindings
 from .dispatcher import CallPath
+from .ranks.faults import Faults
 from .reductions import (
     ReduceOp,
     borrow,
@@ -45,8 +46,12 @@ class PersistentCall:
         self.path, self.buffers, self.op = path, buffers, buffers.op
         self.then: list[Callable[[], object]] = []
         self.play: Callable[..., None] | None = None
-        """How the call is run once its schedule is settled: the program, bound to the target."""
+        """How the call is run once its schedule is settled: the program, bound to the target.
+
+        It is none of several stock collectives that may be in progress at once.
+        """
         self._has_run = False
+        self._faults: Faults | None = None
 
     def run(self, number: int | None = None) -> None:
         """Run the collective once, then the functions in `then`.
@@ -61,8 +66,13 @@ class PersistentCall:
             # By the thread that runs calls, like compiling: two threads must not compile at once.
             if self._has_run and self.play is None:
                 self.play = self.path.bind(self.buffers)
+                self._faults = self.path.base.transport.faults
             self._has_run = True
         self.finish()
+
+    def draw_number(self) -> int:
+        """Return the number of the next call in its group, which this call is."""
+        return (self._faults or self.path.base.transport.faults).draw_number()
 
     def finish(self) -> None:
         """Call the functions in `then`, after a collective that ended without `run`.
@@ -129,7 +139,7 @@ class CallCache:
         `is_scratch=True` says that the caller drops `output`: the call then keeps it alive itself,
         and is not cached. Raise InputError if the tensors do not fit the collective or each other.
         """
-        base, in_place = self.path.base, tensor is None and residual is None
+        in_place = tensor is None and residual is None
         is_fixed = (
             not is_scratch
             and output.device.type == "cpu"
@@ -140,6 +150,7 @@ class CallCache:
         cached = None if key is None else self._find(key, dist.ReduceOp.SUM if op is None else op)
         if cached is not None and in_place:
             return cached
+        base = self.path.base
         check_tensors(
             base.plan.collective.name,
             (output,) if tensor is None else (output, tensor),

@@ -517,13 +517,13 @@ def start(
     `carry_out`. `number` is the call's number in its group if it was drawn before (None: the next
     one).
     """
-    path, base = call.path, call.path.base
-    number = number or base.transport.faults.draw_number()
-    is_settled = path.is_settled(call.buffers)
-    uses_stock = is_settled and path.starts_stock(call.buffers)
-    if uses_stock and base.device.type == "cpu" and not calls.holds_stock:
+    number = number or call.draw_number()
+    path, is_bound = call.path, call.play is not None
+    is_settled = is_bound or path.is_settled(call.buffers)
+    uses_stock = not is_bound and is_settled and path.starts_stock(call.buffers)
+    if uses_stock and path.base.device.type == "cpu" and not calls.holds_stock:
         first()
-        stock = base.start(call.buffers, call.finish, number)
+        stock = path.base.start(call.buffers, call.finish, number)
         work = CpuWork(results)
         work.stand_for(stock.work)
         if stock.call_when_done(work.finish):
