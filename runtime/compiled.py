@@ -59,14 +59,15 @@ _MAX_MESSAGES = 1 << 16
 FIRST_TAG = 1 << 30
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Buffers:
-    """The memory of one call: a collective on `numel` elements from flat `source` to flat `target`.
+    """A call but for its number, which changes where it recurs.
 
-    Both are the same tensor if it works in place. `residual` (flat float32, in place) is error
-    feedback: it is added to the input and receives the rounding errors. With `bindings` programs
-    run directly on the target, whose address stays the same, and their bindings are cached here;
-    with None they run on their own work buffers.
+    A collective on `numel` elements from flat `source` to flat `target`. Both are the same tensor
+    if it works in place. `residual` (flat float32, in place) is error feedback: it is added to the
+    input and receives the rounding errors. With `bindings` programs run directly on the target,
+    whose address stays the same, and their bindings are cached here; with None they run on their
+    own work buffers.
     """
 
     numel: int

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -188,29 +189,10 @@ class BaseGroup(MemberGroup):
                     number=number,
                 ),
             )
-
-        def carry_out() -> None:
-            if is_first and self.options.goes_on:
-                self._compare(call.what, number)
-            elif is_first:
-                self.check.wait_until_same(number)
-            opened = (
-                self.planned.open(size.key, number, self.check) if size.uses_plan(place) else None
-            )
-            if opened is not None:
-                call.prepare(opened).run(number)
-                return
-            if size.begun:
-                self._note_no_plan(call)
-            self.account.count_stock(call.name)
-            work = call.stock()
-            if work is not None:  # NCCL returns none for a call whose caller waits
-                work.wait()
-
         return show_as(
             call.operator,
             lambda: queue.carry_out(
-                carry_out,
+                partial(self._call_first, call, size, place, number, is_first=is_first),
                 call.results,
                 waits=waits,
                 reads=[call.tensor, *call.reads],
@@ -218,6 +200,28 @@ class BaseGroup(MemberGroup):
                 may_be_stock=True,
             ),
         )
+
+    def _call_first(
+        self, call: GroupCall, size: Size, place: int, number: int, *, is_first: bool
+    ) -> None:
+        """Carry out a call of a size whose plan may not be there yet; only the queue may do so.
+
+        If it `is_first` of the size, ranks compare their calls before.
+        """
+        if is_first and self.options.goes_on:
+            self._compare(call.what, number)
+        elif is_first:
+            self.check.wait_until_same(number)
+        opened = self.planned.open(size.key, number, self.check) if size.uses_plan(place) else None
+        if opened is not None:
+            call.prepare(opened).run(number)
+            return
+        if size.begun:
+            self._note_no_plan(call)
+        self.account.count_stock(call.name)
+        work = call.stock()
+        if work is not None:  # NCCL returns none for a call whose caller waits
+            work.wait()
 
     def _compare(self, what: str, number: int) -> None:
         """Raise ExecutionError unless all ranks make the same call; without the store."""

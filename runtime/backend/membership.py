@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
-from ..ranks.addresses import publish_in, read_published
+from ..ranks.addresses import Addresses, publish_in, read_published
 from ..ranks.cabled import find_cabling, find_networks
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
@@ -138,6 +138,16 @@ class MemberGroup(PlainCalls):
                 device, backend_type(self.transports[device.type]), self.plain._get_backend(device)
             )
         self._set_default_backend(backend_type(self.transports["cuda"]))
+        self._open(place, own_store, addresses, seats)
+
+    def _open(
+        self,
+        place: Any,
+        own_store: Store,
+        addresses: Addresses,
+        seats: Sequence[int] | None,
+    ) -> None:
+        """Make what carries out calls by plans, checks them, and counts them."""
         plans = PlanFinder(
             self.options,
             own_store,

@@ -242,12 +242,12 @@ def load_or_synthesize(
     if loaded is not None and (loaded.bracketing is not None) == reproducible:
         log.info("%s: plan %s from %s", what, loaded.hash[:16], folder)
         return loaded
-    result: FoundPlan | Synthesis | None = None
+    apart: "FoundPlan | None" = None
     # Strategies of the script's own are known in this process alone.
     if is_stopped is not None and not DECORATED:
         from ...synth.planner.apart import synthesize_apart
 
-        result = synthesize_apart(
+        apart = synthesize_apart(
             collective,
             topology,
             time_limit_s,
@@ -255,19 +255,14 @@ def load_or_synthesize(
             is_stopped=is_stopped,
             helpers=helpers,
         )
-    if result is None:
-        # The planner's imports take more than a second of a core, and only the first rank of the
-        # first start needs them.
-        from ...synth.groups.synthesize import synthesize_any
-
-        result = synthesize_any(
-            collective,
-            helpers,
-            topology,
-            time_limit_s=time_limit_s,
-            reproducible=reproducible,
-            router=router,
-        )
+    result = apart or _synthesize_here(
+        collective,
+        helpers,
+        topology,
+        time_limit_s=time_limit_s,
+        reproducible=reproducible,
+        router=router,
+    )
     log.info(
         "%s: plan %s synthesized in %.1f s",
         what,
@@ -284,16 +279,30 @@ def load_or_synthesize(
             result.plan.hash[:16],
         )
         return result.plan
+    _cache(result.plan, folder, name)
+    return result.plan
+
+
+def _synthesize_here(
+    collective: Collective, helpers: Sequence[int], topology: Topology, **options: Any
+) -> "Synthesis":
+    # The planner's imports take more than a second of a core, and only the first rank of the first
+    # start needs them.
+    from ...synth.groups.synthesize import synthesize_any
+
+    return synthesize_any(collective, helpers, topology, **options)
+
+
+def _cache(plan: Plan, folder: Path | None, name: str) -> None:
     if folder is None:
-        if not isinstance(collective, Demands):  # plans for these are never cached
+        if not isinstance(plan.collective, Demands):  # plans for these are never cached
             warn_without_cache(None)
-        return result.plan
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        result.plan.save(folder / name, overwrite=True, follow_links=False)
+        plan.save(folder / name, overwrite=True, follow_links=False)
     except (OSError, ValueError, TopoplanError) as error:
         warn_without_cache(folder, error)
-    return result.plan
 
 
 def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:

@@ -33,7 +33,7 @@ NAME: Final = "alltoallv"
 _PATIENCE = 16
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class UnevenBuffers(Buffers):
     """The memory of an alltoall with uneven parts; `own` are the ranges of a rank's own part."""
 

@@ -8,7 +8,7 @@ management network, and its own view of /sys, as a machine of its own would have
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -90,7 +90,27 @@ class CabledNetwork(Network):
             + "".join(f"{ip} {name}\n::ffff:{ip} {name}\n" for ip, name in named.items()),
             encoding="utf-8",
         )
-        for name in (*plan.devices, "head"):
+        self._start_namespaces([*plan.devices, "head"], hosts)
+        pids = [holder.pid for holder in self._holders]
+        lines = [
+            f"link add name {x.a.name} mtu {x.a.mtu} netns {pids[x.a.device]} type veth "
+            f"peer name {x.b.name} mtu {x.b.mtu} netns {pids[x.b.device]}"
+            for x in plan.cables
+        ]
+        lines += [
+            f"link add name {MANAGEMENT_PORT} mtu {_MANAGEMENT_MTU} netns {pids[host]} type veth "
+            f"peer name host{host} mtu {_MANAGEMENT_MTU} netns {pids[self._head]}"
+            for host in range(len(plan.hosts))
+        ]
+        run_lines(["ip", "-batch", "-"], lines)
+        self._configure_head()
+        for device in range(len(plan.devices)):
+            self._configure(device)
+        self._serve_rendezvous()
+
+    def _start_namespaces(self, names: Sequence[str], hosts: Path) -> None:
+        """Start a process in a namespace of its own for each name, with `hosts` as /etc/hosts."""
+        for name in names:
             self._holders.append(
                 subprocess.Popen(
                     [
@@ -112,28 +132,15 @@ class CabledNetwork(Network):
                 )
             )
         self._await_namespaces()
-        pids = [holder.pid for holder in self._holders]
-        lines = [
-            f"link add name {x.a.name} mtu {x.a.mtu} netns {pids[x.a.device]} type veth "
-            f"peer name {x.b.name} mtu {x.b.mtu} netns {pids[x.b.device]}"
-            for x in plan.cables
-        ]
-        lines += [
-            f"link add name {MANAGEMENT_PORT} mtu {_MANAGEMENT_MTU} netns {pids[host]} type veth "
-            f"peer name host{host} mtu {_MANAGEMENT_MTU} netns {pids[self._head]}"
-            for host in range(len(plan.hosts))
-        ]
-        run_lines(["ip", "-batch", "-"], lines)
-        self._configure_head()
-        for device in range(len(plan.devices)):
-            self._configure(device)
+
+    def _serve_rendezvous(self) -> None:
         self._holders.append(
             subprocess.Popen(
                 [
                     *self.enter(self._head),
                     sys.executable,
                     str(Path(__file__).with_name("rendezvous.py")),
-                    plan.management_address(None),
+                    self.cabling.management_address(None),
                     str(_PORT),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 
@@ -79,7 +80,7 @@ def resize(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
     return replace(schedule, collective=resized, chunks=chunks)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RoundBuffers(Buffers):
     """The memory of one round: slices of the shards of `ends`, which work buffers are copied from.
 
@@ -89,24 +90,32 @@ class RoundBuffers(Buffers):
     ends: Ends
     bundles: Sequence[Bundle]
     ranges: Sequence[Range]
-    # Where each piece begins among those that the rank holds: its place, bundle, first element.
-    _held: list[tuple[int, Bundle, int]] = field(init=False)
-    # The same among those that it needs, with the number of the piece.
-    _needed: list[tuple[int, int, int]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._held, self._needed = [], []
+    @property
+    def _held(self) -> list[tuple[int, Bundle, int]]:
+        """Where each piece begins among those that the rank holds: place, bundle, first element."""
+        return self._places[0]
+
+    @property
+    def _needed(self) -> list[tuple[int, int, int]]:
+        """The same among those that it needs, with the number of the piece for the bundle."""
+        return self._places[1]
+
+    @cached_property
+    def _places(self) -> tuple[list[tuple[int, Bundle, int]], list[tuple[int, int, int]]]:
+        of_held, of_needed = list[tuple[int, Bundle, int]](), list[tuple[int, int, int]]()
         held = needed = 0
         for bundle, (lo, hi) in zip(self.bundles, self.ranges, strict=True):
             for holders, piece in zip(bundle.holders, bundle.piece_of, strict=True):
                 if piece is None:
                     continue
                 if self.ends.rank in holders:
-                    self._held.append((held, bundle, lo))
+                    of_held.append((held, bundle, lo))
                     held += hi - lo
                 elif self.ends.rank in bundle.receivers:
-                    self._needed.append((needed, piece, lo))
+                    of_needed.append((needed, piece, lo))
                     needed += hi - lo
+        return of_held, of_needed
 
     def fill(self, work: torch.Tensor, fills: Sequence[Move]) -> None:
         """Copy slices of the source to a program's work buffer."""

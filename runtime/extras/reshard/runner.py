@@ -29,7 +29,7 @@ _SCRATCH: Final = Fraction(3, 2)
 _MIN_SCRATCH_BYTES: Final = 1 << 20
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TransferBuffers(Buffers):
     """The memory of one transfer: the shards of `ends`."""
 
