@@ -8,6 +8,9 @@ The groups, and what an entry of each is:
 
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
 - `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
+- `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
+- `observers`: what observes all that sends messages (runtime/observers.py); only the extras here
+  add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
+LAYERS, OBSERVERS = "layers", "observers"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
@@ -115,6 +119,41 @@ EXTRAS = (
             }
         },
         needs=("native", "one-sided"),
+    ),
+    Extra(
+        "replanning",
+        ("runtime/extras/replanning",),
+        {},
+    ),
+    Extra(
+        "recovery",
+        (
+            *("runtime/extras/recovery", "tests/extras/recovery", "tests/ranks/recovering.py"),
+            *("benchmarks/carry_on.py", "benchmarks/carry_on_cost.py"),
+        ),
+        {
+            LAYERS: {
+                "on_fault": (
+                    "runtime.extras.recovery.kind:ON_FAULT",
+                    "calls go on after a lost link",
+                )
+            }
+        },
+        needs=("replanning",),
+    ),
+    Extra(
+        "slow-links",
+        ("runtime/extras/slow_links", "tests/extras/slow_links", "tests/ranks/slowing.py"),
+        {
+            LAYERS: {"on_slow": ("runtime.extras.slow_links.kind:ON_SLOW", "plans follow links")},
+            OBSERVERS: {
+                "slow-links": (
+                    "runtime.extras.slow_links.warnings:list_watches",
+                    "warns of links that become slow",
+                )
+            },
+        },
+        needs=("replanning",),
     ),
     Extra(
         "mpi",

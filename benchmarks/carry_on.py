@@ -491,7 +491,7 @@ def train(
         parameters, train_alone(dist.get_world_size(), step), rtol=0, atol=1e-6
     )
     if hook is None:
-        guard = dist.group.WORLD.planned.guard
+        guard = dist.group.WORLD.planned.layer
         recoveries = list(guard.history)
         dist.destroy_process_group()
     else:

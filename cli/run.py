@@ -253,7 +253,7 @@ def _run_job(
     if plan is not None:
         policy = options.policy
         # What goes on or follows needs connections of its own.
-        connections = None if policy.replans or policy.follows else transport
+        connections = None if policy.layers else transport
         communicator = Communicator(plan, connections, policy=policy)
         if communicator.rank not in plan.collective.members:
             rows = await_rows(communicator, transport)

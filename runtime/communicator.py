@@ -1,14 +1,13 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
-import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,19 +23,16 @@ from .dispatcher import CallPath, Dispatcher
 from .helpers.announcer import Announcer, HelpedMessages
 from .helpers.parts import find_parts
 from .helpers.service import Service
+from .layers import Layer, LayerKind, SharedLayers, find_layer, wrap_all
+from .observers import observe_links
 from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT, REPLAN
-from .players.slow_links import list_watches
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker
 from .ranks.launch import announce_ready
 from .ranks.transport import SharedTransport, Transport
-from .recovery.connections import explain_no_guard, list_sockets
 from .reductions import check_are_tensors
 from .runners.programs import Messages
-
-if TYPE_CHECKING:
-    from .recovery.guard import Guard
 
 
 class Communicator:
@@ -98,7 +94,7 @@ class Communicator:
     """What carries out the calls."""
     calls: CallCache
 
-    def __init__(  # noqa: PLR0913, PLR0915 (what users set; ranks that make no calls)
+    def __init__(  # noqa: PLR0913 (what users set; ranks that make no calls)
         self,
         plan: Plan | str | Path,
         group: dist.ProcessGroup | GroupMaker | Transport | None = None,
@@ -131,27 +127,27 @@ class Communicator:
         if not isinstance(group, Transport) and not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)
-        opened = frozenset(list_sockets().values() if policy.replans else ())
+        kinds = {name: find_layer(name) for name in policy.layers}
+        prepared = {name: kind.prepare() for name, kind in kinds.items()}
         self._transport = (
             group if isinstance(group, Transport) else Transport(group, policy.timeout)
         )
         self._shares_transport = self._transport is group
-        if policy.replans:
-            self._check_can_replan("on_fault")
-        if policy.follows:
-            self._check_can_replan("on_slow")
-        # A group of its own has none yet.
-        self._guard = _find_guard(self._transport) if self._shares_transport else None
-        self._slow_rows: list[dict[str, Any]] = []
-        exchange = (self._transport.control if self._guard is None else self._guard).exchange
+        for name, kind in kinds.items():
+            _refuse(name, self._why_no_layer(kind))
+        shared = self._transport.find_part(SharedLayers) if self._shares_transport else None
+        self._layers: list[Layer] = [] if shared is None else [*shared.layers]
+        exchange = (self._layers[-1] if self._layers else self._transport.control).exchange
         # The backend makes communicators as part of a call of the user's, which has a number.
-        is_in_call = isinstance(group, SharedTransport) or self._guard is not None
+        is_in_call = isinstance(group, SharedTransport) or bool(self._layers)
         with (
             nullcontext()
             if is_in_call
             else self._transport.faults.stock("the agreement of the ranks before a plan is used")
         ):
             self.plan = _agree_on_plan(plan_or_error, exchange)
+            for name, kind in kinds.items():
+                _refuse(name, kind.why_not_plan(self.plan))
             parts = find_parts(self.plan, self._transport)
             self._own = [x for x in (parts.members, parts.participants) if x is not None]
             members = self.plan.collective.members
@@ -175,50 +171,33 @@ class Communicator:
             if announcer is not None and self.plan.used_helpers:
                 faults = parts.members.faults
                 senders.append(HelpedMessages(announcer, self.plan, number, codec, faults))
-            follow = partial(_follow, self._slow_rows if policy.follows else None, time.monotonic())
-            goes_on = policy.replans or self._guard is not None
-            self.path = follow(
-                Dispatcher(self.plan, parts.members, policy, senders, with_stock=not goes_on)
-            )
-            if policy.follows and not self.plan.collective.has_all_gpus:
-                raise InputError(f"on_slow={REPLAN!r}: expected a plan for all GPUs")
-            if policy.replans:
-                if self.plan.used_helpers:
-                    raise InputError(f"on_fault={REPLAN!r}: plans with helpers cannot go on")
-                self._guard = _make_guard(parts.members, opened)
-            if self._guard is not None:
-                from .recovery.guarded import Guarded
+            # Those of the transport do not leave it: they carry out all calls of a group.
+            with_stock = not self._layers and all(kind.leaves_stock for kind in kinds.values())
 
-                after_fault = replace(policy, executor=POINT_TO_POINT)
+            def make_path(
+                plan: Plan, transport: Transport, find_worth: FindWorth | None
+            ) -> CallPath:
+                return Dispatcher(
+                    plan,
+                    transport,
+                    replace(policy, executor=POINT_TO_POINT),
+                    [make_sender(plan, transport)],
+                    with_stock=with_stock,
+                    find_worth=find_worth,
+                )
 
-                def make_path(plan: Plan, transport: Transport, find_worth: FindWorth) -> CallPath:
-                    return follow(
-                        Dispatcher(
-                            plan,
-                            transport,
-                            after_fault,
-                            [make_sender(plan, transport)],
-                            with_stock=False,
-                            find_worth=find_worth,
-                        )
-                    )
-
-                self.path = Guarded(self._guard, self.path, make_path)
+            path = Dispatcher(self.plan, parts.members, policy, senders, with_stock=with_stock)
+            for name, kind in kinds.items():
+                self._layers.append(kind.open(parts.members, prepared[name]))
+            self.path = wrap_all(path, self._layers, make_path)
         self.calls = CallCache(self.path)
         announce_ready()
 
-    def _check_can_replan(self, parameter: str) -> None:
-        """Raise InputError unless links can be watched for what `parameter` is about."""
-        links = self._transport.links
-        why_not: str | None = "the communicator needs connections of its own; give it no Transport"
-        if not self._shares_transport:
-            why_not = explain_no_guard(links)
-            if parameter == "on_slow" and links.why_links_must_hold is not None:
-                why_not = (
-                    f"links are measured over gloo's connections, not over {links.name}; use gloo"
-                )
-        if why_not is not None:
-            raise InputError(f"{parameter}={REPLAN!r}: {why_not}")
+    def _why_no_layer(self, kind: LayerKind) -> str | None:
+        """Return why calls cannot go through a layer, None if they can."""
+        if self._shares_transport:
+            return "the communicator needs connections of its own; give it no Transport"
+        return kind.why_not(self._transport.links)
 
     def __getattr__(self, name: str) -> Any:
         # Ranks that are no members make no calls.
@@ -348,8 +327,8 @@ class Communicator:
         longest the seconds of a call `before_s`, `during_s` (by the schedule in use) and `after_s`,
         which are None until they are known.
         """
-        lost = [] if self._guard is None else self._guard.history
-        return sorted([*lost, *self._slow_rows], key=lambda row: row["at"])
+        rows = [row for layer in self._layers for row in layer.history]
+        return sorted(rows, key=lambda row: row["at"])
 
     def count_relayed_bytes(self) -> dict[int, int]:
         """Return the bytes that each helper has sent for the members so far, by its rank.
@@ -367,8 +346,9 @@ class Communicator:
 
         Helpers are let go once the first member closes; a helper that closes stops to serve.
         """
-        if self._guard is not None and not self._shares_transport:
-            self._guard.close()
+        if not self._shares_transport:
+            for layer in reversed(self._layers):
+                layer.close()
         if self._announcer is not None:
             self._announcer.close()
         if self._service is not None:
@@ -406,38 +386,19 @@ class Communicator:
         check_are_tensors(name, tensors)
 
 
-def _find_guard(transport: Transport) -> "Guard | None":
-    """Return the guard that a transport's calls go through, if they are to go on after faults."""
-    from .recovery.guard import Guard
-
-    return transport.find_part(Guard)
-
-
-def _make_guard(transport: Transport, opened_since: Collection[str]) -> "Guard":
-    from .recovery.guard import Guard
-
-    return Guard(transport, opened_since)
+def _refuse(option: str, why_not: str | None) -> None:
+    """Raise InputError if there is a reason why an option cannot ask for its layer."""
+    if why_not is not None:
+        raise InputError(f"{option}={REPLAN!r}: {why_not}")
 
 
 def _make_sender(
     codec: Codec | None, plan: Plan, transport: Transport, *, rounds_once: bool
 ) -> Messages:
-    """Return what sends a plan's messages over a transport, whose links are watched."""
+    """Return what sends a plan's messages over a transport, whose links are observed."""
     sender = Messages(transport, plan.topology, codec, rounds_once=rounds_once)
-    for watch in list_watches(transport, plan.topology):
-        sender.observe(watch)
+    observe_links(sender, transport, plan.topology)
     return sender
-
-
-def _follow(
-    slow_rows: list[dict[str, Any]] | None, since: float, dispatcher: Dispatcher
-) -> CallPath:
-    """Return a dispatcher, in a SlowWatch that adds to `slow_rows` unless these are None."""
-    if slow_rows is None:
-        return dispatcher
-    from .recovery.slow_watch import SlowWatch  # few jobs follow slow links
-
-    return SlowWatch(dispatcher, slow_rows, since)
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -16,3 +16,5 @@ REDUCTIONS = ("hops", "once")
 REPLAN: Final = "replan"
 ON_FAULTS = ("raise", REPLAN)
 ON_SLOWS = ("warn", REPLAN)
+# The options that ask for a layer around calls if they are REPLAN; that of the first is innermost.
+LAYER_OPTIONS = ("on_slow", "on_fault")

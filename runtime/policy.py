@@ -28,6 +28,7 @@ from .environment import (
 from .option_names import (
     CODEC_NAMES,
     EXECUTORS,
+    LAYER_OPTIONS,
     MODES,
     ON_FAULTS,
     ON_SLOWS,
@@ -140,6 +141,11 @@ class Policy:
     def follows(self) -> bool:
         """Whether plans follow slow links."""
         return self.on_slow == REPLAN
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The options that ask for a layer around calls, the innermost first."""
+        return tuple(name for name in LAYER_OPTIONS if getattr(self, name) == REPLAN)
 
     @property
     def keeps_bits(self) -> bool:

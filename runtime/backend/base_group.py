@@ -12,8 +12,9 @@ from ...topo.errors import ExecutionError, InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
+from ..layers import find_layer
+from ..option_names import REPLAN
 from ..ranks.links import Links, NcclLinks
-from ..recovery.connections import explain_no_guard
 from ..summaries.summary import Summary
 from ..works import get_done_work, start
 from . import NAME
@@ -120,12 +121,10 @@ class BaseGroup(MemberGroup):
             for device, backend in others.items()
             if backend != self.transports.get(device, backend)
         }
-        if self.options.goes_on:
-            why = explain_no_guard(NcclLinks if self.transports["cuda"] == "nccl" else Links)
-            self._refused.setdefault(
-                "cuda",
-                f"on_fault={self.options.policy.on_fault!r}: {why or 'only calls on CPUs go on'}",
-            )
+        if self.options.layer:
+            links = NcclLinks if self.transports["cuda"] == "nccl" else Links
+            why = find_layer(self.options.layer).why_not(links) or "only for calls on CPUs"
+            self._refused.setdefault("cuda", f"{self.options.layer}={REPLAN!r}: {why}")
 
     # Running
 
@@ -208,7 +207,7 @@ class BaseGroup(MemberGroup):
 
         If it `is_first` of the size, ranks compare their calls before.
         """
-        if is_first and self.options.goes_on:
+        if is_first and self.options.layer:
             self._compare(call.what, number)
         elif is_first:
             self.check.wait_until_same(number)
@@ -225,7 +224,7 @@ class BaseGroup(MemberGroup):
 
     def _compare(self, what: str, number: int) -> None:
         """Raise ExecutionError unless all ranks make the same call; without the store."""
-        calls = [str(call) for call in self.planned.find_guard().exchange(what)]
+        calls = [str(call) for call in self.planned.open_layer().exchange(what)]
         if text := explain_difference(number, self.ranks, calls):
             self.check.error = ExecutionError(text)  # of later calls, too
             raise self.check.error

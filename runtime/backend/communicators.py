@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..helpers.announcer import Announcer
+from ..layers import Layer, SharedLayers, find_layer
 from ..option_names import ON_FAULTS, POINT_TO_POINT
 from ..program.layout import MEETING
 from ..ranks.addresses import Addresses
@@ -29,7 +30,6 @@ from ..ranks.set_up import end_past_waits
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
-from ..recovery.connections import list_sockets
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..runners.contract import prepare_runner
 from ..scratch import process_budget
@@ -39,9 +39,6 @@ from .account import accounts
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
-
-if TYPE_CHECKING:
-    from ..recovery.guard import Guard
 
 # A collective, its root, and the device type of its tensors.
 Key = tuple[str, int | None, str]
@@ -183,8 +180,8 @@ class Communicators:
         self._queues: dict[str, ThreadQueue] = {}
         self.announcer: Announcer | None = None
         """Tells helpers of calls, if the group has some."""
-        self.guard: Guard | None = None
-        """Carries out all calls on CPU tensors, if they are to go on after a lost link."""
+        self.layer: Layer | None = None
+        """What all calls on CPU tensors go through, if the options ask for a layer."""
 
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
@@ -200,7 +197,7 @@ class Communicators:
         place = key, (tensor.nbytes * parts).bit_length(), has_own
         size = self._sizes.get(place)
         if size is None:
-            if not self.options.goes_on:
+            if not self.options.layer:
                 self.begin_search(key, tensor.device)
             # Unless plans are found automatically, and the stock collective may compete with them,
             # the first call must already go through a plan. After a change of membership, plans
@@ -218,7 +215,7 @@ class Communicators:
                 self.plain._get_backend(torch.device("cpu")),
                 lambda: key not in self._preparations or self._preparations[key].future.done(),
                 self._passes,
-                at_once=self.options.goes_on or not (has_own and may_wait),
+                at_once=bool(self.options.layer) or not (has_own and may_wait),
             )
         return size
 
@@ -237,7 +234,7 @@ class Communicators:
         Return an empty list if the plain group may make the calls, or no plan can serve one of
         them.
         """
-        if not (self.options.goes_on or self.must_plan(tensors[0], op)):
+        if not (self.options.layer or self.must_plan(tensors[0], op)):
             return []
         sizes = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
         return [size for size in sizes if size is not None] if None not in sizes else []
@@ -250,8 +247,8 @@ class Communicators:
         """
         if key not in self.by_key:
             plan = (
-                self.plans.find_by(self.find_guard().exchange, key[0], key[1])
-                if self.options.goes_on
+                self.plans.find_by(self.open_layer().exchange, key[0], key[1])
+                if self.options.layer
                 else self._preparations[key].wait(lambda: check.error)
             )
             self.by_key[key] = None if plan is None else self._make(key, plan, number)
@@ -296,7 +293,7 @@ class Communicators:
             return "no plans"
         is_integer = not tensor.dtype.is_floating_point
         min_bytes = _MIN_INTEGER_BYTES if is_integer else self.options.policy.least_bytes
-        if self.options.goes_on:  # what gloo carries could not
+        if self.options.layer:  # which all calls go through
             min_bytes = 0
         if tensor.nbytes * parts < min_bytes and not self.must_plan(tensor, op):
             return f"{dtype_name(tensor.dtype)} below {min_bytes} bytes"
@@ -315,15 +312,17 @@ class Communicators:
         """
         return self.options.policy.compress if name in _COMPRESSED else None
 
-    def find_guard(self) -> "Guard":
-        """Return the guard of all calls on CPU tensors.
+    def open_layer(self) -> Layer:
+        """Return the layer that all calls on CPU tensors go through.
 
         Only the queue may call this. Collective the first time.
         """
-        if self.guard is None:
-            opened, options = frozenset(list_sockets().values()), self.options
+        if self.layer is None:
+            assert self.options.layer is not None
+            kind, options = find_layer(self.options.layer), self.options
+            prepared = kind.prepare()
             transport = Transport(
-                self._make_maker(f"topoplan/{self.name}/guarded", "gloo"),
+                self._make_maker(f"topoplan/{self.name}/layered", "gloo"),
                 self.plans.timeout,
                 "auto",
                 self._addresses,
@@ -333,20 +332,16 @@ class Communicators:
             runner, policy = transport.links.memory_runner, options.policy
             if runner and policy.executor != POINT_TO_POINT and policy.compress is None:
                 prepare_runner(runner, transport)
-            from ..recovery.guard import Guard  # few jobs go on after faults
-
-            self.guard = Guard(transport, opened)
-            transport.attach(self.guard)
-            self.guard.on_give_up.append(self.transport("cpu").faults.break_off)
-        return self.guard
+            self.layer = kind.open(transport, prepared)
+            transport.attach(SharedLayers((self.layer,)))
+            self.layer.on_give_up.append(self.transport("cpu").faults.break_off)
+        return self.layer
 
     def check_stock(self, what: str) -> None:
         """Raise ExecutionError if the plain group has lost a link that plans do without."""
-        if self.guard is not None and self.guard.decision.unreached:
-            raise ExecutionError(
-                f"{what} goes by gloo, which cannot do without {self.guard.name_lost()}; "
-                "collectives that plans carry out go on"
-            )
+        why_not = None if self.layer is None else self.layer.explain_stock()
+        if why_not is not None:
+            raise ExecutionError(f"{what} goes by gloo, which {why_not}")
 
     def _make_maker(self, name: str, transport: str) -> GroupMaker:
         return partial(
@@ -364,12 +359,12 @@ class Communicators:
         options = self.options
         transport = (
             self.transport(device, in_launch=not plan.collective.has_all_gpus)
-            if self.guard is None
-            else self.guard.first
+            if self.layer is None
+            else self.layer.first
         )
         with (
             transport.faults.stock(f"setting up {collective} by plans", number, is_part=True)
-            if self.guard is None
+            if self.layer is None
             else nullcontext()
         ):
             if isinstance(transport, SharedTransport):
@@ -384,7 +379,7 @@ class Communicators:
                     options.policy,
                     timeout=self.plans.timeout,
                     compress=self._codec(collective),
-                    on_fault=ON_FAULTS[0],  # the group's own guard goes on
+                    on_fault=ON_FAULTS[0],  # the group's own layer goes on
                 ),
             )
         dispatcher = communicator.dispatcher
@@ -429,8 +424,8 @@ class Communicators:
         """Set the deadline of later calls by plans."""
         self.plans.timeout = timeout
         transports = [*self._shared.values()]
-        if self.guard is not None:
-            transports += [self.guard.first, self.guard.transport]
+        if self.layer is not None:
+            transports += [self.layer.first, self.layer.transport]
         if self.announcer is not None:
             transports.append(self.announcer.transport)
         transports += [x.dispatcher.transport for x in self.by_key.values() if x is not None]
@@ -439,8 +434,8 @@ class Communicators:
 
     def break_off(self, error: ExecutionError) -> None:
         """Let all calls on CPU tensors fail with an error, those in progress too."""
-        if self.guard is not None:
-            self.guard.break_off(error)
+        if self.layer is not None:
+            self.layer.break_off(error)
         self.transport("cpu").faults.break_off(error)
         for (device, in_launch), transport in list(self._shared.items()):
             if device == "cpu" and in_launch:
@@ -485,16 +480,16 @@ class Communicators:
         """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""
         error = ExecutionError(f"rank {self.plans.rank}: the process group was {why}")
         self.plans.stop.set()
-        if self.guard is not None:
-            self.guard.break_off(error)
+        if self.layer is not None:
+            self.layer.break_off(error)
         for transport in list(self._shared.values()):
             transport.faults.break_off(error)
 
     def close(self) -> None:
         """Close the queues, and destroy the communicators and their transports."""
         self.close_queues()
-        if self.guard is not None:
-            self.guard.close(_CLOSE_S)
+        if self.layer is not None:
+            self.layer.close(_CLOSE_S)
         if self.announcer is not None:
             self.announcer.close()
             self.announcer.transport.close()

@@ -20,6 +20,7 @@ from ...topo.errors import InputError, TopoplanError
 from ..codecs import find_codec
 from ..helpers.announcer import Announcer
 from ..helpers.service import Service
+from ..option_names import REPLAN
 from ..ranks.groups import make_group, uses_nccl
 from ..ranks.places import find_machine
 from ..ranks.store import find_client, take
@@ -70,9 +71,9 @@ def new_group(
     )
     if options.policy.keeps_bits or options.off:
         helping = ()
-    if helping and options.goes_on:
+    if helping and options.layer:
         raise InputError(
-            f"on_fault={options.policy.on_fault!r}: groups with helpers cannot go on after a "
+            f"{options.layer}={REPLAN!r}: groups with helpers cannot go on after a "
             f"fault; pass helpers={NONE!r}, or leave it out"
         )
     timeout, name = timeout or _TIMEOUT, f"topoplan/help/{next(_numbers)}"

@@ -13,10 +13,10 @@ from ...synth.plan import Plan
 from ...topo.errors import InputError
 from .. import environment
 from ..environment import read, read_yes
+from ..layers import find_layer
 from ..option_names import MODES, REPLAN, SAME_BITS
 from ..policy import ChooseMode, Policy, make_policy
 from ..ranks.links import check_transport, find_kind
-from ..recovery.connections import explain_no_guard
 from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
@@ -56,9 +56,9 @@ class BackendOptions:
     expected_splits: ExpectedSplits = ()
 
     @property
-    def goes_on(self) -> bool:
-        """Whether calls on CPU tensors go on after a lost link."""
-        return self.policy.replans and not self.off
+    def layer(self) -> str | None:
+        """The option that asks for a layer around all calls on CPU tensors, None without one."""
+        return None if self.off else next(iter(self.policy.layers), None)
 
     @property
     def off(self) -> bool:
@@ -160,10 +160,11 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     if policy.keeps_bits and plans in _OFF_NAMES:
         raise bits_without_plans()
     transport = check_transport(transport)
-    if policy.replans and plans not in _OFF_NAMES:
-        why_not = explain_no_guard(find_kind(transport))
+    for layer in () if plans in _OFF_NAMES else policy.layers:
+        kind = find_layer(layer)
+        why_not = kind.why_no_group or kind.why_not(find_kind(transport))
         if why_not is not None:
-            raise InputError(f"on_fault={REPLAN!r}: {why_not}")
+            raise InputError(f"{layer}={REPLAN!r}: {why_not}")
     return BackendOptions(
         plans=plans,
         policy=policy,

@@ -242,7 +242,7 @@ def load_or_synthesize(
     if loaded is not None and (loaded.bracketing is not None) == reproducible:
         log.info("%s: plan %s from %s", what, loaded.hash[:16], folder)
         return loaded
-    apart: "FoundPlan | None" = None
+    apart: FoundPlan | None = None
     # Strategies of the script's own are known in this process alone.
     if is_stopped is not None and not DECORATED:
         from ...synth.planner.apart import synthesize_apart

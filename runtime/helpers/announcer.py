@@ -11,7 +11,7 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..codecs import Codec
 from ..compiled import Compiled
-from ..players.slow_links import list_watches
+from ..observers import observe_links
 from ..program.contract import Player, PlayError
 from ..ranks.faults import Call, Faults
 from ..ranks.store import put
@@ -130,8 +130,7 @@ class HelpedMessages(Messages):
         faults: Faults,
     ) -> None:
         super().__init__(announcer.transport, plan.topology, codec)
-        for watch in list_watches(announcer.transport, plan.topology):
-            self.observe(watch)
+        observe_links(self, announcer.transport, plan.topology)
         announcer.transport.faults.topology = plan.topology
         self._announcer, self._plan_number, self._members = announcer, number, faults
         self._numbers = {sign_schedule(x): n for n, x in enumerate(plan.schedules)}

@@ -15,7 +15,7 @@ from ...synth.plan import Plan
 from ..candidates import Candidate
 from ..codecs import Codec
 from ..compiled import Buffers
-from ..players.slow_links import list_watches
+from ..observers import observe_links
 from ..ranks.faults import Call
 from ..ranks.transport import Transport
 from ..runners.programs import Messages
@@ -145,8 +145,7 @@ class Service:
             plan = self._take_plan(header.plan)
             self.transport.faults.topology = plan.topology
             sender = Messages(self.transport, plan.topology, self._codec)
-            for watch in list_watches(self.transport, plan.topology):
-                sender.observe(watch)
+            observe_links(sender, self.transport, plan.topology)
             self._senders[header.plan] = plan, sender
         plan, sender = self._senders[header.plan]
         key = header.plan, header.schedule, header.segments, header.stepwise

@@ -24,11 +24,11 @@ from topoplan import Plan
 from topoplan.runtime.candidates import Candidate, label_of
 from topoplan.runtime.extras.joint import race as joint_race
 from topoplan.runtime.extras.shared_memory.runners import InSharedMemory
+from topoplan.runtime.extras.slow_links.pace import Pace
+from topoplan.runtime.extras.slow_links.watch import SlowWatch, find_change
 from topoplan.runtime.race import Race, is_worthwhile
 from topoplan.runtime.ranking import Candidates
 from topoplan.runtime.ranks.turns import Trial, Turns
-from topoplan.runtime.recovery.pace import Pace
-from topoplan.runtime.recovery.slow_watch import SlowWatch, find_change
 from topoplan.runtime.runners.contract import Opening
 from topoplan.runtime.runners.programs import Messages
 from topoplan.topo.measured.flows import Hop

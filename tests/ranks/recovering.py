@@ -24,12 +24,12 @@ from ranks.topo_backend import end, start
 from topoplan import Communicator
 from topoplan.cli import run
 from topoplan.runtime.backend.process_group import TopoGroup
+from topoplan.runtime.extras.recovery.agreement import RankStatus, Recovery
+from topoplan.runtime.extras.recovery.worker import Worker
 from topoplan.runtime.measuring.bench import list_recoveries, run_benchmark
 from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.runtime.race import Outcome, Race
 from topoplan.runtime.ranks.transport import Transport
-from topoplan.runtime.recovery.agreement import RankStatus, Recovery
-from topoplan.runtime.recovery.worker import Worker
 
 # The connections that a communicator watches have this timeout.
 _USER_TIMEOUT, _WATCHED_MS = socket.TCP_USER_TIMEOUT, 3000
@@ -203,8 +203,8 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
             assert torch.equal(x, wanted.float())
             assert future.wait() == wanted.float().sum()
         check_others(rank, size, number)
-        assert group.planned.guard is not None
-        histories.append(list(group.planned.guard.history))
+        assert group.planned.layer is not None
+        histories.append(list(group.planned.layer.history))
     end()
     return histories
 

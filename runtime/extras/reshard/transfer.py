@@ -24,8 +24,8 @@ from ....synth.plan import Plan
 from ....topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from ....topo.graph import Topology
 from ...dispatcher import Dispatcher
+from ...observers import observe_links
 from ...option_names import ON_FAULTS, POINT_TO_POINT
-from ...players.slow_links import list_watches
 from ...policy import DEFAULT_TIMEOUT, Policy
 from ...ranks.faults import first_line
 from ...ranks.transport import Transport
@@ -108,8 +108,7 @@ class Reshard:
                     self.plan, transport, policy, [self._runner], with_stock=False
                 )
                 self._dispatcher.race_on_calls()
-                for watch in list_watches(transport, self.plan.topology):
-                    self._runner.observe(watch)
+                observe_links(self._runner, transport, self.plan.topology)
 
     @property
     def rounds(self) -> int:

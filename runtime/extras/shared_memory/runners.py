@@ -12,8 +12,8 @@ from ....synth.ir.schedule import Schedule
 from ....topo.errors import InfeasibleError
 from ...candidates import Candidate
 from ...compiled import Binding, Buffers, Compiled
+from ...observers import observe_links
 from ...option_names import ONE_SIDED
-from ...players.slow_links import list_watches
 from ...program.contract import PlayError
 from ...ranks.transport import Transport
 from ...runners.contract import Opening, Play, Runner, RunnerKind
@@ -141,8 +141,7 @@ class WithinHosts(_MemoryRunner):
 
     def __init__(self, opening: Opening) -> None:
         super().__init__(opening)
-        for watch in list_watches(opening.transport, opening.plan.topology):
-            self.observe(watch)
+        observe_links(self, opening.transport, opening.plan.topology)
 
     def _play(self, schedule: Schedule) -> Candidate:
         return Candidate(schedule, self.name, _WITHIN_HOSTS)

@@ -7,8 +7,8 @@ import threading
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from topoplan.runtime.players import slow_links
-from topoplan.runtime.players.slow_links import Pace, SlowLinks
+from topoplan.runtime.extras.slow_links import warnings as slow_links
+from topoplan.runtime.extras.slow_links.warnings import Pace, SlowLinks
 from topoplan.runtime.program.contract import ObservedCalls
 from topoplan.runtime.program.instructions import Post, Span
 

@@ -9,69 +9,16 @@ sockets for that.
 
 import ctypes
 import logging
-import os
 import select
 import socket
-import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from pathlib import Path
 
-from ..ranks.cabled import find_cabling
-from ..ranks.links import Links
-from ..ranks.reports import give_up_early
+from ...ranks.reports import give_up_early
+from ...ranks.sockets import copy_new
 
 log = logging.getLogger("topoplan")
-
-
-def explain_no_guard(links: Links | type[Links]) -> str | None:
-    """Return why calls over links, or a kind of them, cannot go on; None if they can."""
-    if links.why_links_must_hold is not None:
-        return links.why_links_must_hold
-    if find_cabling() is not None:
-        return "cables join the hosts, and other routes between them are not tried yet"
-    if sys.platform != "linux":
-        return f"lost connections are noticed by Linux's means; this is {sys.platform}"
-    return None
-
-
-def list_sockets() -> Mapping[int, str]:
-    """Return the open sockets of this process: the name of each by its file descriptor."""
-    names = {}
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
-            name = str(link.readlink())
-            if name.startswith("socket:"):
-                names[int(link.name)] = name
-    return names
-
-
-def find_listening_ports(opened_since: Collection[str], address: str = "") -> list[int]:
-    """Return the ports of the sockets that this process has begun to listen at.
-
-    `opened_since` are the names that `list_sockets` returned before. With `address` only sockets at
-    that address count.
-    """
-    ports = []
-    for copy in _copy_new(opened_since):
-        with copy:
-            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                host, port, *_ = copy.getsockname()
-                ports += [int(port)] if not address or host == address else []
-    return ports
-
-
-def _copy_new(opened_since: Collection[str]) -> Iterator[socket.socket]:
-    """Yield copies of the TCP sockets that were opened since."""
-    for number, name in list_sockets().items():
-        if name not in opened_since:
-            with suppress(OSError):  # closed meanwhile
-                copy = socket.socket(fileno=os.dup(number))
-                if copy.family in (socket.AF_INET, socket.AF_INET6):
-                    yield copy
-                else:
-                    copy.close()
 
 
 class ConnectionWatch:
@@ -93,7 +40,7 @@ class ConnectionWatch:
 
         They are those with one of `ports` at one end, at which the group's ranks listen.
         """
-        for copy in _copy_new(opened_since):
+        for copy in copy_new(opened_since):
             with suppress(OSError):  # it listens, or is closed already
                 if not {copy.getsockname()[1], copy.getpeername()[1]}.isdisjoint(ports):
                     give_up_early(copy)

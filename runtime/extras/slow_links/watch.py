@@ -23,22 +23,22 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from ...synth.plan import Plan
-from ...synth.report.recoveries import describe_fault, describe_worth
-from ...topo.measured.flows import Hop
-from ..candidates import Candidate
-from ..choices import Entrant
-from ..compiled import Buffers
-from ..dispatcher import Dispatcher
-from ..race import WORTHWHILE, OnCalls, Race
-from ..ranking import Candidates
-from ..ranks.turns import MAX_ENTRANTS
-from ..runners.contract import Play
+from ....synth.plan import Plan
+from ....synth.report.recoveries import describe_fault, describe_worth
+from ....topo.measured.flows import Hop
+from ...candidates import Candidate
+from ...choices import Entrant
+from ...compiled import Buffers
+from ...dispatcher import Dispatcher
+from ...race import WORTHWHILE, OnCalls, Race
+from ...ranking import Candidates
+from ...ranks.turns import MAX_ENTRANTS
+from ...runners.contract import Play
+from ..replanning.aside import plan_aside
+from ..replanning.segments import cut_like, find_nearest
 from .believed import plan_at, slow_down
 from .pace import Pace
 from .probe import REPEATS, Probe, describe_factors
-from .replan import plan_aside
-from .segments import cut_like, find_nearest
 
 log = logging.getLogger("topoplan")
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ...synth.ir.schedule import Schedule
+from ....synth.ir.schedule import Schedule
 
 # Without a race, segments are of several packets each, and not so many that hosts are busy with
 # them.

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from ...synth.plan import Plan
-from ...topo.graph import Topology
-from ...topo.measured.flows import Hop
-from ...topo.routes import Route, Router
+from ....synth.plan import Plan
+from ....topo.graph import Topology
+from ....topo.measured.flows import Hop
+from ....topo.routes import Route, Router
 
 # Allowance of work for the new plan, in seconds, and more for each rank. Calls go on meanwhile.
 _PLAN_S, _PLAN_S_PER_RANK = 2.0, 0.1
@@ -32,7 +32,7 @@ def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
 
     Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
     """
-    from ...synth.planner.synthesize import synthesize  # which only the rank that plans needs
+    from ....synth.planner.synthesize import synthesize  # which only the rank that plans needs
 
     topology = slow_down(plan.topology, factors)
     new = synthesize(

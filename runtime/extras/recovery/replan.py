@@ -1,14 +1,13 @@
 """The plan to go on with after a fault, where the plan has no spare for it, made in a thread."""
 
-import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from functools import partial
 from types import ModuleType
 
-from ...synth.plan import Plan
-from ...topo.derived.lost_links import Link, Pair
-from ...topo.errors import TopoplanError
+from ....synth.plan import Plan
+from ....topo.derived.lost_links import Link, Pair
+from ..replanning.aside import plan_aside
 
 # Allowance of work for the new plan, in seconds, and more for each rank: all of them wait for it,
 # but for what rank 0 has done meanwhile. In less time many plans stay far from their bound.
@@ -40,7 +39,7 @@ def import_planner() -> ModuleType:
 
     It is not imported with this one, since it takes a second of a core and only rank 0 needs it.
     """
-    from ...synth import spares
+    from ....synth import spares
 
     return spares
 
@@ -55,17 +54,3 @@ def _make_plan(plan: Plan, links: Sequence[Link], unreached: Set[Pair]) -> Plan:
         reproducible=plan.bracketing is not None,
     )
     return made
-
-
-def plan_aside(make: Callable[[], Plan], made: "Future[Plan | str]") -> None:
-    """Call `make` in a thread of its own; `made` gets the plan, or why there is none."""
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except TopoplanError as error:
-            made.set_result(str(error))
-        except Exception as error:  # a defect: all ranks wait for the plan, or still have one
-            made.set_result(f"{error!r}")
-
-    threading.Thread(target=run, name="topoplan-replan", daemon=True).start()

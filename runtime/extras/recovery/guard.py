@@ -28,13 +28,16 @@ from weakref import finalize, ref
 import torch
 import torch.distributed as dist
 
-from ...topo.derived.lost_links import Pair, PairRoutes
-from ...topo.errors import ExecutionError, InfeasibleError
-from ...topo.graph import Topology
-from ..ranks.addresses import find_ended
-from ..ranks.blame import describe_link, explain_silence, list_ranks
-from ..ranks.set_up import end_past_waits
-from ..ranks.transport import Transport
+from ....topo.derived.lost_links import Pair, PairRoutes
+from ....topo.errors import ExecutionError, InfeasibleError
+from ....topo.graph import Topology
+from ...dispatcher import CallPath
+from ...layers import Layer, MakePath
+from ...ranks.addresses import find_ended
+from ...ranks.blame import describe_link, explain_silence, list_ranks
+from ...ranks.set_up import end_past_waits
+from ...ranks.sockets import find_listening_ports
+from ...ranks.transport import Transport
 from .agreement import (
     Decision,
     RankLostError,
@@ -44,7 +47,7 @@ from .agreement import (
     SupersededError,
     list_pairs,
 )
-from .connections import ConnectionWatch, find_listening_ports
+from .connections import ConnectionWatch
 from .partial_transport import PartialGloo, PartialTransport, find_tree
 from .worker import Worker
 
@@ -116,7 +119,7 @@ class _Exchange(Attempt):
 Prepare = Callable[[], Attempt]
 
 
-class Guard:
+class Guard(Layer):
     """Carries out the calls of one group, and goes on after a link is lost.
 
     `transport` is the calls' own, on gloo; `opened_since` are the sockets that were open before it
@@ -125,7 +128,7 @@ class Guard:
     """
 
     def __init__(self, transport: Transport, opened_since: Collection[str]) -> None:
-        self.first = self.transport = transport
+        super().__init__(transport)
         self.decision = Decision()
         """What is lost, as all ranks have agreed."""
         self.planned: list[Guarded] = []
@@ -134,9 +137,6 @@ class Guard:
         """That of the plans; it has the names of links."""
         self.error: ExecutionError | None = None
         """Why it does not go on any more."""
-        self.on_give_up: list[Callable[[ExecutionError], object]] = []
-        self.history: list[dict[str, Any]] = []
-        """The recoveries so far, as rows of a table."""
         self._in_use = threading.RLock()  # for as long as a call or a recovery lasts
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._worker = self._make_worker()
@@ -158,6 +158,18 @@ class Guard:
         self._watch = self._make_watch()
         self._watch.follow(opened_since, set().union(*ports))
         transport.faults.on_hang_up.append(self._watch.abort)
+
+    def wrap(self, path: CallPath, make_path: MakePath) -> "Guarded":
+        """See Layer."""
+        from .guarded import Guarded
+
+        return Guarded(self, path, make_path)
+
+    def explain_stock(self) -> str | None:
+        """See Layer."""
+        if not self.decision.unreached:
+            return None
+        return f"cannot do without {self.name_lost()}; collectives that plans carry out go on"
 
     @property
     def sent_bytes(self) -> int:

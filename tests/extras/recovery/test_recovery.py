@@ -22,8 +22,8 @@ from ranks import recovering
 from reports import Reports
 from thorough import count_examples
 
+from topoplan.runtime.extras.recovery.partial_transport import PartialGloo, find_tree
 from topoplan.runtime.ranks.launch import list_ready
-from topoplan.runtime.recovery.partial_transport import PartialGloo, find_tree
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.spares import add_spares, plan_without

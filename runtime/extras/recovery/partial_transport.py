@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from ..ranks.control import Control
-from ..ranks.faults import Faults
-from ..ranks.groups import describe_place, make_lazy_gloo_devices
-from ..ranks.links import AUTO, Links
-from ..ranks.transport import Transport
-from .connections import ConnectionWatch, find_listening_ports, list_sockets
+from ...ranks.control import Control
+from ...ranks.faults import Faults
+from ...ranks.groups import describe_place, make_lazy_gloo_devices
+from ...ranks.links import AUTO, Links
+from ...ranks.sockets import find_listening_ports, list_sockets
+from ...ranks.transport import Transport
+from .connections import ConnectionWatch
 
 # Tags of messages that are not a plan's.
 _GREETING, _CONTROL = 1, 2

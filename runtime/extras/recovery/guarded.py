@@ -1,7 +1,6 @@
 """The layer around a dispatcher under which one plan's calls go on after a fault."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -9,27 +8,25 @@ from typing import Any
 
 import torch
 
-from ...synth.plan import Plan
-from ...topo.errors import ExecutionError, InfeasibleError
-from ..candidates import Candidate
-from ..choices import FindWorth
-from ..compiled import Buffers, make_bindings
-from ..dispatcher import CallPath, Dispatcher
-from ..program.layout import IN_PLACE, MEETING
-from ..ranking import Candidates
-from ..ranks.transport import Transport
-from ..reductions import in_inference_mode
-from ..runners.contract import Play
+from ....synth.plan import Plan
+from ....topo.errors import ExecutionError, InfeasibleError
+from ...candidates import Candidate
+from ...compiled import Buffers, make_bindings
+from ...dispatcher import CallPath, Dispatcher
+from ...layers import MakePath
+from ...program.layout import IN_PLACE, MEETING
+from ...ranking import Candidates
+from ...ranks.transport import Transport
+from ...reductions import in_inference_mode
+from ...runners.contract import Play
+from ..replanning.segments import choose_segments, find_nearest
 from .agreement import Decision
 from .guard import Attempt, Guard, meet
 from .replan import Replanner, import_planner
-from .segments import choose_segments, find_nearest
 
 # Shapes of calls whose buffers are kept for the next call of that shape.
 _MAX_SHAPES = 128
 
-# Makes the way of calls for a plan and a transport after a fault, given what is worth trying there.
-MakePath = Callable[[Plan, Transport, FindWorth], CallPath]
 # The shape of a call: numbers of elements, dtype, reduction, and whether there is error feedback.
 _Shape = tuple[Any, ...]
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...topo.derived.lost_links import Pair
-from ...topo.errors import ExecutionError
-from ..ranks.addresses import Addresses
-from ..ranks.blame import list_ranks
-from ..ranks.reports import POLL_S, relay
+from ....topo.derived.lost_links import Pair
+from ....topo.errors import ExecutionError
+from ...ranks.addresses import Addresses
+from ...ranks.blame import list_ranks
+from ...ranks.reports import POLL_S, relay
 
 # A rank that has not answered within this time is taken to be out of reach: a lost SYN is sent
 # again after 1 s.

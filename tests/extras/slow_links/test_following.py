@@ -21,16 +21,16 @@ from ranks import slowing
 from reports import Reports
 from thorough import count_examples
 
-from topoplan.runtime.recovery.believed import plan_at
-from topoplan.runtime.recovery.pace import Pace
-from topoplan.runtime.recovery.probe import (
+from topoplan.runtime.extras.replanning.segments import cut_like
+from topoplan.runtime.extras.slow_links.believed import plan_at
+from topoplan.runtime.extras.slow_links.pace import Pace
+from topoplan.runtime.extras.slow_links.probe import (
     FlowTest,
     find_slow_links,
     group_experiments,
     list_experiments,
 )
-from topoplan.runtime.recovery.segments import cut_like
-from topoplan.runtime.recovery.slow_watch import find_change
+from topoplan.runtime.extras.slow_links.watch import find_change
 from topoplan.synth.cost.segmentation import families
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan

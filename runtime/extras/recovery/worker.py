@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..reductions import in_inference_mode
+from ...reductions import in_inference_mode
 
 
 class Worker:

@@ -1,0 +1,1 @@
+"""Calls that go on after a lost link, by what is left."""

@@ -1,0 +1,51 @@
+"""How calls that go on after a lost link are asked for (`on_fault="replan"`)."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ....synth.plan import Plan
+from ...layers import LayerKind
+from ...ranks.cabled import find_cabling
+from ...ranks.links import Links
+from ...ranks.sockets import list_sockets
+from ...ranks.transport import Transport
+
+if TYPE_CHECKING:
+    from .guard import Guard
+
+
+class GoingOn:
+    """See LayerKind."""
+
+    leaves_stock = False
+    why_no_group: str | None = None
+
+    def why_not(self, links: Links | type[Links]) -> str | None:
+        """See LayerKind."""
+        if links.why_links_must_hold is not None:
+            return links.why_links_must_hold
+        if find_cabling() is not None:
+            return "cables join the hosts, and other routes between them are not tried yet"
+        if sys.platform != "linux":
+            return f"lost connections are noticed by Linux's means; this is {sys.platform}"
+        return None
+
+    def why_not_plan(self, plan: Plan) -> str | None:
+        """See LayerKind."""
+        return "plans with helpers cannot go on" if plan.used_helpers else None
+
+    def prepare(self) -> frozenset[str]:
+        """Return the sockets that are open: those of the group come after them."""
+        return frozenset(list_sockets().values())
+
+    def open(self, transport: Transport, prepared: object) -> Guard:
+        """See LayerKind."""
+        from .guard import Guard  # few jobs go on after faults
+
+        assert isinstance(prepared, frozenset)
+        return Guard(transport, prepared)
+
+
+ON_FAULT: LayerKind = GoingOn()

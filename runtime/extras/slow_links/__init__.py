@@ -1,0 +1,1 @@
+"""Links that become slow: a warning that names them, and plans that follow their rates."""

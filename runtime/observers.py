@@ -1,0 +1,22 @@
+"""Observers that extras add to everything that sends messages (group `observers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..extras import OBSERVERS, Names
+from ..topo.graph import Topology
+from .program.contract import Observed, Observer
+from .ranks.transport import Transport
+
+# Returns what observes calls over a transport, whose links have names in a topology.
+MakeObservers = Callable[[Transport, Topology | None], list[Observer]]
+
+
+def observe_links(observed: Observed, transport: Transport, topology: Topology | None) -> None:
+    """Let what sends messages over a transport be observed by what extras here have for that."""
+    names = Names(OBSERVERS)
+    for name in names.describe():
+        make: MakeObservers = names.find(name)
+        for observer in make(transport, topology):
+            observed.observe(observer)
