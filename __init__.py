@@ -26,12 +26,12 @@ from .topo.version import VERSION
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
     from .runtime.backend.account import summary
-    from .runtime.backend.new_group import new_group
     from .runtime.backend.options import Plans, backend_options
     from .runtime.backend.reconfigure import reconfigure, reconfigure_handle
     from .runtime.candidates import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
+    from .runtime.extras.helpers.new_group import new_group
     from .runtime.extras.joint.mesh import mesh_groups
     from .runtime.extras.mpi.launched import join_mpi
     from .runtime.extras.reshard.state_dict import reshard_state_dict
@@ -135,7 +135,6 @@ _HOMES = {
     "device_mesh": "runtime.ranks.mesh",
     "load": "topo.loader.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
-    "new_group": "runtime.backend.new_group",
     "pareto": "synth.planner.api",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",

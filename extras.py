@@ -11,6 +11,8 @@ The groups, and what an entry of each is:
 - `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
 - `observers`: what observes all that sends messages (runtime/observers.py); only the extras here
   add.
+- `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
+  here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
-LAYERS, OBSERVERS = "layers", "observers"
+LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
@@ -119,6 +121,19 @@ EXTRAS = (
             }
         },
         needs=("native", "one-sided"),
+    ),
+    Extra(
+        "helpers",
+        (
+            *("runtime/extras/helpers", "tests/extras/helpers", "tests/ranks/helped.py"),
+            *("tests/ranks/helped_groups.py", "benchmarks/groups_run.py"),
+        ),
+        {
+            NAMES: {
+                "new_group": ("runtime.extras.helpers.new_group:new_group", "groups with helpers")
+            },
+            PARTS: {"helpers": ("runtime.extras.helpers.part:find_part", "of ranks that help")},
+        },
     ),
     Extra(
         "replanning",

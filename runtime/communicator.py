@@ -1,7 +1,6 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..synth.ir.collective import spell_ranks
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .calls import CallCache
@@ -20,12 +18,10 @@ from .candidates import Choice
 from .choices import FindWorth
 from .codecs import Codec, find_codec
 from .dispatcher import CallPath, Dispatcher
-from .helpers.announcer import Announcer, HelpedMessages
-from .helpers.parts import find_parts
-from .helpers.service import Service
 from .layers import Layer, LayerKind, SharedLayers, find_layer, wrap_all
 from .observers import observe_links
 from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT, REPLAN
+from .parts import find_part
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker
@@ -148,50 +144,54 @@ class Communicator:
             self.plan = _agree_on_plan(plan_or_error, exchange)
             for name, kind in kinds.items():
                 _refuse(name, kind.why_not_plan(self.plan))
-            parts = find_parts(self.plan, self._transport)
-            self._own = [x for x in (parts.members, parts.participants) if x is not None]
-            members = self.plan.collective.members
-            self._service: Service | None = None
-            self._announcer: Announcer | None = None
-            self.rank, self.size = parts.label, len(members)
-            if parts.members is None:
-                if parts.participants is not None:
-                    self._service = Service(parts.participants, members, lambda _: self.plan, codec)
+            self._part = part = find_part(self.plan, self._transport, codec)
+            self.rank, self.size = part.label, len(self.plan.collective.members)
+            if part.members is None:
                 announce_ready()
                 return
-            make_sender = partial(_make_sender, codec, rounds_once=policy.reduction == "once")
-            senders = [make_sender(self.plan, parts.members)]
-            announcer, number = self._transport.find_part(Announcer), 0
-            if parts.participants is not None:
-                announcer = Announcer(parts.participants, members, self.plan.used_helpers)
-                self._announcer = announcer
-                weakref.finalize(self, announcer.close)
-            elif announcer is not None and self.plan.used_helpers:
-                number = announcer.add_plan(self.plan)
-            if announcer is not None and self.plan.used_helpers:
-                faults = parts.members.faults
-                senders.append(HelpedMessages(announcer, self.plan, number, codec, faults))
+            openings = [
+                partial(kind.open, part.members, prepared[name]) for name, kind in kinds.items()
+            ]
             # Those of the transport do not leave it: they carry out all calls of a group.
             with_stock = not self._layers and all(kind.leaves_stock for kind in kinds.values())
-
-            def make_path(
-                plan: Plan, transport: Transport, find_worth: FindWorth | None
-            ) -> CallPath:
-                return Dispatcher(
-                    plan,
-                    transport,
-                    replace(policy, executor=POINT_TO_POINT),
-                    [make_sender(plan, transport)],
-                    with_stock=with_stock,
-                    find_worth=find_worth,
-                )
-
-            path = Dispatcher(self.plan, parts.members, policy, senders, with_stock=with_stock)
-            for name, kind in kinds.items():
-                self._layers.append(kind.open(parts.members, prepared[name]))
-            self.path = wrap_all(path, self._layers, make_path)
+            self.path = self._open_path(part.members, policy, codec, openings, with_stock)
         self.calls = CallCache(self.path)
         announce_ready()
+
+    def _open_path(
+        self,
+        members: Transport,
+        policy: Policy,
+        codec: Codec | None,
+        openings: Sequence[Callable[[], Layer]],
+        with_stock: bool,
+    ) -> CallPath:
+        """Return the dispatcher over the members' transport, within all layers. Collective.
+
+        `openings` open the layers that are not the transport's, the innermost first.
+        """
+
+        def make_sender(plan: Plan, transport: Transport) -> Messages:
+            sender = Messages(
+                transport, plan.topology, codec, rounds_once=policy.reduction == "once"
+            )
+            observe_links(sender, transport, plan.topology)
+            return sender
+
+        def make_path(plan: Plan, transport: Transport, find_worth: FindWorth) -> CallPath:
+            return Dispatcher(
+                plan,
+                transport,
+                replace(policy, executor=POINT_TO_POINT),
+                [make_sender(plan, transport)],
+                with_stock=with_stock,
+                find_worth=find_worth,
+            )
+
+        senders = self._part.list_senders(make_sender(self.plan, members))
+        path = Dispatcher(self.plan, members, policy, senders, with_stock=with_stock)
+        self._layers += [open_layer() for open_layer in openings]
+        return wrap_all(path, self._layers, make_path)
 
     def _why_no_layer(self, kind: LayerKind) -> str | None:
         """Return why calls cannot go through a layer, None if they can."""
@@ -202,17 +202,8 @@ class Communicator:
     def __getattr__(self, name: str) -> Any:
         # Ranks that are no members make no calls.
         if name in ("path", "calls"):
-            raise InputError(self._explain_no_member())
+            raise InputError(self._part.explain())
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def _explain_no_member(self) -> str:
-        ranks = spell_ranks(self.plan.collective.members)
-        if self._service is None:
-            return f"rank {self.rank} takes no part in the plan, whose members are rank {ranks}"
-        return (
-            f"rank {self.rank} is a helper of the plan: its members, rank {ranks}, make the calls, "
-            "helpers call serve()"
-        )
 
     def serve(self, calls: int | None = None) -> int:
         """Carry bytes for the members' calls, on a helper, and return how many calls were served.
@@ -221,11 +212,7 @@ class Communicator:
         so many. Between two such calls the members wait for this rank. Ranks that take no part
         return at once. Raise ExecutionError, as the members do, if a call fails.
         """
-        if self._service is not None:
-            return self._service.serve(calls)
-        if self.rank in self.plan.collective.members:
-            raise InputError(f"rank {self.rank} is a member of the plan; only helpers serve")
-        return 0
+        return self._part.serve(calls)
 
     def allreduce(
         self,
@@ -311,7 +298,7 @@ class Communicator:
     def wire_bytes(self) -> int:
         """Bytes that this rank has sent through schedules so far, races included."""
         if self.rank not in self.plan.collective.members:
-            return 0 if self._service is None else self._service.sent_bytes
+            return self._part.sent_bytes
         return self.path.sent_bytes
 
     @property
@@ -335,11 +322,7 @@ class Communicator:
 
         Collective over the members.
         """
-        announcer, transport = self._announcer, self.dispatcher.transport
-        if announcer is None:
-            return {}
-        with transport.faults.stock("the counts of helpers' bytes"):
-            return dict(transport.control.exchange(announcer.count_sent())[0])
+        return self._part.count_relayed_bytes()
 
     def close(self) -> None:
         """Destroy the process group unless it is shared; a later call raises ExecutionError.
@@ -349,13 +332,7 @@ class Communicator:
         if not self._shares_transport:
             for layer in reversed(self._layers):
                 layer.close()
-        if self._announcer is not None:
-            self._announcer.close()
-        if self._service is not None:
-            self._service.leave()
-        for transport in self._own:
-            if transport is not self._transport:
-                transport.close()
+        self._part.close(self._transport)
         if not self._shares_transport:
             self._transport.close()
 
@@ -390,15 +367,6 @@ def _refuse(option: str, why_not: str | None) -> None:
     """Raise InputError if there is a reason why an option cannot ask for its layer."""
     if why_not is not None:
         raise InputError(f"{option}={REPLAN!r}: {why_not}")
-
-
-def _make_sender(
-    codec: Codec | None, plan: Plan, transport: Transport, *, rounds_once: bool
-) -> Messages:
-    """Return what sends a plan's messages over a transport, whose links are observed."""
-    sender = Messages(transport, plan.topology, codec, rounds_once=rounds_once)
-    observe_links(sender, transport, plan.topology)
-    return sender
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -35,6 +35,8 @@ HEAD = """# Hardware that topo-probe has seen
 Written by `make gpu-check` on a machine with a GPU: what the live probe learned there, and what it
 could not. Nothing here is typed by hand.
 """
+# The section, written by hand, of what has changed since the last record: this one ends it.
+CHANGED = "Changed since, and not run on a GPU"
 
 
 def main(page: Path) -> int:
@@ -46,7 +48,10 @@ def main(page: Path) -> int:
         return 1
     title, section = _format_section(topology, facts)
     text = page.read_text(encoding="utf-8") if page.exists() else HEAD
-    other_sections = [part for part in text.split("\n## ")[1:] if part.splitlines()[0] != title]
+    replaced = {title, CHANGED}
+    other_sections = [
+        part for part in text.split("\n## ")[1:] if part.splitlines()[0] not in replaced
+    ]
     head = text.split("\n## ")[0].rstrip()
     write_whole(
         page,

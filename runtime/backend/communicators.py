@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, Store
 from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
-from ..helpers.announcer import Announcer
 from ..layers import Layer, SharedLayers, find_layer
 from ..option_names import ON_FAULTS, POINT_TO_POINT
 from ..program.layout import MEETING
@@ -150,6 +149,15 @@ class Size:
             self.begun = True
 
 
+class Attached(Protocol):
+    """What an extra has all calls of a group keep with their transport; it has one of its own."""
+
+    transport: Transport
+
+    def close(self) -> None:
+        """Let go what waits for calls of the group."""
+
+
 class Communicators:
     """The communicators of the group called `name`, made when first used.
 
@@ -178,8 +186,8 @@ class Communicators:
         # By device type, and whether ranks have their numbers in the launch, not in the group.
         self._shared: dict[tuple[str, bool], Transport] = {}
         self._queues: dict[str, ThreadQueue] = {}
-        self.announcer: Announcer | None = None
-        """Tells helpers of calls, if the group has some."""
+        self.attached: list[tuple[str, Attached]] = []
+        """What transports of a device type are to keep; see `attach`."""
         self.layer: Layer | None = None
         """What all calls on CPU tensors go through, if the options ask for a layer."""
 
@@ -369,9 +377,6 @@ class Communicators:
         ):
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
-            is_helped = options.helped is not None and options.helped.device == device
-            if is_helped and self.announcer is not None:
-                transport.attach(self.announcer)
             communicator = Communicator(
                 plan,
                 transport,
@@ -418,7 +423,17 @@ class Communicators:
                 self._shared[key] = Transport(
                     make, timeout, self.options.transport, self._addresses, labels
                 )
+            for kept_by, part in self.attached:
+                if kept_by == device:
+                    self._shared[key].attach(part)
         return self._shared[key]
+
+    def attach(self, device: str, part: Attached) -> None:
+        """Let the transports of a device type keep something, which ends with the group."""
+        self.attached.append((device, part))
+        for (kind, _), transport in self._shared.items():
+            if kind == device:
+                transport.attach(part)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of later calls by plans."""
@@ -426,8 +441,7 @@ class Communicators:
         transports = [*self._shared.values()]
         if self.layer is not None:
             transports += [self.layer.first, self.layer.transport]
-        if self.announcer is not None:
-            transports.append(self.announcer.transport)
+        transports += [part.transport for _, part in self.attached]
         transports += [x.dispatcher.transport for x in self.by_key.values() if x is not None]
         for transport in dict.fromkeys(transports):
             transport.control.set_timeout(timeout)
@@ -490,9 +504,9 @@ class Communicators:
         self.close_queues()
         if self.layer is not None:
             self.layer.close(_CLOSE_S)
-        if self.announcer is not None:
-            self.announcer.close()
-            self.announcer.transport.close()
+        for _, part in self.attached:
+            part.close()
+            part.transport.close()
         self._preparations.clear()
         self._sizes.clear()
         self.by_key.clear()

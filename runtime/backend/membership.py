@@ -341,5 +341,5 @@ def _close(group: weakref.ref[MemberGroup]) -> None:
         alive.account.close()
         alive.check.close()
         alive.planned.close_queues()
-        if alive.planned.announcer is not None:
-            alive.planned.announcer.close()
+        for _, part in alive.planned.attached:
+            part.close()

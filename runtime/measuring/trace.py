@@ -46,10 +46,7 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
         numel -= numel % settings.collective.ranks
     dispatcher, plan = communicator.dispatcher, communicator.plan
     size = dispatcher.wire_size(numel, dtype)
-    choice = communicator.choice(size)
-    schedule = (choice and (choice.schedule or choice.own.schedule)) or plan.entry_for(
-        size
-    ).schedule
+    schedule = _find_schedule(communicator, size)
     if len(schedule.transfers) * schedule.segments > MAX_TIMES:
         raise InputError(
             f"{schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers and segments; "
@@ -100,6 +97,14 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
         {chrome_trace.PREDICTED: predicted, chrome_trace.MEASURED: measured},
         about,
     )
+
+
+def _find_schedule(communicator: Communicator, size: int) -> Schedule:
+    """Return the schedule in use for a size in bytes, or the best one if that is stock."""
+    choice = communicator.choice(size)
+    if choice is None:
+        return communicator.plan.entry_for(size).schedule
+    return (choice.candidate or choice.own).schedule
 
 
 def stamp_into(sender: Messages, stamps: list[Stamp]) -> Callable[[], None]:

@@ -30,6 +30,7 @@ def test_a_machine_is_recorded_once_beside_others_and_without_its_identity(
     gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = tmp_path / "hardware.md"
+    page.write_text(f"{gpu_check.HEAD}\n## {gpu_check.CHANGED}\n\n- All of it.\n")
     for machine in (hybrid_cube_mesh(), nvswitch_box(), hybrid_cube_mesh()):
         serve(monkeypatch, machine)
         assert gpu_check.main(page) == 0

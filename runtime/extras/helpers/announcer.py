@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from ...synth.ir.schedule import Schedule
-from ...synth.plan import Plan
-from ...topo.errors import ExecutionError, InputError
-from ..codecs import Codec
-from ..compiled import Compiled
-from ..observers import observe_links
-from ..program.contract import Player, PlayError
-from ..ranks.faults import Call, Faults
-from ..ranks.store import put
-from ..ranks.transport import Transport
-from ..runners.programs import Messages
+from ....synth.ir.schedule import Schedule
+from ....synth.plan import Plan
+from ....topo.errors import ExecutionError, InputError
+from ...codecs import Codec
+from ...compiled import Compiled
+from ...observers import observe_links
+from ...program.contract import Player, PlayError
+from ...ranks.faults import Call, Faults
+from ...ranks.store import put
+from ...ranks.transport import Transport
+from ...runners.programs import Messages
 from .headers import Header, HeaderChannel, HeaderKind
 
 log = logging.getLogger("topoplan")

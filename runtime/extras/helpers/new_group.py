@@ -14,21 +14,21 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from ...synth.groups.ranks import NONE, REST, Helpers
-from ...synth.plan import Plan
-from ...topo.errors import InputError, TopoplanError
-from ..codecs import find_codec
-from ..helpers.announcer import Announcer
-from ..helpers.service import Service
-from ..option_names import REPLAN
-from ..ranks.groups import make_group, uses_nccl
-from ..ranks.places import find_machine
-from ..ranks.store import find_client, take
-from ..ranks.transport import Transport
-from ..register import register
-from . import NAME
-from .base_group import BaseGroup
-from .options import BackendOptions, Helped, Plans, backend_options
+from ....synth.groups.ranks import NONE, REST, Helpers
+from ....synth.plan import Plan
+from ....topo.errors import InputError, TopoplanError
+from ...backend import NAME
+from ...backend.base_group import BaseGroup
+from ...backend.options import BackendOptions, Helped, Plans, backend_options
+from ...codecs import find_codec
+from ...option_names import REPLAN
+from ...ranks.groups import make_group, uses_nccl
+from ...ranks.places import find_machine
+from ...ranks.store import find_client, take
+from ...ranks.transport import Transport
+from ...register import register
+from .announcer import Announcer
+from .service import Service
 
 # Of torch, as long as it names none.
 _TIMEOUT = timedelta(minutes=30)
@@ -160,7 +160,7 @@ def _connect(
     make = partial(make_group, name, participants, kind)
     transport = Transport(make, timeout, options.transport, labels=participants)
     if isinstance(group, BaseGroup):
-        group.planned.announcer = Announcer(transport, helped.members, helped.helpers)
+        group.planned.attach(helped.device, Announcer(transport, helped.members, helped.helpers))
         return
     transport.outlive_default_group()
     codec = None if options.policy.compress is None else find_codec(options.policy.compress)

@@ -11,14 +11,14 @@ from math import inf
 
 import torch
 
-from ...synth.plan import Plan
-from ..candidates import Candidate
-from ..codecs import Codec
-from ..compiled import Buffers
-from ..observers import observe_links
-from ..ranks.faults import Call
-from ..ranks.transport import Transport
-from ..runners.programs import Messages
+from ....synth.plan import Plan
+from ...candidates import Candidate
+from ...codecs import Codec
+from ...compiled import Buffers
+from ...observers import observe_links
+from ...ranks.faults import Call
+from ...ranks.transport import Transport
+from ...runners.programs import Messages
 from .announcer import has_left, say_left
 from .headers import Header, HeaderChannel, HeaderKind
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..ranks.transport import Transport
-from ..reductions import IN_PLACE_REDUCTIONS, REDUCIBLE_DTYPES, ReduceOp
+from ...ranks.transport import Transport
+from ...reductions import IN_PLACE_REDUCTIONS, REDUCIBLE_DTYPES, ReduceOp
 
 # All reductions that headers can name, in one order on all ranks.
 _OPS = tuple(IN_PLACE_REDUCTIONS)

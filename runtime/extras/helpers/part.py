@@ -1,0 +1,111 @@
+"""The parts of members that others help, and of ranks that help."""
+
+from __future__ import annotations
+
+import weakref
+
+from ....synth.ir.collective import spell_ranks
+from ....synth.plan import Plan
+from ...codecs import Codec
+from ...parts import Part, label_ranks, narrow
+from ...ranks.transport import Transport
+from ...runners.programs import Messages
+from .announcer import Announcer, HelpedMessages
+from .service import Service
+
+
+class HelpedPart(Part):
+    """A member's part: it tells the helpers of each call by `announcer`; see Part.
+
+    `number` is that by which the helpers know the plan. The announcer is its own if it `owns` it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        label: int,
+        members: Transport,
+        announcer: Announcer,
+        codec: Codec | None,
+        *,
+        owns: bool,
+    ) -> None:
+        super().__init__(plan, label, members)
+        self._announcer, self._codec, self._owns = announcer, codec, owns
+        self._number = 0 if owns else announcer.add_plan(plan)
+        self._faults = members.faults
+        if owns:
+            weakref.finalize(self, announcer.close)
+
+    def list_senders(self, first: Messages) -> list[Messages]:
+        """See Part: schedules with helpers are sent to these, too."""
+        helped = HelpedMessages(self._announcer, self.plan, self._number, self._codec, self._faults)
+        return [first, helped]
+
+    def count_relayed_bytes(self) -> dict[int, int]:
+        """See Part."""
+        if not self._owns:
+            return {}
+        assert self.members is not None
+        with self.members.faults.stock("the counts of helpers' bytes"):
+            return dict(self.members.control.exchange(self._announcer.count_sent())[0])
+
+    def close(self, group: Transport) -> None:
+        """See Part: helpers are let go."""
+        if self._owns:
+            self._announcer.close()
+        super().close(group)
+        if self._owns and self._announcer.transport is not group:
+            self._announcer.transport.close()
+
+
+class HelpersPart(Part):
+    """A helper's part: it serves the members' calls over the participants' transport; see Part."""
+
+    def __init__(
+        self, plan: Plan, label: int, participants: Transport, codec: Codec | None
+    ) -> None:
+        super().__init__(plan, label, None)
+        self._participants = participants
+        self._service = Service(participants, plan.collective.members, lambda _: plan, codec)
+
+    @property
+    def sent_bytes(self) -> int:  # type: ignore[override]
+        """See Part."""
+        return self._service.sent_bytes
+
+    def explain(self) -> str:
+        """See Part."""
+        ranks = spell_ranks(self.plan.collective.members)
+        return (
+            f"rank {self.label} is a helper of the plan: its members, rank {ranks}, make the "
+            "calls, helpers call serve()"
+        )
+
+    def serve(self, calls: int | None) -> int:
+        """See Part."""
+        return self._service.serve(calls)
+
+    def close(self, group: Transport) -> None:
+        """See Part: calls of the members then fail."""
+        self._service.leave()
+        if self._participants is not group:
+            self._participants.close()
+
+
+def find_part(plan: Plan, transport: Transport, codec: Codec | None) -> Part:
+    """Return this rank's part in a plan with helpers; see runtime/parts.py."""
+    announcer = transport.find_part(Announcer)
+    if announcer is not None:  # of a group of the backend, whose members this transport joins
+        return HelpedPart(plan, transport.control.label, transport, announcer, codec, owns=False)
+    labels = label_ranks(plan, transport.size)
+    own, members, helpers = labels[transport.rank], plan.collective.members, plan.used_helpers
+    taking_part = sorted((*members, *helpers))
+    participants = narrow(transport, labels, taking_part) if own in taking_part else None
+    alone = narrow(transport, labels, members) if own in members else None
+    if alone is not None and participants is not None:
+        announcer = Announcer(participants, members, helpers)
+        return HelpedPart(plan, own, alone, announcer, codec, owns=True)
+    if participants is not None:
+        return HelpersPart(plan, own, participants, codec)
+    return Part(plan, own, None)
