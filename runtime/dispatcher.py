@@ -140,7 +140,7 @@ class Dispatcher:
                 runners.append(opened)
             elif policy.plays_alone:
                 raise InputError(f"executor={policy.executor!r}: {opened}")
-            else:
+            elif self.messages.why_alone is None:  # else the policy asks for messages alone
                 self.why_messages_alone = opened
         for name in policy.runners:
             opened = self._open_runner(name)
