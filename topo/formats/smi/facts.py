@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ...facts import Fact, keys
-from ...facts.keys import gpu_subject, p2p_subject
+from ...facts.keys import TOPO_P2P, gpu_subject, p2p_subject
 from .cells import PCIE_LABELS, Cells, list_some, split_label
 from .cut_rows import find_cut_rows, is_whole
 from .inferred import Affinity
@@ -153,7 +153,7 @@ def build_p2p_facts(
                 "out"
             )
             continue
-        source = "nvidia-smi topo -p2p"
+        source = TOPO_P2P
         if table.flag in _KEYS:
             source += f" {table.flag}"
         else:
