@@ -47,6 +47,17 @@ _ABORTED = re.compile(
     r"|exited on signal \d|ChildFailedError)",
     re.MULTILINE,
 )
+# The average that a test prints which measured nothing.
+_NO_AVERAGE = re.compile(r"# *Avg bus bandwidth +: +-?(?:0(?:\.0*)?|nan)\s*$", re.MULTILINE)
+# Longest error to quote, in characters.
+_MAX_ERROR = 200
+# How programs, the system and job managers say what ended a program, in a line of their own.
+_ERROR = re.compile(
+    r"^[^\n]{0,120}(?:\b(?:error|fatal|abort(?:ed|ing)?|fail(?:ed|ure)?|killed|cancell?ed|exception"
+    r"|segmentation fault|signal|timed? ?out|denied|refused|no such file|not found|cannot"
+    r"|could not|unable to|invalid)\b|terminate called|What\(\):)[^\n]{0,200}$",
+    re.MULTILINE | re.IGNORECASE,
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # A line in a list of lines, as Ansible prints them, and the end of a line in HTML.
 _QUOTED = re.compile(r'^\s*"(.*)",?\s*$')
@@ -336,13 +347,38 @@ def _explain_table(table: TableReader, text: str) -> str:
             ": the average of a table's rates alone (Avg bus bandwidth), which mixes small sizes "
             "with large ones; give the rows"
         )
-    at = f", line {table.header_line}: {what} without a row"
-    if table.has_ended:
-        return f"{at}, though the test ended: its rows are left out, or in a file; give them, too"
+    return f", line {table.header_line}: {what} without a row{_explain_rowless(table, text)}"
+
+
+def _explain_rowless(table: TableReader, text: str) -> str:
+    """Return why a table below a header has no row, as far as the text shows it."""
+    if (error := _find_error(text, table.header_line)) is not None:
+        line, said = error
+        return (
+            f": nothing was measured; line {line} below it says {said!r}: if that ended the "
+            "test, mend it first"
+        )
     if (ended := _ABORTED.search(text)) is not None:
         line = text.count("\n", 0, ended.start()) + 1
-        return f"{at}: the launcher says that a process failed (line {line}); mend that first"
-    return f"{at}: it is cut, or the test had not begun; give the whole output"
+        return f": the launcher says that a process failed (line {line}); mend that first"
+    if table.has_ended and _NO_AVERAGE.search(text) is not None:
+        return (
+            ": the test ended without a size that it measured (its average is 0); see whether "
+            "its least size (-b) exceeds the largest (-e), or the memory of the GPUs"
+        )
+    if table.has_ended:
+        return ", though the test ended: its rows are left out, or in a file; give them, too"
+    return ": it is cut, or the test had not begun; give the whole output"
+
+
+def _find_error(text: str, header_line: int) -> tuple[int, str] | None:
+    """Return the first line below a header that says what ended the test, and its number."""
+    for number, line in enumerate(text.split("\n"), 1):
+        # Comments: "# Out of bounds values : 0 OK". What launchers say of it is less.
+        is_other = line.lstrip().startswith("#") or _ABORTED.match(line) is not None
+        if number > header_line and not is_other and _ERROR.match(line[:_MAX_ERROR]):
+            return number, " ".join(line.split())[:_MAX_ERROR]
+    return None
 
 
 def _explain_failure(log: LogReader) -> str | None:

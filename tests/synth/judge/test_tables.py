@@ -525,6 +525,19 @@ def test_a_table_of_a_job_that_failed_is_not_called_cut(said: str) -> None:
         read(HEADER + "-----\n")
 
 
+def test_a_table_without_rows_is_refused_by_the_error_below_it() -> None:
+    error = "[n1:17] Signal: Segmentation fault (11)\n"
+    wrong = "# Out of bounds values : 0 OK\n"
+    with pytest.raises(InputError, match=r"measured; line 6 below it says '\[n1:17\] Signal: Seg"):
+        read(HEADER + wrong + "-----\n" + error + "srun: error: n1: task 3: Exited with code 1\n")
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(error + HEADER)
+    with pytest.raises(InputError, match="without a size that it measured"):
+        read(HEADER + wrong + "# Avg bus bandwidth    : 0 \n")
+    with pytest.raises(InputError, match="its rows are left out"):
+        read(HEADER + wrong + "# Avg bus bandwidth    : 12.5 \n")
+
+
 def test_the_start_of_a_further_run_is_no_odd_row() -> None:
     started = "# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor) iters: 20\n"
     with pytest.raises(InputError, match="it is cut, or the test had not begun"):
