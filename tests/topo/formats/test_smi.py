@@ -1308,3 +1308,42 @@ def test_the_maker_of_cpus_that_the_text_names_decides_as_nccl_does() -> None:
         assert p2p.answer == answer and "vendor" not in str(p2p.evidence)
     (p2p,) = (v for v in judge_pairs(read(alike(2, "SYS") + asked)) if v.kind == "p2p")
     assert "CPU: vendor not known" in p2p.evidence
+
+
+@pytest.mark.parametrize("by", [",", ";"])
+@pytest.mark.parametrize("corner", ["", "device"])
+def test_matrices_of_spreadsheets_are_read(by: str, corner: str) -> None:
+    """Ranges of CPUs have commas of their own, in quotes or not."""
+    rows = (
+        (corner, "GPU0", "GPU1", "NIC0", "CPU Affinity", "NUMA Affinity"),
+        ("GPU0", "X", "NV4", "PHB", "0-7,16-23", "0"),
+        ("GPU1", "NV4", "X", "SYS", '"8-15,24-31"' if by == "," else "8-15,24-31", "1"),
+        ("NIC0", "PHB", "SYS", "X", "", ""),
+    )
+    text = "\r\n".join(by.join(row) for row in rows)
+    told = smi.read("Our box, GPU0, GPU1:\n" + text + "\nas exported, today\n", "a.csv")
+    tabs = "\n".join("\t".join(row).replace('"', "") for row in rows).replace(corner, "")
+    assert told.fingerprint == smi.read(tabs, "a.txt").fingerprint
+    nodes = [facts(told).get_number(f"gpu/{i}", fact_keys.GPU_NUMA_NODE) for i in range(2)]
+    assert nodes == [0, 1]
+
+
+def test_drives_in_a_matrix_are_left_out_with_a_note() -> None:
+    text = (
+        "\tGPU0\tNVMe0\tGPU1\tnvme1n1\tNIC0\nGPU0\tX\tPIX\tPHB\tSYS\tPHB\n"
+        "NVMe0\tPIX\tX\tPHB\tSYS\tPHB\nGPU1\tPHB\tPHB\tX\tSYS\tPHB\n"
+        "NIC0\tPHB\tPHB\tPHB\tSYS\tX\n"
+    )
+    machine = smi.read(text, "a.txt")
+    assert [d.id for d in machine.devices if d.kind == "nic"] == ["NIC0"]
+    assert any("NVMe0, nvme1n1: drives" in str(note) for note in machine.notes)
+
+
+@pytest.mark.parametrize(
+    "heading", ["GPU0 GPU1 ... GPU7", "GPU0 ... GPU7", "GPU0 GPU1 \u2026 GPU7"]
+)
+def test_a_heading_that_leaves_columns_out_is_refused_for_that(heading: str) -> None:
+    cells = heading.split()
+    row = "GPU0 X " + " ".join("NV18" if c.startswith("GPU") else c for c in cells[1:])
+    with pytest.raises(InputError, match="line 1: a heading that leaves columns out"):
+        smi.read(f"{heading} CPU Affinity\n{row} 0-55\n", "a.txt")

@@ -26,7 +26,14 @@ from ..pasted import clean
 from ..said_host import find_host_facts, find_settings
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_part_bridges, note_unknown_boards
-from .cells import Cells, count_nvlinks, iterate_members, list_some, read_cells
+from .cells import (
+    Cells,
+    count_nvlinks,
+    iterate_members,
+    leave_out_drives,
+    list_some,
+    read_cells,
+)
 from .cuda_samples import build_sample_facts, read_samples
 from .facts import (
     MAX_PAIRED,
@@ -52,6 +59,7 @@ from .nvlink_output import (
 )
 from .other_links import join_other_links
 from .parser import (
+    DOTS,
     GPU_NAME,
     RANGES,
     LabelMatrix,
@@ -214,6 +222,11 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
         )
     if output.tables:
         raise _make_rowless_error(output.tables[0], where)
+    if output.stray is not None and output.odd in DOTS:
+        raise InputError(
+            f"{where}: line {output.stray}: a heading that leaves columns out ({output.odd}), so "
+            "which GPUs there are is not known; give the whole output of nvidia-smi topo -m"
+        )
     if output.stray is not None and output.odd:
         raise InputError(
             f"{where}: line {output.stray}: a heading with the column {output.odd[:40]!r}, which "
@@ -242,6 +255,7 @@ def _read_matrix(
     `cpu` is what `find_cpu` finds in the text.
     """
     notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
+    table = leave_out_drives(table, notes)
     cells = read_cells(table, output.nics, notes)
     _check_pairs(table, cells, where)
     listings = output.nvlinks_by_gpu

@@ -27,6 +27,8 @@ _TAB = 8
 # Characters at the start of a text in which its format is detected.
 _SNIFF_CHARACTERS = 2**20
 
+# What people put in the place of what they leave out.
+DOTS = ("..", "...", "....", "\u2026")
 CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 GPU_NAME = re.compile(r"GPU(\d{1,6})")
 RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
@@ -97,7 +99,8 @@ _STRANGER = re.compile(
 )
 _SNIFF = re.compile(
     r"^[ \t>/#*|+]{0,40}(?:"
-    r"GPU\d{1,6}[ \t|]{1,40}(?:GPU\d{1,6}\b|CPU[ \t]+Affinity|NUMA[ \t]+Affinity)"
+    r"GPU\d{1,6}[ \t|]{1,40}(?:(?:(?:\.{2,4}|\u2026)[ \t|]{1,40})?GPU\d{1,6}\b|CPU[ \t]+Affinity"
+    r"|NUMA[ \t]+Affinity)"
     r"|GPU\d{1,6}[ \t|]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)"
     r"(?=[ \t|\r]|$)"
     r"|GPU \d{1,6}: [^\n]{0,200}\(UUID: [^\n]{0,100}\)\s{0,40}\n[ \t]{1,40}Link \d"
@@ -354,6 +357,9 @@ def _find_starts(heading: str) -> tuple[int, ...]:
 def _find_odd_column(line: str) -> str:
     """Return the column without a number in a line that is otherwise a heading, or ""."""
     words = line.split()
+    if len(words) > 2 and words[1] in DOTS:
+        words.insert(0, words.pop(1))
+        return words[0] if all(map(GPU_NAME.fullmatch, words[1:3])) else ""
     if len(words) < 2 or not all(GPU_NAME.fullmatch(word) for word in words[:2]):
         return ""
     return next((word for word in words if not any(map(str.isdigit, word))), "")
