@@ -1347,3 +1347,21 @@ def test_a_heading_that_leaves_columns_out_is_refused_for_that(heading: str) -> 
     row = "GPU0 X " + " ".join("NV18" if c.startswith("GPU") else c for c in cells[1:])
     with pytest.raises(InputError, match="line 1: a heading that leaves columns out"):
         smi.read(f"{heading} CPU Affinity\n{row} 0-55\n", "a.txt")
+
+
+def test_links_of_nics_in_lspci_count_where_all_are_alike() -> None:
+    matrix = "\tGPU0\tmlx5_0\tmlx5_1\nGPU0\tX\tPHB\tPHB\nmlx5_0\tPHB\tX\tPHB\nmlx5_1\tPHB\tPHB\tX\n"
+    nic = (
+        "{}:00.0 Infiniband controller: Mellanox Technologies MT28908 Family\n"
+        "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16, ASPM not supported\n"
+        "\t\tLnkSta:\tSpeed 16GT/s (ok), Width x{} (downgraded)\n"
+    )
+    both = smi.read(matrix + nic.format("31", 8) + nic.format("ca", 8), "a.txt")
+    assert {both.capacity_GBps[nic, "cpu0"] for nic in ("mlx5_0", "mlx5_1")} == {12}
+    assert both.capacity_GBps["gpu0", "cpu0"] == 12, "Gen3 x16, assumed"
+    source = next(str(link.source) for link in both.links if link.src == "mlx5_0")
+    assert "Gen4 x8, as line 7 says of 0000:31:00.0" in source
+    for told in (nic.format("31", 8), nic.format("31", 8) + nic.format("ca", 4)):
+        machine = smi.read(matrix + told, "a.txt")
+        assert "0000:31:00.0 Gen4 x8 (line 7)" in notes(machine)
+        assert all("assumed" in str(link.source) for link in machine.links)

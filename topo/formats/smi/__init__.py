@@ -286,7 +286,11 @@ def _read_matrix(
         note_part_bridges(cells, boards, notes)
     if not boards:
         note_unknown_boards(cells, affinities, said_links, notes)
-    stated = [link.generation for link, source in said_links.values() if source.kind == "rated"]
+    stated = [
+        link.generation
+        for i, (link, source) in said_links.items()
+        if cells.gpus >> i & 1 and source.kind == "rated"
+    ]
     newest = max(stated, default=None) if len(stated) == cells.gpus.bit_count() else None
     rates = replace(assume_rates(boards, how, cpu, newest), said=said_links)
     inferred = InferredTopology(cells, affinities, SOURCE, notes=notes, rates=rates)
@@ -332,7 +336,7 @@ def _read_matrix(
 def _find_said(
     said: SaidPcie, cells: Cells, boards: Mapping[int, Board], is_sure: bool, notes: list[str]
 ) -> dict[int, tuple[PcieLink, Source]]:
-    """Return the PCIe links that the text states, by column; note lines that disagree.
+    """Return the PCIe links of GPUs and NICs that the text states; note lines that disagree.
 
     `is_sure` is False for boards that are only assumed.
     """
@@ -344,6 +348,9 @@ def _find_said(
         slot = board.pcie if board is not None else None
         if link := said.find(int(cells.ids[i][3:]), slot, is_sure and slot is not None):
             links[i] = link
+    nics = [i for i in range(len(cells.ids)) if not cells.gpus >> i & 1]
+    if of_nics := said.find_nics(len(nics), notes):
+        links |= dict.fromkeys(nics, of_nics)
     return links
 
 
