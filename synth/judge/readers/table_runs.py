@@ -1,9 +1,10 @@
 """Rows of tables grouped into runs: of which collective each is, and on how many ranks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ....topo.grouping import group_by_key
-from ..reading import FileFinding, Measurement
+from ..reading import FileFinding, Location, Measurement
 from .runs import Runs
 from .table_collective import infer_collective, is_of_sendrecv
 from .table_ranks import TOLERANCE, Half, choose_ranks, describe_separate_jobs
@@ -16,11 +17,11 @@ class RowsMeasurer:
     It fills `findings`: how tests were started wrongly; `others`: tests that are no collective
     here, with the line that names them; and `left_out`: lines with a row, or a half of one, that is
     left out, and why. `asked` is the collective that the user named, if any, and `file` the one in
-    the name of the file.
+    the name of the file; `knows_hosts` is whether a log around the tables names its hosts.
     """
 
-    def __init__(self, asked: str | None, file: str | None) -> None:
-        self._asked, self._file = asked, file
+    def __init__(self, asked: str | None, file: str | None, knows_hosts: bool) -> None:
+        self._asked, self._file, self._knows_hosts = asked, file, knows_hosts
         self.findings: list[FileFinding] = []
         self.others: dict[str, int] = {}
         self.left_out: list[tuple[int, str]] = []
@@ -66,6 +67,8 @@ class RowsMeasurer:
             for rank, location in started.locate().items()
             if rank < ranks or started.locations
         }
+        if not any(location.host for location in locations.values()):
+            locations = self._place_said(rows[0], ranks, locations)
         finding = describe_separate_jobs(rows[0].started, ranks, halves, rows[0].line)
         if finding is not None and finding not in self.findings:
             self.findings.append(finding)
@@ -74,6 +77,29 @@ class RowsMeasurer:
             for size, how, (time_us, algbw, busbw, wrong) in by_how
             if size > 0
         ]
+
+    def _place_said(
+        self, row: Row, ranks: int, locations: dict[int, Location]
+    ) -> dict[int, Location]:
+        """Return locations with the hosts that prose states, if the table's ranks are on them all.
+
+        Else note what is stated: the ranks may be on several hosts.
+        """
+        if row.said is None or self._knows_hosts or not ranks:
+            return locations
+        if row.said.hosts * row.said.gpus != ranks:
+            self.left_out.append(
+                (
+                    row.said.line,
+                    f"the text says {row.said}, and a table has {ranks} ranks: on which hosts they "
+                    "were is not known",
+                )
+            )
+            return locations
+        return {
+            rank: replace(locations.get(rank, Location()), host=f"host {rank // row.said.gpus + 1}")
+            for rank in range(ranks)
+        }
 
     def _leave_out_odd(self, rows: Sequence[Row]) -> None:
         """Leave out the halves that end within the digits of busbw."""

@@ -15,6 +15,7 @@ from math import prod
 from ..reading import FileFinding, Location, Measurement
 from .launchers import count_processes, names_launcher
 from .log_lines import CALL, MEMBER, Signatures, name_collective
+from .said_hosts import SaidHosts, find_said_hosts
 from .table_collective import find_in_name
 from .table_ranks import Started
 from .table_rows import HOWS, Row, count_parts, read_halves
@@ -101,6 +102,7 @@ class _Begun:
     command: str | None
     started: Started
     hint: str | None
+    said: SaidHosts | None
 
 
 class TableReader:
@@ -141,6 +143,7 @@ class TableReader:
         # The lines before in a command on several lines, and what a batch script gives Slurm.
         self._continued = self._directives = ""
         self._hint: str | None = None
+        self._said: SaidHosts | None = None
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the text; `number` counts lines from 1."""
@@ -214,6 +217,8 @@ class TableReader:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
                 self._hint = names.pop() if len(names) == 1 else None
+        if (said := find_said_hosts(line, number)) is not None:
+            self._said = said
         if "nGpus" in line and (match := _COUNTS.search(line)) is not None:
             self._take_counts(match)
             self.header_line = self.header_line or number
@@ -305,7 +310,7 @@ class TableReader:
         if is_cut and pending[-1] == "-":
             pending[-1] = "-1"  # the digit was read as the beginning of a host's name
         self._pending = _Begun(
-            pending, number, self._table, self._command, self.started[-1], self._hint
+            pending, number, self._table, self._command, self.started[-1], self._hint, self._said
         )
         if not is_cut and self._is_whole(pending):
             self._end_row()
@@ -327,6 +332,7 @@ class TableReader:
             self._command,
             self.started[-1],
             self._hint,
+            self._said,
         )
         self._end_row()
         return True
@@ -384,6 +390,7 @@ class TableReader:
                 begun.line,
                 begun.started,
                 begun.hint,
+                begun.said,
             )
         )
 
@@ -400,7 +407,7 @@ class TableReader:
         `asked` is the collective that the user named, if any, and `where` the name of the file.
         """
         self._end_row()
-        measured = RowsMeasurer(asked, find_in_name(where))
+        measured = RowsMeasurer(asked, find_in_name(where), self.signatures.count_hosts() > 0)
         measurements = measured.measure(self.rows)
         self.findings, self.others = measured.findings, measured.others
         self.left_out += measured.left_out

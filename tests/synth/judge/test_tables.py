@@ -544,3 +544,31 @@ def test_the_start_of_a_further_run_is_no_odd_row() -> None:
         read(started + HEADER + "$ ./all_reduce_perf -g 2\n" + started)
     with pytest.raises(InputError, match="line 5: a row in another form"):
         read(started + HEADER + "8 9.1 0.00 0.00\n")
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "Measured on 2 nodes with 8 H100 each:",
+        "two DGX nodes, each with 8 GPUs",
+        "16 GPUs across 2 servers",
+        "2 nodes (8x H100 80GB per node)",
+    ],
+)
+def test_hosts_that_prose_states_count_where_the_ranks_agree(prose: str) -> None:
+    found = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 300.0))
+    hosts = {m.locations[rank].host for m in found.measurements for rank in range(8)}
+    others = {m.locations[rank].host for m in found.measurements for rank in range(8, 16)}
+    assert (hosts, others) == ({"host 1"}, {"host 2"}) and not found.notes
+    eight = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 280.0))
+    assert not any(m.locations for m in eight.measurements)
+    assert any("2 hosts of 8 GPUs each, and a table has 8 ranks" in note for note in eight.notes)
+
+
+@pytest.mark.parametrize(
+    "prose",
+    ["2 nodes with 2 400G NICs each", "2 nodes with 64 cores each", "1 node with 8 H100"],
+)
+def test_what_prose_says_of_other_parts_is_no_number_of_gpus(prose: str) -> None:
+    found = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 300.0))
+    assert not found.notes and not any(m.locations for m in found.measurements)
