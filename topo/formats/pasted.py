@@ -9,7 +9,9 @@ by `<br>` or by the `\\n` of JSON.
 import csv
 import html
 import re
+from collections import Counter
 from itertools import groupby, islice, takewhile
+from operator import itemgetter
 
 _CODES = re.compile(
     r"\x1b\[[0-9;?]{0,40}[A-Za-z]"
@@ -40,6 +42,10 @@ _SEPARATED = re.compile(
 _MAX_ROW = 20_000
 # CPUs whose ranges were separated as cells are: 0-15 and 32-47.
 _CPUS = re.compile(r"\d{1,6}-\d{1,6}")
+# A line that a terminal wrapped, and was copied with spaces up to the end of its window.
+_PAD = re.compile(r"\S {60}")
+_WRAPPED = re.compile(r"^([^\n]{40,250}?\S) {60,1000}(\S[^\n]{0,250})$", re.MULTILINE)
+_LEAST_WRAPPED = 3
 # Bars of tables that are drawn.
 _BARS = str.maketrans(dict.fromkeys("\u2502\u2503\u2551", "|"))
 _SPACES = {
@@ -63,7 +69,7 @@ _OTHER_GPU = re.compile(r"(?:^|[ \t])GPU\d+$")
 
 def clean(text: str) -> str:
     """Return a text without the traces of terminals, web pages and logs."""
-    text = _unquote(remove_codes(text))
+    text = _join_wrapped(_unquote(remove_codes(text)))
     if "&" in text:
         text = html.unescape(text)
     if "<" in text:
@@ -103,6 +109,22 @@ def _join_ranges(cells: list[str], spare: int) -> list[str]:
     if spare < 1 or not all(map(_CPUS.fullmatch, ranges)):
         return cells
     return [*cells[:at], ",".join(ranges), *cells[at + spare + 1 :]]
+
+
+def _join_wrapped(text: str) -> str:
+    """Return a text without the spaces that a terminal's copy has where it wrapped long lines.
+
+    They begin at the same column in several lines, the width of the terminal.
+    """
+    if _PAD.search(text) is None:
+        return text
+    starts = Counter(len(match[1]) for match in _WRAPPED.finditer(text))
+    column, count = max(starts.items(), key=itemgetter(1), default=(0, 0))
+    if count < _LEAST_WRAPPED:
+        return text
+    return _WRAPPED.sub(
+        lambda match: match[1] + match[2] if len(match[1]) == column else match[0], text
+    )
 
 
 def _unquote(text: str) -> str:

@@ -15,7 +15,7 @@ from ....topo.graph import Topology
 from ..reading import HAS_RESULTS, FileFinding, Reading
 from .benchmarks import find_benchmark
 from .left_out import describe_left_out
-from .log_lines import Signatures
+from .log_lines import Signatures, is_of_log
 from .nccl_log import LogReader
 from .tests_table import TableReader
 
@@ -255,9 +255,11 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
             FileFinding(
                 "wrong-results",
                 "some results were wrong (#wrong is not 0)",
-                "mend that before speed: a link or a driver is at fault",
+                "mend that before speed: a link, a driver or the library is at fault",
             ),
         )
+    if measurements and (rates := pair_rates.describe(text)) is not None:
+        notes.append(f"the text also has {rates}; left out here")
     machine, source = _read_machine(text, where)
     return Reading(
         where,
@@ -374,8 +376,11 @@ def _explain_rowless(table: TableReader, text: str) -> str:
 def _find_error(text: str, header_line: int) -> tuple[int, str] | None:
     """Return the first line below a header that says what ended the test, and its number."""
     for number, line in enumerate(text.split("\n"), 1):
-        # Comments: "# Out of bounds values : 0 OK". What launchers say of it is less.
-        is_other = line.lstrip().startswith("#") or _ABORTED.match(line) is not None
+        # Comments: "# Out of bounds values : 0 OK". What launchers say of it is less, and the
+        # library's warnings are errors where a call fails, which `Failure` tells.
+        is_other = (
+            line.lstrip().startswith("#") or _ABORTED.match(line) is not None or is_of_log(line)
+        )
         if number > header_line and not is_other and _ERROR.match(line[:_MAX_ERROR]):
             return number, " ".join(line.split())[:_MAX_ERROR]
     return None

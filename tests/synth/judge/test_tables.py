@@ -532,6 +532,9 @@ def test_a_table_without_rows_is_refused_by_the_error_below_it() -> None:
         read(HEADER + wrong + "-----\n" + error + "srun: error: n1: task 3: Exited with code 1\n")
     with pytest.raises(InputError, match="it is cut, or the test had not begun"):
         read(error + HEADER)
+    harmless = "n1:7:7 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\n"
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(HEADER + harmless + "n1:7:7 [0] NCCL INFO NET/Socket : Using eth0\n")
     with pytest.raises(InputError, match="without a size that it measured"):
         read(HEADER + wrong + "# Avg bus bandwidth    : 0 \n")
     with pytest.raises(InputError, match="its rows are left out"):
@@ -572,3 +575,20 @@ def test_hosts_that_prose_states_count_where_the_ranks_agree(prose: str) -> None
 def test_what_prose_says_of_other_parts_is_no_number_of_gpus(prose: str) -> None:
     found = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 300.0))
     assert not found.notes and not any(m.locations for m in found.measurements)
+
+
+def test_a_version_in_a_list_of_what_people_use_is_no_log() -> None:
+    with pytest.raises(InputError, match="a text that mentions NCCL, without a result"):
+        read("it hangs\nNCCL version: 2.19.3-cuda12.2_1.0-1\nIs that known?\n")
+    with pytest.raises(InputError, match="an NCCL log without the lines"):
+        read("it hangs\nNCCL version 2.19.3+cuda12.2\n")
+
+
+def test_rates_of_pairs_beside_a_table_are_noted() -> None:
+    pairs = (
+        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D     0      1\n"
+        "     0 916.92  24.78\n     1  24.85 920.12\n\n"
+    )
+    notes = read(pairs + HEADER + row(1 << 30, 4.0, 7.0)).notes
+    assert any("also has rates between pairs of 2 GPUs" in note for note in notes)
+    assert not read(HEADER + row(1 << 30, 4.0, 7.0)).notes

@@ -1365,3 +1365,16 @@ def test_links_of_nics_in_lspci_count_where_all_are_alike() -> None:
         machine = smi.read(matrix + told, "a.txt")
         assert "0000:31:00.0 Gen4 x8 (line 7)" in notes(machine)
         assert all("assumed" in str(link.source) for link in machine.links)
+
+
+def test_lines_that_a_terminal_wrapped_with_spaces_are_joined() -> None:
+    lines = (
+        "        GPU0    GPU1    GPU2    GPU3    CPU Affinity    NUMA Affinity",
+        "GPU0     X      PIX     PHB     PHB     0-17,36-53      0",
+        "GPU1    PIX      X      PHB     PHB     0-17,36-53      0",
+        "GPU2    PHB     PHB      X      PIX     18-35,54-71     1",
+        "GPU3    PHB     PHB     PIX      X      18-35,54-71     1",
+    )
+    text = "\n".join(lines)
+    wrapped = "\n".join(line[:48] + " " * 120 + line[48:] for line in lines)
+    assert smi.read(wrapped, "a.txt").fingerprint == smi.read(text, "a.txt").fingerprint
