@@ -224,11 +224,11 @@ class FileVerdict:
         ]
         if guesses:
             reasons.append(f"the bound holds only if {' and '.join(dict.fromkeys(guesses))}")
-        if self.machine.topology is None:
-            reasons.append(self.machine.source)
         if not self.measured and not self.communicators:
             reasons.append(
                 "it has no results, and the rings and trees of no communicator; give a table of "
                 "nccl-tests, or the log of all ranks (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
             )
+        if self.machine.topology is None:
+            reasons.append(self.machine.source)
         return next(filter(None, reasons), "nothing in it has a bound")

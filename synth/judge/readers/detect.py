@@ -12,7 +12,7 @@ from ....topo.formats import nccl_log, pair_rates
 from ....topo.formats.detect import read_topology_text
 from ....topo.formats.pasted_xml import find_xml
 from ....topo.graph import Topology
-from ..reading import HAS_RESULTS, FileFinding, Reading
+from ..reading import HAS_RESULTS, BenchmarkResults, FileFinding, Reading
 from .benchmarks import find_benchmark
 from .left_out import describe_left_out
 from .log_lines import Signatures, is_of_log
@@ -236,7 +236,12 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     )
     if benchmark is not None:
         plain = [line[:_MAX_LINE].replace("\xa0", " ") for line in lines]
-        results = benchmark.read(plain, where)
+        try:
+            results = benchmark.read(plain, where)
+        except InputError as error:
+            if not measurements:
+                raise
+            results = BenchmarkResults((), notes=(str(error).removeprefix(f"{where}, "),))
         measurements += results.measurements
         locations = locations or dict(results.locations)
         notes += results.notes

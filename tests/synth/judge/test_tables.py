@@ -592,3 +592,14 @@ def test_rates_of_pairs_beside_a_table_are_noted() -> None:
     notes = read(pairs + HEADER + row(1 << 30, 4.0, 7.0)).notes
     assert any("also has rates between pairs of 2 GPUs" in note for note in notes)
     assert not read(HEADER + row(1 << 30, 4.0, 7.0)).notes
+
+
+def test_a_table_beside_one_of_osu_without_a_bound_is_read() -> None:
+    osu = (
+        "# OSU MPI Bi-Directional Bandwidth Test v5.9\n# Size      Bandwidth (MB/s)\n1      8.13\n"
+    )
+    found = read(osu + "\n" + HEADER + row(1 << 30, 24.72, 43.26))
+    assert {m.ranks for m in found.measurements} == {8}
+    assert any("line 1: OSU's Bi-Directional" in note for note in found.notes)
+    with pytest.raises(InputError, match="line 1: OSU's Bi-Directional"):
+        read(osu)

@@ -1378,3 +1378,14 @@ def test_lines_that_a_terminal_wrapped_with_spaces_are_joined() -> None:
     text = "\n".join(lines)
     wrapped = "\n".join(line[:48] + " " * 120 + line[48:] for line in lines)
     assert smi.read(wrapped, "a.txt").fingerprint == smi.read(text, "a.txt").fingerprint
+
+
+def test_a_mentioned_board_with_more_nvlinks_into_nvswitches_is_not_followed() -> None:
+    names = [f"GPU{i}" for i in range(4)]
+    rows = [[name, *("X" if name == other else "NV8" for other in names)] for name in names]
+    matrix = "\n".join("\t".join(row) for row in [["", *names], *rows])
+    machine = smi.read(f"{matrix}\n\nNVSwitches join several A100 GPUs.\n", "a.txt")
+    assert "as A800 has, so A100, which the text mentions, is not followed" in notes(machine)
+    assert "A100" not in str(machine.links[0].source)
+    named = smi.read(f"{matrix}\n\nNVSwitches join several A800 GPUs.\n", "a.txt")
+    assert "A800, which line 7 mentions" in str(named.links[0].source)
