@@ -205,6 +205,11 @@ class Board:
         return "xgmi" if self.gcn else "nvlink"
 
     @property
+    def dies(self) -> int:
+        """How many GPUs the driver shows of it: two where the table has the memory of a die."""
+        return 2 if self.memory_GB.endswith(" a die") else 1
+
+    @property
     def has_soldered_links(self) -> bool:
         """Whether machines always join several of these by NVLink or xGMI: modules, no cards."""
         return self.wires > 0 and not self.is_card

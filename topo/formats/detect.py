@@ -277,13 +277,15 @@ def _note_left_out(topology: Topology, format: Format, whole: str) -> Topology:
     alike = (format.read, smi.read if format.read is amd_smi.read else format.read)
     after = FORMATS[FORMATS.index(format) + 1 :]
     left = [other.name for other in after if other.read not in alike and other.starts(whole)]
-    if not left:
-        return topology
-    note = (
+    notes = [
         f"the text also has {' and '.join(left)}, which is left out: {format.name} counts; if it "
         "is of another machine, give topo-probe a file for each"
-    )
-    return replace(topology, extra={**topology.extra, "notes": [*topology.notes, note]})
+    ] * bool(left)
+    if (rates := pair_rates.describe(whole)) is not None:
+        notes.append(f"the text also has {rates}; left out here")
+    if not notes:
+        return topology
+    return replace(topology, extra={**topology.extra, "notes": [*topology.notes, *notes]})
 
 
 def _is_bare(text: str) -> bool:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ....topo.boards import find_mentioned
+from ....topo.boards import find_mentioned, get_board
 
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 _COUNT = rf"(\d{{1,4}}|{'|'.join(_WORDS)})"
@@ -52,8 +52,8 @@ def find_said_hosts(line: str, number: int) -> SaidHosts | None:
     for form in _FORMS:
         for match in form.finditer(line):
             hosts, gpus = _read_count(match[1]), _read_count(match[2])
-            if hosts > 1 and _are_gpus(match["what"]):
-                return SaidHosts(hosts, gpus, number)
+            if hosts > 1 and (dies := _count_dies(match["what"])):
+                return SaidHosts(hosts, gpus * dies, number)
     for match in _TOTAL.finditer(line):
         total, hosts = _read_count(match[1]), _read_count(match[3])
         if hosts > 1 and total % hosts == 0:
@@ -61,8 +61,11 @@ def find_said_hosts(line: str, number: int) -> SaidHosts | None:
     return None
 
 
-def _are_gpus(what: str) -> bool:
-    return re.search(r"\bGPUs?\b", what, re.IGNORECASE) is not None or bool(find_mentioned(what))
+def _count_dies(what: str) -> int:
+    """Return how many GPUs each of these is: two of an MI250X; 0 if they are no GPUs."""
+    boards = map(get_board, find_mentioned(what))
+    is_gpu = re.search(r"\bGPUs?\b", what, re.IGNORECASE) is not None
+    return max((board.dies for board in boards), default=int(is_gpu))
 
 
 def _read_count(text: str) -> int:

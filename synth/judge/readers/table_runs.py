@@ -68,7 +68,7 @@ class RowsMeasurer:
             if rank < ranks or started.locations
         }
         if not any(location.host for location in locations.values()):
-            locations = self._place_said(rows[0], ranks, locations)
+            locations = self._place(rows[0], ranks, locations)
         finding = describe_separate_jobs(rows[0].started, ranks, halves, rows[0].line)
         if finding is not None and finding not in self.findings:
             self.findings.append(finding)
@@ -78,26 +78,27 @@ class RowsMeasurer:
             if size > 0
         ]
 
-    def _place_said(
-        self, row: Row, ranks: int, locations: dict[int, Location]
-    ) -> dict[int, Location]:
-        """Return locations with the hosts that prose states, if the table's ranks are on them all.
+    def _place(self, row: Row, ranks: int, locations: dict[int, Location]) -> dict[int, Location]:
+        """Return locations with the hosts that the command line states, else those of prose.
 
-        Else note what is stated: the ranks may be on several hosts.
+        The ranks of a table have to be on all alike. Else note what prose states: on which hosts
+        they are is not known.
         """
-        if row.said is None or self._knows_hosts or not ranks:
+        hosts, said = row.started.hosts, row.said
+        if self._knows_hosts or not ranks or hosts == 1:
             return locations
-        if row.said.hosts * row.said.gpus != ranks:
+        if not hosts and said is not None and said.hosts * said.gpus == ranks:
+            hosts = said.hosts
+        if not hosts and said is not None:
+            where = "on which hosts they were is not known"
             self.left_out.append(
-                (
-                    row.said.line,
-                    f"the text says {row.said}, and a table has {ranks} ranks: on which hosts they "
-                    "were is not known",
-                )
+                (said.line, f"the text says {said}, and a table has {ranks} ranks: {where}")
             )
+        if not hosts or ranks % hosts:
             return locations
+        each = ranks // hosts
         return {
-            rank: replace(locations.get(rank, Location()), host=f"host {rank // row.said.gpus + 1}")
+            rank: replace(locations.get(rank, Location()), host=f"host {rank // each + 1}")
             for rank in range(ranks)
         }
 

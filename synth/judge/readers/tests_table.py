@@ -13,7 +13,7 @@ from itertools import takewhile
 from math import prod
 
 from ..reading import FileFinding, Location, Measurement
-from .launchers import count_processes, names_launcher
+from .launchers import count_hosts, count_processes, names_launcher
 from .log_lines import CALL, MEMBER, Signatures, name_collective
 from .said_hosts import SaidHosts, find_said_hosts
 from .table_collective import find_in_name
@@ -285,6 +285,7 @@ class TableReader:
             started = Started()
             self.started.append(started)
         started.processes = processes or started.processes
+        started.hosts = count_hosts(launcher, self._directives) or started.hosts
         if each and (started.processes or not names_launcher(launcher)):
             started.gpus = prod(each)
 

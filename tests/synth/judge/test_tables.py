@@ -11,7 +11,7 @@ from nccl_samples import DEVICES, HEADER, row, sign
 from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.readers.detect import read_text
-from topoplan.synth.judge.readers.launchers import count_processes
+from topoplan.synth.judge.readers.launchers import count_hosts, count_processes
 from topoplan.synth.judge.reading import Reading
 from topoplan.synth.judge.report import write_text
 from topoplan.topo.errors import InputError
@@ -603,3 +603,33 @@ def test_a_table_beside_one_of_osu_without_a_bound_is_read() -> None:
     assert any("line 1: OSU's Bi-Directional" in note for note in found.notes)
     with pytest.raises(InputError, match="line 1: OSU's Bi-Directional"):
         read(osu)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts"),
+    [
+        ("srun -N 2 --ntasks-per-node=4 ", 2),
+        ("srun --nodes=4 -n 32 ", 4),
+        ("mpirun -np 8 -H a:4,b:4 ", 2),
+        ("mpirun -np 8 -H a:8,b:8 ", 1),
+        ("mpirun -H a:8,b:8 ", 2),
+        ("mpirun -np 2 -H a,b ", 2),
+        ("mpirun -np 16 --npernode 8 ", 2),
+        ("mpirun -np 8 ", 0),
+        ("torchrun --nproc-per-node 8 ", 0),
+    ],
+)
+def test_hosts_of_a_command_line(launcher: str, hosts: int) -> None:
+    assert count_hosts(launcher) == hosts
+    assert count_hosts("srun ", "--nodes=2 --ntasks-per-node=8") == 2
+
+
+def test_a_table_whose_command_names_hosts_is_not_on_one() -> None:
+    command = "srun -N 2 --ntasks-per-node=4 ./all_reduce_perf -b 1G -g 1\n"
+    found = read(command + HEADER + row(1 << 30, 160.0, 280.0))
+    hosts = [m.locations[rank].host for m in found.measurements for rank in (3, 4)]
+    assert hosts == ["host 1", "host 2"] * len(found.measurements)
+    # Two dies of MI250X are two ranks, and the command counts before prose.
+    prose = "We have 4 nodes, each with 4 mi250x.\n"
+    assert not read(prose + HEADER + row(1 << 30, 160.0, 310.0)).notes
+    assert not read(prose + command + HEADER + row(1 << 30, 160.0, 280.0)).notes

@@ -27,6 +27,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
+from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
@@ -1389,3 +1390,15 @@ def test_a_mentioned_board_with_more_nvlinks_into_nvswitches_is_not_followed() -
     assert "A100" not in str(machine.links[0].source)
     named = smi.read(f"{matrix}\n\nNVSwitches join several A800 GPUs.\n", "a.txt")
     assert "A800, which line 7 mentions" in str(named.links[0].source)
+
+
+def test_rates_of_pairs_beside_a_matrix_are_noted() -> None:
+    matrix = "\tGPU0\tGPU1\nGPU0\tX\tPHB\nGPU1\tPHB\tX\n"
+    pairs = (
+        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D     0      1\n"
+        "     0 916.92  24.78\n     1  24.85 920.12\n\n"
+    )
+    assert "also has rates between pairs of 2 GPUs" in notes(
+        read_topology_text(matrix + pairs, "a.txt")
+    )
+    assert "also has" not in notes(read_topology_text(matrix, "a.txt"))
