@@ -44,7 +44,7 @@ _BETWEEN_HOSTS = ("no-gdr", "network-socket")
 _ABORTED = re.compile(
     r"^.{0,80}(?:one or more processes exited with non-zero status|a process .{0,60}aborted"
     r"|returned\s+a\s+non-zero exit code|srun: error: .{1,80}: Exited with exit code [1-9]"
-    r"|exited on signal \d|ChildFailedError)",
+    r"|exited on signal \d|ChildFailedError|the job has been aborted)",
     re.MULTILINE,
 )
 # The average that a test prints which measured nothing.
@@ -384,7 +384,10 @@ def _find_error(text: str, header_line: int) -> tuple[int, str] | None:
         # Comments: "# Out of bounds values : 0 OK". What launchers say of it is less, and the
         # library's warnings are errors where a call fails, which `Failure` tells.
         is_other = (
-            line.lstrip().startswith("#") or _ABORTED.match(line) is not None or is_of_log(line)
+            line.lstrip().startswith("#")
+            or "warning" in line.lower()
+            or _ABORTED.match(line) is not None
+            or is_of_log(line)
         )
         if number > header_line and not is_other and _ERROR.match(line[:_MAX_ERROR]):
             return number, " ".join(line.split())[:_MAX_ERROR]

@@ -10,6 +10,9 @@ from .table_collective import infer_collective, is_of_sendrecv
 from .table_ranks import TOLERANCE, Half, choose_ranks, describe_separate_jobs
 from .table_rows import Row, find_odd_factors, find_parts, read_half
 
+# Lines from the prose to the table that it is about: the command and a list of devices.
+_MAX_LINES = 50
+
 
 class RowsMeasurer:
     """Makes measurements of rows: `measure` them, once.
@@ -85,7 +88,10 @@ class RowsMeasurer:
         they are is not known.
         """
         hosts, said = row.started.hosts, row.said
-        if self._knows_hosts or not ranks or hosts == 1:
+        if said is not None and row.line - said.line > _MAX_LINES:
+            said = None
+        is_one_process = row.started.gpus == ranks and row.started.processes < 2
+        if self._knows_hosts or not ranks or hosts == 1 or is_one_process:
             return locations
         if not hosts and said is not None and said.hosts * said.gpus == ranks:
             hosts = said.hosts

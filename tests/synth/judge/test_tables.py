@@ -532,6 +532,13 @@ def test_a_table_without_rows_is_refused_by_the_error_below_it() -> None:
         read(HEADER + wrong + "-----\n" + error + "srun: error: n1: task 3: Exited with code 1\n")
     with pytest.raises(InputError, match="it is cut, or the test had not begun"):
         read(error + HEADER)
+    with pytest.raises(InputError, match=r"the launcher says that a process failed \(line 5\)"):
+        read(
+            HEADER + "-----\nPrimary job  terminated normally, but 1 process returned\n"
+            "a non-zero exit code. Per user-direction, the job has been aborted.\n"
+        )
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(HEADER + "warning: Cuda API error detected: cudaDeviceEnablePeerAccess (0x2c0)\n")
     harmless = "n1:7:7 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\n"
     with pytest.raises(InputError, match="it is cut, or the test had not begun"):
         read(HEADER + harmless + "n1:7:7 [0] NCCL INFO NET/Socket : Using eth0\n")
@@ -566,6 +573,11 @@ def test_hosts_that_prose_states_count_where_the_ranks_agree(prose: str) -> None
     eight = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 280.0))
     assert not any(m.locations for m in eight.measurements)
     assert any("2 hosts of 8 GPUs each, and a table has 8 ranks" in note for note in eight.notes)
+    far = read(f"{prose}\n" + "-\n" * 60 + HEADER + row(1 << 30, 160.0, 300.0))
+    process = "# nThread 1 nGpus 8 minBytes 8 maxBytes 128 step: 2(factor)\n"
+    one = read(f"{prose}\n" + process + HEADER + row(1 << 30, 160.0, 280.0))
+    assert not any(m.locations for m in (*far.measurements, *one.measurements))
+    assert not far.notes and not one.notes
 
 
 @pytest.mark.parametrize(
