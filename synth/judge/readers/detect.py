@@ -245,6 +245,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         measurements += results.measurements
         locations = locations or dict(results.locations)
         notes += results.notes
+    locations = locations or log.places.find()
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, log, table)}")
     reading = log.reading(where, bool(measurements))
@@ -263,6 +264,8 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
                 "mend that before speed: a link, a driver or the library is at fault",
             ),
         )
+    if table.header_line and not (measurements or table.others):
+        notes.append(_explain_table(table, text).removeprefix(", "))
     if measurements and (rates := pair_rates.describe(text)) is not None:
         notes.append(f"the text also has {rates}; left out here")
     machine, source = _read_machine(text, where)
