@@ -185,6 +185,11 @@ _REFUSED_ANYWHERE = (
     (r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
     (r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),
     (
+        r"^[ \t>#]{0,20}#bytes\s{1,20}#iterations\s",
+        "the output of perftest (ib_write_bw): the rate of one NIC, but no GPUs",
+        _TOPO,
+    ),
+    (
         r"^[ \t>]{0,40}(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
         r"(?:[A-Z\d][^:\n]{1,60}: |\"|[0-9a-f]{4}: )"
         r"|^-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}",
