@@ -166,6 +166,9 @@ class SaidPcie:
             min(width or most.width, most.width),
         )
         words = f"Gen{link.generation} x{link.width}"
+        if (generation or 0) > most.generation or (width or 0) > most.width:
+            told = _describe_link(generation, width)
+            return link, rated(f"{words}, as the board has of the {told} that {lines}", "NCCL")
         if generation is None and not is_sure:
             return link, assumed(f"{words}, of which {lines} x{link.width}")
         return link, rated(f"{words}, as {lines}", "NCCL")

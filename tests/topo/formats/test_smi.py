@@ -278,7 +278,11 @@ def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name:
         ("GPU0: PCIe 5.0 x8, GPU1: PCIe 5.0 x4", 24, "Gen5 x8, as line 2 says"),
         ("GPUs: x4 PCIe 4.0 on risers", 6, "Gen4 x4, as line 2 says"),
         ("PCIe Gen5 x16 slots, GPUs running at x8", 24, "Gen5 x8, as line 2 says"),
-        ("GPUs in PCIe 6.0 x16 slots", 48, "Gen5 x16, as line 2 says"),  # the board has no more
+        (
+            "GPUs in PCIe 6.0 x16 slots",
+            48,
+            "Gen5 x16, as the board has of the Gen6 x16 that line 2 says",
+        ),  # the board has no more
         ("Storage: NVMe PCIe 4.0 x4", 48, ""),
         ("Board: 7x PCIe 5.0 x8 slots", 48, ""),
         ("NICs: PCIe 5.0 x8", 48, ""),
