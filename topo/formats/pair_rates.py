@@ -226,7 +226,11 @@ def _read_rows(lines: Sequence[str]) -> _Rows:
             if rows or number > 1:
                 break
             continue
-        rows.append([None if cell == "N/A" else float(cell) for cell in cells])
+        # Where the text breaks off within a row, its last number may, too.
+        is_cut = number == len(lines) - 1 and bool(rows) and len(cells) < len(rows[0])
+        whole = cells[:-1] if is_cut else cells
+        if whole:
+            rows.append([None if cell == "N/A" else float(cell) for cell in whole])
     return rows
 
 

@@ -1406,3 +1406,25 @@ def test_rates_of_pairs_beside_a_matrix_are_noted() -> None:
         read_topology_text(matrix + pairs, "a.txt")
     )
     assert "also has" not in notes(read_topology_text(matrix, "a.txt"))
+
+
+def test_a_gpu_numa_id_that_is_a_node_of_cpus_is_no_memory_of_the_gpu() -> None:
+    heading = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+    rows = "GPU0\tX\tNV18\t0-63\t0\t\t{}\nGPU1\tNV18\tX\t64-127\t1\t\t{}\n"
+    wrong = smi.read(heading + rows.format(0, 1), "a.txt")
+    assert "GPU NUMA ID 0, 1 is a node of CPUs, too" in notes(wrong)
+    assert not any(link.kind == "c2c" for link in wrong.links)
+    right = smi.read(heading + rows.format(2, 10), "a.txt")
+    assert "is a node of CPUs" not in notes(right)
+    assert any(link.kind == "c2c" for link in right.links)
+
+
+def test_the_last_rate_of_a_matrix_of_pairs_that_breaks_off_is_left_out() -> None:
+    text = (
+        "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n          0         1         2\n"
+        "0       N/A    172.16    172.24\n1    171.99       N/A    172.05\n2    171.96    1"
+    )
+    with pytest.raises(InputError, match=r"171\.96 to 172\.24 GB/s"):
+        read_topology_text(text, "a.txt")
+    with pytest.raises(InputError, match=r"\(CE copies GPU -> GPU: 1 to 172.24 GB/s"):
+        read_topology_text(text + "\n", "a.txt")

@@ -280,7 +280,7 @@ def _read_matrix(
     if table.has_nvlinks and cells.gpus.bit_count() > 1:
         note_other_counts(listings, cells, notes)
     affinities = read_affinities(table, notes)
-    boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
+    boards, how = choose_boards(cells, names, affinities, has_own_memory(table, notes), notes)
     said_links = _find_said(said, cells, boards, how.startswith("by"), notes)
     if how.startswith("by"):
         note_part_bridges(cells, boards, notes)

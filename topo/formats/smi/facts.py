@@ -92,9 +92,20 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
     return {i: Affinity(cpus[i], nodes[i], i in several) for i, row in rows.items() if row}
 
 
-def has_own_memory(table: LabelMatrix) -> bool:
-    """Return whether GPUs have NUMA nodes of their own, as those with a Grace CPU do."""
-    return any(_get_ranges(row.affinities, GPU_NUMA) for row in table.rows.values())
+def has_own_memory(table: LabelMatrix, notes: list[str]) -> bool:
+    """Return whether GPUs have NUMA nodes of their own, as those with a Grace CPU do.
+
+    A node that CPUs of the matrix have is none of a GPU's memory; a note says so.
+    """
+    rows = [row.affinities for row in table.rows.values()]
+    own = {text for row in rows if (text := _get_ranges(row, GPU_NUMA))}
+    of_cpus = own & {row.get(NUMA) for row in rows}
+    if of_cpus:
+        notes.append(
+            f"GPU NUMA ID {list_some(sorted(of_cpus))} is a node of CPUs, too, so GPUs are not "
+            "taken to have memory of their own there"
+        )
+    return bool(own) and not of_cpus
 
 
 def _get_ranges(affinities: dict[str, str], column: str) -> str | None:
