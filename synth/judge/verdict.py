@@ -55,11 +55,12 @@ class MeasuredVerdict:
 
     @property
     def has_variants(self) -> bool:
-        """Whether the file has results both out of place and in place."""
-        return {"out-of-place", "in-place"} <= {row.measured.how for row in self.rows}
+        """Whether the file has results both out of place and in place, or of several types."""
+        hows = {row.measured.how for row in self.rows}
+        return {"out-of-place", "in-place"} <= hows or any(" " in how for how in hows)
 
     def name_variant(self, measured: Measurement) -> str:
-        """Return " out of place" or " in place" if the file has both, else nothing."""
+        """Return " out of place" or " in place half" if the file has others, else nothing."""
         return f" {measured.how.replace('-', ' ')}" if self.has_variants else ""
 
     @property

@@ -14,6 +14,7 @@ from ..hardware import PCIE_GTps, PcieLink
 from ..names import join_first
 from ..notes import Source, assumed, rated
 from .trained_pcie import (
+    FIRST_SPEED_AT_WORK,
     AddressReader,
     QueryReader,
     Said,
@@ -69,6 +70,10 @@ _OTHER_DEVICES = re.compile(
     r"|\bif\b|\bwould\b|\bcould\b|\bshould\b",
     re.IGNORECASE,
 )
+# A generation of which the line does not say what has it, and one in a table's cell.
+_ANY_PCIE = re.compile(rf"{_PCIE}\b", re.IGNORECASE)
+_ANY_GENERATION = re.compile(rf"\b{_GENERATION}(?!\.?\w)", re.IGNORECASE)
+_CELL = re.compile(r"[|:]\s{0,9}Gen\s?([1-6])\s{0,9}(?:\||$)", re.IGNORECASE)
 # What GPUs and slots can do is not what their links do.
 _ABLE = re.compile(r"\bsupports?\b|\bcapable\b|LnkCap|LnkSta", re.IGNORECASE)
 _NEXT_GPU = re.compile(r"[,;/|]\s{0,9}(?=GPU\s?#?\d{1,3}\b)", re.IGNORECASE)
@@ -95,7 +100,8 @@ class SaidPcie:
 
     `of_address` has those of GPUs that the text knows by their PCI addresses, `of_nic` those of
     NICs. `notes` describe lines that are not followed, since they disagree or do not say what they
-    are about.
+    are about. `unread` describes the first line that names a generation without a GPU's link, "" if
+    there is none.
     """
 
     of_all: _Stated | None = None
@@ -103,6 +109,7 @@ class SaidPcie:
     of_address: Mapping[str, _Stated] = field(default_factory=dict)
     of_nic: Mapping[str, _Stated] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unread: str = ""
 
     def __bool__(self) -> bool:
         """Whether anything is said."""
@@ -203,7 +210,19 @@ def find_said_pcie(text: str) -> SaidPcie:
     of_all = single.pop(None, None)
     of_address = {key: _complete(stated, of_all) for key, stated in addresses.links.items()}
     of_one = {index: stated for index, stated in single.items() if index is not None}
-    return SaidPcie(of_all, of_one, of_address, addresses.nics, tuple(notes))
+    unread = _find_unread(lines)
+    return SaidPcie(of_all, of_one, of_address, addresses.nics, tuple(notes), unread)
+
+
+def _find_unread(lines: Sequence[str]) -> str:
+    for number, line in enumerate(lines, 1):
+        if len(line) > _MAX_CHARACTERS or _OTHER_DEVICES.search(line):
+            continue
+        pattern = _ANY_GENERATION if _ANY_PCIE.search(line) else _CELL
+        named = [int(match[1]) for match in pattern.finditer(line)]
+        if named and named[0] >= FIRST_SPEED_AT_WORK:
+            return f"line {number} names PCIe Gen{named[0]}, but not as the link that a GPU has"
+    return ""
 
 
 def _find_head(line: str) -> int | None:

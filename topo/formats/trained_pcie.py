@@ -16,7 +16,7 @@ _GENERATION = (
 )
 _WIDTH = r"[x\u00d7]\s?(16|8|4|2|1)(?!\w|\.\d)"
 _DONE = r"(?:negotiat(?:ed|es)|train(?:ed|s)|down-?graded|degraded|electrical(?:ly)?|wired)"
-_FIRST_SPEED_AT_WORK = 3
+FIRST_SPEED_AT_WORK = 3
 # "x4 lanes negotiated", "negotiated at x8", "x8 (electrical)", "x4 of x16 lanes"
 _SENTENCES = re.compile(
     rf"\b{_DONE}(?:\s(?:at|to|as|only|down|link|width)){{0,3}}[\s:=]{{1,2}}"
@@ -87,7 +87,7 @@ def leave_out_capability(line: str) -> str:
 
 
 def _leave_out_rest(generation: int | None) -> int | None:
-    return generation if generation and generation >= _FIRST_SPEED_AT_WORK else None
+    return generation if generation and generation >= FIRST_SPEED_AT_WORK else None
 
 
 class QueryReader:

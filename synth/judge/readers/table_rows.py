@@ -38,7 +38,7 @@ class Row:
     `halves` are the values by variant: out of place and, if present, in place. `started` is what
     the text says of the start of the test. `hint` is a collective that was named before the table.
     `said` are hosts that prose states before it. `parts` is how often its elements make its size, 0
-    if unknown.
+    if unknown, and `kind` their type, "" if it is not printed.
     """
 
     table: int
@@ -52,6 +52,7 @@ class Row:
     started: Started
     hint: str | None
     said: SaidHosts | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)

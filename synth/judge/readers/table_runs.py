@@ -25,6 +25,8 @@ class RowsMeasurer:
 
     def __init__(self, asked: str | None, file: str | None, knows_hosts: bool) -> None:
         self._asked, self._file, self._knows_hosts = asked, file, knows_hosts
+        # The types of elements that each test measured, by the identity of what started it.
+        self._kinds: dict[int, set[str]] = {}
         self.findings: list[FileFinding] = []
         self.others: dict[str, int] = {}
         self.left_out: list[tuple[int, str]] = []
@@ -32,6 +34,8 @@ class RowsMeasurer:
     def measure(self, rows: Sequence[Row]) -> tuple[Measurement, ...]:
         """Return the measurements of all rows, with the number of their run."""
         runs = Runs()
+        for row in rows:
+            self._kinds.setdefault(id(row.started), set()).add(row.kind)
         tables = group_by_key(
             ((row.table, row.command, row.operation not in (None, "none"), row.root), row)
             for row in rows
@@ -56,7 +60,9 @@ class RowsMeasurer:
     def _measure(self, rows: list[Row]) -> list[Measurement]:
         """Return the measurements of one table; none if it is of no collective."""
         self._leave_out_odd(rows)
-        by_how = _read_halves(rows)
+        # Rates of several types are no spread of one: each is a variant of its own.
+        has_types = len(self._kinds[id(rows[0].started)]) > 1
+        by_how = _read_halves(rows, has_types)
         halves = [half for _, _, half in by_how]
         name = infer_collective(rows, halves, self._asked, self._file)
         if name is None:
@@ -118,14 +124,15 @@ class RowsMeasurer:
             self.left_out.append((row.line, f"the row is cut {which}, which is left out"))
 
 
-def _read_halves(rows: Sequence[Row]) -> list[tuple[int, str, Half]]:
+def _read_halves(rows: Sequence[Row], has_types: bool) -> list[tuple[int, str, Half]]:
     """Return the size, the variant and the values of each half of each row.
 
+    The variant names the type of elements if there are several (`has_types`).
     Times of the oldest tables are in milliseconds. Until June 2020 allgather and reduce-scatter
     printed busbw in place of algbw, so the time gives their algbw.
     """
     read = [
-        (row.size, how, half)
+        (row.size, f"{how} {row.kind}".rstrip() if has_types else how, half)
         for row in rows
         for how, values in row.halves.items()
         if (half := read_half(values)) is not None

@@ -392,6 +392,7 @@ class TableReader:
                 begun.started,
                 begun.hint,
                 begun.said,
+                kind,
             )
         )
 

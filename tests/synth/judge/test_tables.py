@@ -646,3 +646,16 @@ def test_a_table_whose_command_names_hosts_is_not_on_one() -> None:
     prose = "We have 4 nodes, each with 4 mi250x.\n"
     assert not read(prose + HEADER + row(1 << 30, 160.0, 310.0)).notes
     assert not read(prose + command + HEADER + row(1 << 30, 160.0, 280.0)).notes
+
+
+def test_types_of_elements_are_variants() -> None:
+    # the second type begins again at the first size
+    text = HEADER + row(1 << 30, 20, 35) + row(1 << 31, 20, 35)
+    text += row(1 << 30, 10, 17.5).replace("float", "f8e4m3")
+    measured = read(text).measurements
+    found = {(m.size_bytes, m.how): m.algbw_GBps for m in measured}
+    assert {m.run for m in measured} == {0}
+    assert found[1 << 30, "out-of-place float"] == 20
+    assert found[1 << 30, "out-of-place f8e4m3"] == 10
+    one = read(HEADER + row(1 << 30, 20, 35)).measurements
+    assert {m.how for m in one} == {"out-of-place", "in-place"}

@@ -1428,3 +1428,25 @@ def test_the_last_rate_of_a_matrix_of_pairs_that_breaks_off_is_left_out() -> Non
         read_topology_text(text, "a.txt")
     with pytest.raises(InputError, match=r"\(CE copies GPU -> GPU: 1 to 172.24 GB/s"):
         read_topology_text(text + "\n", "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "generation"),
+    [
+        ("PCIe Device Max: Gen5", 5),
+        ("| 0 | x16 | Gen4 | Gen1 |", 4),
+        ("PCIe rests at Gen1", 0),
+        ("NVMe: PCIe Gen4", 0),
+    ],
+)
+def test_a_generation_of_pcie_that_is_not_followed_is_noted(line: str, generation: int) -> None:
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\t X \t0-7\n"
+    notes = " ".join(read(f"{line}\n\n{matrix}").extra["notes"])
+    assert ("but not as the link that a GPU has" in notes) == (generation > 0)
+    assert generation == 0 or f"line 1 names PCIe Gen{generation}" in notes
+
+
+def test_a_matrix_of_numbers_is_refused_for_that() -> None:
+    text = "|      | GPU0 | GPU1 |\n| **GPU0** | 0 | 15 |\n| **GPU1** | 15 | 0 |\n"
+    with pytest.raises(InputError, match="line 2: a row of numbers in the matrix of line 1"):
+        read(text)

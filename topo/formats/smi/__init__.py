@@ -122,7 +122,8 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     """
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
-    said = find_said_pcie(text) or elsewhere
+    said = find_said_pcie(text)
+    said = said or replace(elsewhere, unread=said.unread)
     output.settings = find_settings(text)
     output.stated = (*find_mig_facts(text), *find_host_facts(text))
     output.samples = read_samples(text)
@@ -164,6 +165,12 @@ def _has_labels_of(pcie: LabelMatrix, table: LabelMatrix) -> bool:
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
+    if table.numbers:
+        return InputError(
+            f"{where}: line {table.numbers}: a row of numbers in the matrix of line {table.line}; "
+            "expected labels such as PIX or NV4, of nvidia-smi topo -m, or the tables of "
+            "rocm-smi --showtopo with their titles (=== Link Type between two GPUs ===)"
+        )
     return InputError(
         f"{where}: the matrix of line {table.line} has no row of a GPU; is the text complete?"
     )
@@ -285,7 +292,7 @@ def _read_matrix(
     if how.startswith("by"):
         note_part_bridges(cells, boards, notes)
     if not boards:
-        note_unknown_boards(cells, affinities, said_links, notes)
+        note_unknown_boards(cells, affinities, said_links, said.unread, notes)
     stated = [
         link.generation
         for i, (link, source) in said_links.items()

@@ -89,11 +89,12 @@ def note_unknown_boards(
     cells: Cells,
     affinities: Mapping[int, Affinity],
     said: Mapping[int, tuple[PcieLink, Source]],
+    unread: str,
     notes: list[str],
 ) -> None:
     """Note what is taken for the PCIe of GPUs whose boards are not known.
 
-    `said` has what the text states of it, by column.
+    `said` has what the text states of it, by column; `unread` is a line that is not followed.
     """
     gpus = list(iterate_members(cells.gpus))
     unsaid = [i for i in gpus if i not in said or said[i][1].kind == "assumed"]
@@ -103,7 +104,8 @@ def note_unknown_boards(
     if unsaid and is_on_pcie:
         of = f" of {list_some(cells.ids[i] for i in unsaid)}" if len(unsaid) < len(gpus) else ""
         width = "" if any(i in said for i in unsaid) else " x16"
-        notes.append(Note(_UNKNOWN_BOARD.format(of, width), "board-assumed"))
+        also = f"; {unread}" if unread and len(unsaid) == len(gpus) else ""
+        notes.append(Note(_UNKNOWN_BOARD.format(of, width) + also, "board-assumed"))
 
 
 def _refuse_wrong(

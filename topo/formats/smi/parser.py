@@ -97,6 +97,8 @@ _CUT_LINK = re.compile(
 _STRANGER = re.compile(
     rf"\s{{0,40}}(?:GPU|NIC)\d{{1,6}}(?:\s{{1,40}}(?:{_KNOWN_LABEL.pattern})(?!\S)){{2}}"
 )
+# A row of another tool's table: weights, hops or rates.
+_NUMBERS = re.compile(r"\s{0,40}GPU\d{1,6}(?:\s{1,40}[\d.]{1,12}){1,512}\s{0,40}")
 _SNIFF = re.compile(
     r"^[ \t>/#*|+]{0,40}(?:"
     r"GPU\d{1,6}[ \t|]{1,40}(?:(?:(?:\.{2,4}|\u2026)[ \t|]{1,40})?GPU\d{1,6}\b|CPU[ \t]+Affinity"
@@ -131,7 +133,8 @@ class LabelMatrix:
     an earlier one; the first is kept. `start` is the line of the command that printed the matrix,
     else of its heading; `host` is the host in that line's prompt, if any; `has_nvlinks` is False
     for a matrix of `-mp`. `starts` are the columns of text in which the heading has its words,
-    empty if some are joined.
+    empty if some are joined. `numbers` is the first line of a row that has them in place of labels,
+    0 if there is none.
     """
 
     line: int
@@ -144,6 +147,7 @@ class LabelMatrix:
     host: str | None = None
     has_nvlinks: bool = True
     starts: tuple[int, ...] = ()
+    numbers: int = 0
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -370,12 +374,17 @@ def _parse_row(
 ) -> tuple[str, MatrixRow] | None:
     """Parse a row of the matrix and return its device and cells; None for any other line.
 
-    Labels that lost the tab between them are split. Raise InputError unless there are as many cells
-    as columns, since it is then unknown which cell belongs to which column; only the first cells of
-    a row in which the text breaks off (`is_cut_off`) are known to be in place.
+    The first row of numbers is recorded in the matrix. Labels that lost the tab between them are
+    split. Raise InputError unless there are as many cells as columns, since it is then unknown
+    which cell belongs to which column; only the first cells of a row in which the text breaks off
+    (`is_cut_off`) are known to be in place.
     """
     words = line.split(maxsplit=2)
-    if len(words) < 2 or words[0] not in matrix.known or not _LABEL.match(words[1]):
+    if len(words) < 2 or words[0] not in matrix.known:
+        return None
+    if not _LABEL.match(words[1]):
+        if _NUMBERS.fullmatch(line) is not None:
+            matrix.numbers = matrix.numbers or number
         return None
     width = len(matrix.names)
     fields = _split_fields(line, matrix)
