@@ -1225,7 +1225,7 @@ def test_bridges_of_which_some_links_do_not_come_up_are_noted(
 )
 def test_p2p_that_is_switched_off_for_nccl_is_noted(said: str, is_noted: bool) -> None:
     notes = read(f"top\n{said}{alike(2, 'PHB')}").notes
-    assert any(str(note).startswith("line 2: NCCL_P2P_DISABLE is 1") for note in notes) is is_noted
+    assert any(str(note).startswith("line 2 has NCCL_P2P_DISABLE=1") for note in notes) is is_noted
 
 
 def test_sys_between_gpus_of_one_numa_node_is_noted() -> None:
@@ -1450,3 +1450,13 @@ def test_a_matrix_of_numbers_is_refused_for_that() -> None:
     text = "|      | GPU0 | GPU1 |\n| **GPU0** | 0 | 15 |\n| **GPU1** | 15 | 0 |\n"
     with pytest.raises(InputError, match="line 2: a row of numbers in the matrix of line 1"):
         read(text)
+
+
+@pytest.mark.parametrize("legend", ["", "NIC1: mlx5_1\n"])
+def test_nics_whose_interfaces_are_down_are_noted(legend: str) -> None:
+    nic = "NIC1" if legend else "mlx5_1"
+    matrix = f"\tGPU0\tmlx5_0\t{nic}\nGPU0\t X \tPIX\tPHB\n"
+    ports = "mlx5_0 port 1 ==> ens1np0 (Up)\nmlx5_1 port 1 ==> ens2np0 (Down)\n"
+    notes = " ".join(read(f"{ports}mlx5_9 port 1 ==> ens9np0 (Down)\n{matrix}{legend}").notes)
+    assert "mlx5_1: down, as ibdev2netdev says" in notes
+    assert "mlx5_0: down" not in notes and "mlx5_9" not in notes

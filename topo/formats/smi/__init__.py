@@ -23,7 +23,7 @@ from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note, Source
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
-from ..said_host import find_host_facts, find_settings
+from ..said_host import find_down_nics, find_host_facts, find_settings
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_part_bridges, note_unknown_boards
 from .cells import (
@@ -124,7 +124,11 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     names = names if names.by_index or names.mentioned else others
     said = find_said_pcie(text)
     said = said or replace(elsewhere, unread=said.unread)
-    output.settings = find_settings(text)
+    nics = dict.fromkeys(name for table in output.tables for name in table.names)
+    output.settings = [
+        *find_settings(text),
+        *find_down_nics(text, [output.nics.get(name, name) for name in nics]),
+    ]
     output.stated = (*find_mig_facts(text), *find_host_facts(text))
     output.samples = read_samples(text)
     tables = [table for table in output.tables if table.rows]
