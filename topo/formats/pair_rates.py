@@ -1,7 +1,7 @@
 """Recognize measured rates between pairs of GPUs, which are neither a machine nor a collective.
 
-nvbandwidth (its text and its JSON), p2pBandwidthLatencyTest of the CUDA samples, and nvloom print
-them as matrices, of which the range is reported.
+nvbandwidth (its text and its JSON), p2pBandwidthLatencyTest of the CUDA samples, CUDA's busGrind
+and nvloom print them as matrices, of which the range is reported.
 """
 
 import json
@@ -104,6 +104,13 @@ _TOOLS = (
             r"(?:Matrix )?\(GB/s\)"
         ),
         "p2pBandwidthLatencyTest",
+        lambda match: (f"P2P {match[2].lower()}", match[1] == "Uni", True),
+    ),
+    _Tool(
+        re.compile(
+            r"\bP2P Bandwidth Matrix \(GB/s\) - (Uni|Bi)directional, P2P=(Enabled|Disabled)"
+        ),
+        "busGrind",
         lambda match: (f"P2P {match[2].lower()}", match[1] == "Uni", True),
     ),
     _Tool(

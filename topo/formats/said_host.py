@@ -22,6 +22,12 @@ _INTERFACE = re.compile(
 _P2P_OFF = re.compile(
     r"\bNCCL_P2P_DISABLE(?:[ \t]{0,9}[=:][ \t]{0,9}|[ \t]{1,9}set by environment to )[\"']?1\b"
 )
+# What people write where GPUs refuse it.
+_NO_P2P = re.compile(
+    r"\b(?:no|without) (?:PCIe )?(?:peer-to-peer|P2P)\b"
+    r"|\bP2P (?:access )?(?:is )?(?:not supported|unsupported|unavailable|refused)\b",
+    re.IGNORECASE,
+)
 
 
 def find_settings(text: str) -> list[str]:
@@ -31,11 +37,27 @@ def find_settings(text: str) -> list[str]:
     """
     if (found := _P2P_OFF.search(text)) is None:
         return []
-    line = text.count("\n", 0, found.start()) + 1
     return [
-        f"line {line} has NCCL_P2P_DISABLE=1: where that is set, NCCL uses no P2P, whatever the "
-        "GPUs can; rates and P2P are those without it"
+        f"line {_find_line(found)} has NCCL_P2P_DISABLE=1: where that is set, NCCL uses no P2P, "
+        "whatever the GPUs can; rates and P2P are those without it"
     ]
+
+
+def find_said_no_p2p(text: str) -> list[str]:
+    """Return a note of the first line that says there is no P2P; none without one.
+
+    It may be about other GPUs, so it is no fact.
+    """
+    if (found := _NO_P2P.search(text)) is None:
+        return []
+    return [
+        f'line {_find_line(found)} has "{found[0]}", which is not counted; the output of '
+        "nvidia-smi topo -p2p r beside the matrix would be"
+    ]
+
+
+def _find_line(found: re.Match[str]) -> int:
+    return found.string.count("\n", 0, found.start()) + 1
 
 
 def find_down_nics(text: str, nics: Collection[str]) -> list[str]:

@@ -1460,3 +1460,23 @@ def test_nics_whose_interfaces_are_down_are_noted(legend: str) -> None:
     notes = " ".join(read(f"{ports}mlx5_9 port 1 ==> ens9np0 (Down)\n{matrix}{legend}").notes)
     assert "mlx5_1: down, as ibdev2netdev says" in notes
     assert "mlx5_0: down" not in notes and "mlx5_9" not in notes
+
+
+@pytest.mark.parametrize(
+    ("said", "noted"),
+    [
+        ("four cards, no peer-to-peer:\n", 'line 1 has "no peer-to-peer"'),
+        ("P2P is not supported here\n", 'line 1 has "P2P is not supported"'),
+        ("P2P works\n", ""),
+    ],
+)
+def test_words_that_there_is_no_p2p_are_noted(said: str, noted: str) -> None:
+    notes = [str(note) for note in read(f"{said}{alike(2, 'PHB')}").notes]
+    assert any(note.startswith(noted) for note in notes if "not counted" in note) is bool(noted)
+
+
+def test_the_rates_of_bus_grind_are_noted() -> None:
+    rates = "P2P Bandwidth Matrix (GB/s) - Unidirectional, P2P=Enabled\n D\\D 0 1\n"
+    rates += " 0 257.84 3.32\n 1 3.32 263.90\n"
+    notes = read_topology_text(f"{rates}\n{alike(2, 'PHB')}", "m").notes
+    assert any("measured by busGrind (P2P enabled: 3.32 GB/s one way)" in str(n) for n in notes)

@@ -23,7 +23,7 @@ from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note, Source
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
-from ..said_host import find_down_nics, find_host_facts, find_settings
+from ..said_host import find_down_nics, find_host_facts, find_said_no_p2p, find_settings
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_part_bridges, note_unknown_boards
 from .cells import (
@@ -131,6 +131,8 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     ]
     output.stated = (*find_mig_facts(text), *find_host_facts(text))
     output.samples = read_samples(text)
+    if not output.samples and not any(map(is_p2p, output.tables)):
+        output.settings += find_said_no_p2p(text)
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
