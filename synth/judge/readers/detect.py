@@ -62,6 +62,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # A line in a list of lines, as Ansible prints them, and the end of a line in HTML.
 _QUOTED = re.compile(r'^\s*"(.*)",?\s*$')
 _LINE_BREAK = re.compile(r"<br ?/?>\s*$")
+# A command above results is theirs; one below them can be that of the next run.
+_BELOW = ", in a command below the results, which may be of another run"
 _OTHERS = {
     r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID": "nvidia-smi's "
     "output, which says what the machine is; name it as the topology (topo -m), and give here "
@@ -227,8 +229,9 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, Path(where).name)
+    last_row = max((row.line for row in table.rows), default=len(lines))
     for name, value, number in table.variables:
-        log.take_variable(name, value, number)
+        log.take_variable(name, value, number, _BELOW if number > last_row else "")
     benchmark, locations, notes = (
         find_benchmark(text),
         table.locations,

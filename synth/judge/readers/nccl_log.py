@@ -350,11 +350,14 @@ class LogReader:
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
 
-    def take_variable(self, name: str, value: str, number: int) -> None:
-        """Record what a line sets for the library: that may limit it, or replace its search."""
+    def take_variable(self, name: str, value: str, number: int, doubt: str = "") -> None:
+        """Record what a line sets for the library: that may limit it, or replace its search.
+
+        `doubt` is why that may not be so.
+        """
         if name == "NCCL_TOPO_DUMP_FILE":
             self.topology_files.append(value)
-        finding, text = f"variable-{name.lower()}", f"{name} is set to {value}"
+        finding, text = f"variable-{name.lower()}", f"{name} is set to {value}{doubt}"
         is_harmless = (name.endswith("_DISABLE") and value in ("0", "")) or (
             name == "NCCL_NVLS_ENABLE" and value != "0"
         )

@@ -425,6 +425,9 @@ def test_what_a_test_s_command_sets_for_the_library_is_a_finding() -> None:
     )
     (found,) = read(command + rows).findings
     assert found.name == "variable-nccl_p2p_disable" and found.line == 2
+    assert found.message == "NCCL_P2P_DISABLE is set to 1"
+    (found,) = read(rows + command).findings
+    assert found.message.endswith("in a command below the results, which may be of another run")
     prose = "With NCCL_P2P_DISABLE=1 the all_reduce_perf test ends.\n"
     assert not read(prose + rows).findings
 
