@@ -387,10 +387,12 @@ def _explain_rowless(table: TableReader, text: str) -> str:
 def _find_error(text: str, header_line: int) -> tuple[int, str] | None:
     """Return the first line below a header that says what ended the test, and its number."""
     for number, line in enumerate(text.split("\n"), 1):
-        # Comments: "# Out of bounds values : 0 OK". What launchers say of it is less, and the
-        # library's warnings are errors where a call fails, which `Failure` tells.
+        # Comments: "# Out of bounds values : 0 OK", and a header, whose column "error" is none,
+        # without its mark. What launchers say of it is less, and the library's warnings are
+        # errors where a call fails, which `Failure` tells.
         is_other = (
             line.lstrip().startswith("#")
+            or "algbw" in line
             or "warning" in line.lower()
             or _ABORTED.match(line) is not None
             or is_of_log(line)

@@ -545,6 +545,8 @@ def test_a_table_without_rows_is_refused_by_the_error_below_it() -> None:
     harmless = "n1:7:7 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\n"
     with pytest.raises(InputError, match="it is cut, or the test had not begun"):
         read(HEADER + harmless + "n1:7:7 [0] NCCL INFO NET/Socket : Using eth0\n")
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(start(0, 1) + TWICE.replace("#", ""))
     with pytest.raises(InputError, match="without a size that it measured"):
         read(HEADER + wrong + "# Avg bus bandwidth    : 0 \n")
     with pytest.raises(InputError, match="its rows are left out"):
