@@ -99,6 +99,7 @@ Quadro RTX 4000;(QUADRO )?RTX 4000;1eb1;75;3x16;;8;;Quadro RTX 4000 datasheet
 T4;T4G?;1eb4 1eb8;75;3x16;;16;;T4 datasheet
 P40;;1b38;61;3x16;;24;;P40 datasheet
 P4;;1bb3;61;3x16;;8;;P4 datasheet
+GTX TITAN X;;17c2;52;3x16;;12;;GeForce GTX TITAN X specifications
 TITAN Xp;TITAN X( PASCAL|P)?;1b00 1b02;61;3x16;;12;;GeForce TITAN Xp specifications
 GTX 1080;GTX 10[678]0( TI)?;1b06 1b80 1b81 1b82;61;3x16;;8, 11;;GeForce GTX 1080 whitepaper
 GTX 1660;GTX 16[356]0( TI| SUPER)?;;75;3x16;;4, 6;;GeForce GTX 16 specifications
@@ -203,6 +204,11 @@ class Board:
     def kind(self) -> str:
         """The kind of its links to other GPUs: nvlink or xgmi."""
         return "xgmi" if self.gcn else "nvlink"
+
+    @property
+    def dies(self) -> int:
+        """How many GPUs the driver shows of it: two where the table has the memory of a die."""
+        return 2 if self.memory_GB.endswith(" a die") else 1
 
     @property
     def has_soldered_links(self) -> bool:

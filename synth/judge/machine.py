@@ -270,9 +270,9 @@ def map_ranks(
         count = len(hosts) if len(locations) == ranks else 0
         raise InputError(
             f"{where}: {ranks} ranks{f' on {count} hosts' if count > 1 else ''}, and "
-            f"{topology.name} has {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: another machine; "
-            "give the topology of all ranks (several hosts: dgx-a100:2, or topo-probe's JSON of "
-            "them)",
+            f"{topology.name} has {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: another machine, "
+            "or a part of it; give the topology of all ranks (several hosts: dgx-a100:2, or "
+            "topo-probe's JSON of them)",
             parameter="topology",
         )
     chosen, how = _choose_gpus(gpus, ranks, locations, topology, where)

@@ -40,9 +40,9 @@ class Measurement:
     The collective may be "A or B" (GATHER_OR_SCATTER). `run` counts the runs of the file that
     measured the same, from 1; it is 0 if there is only one.
     `ranks` is 0 if the file does not state it. `how` is the variant that was measured
-    ("out-of-place", "in-place", "plan", "stock"), empty if there is only one. `wrong` is True if
-    the result had wrong elements. `locations` are those of the ranks of this run, empty if the text
-    does not state them.
+    ("out-of-place", "in-place", "plan", "stock"), empty if there is only one; a type of elements
+    follows ("in-place half") if there are several. `wrong` is True if the result had wrong
+    elements. `locations` are those of the ranks of this run, empty if the text does not state them.
     """
 
     collective: str

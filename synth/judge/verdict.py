@@ -55,11 +55,12 @@ class MeasuredVerdict:
 
     @property
     def has_variants(self) -> bool:
-        """Whether the file has results both out of place and in place."""
-        return {"out-of-place", "in-place"} <= {row.measured.how for row in self.rows}
+        """Whether the file has results both out of place and in place, or of several types."""
+        hows = {row.measured.how for row in self.rows}
+        return {"out-of-place", "in-place"} <= hows or any(" " in how for how in hows)
 
     def name_variant(self, measured: Measurement) -> str:
-        """Return " out of place" or " in place" if the file has both, else nothing."""
+        """Return " out of place" or " in place half" if the file has others, else nothing."""
         return f" {measured.how.replace('-', ' ')}" if self.has_variants else ""
 
     @property
@@ -224,11 +225,11 @@ class FileVerdict:
         ]
         if guesses:
             reasons.append(f"the bound holds only if {' and '.join(dict.fromkeys(guesses))}")
-        if self.machine.topology is None:
-            reasons.append(self.machine.source)
         if not self.measured and not self.communicators:
             reasons.append(
                 "it has no results, and the rings and trees of no communicator; give a table of "
                 "nccl-tests, or the log of all ranks (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
             )
+        if self.machine.topology is None:
+            reasons.append(self.machine.source)
         return next(filter(None, reasons), "nothing in it has a bound")

@@ -75,6 +75,8 @@ def test_every_board_is_found_by_its_own_name_and_by_its_ids_alone() -> None:
         ("V100s", "V100"),
         ("GeForce RTX 2070 SUPER", "RTX 2070 SUPER"),
         ("AMD Instinct MI250X/MI250", "MI250X"),
+        ("NVIDIA GeForce GTX TITAN X", "GTX TITAN X"),
+        ("NVIDIA TITAN X (Pascal)", "TITAN Xp"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA Graphics Device", None),
     ],

@@ -40,6 +40,9 @@ NVML, HOST, CPUINFO = "nvml", "host", "cpuinfo"
 # First parts of subjects of which there are several; `Facts.list_names` gives their second parts.
 GPU, PCI, NUMA, RDMA, NET = "gpu", "pci", "numa", "rdma", "net"
 
+# How sources begin: NVML's functions, and the command that prints statuses of P2P, with its flag.
+NVML_FUNCTION, TOPO_P2P = "nvml", "nvidia-smi topo -p2p"
+
 # Third parts of subjects of a GPU's links and of pairs of GPUs.
 NVLINK, XGMI, P2P = "nvlink", "xgmi", "p2p"
 

@@ -185,6 +185,11 @@ _REFUSED_ANYWHERE = (
     (r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
     (r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),
     (
+        r"^[ \t>#]{0,20}#bytes\s{1,20}#iterations\s",
+        "the output of perftest (ib_write_bw): the rate of one NIC, but no GPUs",
+        _TOPO,
+    ),
+    (
         r"^[ \t>]{0,40}(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
         r"(?:[A-Z\d][^:\n]{1,60}: |\"|[0-9a-f]{4}: )"
         r"|^-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}",
@@ -277,13 +282,15 @@ def _note_left_out(topology: Topology, format: Format, whole: str) -> Topology:
     alike = (format.read, smi.read if format.read is amd_smi.read else format.read)
     after = FORMATS[FORMATS.index(format) + 1 :]
     left = [other.name for other in after if other.read not in alike and other.starts(whole)]
-    if not left:
-        return topology
-    note = (
+    notes = [
         f"the text also has {' and '.join(left)}, which is left out: {format.name} counts; if it "
         "is of another machine, give topo-probe a file for each"
-    )
-    return replace(topology, extra={**topology.extra, "notes": [*topology.notes, note]})
+    ] * bool(left)
+    if (rates := pair_rates.describe(whole)) is not None:
+        notes.append(f"the text also has {rates}; left out here")
+    if not notes:
+        return topology
+    return replace(topology, extra={**topology.extra, "notes": [*topology.notes, *notes]})
 
 
 def _is_bare(text: str) -> bool:

@@ -31,7 +31,7 @@ _CUT_START = re.compile(r"=== System\b[ :]*$")
 _LINE = re.compile(
     r"(?P<indent> *)(?:\+ (?P<link>[A-Z0-9]+)\[ *(?P<rate>\d{1,9}(?:\.\d{1,9})?)\] - )?"
     r"(?P<kind>CPU|GPU|PCI|DEV|NIC|NET|NVS)/(?:(?P<system>[0-9a-fA-F]{1,16})-)?"
-    r"(?P<number>[0-9a-fA-F]{1,16})(?: \((?P<rank>\d{1,7})\))?"
+    r"(?P<number>[0-9a-fA-F]{1,16})(?!-)(?: \((?P<rank>\d{1,7})\))?"
 )
 _LINK_KINDS = {"PCI": "pcie", "NVL": "nvlink", "XGMI": "xgmi", "C2C": "c2c", "SYS": "smp"}
 _DEVICE_KINDS = {"CPU": "cpu", "NIC": "nic"}

@@ -1,7 +1,7 @@
 """Recognize measured rates between pairs of GPUs, which are neither a machine nor a collective.
 
-nvbandwidth (its text and its JSON), p2pBandwidthLatencyTest of the CUDA samples, and nvloom print
-them as matrices, of which the range is reported.
+nvbandwidth (its text and its JSON), p2pBandwidthLatencyTest of the CUDA samples, CUDA's busGrind
+and nvloom print them as matrices, of which the range is reported.
 """
 
 import json
@@ -104,6 +104,13 @@ _TOOLS = (
             r"(?:Matrix )?\(GB/s\)"
         ),
         "p2pBandwidthLatencyTest",
+        lambda match: (f"P2P {match[2].lower()}", match[1] == "Uni", True),
+    ),
+    _Tool(
+        re.compile(
+            r"\bP2P Bandwidth Matrix \(GB/s\) - (Uni|Bi)directional, P2P=(Enabled|Disabled)"
+        ),
+        "busGrind",
         lambda match: (f"P2P {match[2].lower()}", match[1] == "Uni", True),
     ),
     _Tool(
@@ -226,7 +233,11 @@ def _read_rows(lines: Sequence[str]) -> _Rows:
             if rows or number > 1:
                 break
             continue
-        rows.append([None if cell == "N/A" else float(cell) for cell in cells])
+        # Where the text breaks off within a row, its last number may, too.
+        is_cut = number == len(lines) - 1 and bool(rows) and len(cells) < len(rows[0])
+        whole = cells[:-1] if is_cut else cells
+        if whole:
+            rows.append([None if cell == "N/A" else float(cell) for cell in whole])
     return rows
 
 

@@ -14,6 +14,7 @@ from ..hardware import PCIE_GTps, PcieLink
 from ..names import join_first
 from ..notes import Source, assumed, rated
 from .trained_pcie import (
+    FIRST_SPEED_AT_WORK,
     AddressReader,
     QueryReader,
     Said,
@@ -69,6 +70,10 @@ _OTHER_DEVICES = re.compile(
     r"|\bif\b|\bwould\b|\bcould\b|\bshould\b",
     re.IGNORECASE,
 )
+# A generation of which the line does not say what has it, and one in a table's cell.
+_ANY_PCIE = re.compile(rf"{_PCIE}\b", re.IGNORECASE)
+_ANY_GENERATION = re.compile(rf"\b{_GENERATION}(?!\.?\w)", re.IGNORECASE)
+_CELL = re.compile(r"[|:]\s{0,9}Gen\s?([1-6])\s{0,9}(?:\||$)", re.IGNORECASE)
 # What GPUs and slots can do is not what their links do.
 _ABLE = re.compile(r"\bsupports?\b|\bcapable\b|LnkCap|LnkSta", re.IGNORECASE)
 _NEXT_GPU = re.compile(r"[,;/|]\s{0,9}(?=GPU\s?#?\d{1,3}\b)", re.IGNORECASE)
@@ -93,18 +98,22 @@ _Lines = dict[int | None, dict[Said, int]]
 class SaidPcie:
     """What the lines of a text say about PCIe links: of all GPUs, and of single ones by number.
 
-    `of_address` has those of GPUs that the text knows by their PCI addresses. `notes` describe
-    lines that are not followed, since they disagree or do not say what they are about.
+    `of_address` has those of GPUs that the text knows by their PCI addresses, `of_nic` those of
+    NICs. `notes` describe lines that are not followed, since they disagree or do not say what they
+    are about. `unread` describes the first line that names a generation without a GPU's link, "" if
+    there is none.
     """
 
     of_all: _Stated | None = None
     of_one: Mapping[int, _Stated] = field(default_factory=dict)
     of_address: Mapping[str, _Stated] = field(default_factory=dict)
+    of_nic: Mapping[str, _Stated] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unread: str = ""
 
     def __bool__(self) -> bool:
         """Whether anything is said."""
-        return bool(self.of_all or self.of_one or self.of_address or self.notes)
+        return bool(self.of_all or self.of_one or self.of_address or self.of_nic or self.notes)
 
     def place_addresses(self, gpus: Sequence[int]) -> "SaidPcie":
         """Return the same with the links of addresses as those of `gpus`, the numbers of all GPUs.
@@ -120,6 +129,31 @@ class SaidPcie:
         links = (self.of_address[address] for address in sorted(self.of_address))
         placed = dict(zip(sorted(gpus), links, strict=True))
         return replace(self, of_one={**self.of_one, **placed}, of_address={})
+
+    def find_nics(self, nics: int, notes: list[str]) -> tuple[PcieLink, Source] | None:
+        """Return the link that all of a number of NICs have, None if that is not known.
+
+        Which address is which column of a matrix is not known, so they must be as many and alike;
+        else a note says that they are left out.
+        """
+        if not self.of_nic:
+            return None
+        stated = {said for said, _ in self.of_nic.values()}
+        (generation, width), lines = next(iter(self.of_nic.values()))
+        if len(self.of_nic) == nics and len(stated) == 1 and generation and width:
+            link = PcieLink(generation, width)
+            words = f"Gen{generation} x{width}, as {lines} of {next(iter(self.of_nic))}"
+            return link, rated(words, "NCCL")
+        links = (
+            f"{address} {_describe_link(*said)} ({lines.removesuffix(' says')})"
+            for address, (said, lines) in self.of_nic.items()
+        )
+        if nics:
+            notes.append(
+                f"PCIe links of NICs that the text states: {join_first(links, 3)}; which columns "
+                "they are is not known, so they are left out"
+            )
+        return None
 
     def find(
         self, index: int, slot: PcieLink | None, is_sure: bool
@@ -139,6 +173,9 @@ class SaidPcie:
             min(width or most.width, most.width),
         )
         words = f"Gen{link.generation} x{link.width}"
+        if (generation or 0) > most.generation or (width or 0) > most.width:
+            told = _describe_link(generation, width)
+            return link, rated(f"{words}, as the board has of the {told} that {lines}", "NCCL")
         if generation is None and not is_sure:
             return link, assumed(f"{words}, of which {lines} x{link.width}")
         return link, rated(f"{words}, as {lines}", "NCCL")
@@ -173,7 +210,19 @@ def find_said_pcie(text: str) -> SaidPcie:
     of_all = single.pop(None, None)
     of_address = {key: _complete(stated, of_all) for key, stated in addresses.links.items()}
     of_one = {index: stated for index, stated in single.items() if index is not None}
-    return SaidPcie(of_all, of_one, of_address, tuple(notes))
+    unread = _find_unread(lines)
+    return SaidPcie(of_all, of_one, of_address, addresses.nics, tuple(notes), unread)
+
+
+def _find_unread(lines: Sequence[str]) -> str:
+    for number, line in enumerate(lines, 1):
+        if len(line) > _MAX_CHARACTERS or _OTHER_DEVICES.search(line):
+            continue
+        pattern = _ANY_GENERATION if _ANY_PCIE.search(line) else _CELL
+        named = [int(match[1]) for match in pattern.finditer(line)]
+        if named and named[0] >= FIRST_SPEED_AT_WORK:
+            return f"line {number} names PCIe Gen{named[0]}, but not as the link that a GPU has"
+    return ""
 
 
 def _find_head(line: str) -> int | None:
@@ -243,13 +292,10 @@ def _read_line(line: str) -> list[Said]:
 
 
 def _describe_conflict(lines: Mapping[Said, int]) -> str:
-    words = [
-        " ".join(
-            part
-            for part, value in ((f"Gen{generation}", generation), (f"x{width}", width))
-            if value is not None
-        )
-        + f" (line {line})"
-        for (generation, width), line in list(lines.items())[:3]
-    ]
+    words = [f"{_describe_link(*said)} (line {line})" for said, line in list(lines.items())[:3]]
     return f"the text says {' and '.join(words)} of the GPUs' PCIe, so none is followed"
+
+
+def _describe_link(generation: int | None, width: int | None) -> str:
+    known = ((f"Gen{generation}", generation), (f"x{width}", width))
+    return " ".join(part for part, value in known if value is not None)

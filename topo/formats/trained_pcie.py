@@ -16,7 +16,7 @@ _GENERATION = (
 )
 _WIDTH = r"[x\u00d7]\s?(16|8|4|2|1)(?!\w|\.\d)"
 _DONE = r"(?:negotiat(?:ed|es)|train(?:ed|s)|down-?graded|degraded|electrical(?:ly)?|wired)"
-_FIRST_SPEED_AT_WORK = 3
+FIRST_SPEED_AT_WORK = 3
 # "x4 lanes negotiated", "negotiated at x8", "x8 (electrical)", "x4 of x16 lanes"
 _SENTENCES = re.compile(
     rf"\b{_DONE}(?:\s(?:at|to|as|only|down|link|width)){{0,3}}[\s:=]{{1,2}}"
@@ -55,6 +55,7 @@ _GPU = re.compile(
     r"|Processing accelerators.{0,9}: Advanced Micro",
     re.IGNORECASE,
 )
+_NIC = re.compile(r"(?:InfiniBand|Ethernet|Network) controller.{0,9}: ", re.IGNORECASE)
 _CURRENT_WIDTH = re.compile(r"\s{1,40}Current\s{1,40}: (16|8|4|2|1)x\s{0,9}")
 _QUERY = re.compile(r"--query-gpu[=\s](\S{1,400})")
 _WIDTH_COLUMN, _GENERATION_COLUMN = "pcie.link.width.current", "pcie.link.gen.current"
@@ -86,7 +87,7 @@ def leave_out_capability(line: str) -> str:
 
 
 def _leave_out_rest(generation: int | None) -> int | None:
-    return generation if generation and generation >= _FIRST_SPEED_AT_WORK else None
+    return generation if generation and generation >= FIRST_SPEED_AT_WORK else None
 
 
 class QueryReader:
@@ -125,15 +126,16 @@ class QueryReader:
 
 
 class AddressReader:
-    """Collects the links that lspci -vv and nvidia-smi -q print of GPUs, by PCI address.
+    """Collects the links that lspci -vv and nvidia-smi -q print of GPUs and NICs, by PCI address.
 
     `notes` has a line on the first link of which no device is named.
     """
 
     def __init__(self) -> None:
         self.links: dict[str, tuple[Said, str]] = {}
+        self.nics: dict[str, tuple[Said, str]] = {}
         self.notes: list[str] = []
-        self._address = ""
+        self._address = self._nic = ""
         self._has_devices = False
 
     def read(self, line: str, number: int, is_known: bool) -> None:
@@ -144,7 +146,9 @@ class AddressReader:
         if head := _DEVICE.match(line):
             self._has_devices = True
             domain = int(head[1] or "0", 16)
-            self._address = f"{domain:04x}:{head[2].lower()}" if _GPU.search(line) else ""
+            address = f"{domain:04x}:{head[2].lower()}"
+            self._address = address if _GPU.search(line) else ""
+            self._nic = address if _NIC.search(line) else ""
             return
         status = read_trained(line) if _STATUS.search(line) and not is_known else None
         if status is None and self._address and (width := _CURRENT_WIDTH.fullmatch(line)):
@@ -153,6 +157,8 @@ class AddressReader:
             return
         if self._address:
             self.links.setdefault(self._address, (status, f"line {number} says"))
+        elif self._nic:
+            self.nics.setdefault(self._nic, (status, f"line {number} says"))
         elif not self._has_devices and not self.notes:
             self.notes.append(
                 f"line {number}: a PCIe link of x{status[1]}, but not of which device; left out"

@@ -18,7 +18,7 @@ from itertools import combinations
 from ..boards import has_nvlink
 from ..derived.parts import CLIQUE, CLUSTER
 from ..facts import keys
-from ..facts.keys import NVML, p2p_subject, split_host
+from ..facts.keys import NVML, NVML_FUNCTION, TOPO_P2P, p2p_subject, split_host
 from ..graph import Topology
 from ..measured.p2p_or_memory import THROUGH_MEMORY
 from .nccl_paths import PCIE_PATHS, is_within
@@ -37,8 +37,8 @@ _WIRED = {
     (AMD, "NVL"): "xGMI joins them, which RCCL takes without asking further",
     (AMD, "NVB"): "xGMI joins them through one other GPU, which RCCL takes without asking further",
 }
-# What says why P2P is refused, and the source of a status if that was asked.
-_ASK, _ASKED = "see nvidia-smi topo -p2p r", "nvidia-smi topo -p2p"
+# What says why P2P is refused.
+_ASK = f"see {TOPO_P2P} r"
 _REFUSED = {
     "chipset not supported": (
         "the driver does not do P2P through this chipset",
@@ -235,7 +235,7 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         said = ", ".join(f"{key} {_find_worst(texts)}" for key, texts in statuses.items())
         rule, advice = _REFUSED.get(refusal, ("the driver does not allow P2P", _ASK))
         source = _name_source(view, subjects)
-        if advice == _ASK and source.startswith(_ASKED):
+        if advice == _ASK and source.startswith(TOPO_P2P):
             advice = f"{source} says no more; NCCL goes through shared memory without P2P"
         if view.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on":
             rule = "confidential computing is on, in which GPUs do not reach each other's memory"
@@ -283,11 +283,11 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
 
 
 def _name_source(view: PairView, subjects: Iterable[str]) -> str:
-    """Return the source of P2P's status: nvidia-smi or a sample of CUDA in a text, else NVML."""
+    """Return who told P2P's status: the tool whose output a text has, else NVML."""
     asked = (*_READ_AND_WRITE, keys.P2P_PCIE)
     sources = (view.facts.get_source(s, key) for key in asked for s in subjects)
-    source = next(filter(None, sources), "")
-    return source if source.startswith((_ASKED, "simpleP2P", "p2pBandwidth")) else "NVML"
+    source = next(filter(None, sources), NVML_FUNCTION)
+    return "NVML" if source.startswith(NVML_FUNCTION) else source
 
 
 def _find_worst(texts: list[str | None]) -> str:

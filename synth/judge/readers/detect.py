@@ -12,10 +12,10 @@ from ....topo.formats import nccl_log, pair_rates
 from ....topo.formats.detect import read_topology_text
 from ....topo.formats.pasted_xml import find_xml
 from ....topo.graph import Topology
-from ..reading import HAS_RESULTS, FileFinding, Reading
+from ..reading import HAS_RESULTS, BenchmarkResults, FileFinding, Reading
 from .benchmarks import find_benchmark
 from .left_out import describe_left_out
-from .log_lines import Signatures
+from .log_lines import Signatures, is_of_log
 from .nccl_log import LogReader
 from .tests_table import TableReader
 
@@ -44,13 +44,26 @@ _BETWEEN_HOSTS = ("no-gdr", "network-socket")
 _ABORTED = re.compile(
     r"^.{0,80}(?:one or more processes exited with non-zero status|a process .{0,60}aborted"
     r"|returned\s+a\s+non-zero exit code|srun: error: .{1,80}: Exited with exit code [1-9]"
-    r"|exited on signal \d|ChildFailedError)",
+    r"|exited on signal \d|ChildFailedError|the job has been aborted)",
     re.MULTILINE,
+)
+# The average that a test prints which measured nothing.
+_NO_AVERAGE = re.compile(r"# *Avg bus bandwidth +: +-?(?:0(?:\.0*)?|nan)\s*$", re.MULTILINE)
+# Longest error to quote, in characters.
+_MAX_ERROR = 200
+# How programs, the system and job managers say what ended a program, in a line of their own.
+_ERROR = re.compile(
+    r"^[^\n]{0,120}(?:\b(?:error|fatal|abort(?:ed|ing)?|fail(?:ed|ure)?|killed|cancell?ed|exception"
+    r"|segmentation fault|signal|timed? ?out|denied|refused|no such file|not found|cannot"
+    r"|could not|unable to|invalid)\b|terminate called|What\(\):)[^\n]{0,200}$",
+    re.MULTILINE | re.IGNORECASE,
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # A line in a list of lines, as Ansible prints them, and the end of a line in HTML.
 _QUOTED = re.compile(r'^\s*"(.*)",?\s*$')
 _LINE_BREAK = re.compile(r"<br ?/?>\s*$")
+# A command above results is theirs; one below them can be that of the next run.
+_BELOW = ", in a command below the results, which may be of another run"
 _OTHERS = {
     r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID": "nvidia-smi's "
     "output, which says what the machine is; name it as the topology (topo -m), and give here "
@@ -216,8 +229,9 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, Path(where).name)
+    last_row = max((row.line for row in table.rows), default=len(lines))
     for name, value, number in table.variables:
-        log.take_variable(name, value, number)
+        log.take_variable(name, value, number, _BELOW if number > last_row else "")
     benchmark, locations, notes = (
         find_benchmark(text),
         table.locations,
@@ -225,10 +239,16 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     )
     if benchmark is not None:
         plain = [line[:_MAX_LINE].replace("\xa0", " ") for line in lines]
-        results = benchmark.read(plain, where)
+        try:
+            results = benchmark.read(plain, where)
+        except InputError as error:
+            if not measurements:
+                raise
+            results = BenchmarkResults((), notes=(str(error).removeprefix(f"{where}, "),))
         measurements += results.measurements
         locations = locations or dict(results.locations)
         notes += results.notes
+    locations = locations or log.places.find()
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, log, table)}")
     reading = log.reading(where, bool(measurements))
@@ -244,9 +264,13 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
             FileFinding(
                 "wrong-results",
                 "some results were wrong (#wrong is not 0)",
-                "mend that before speed: a link or a driver is at fault",
+                "mend that before speed: a link, a driver or the library is at fault",
             ),
         )
+    if table.header_line and not (measurements or table.others):
+        notes.append(_explain_table(table, text).removeprefix(", "))
+    if measurements and (rates := pair_rates.describe(text)) is not None:
+        notes.append(f"the text also has {rates}; left out here")
     machine, source = _read_machine(text, where)
     return Reading(
         where,
@@ -336,13 +360,46 @@ def _explain_table(table: TableReader, text: str) -> str:
             ": the average of a table's rates alone (Avg bus bandwidth), which mixes small sizes "
             "with large ones; give the rows"
         )
-    at = f", line {table.header_line}: {what} without a row"
-    if table.has_ended:
-        return f"{at}, though the test ended: its rows are left out, or in a file; give them, too"
+    return f", line {table.header_line}: {what} without a row{_explain_rowless(table, text)}"
+
+
+def _explain_rowless(table: TableReader, text: str) -> str:
+    """Return why a table below a header has no row, as far as the text shows it."""
+    if (error := _find_error(text, table.header_line)) is not None:
+        line, said = error
+        return (
+            f": nothing was measured; line {line} below it says {said!r}: if that ended the "
+            "test, mend it first"
+        )
     if (ended := _ABORTED.search(text)) is not None:
         line = text.count("\n", 0, ended.start()) + 1
-        return f"{at}: the launcher says that a process failed (line {line}); mend that first"
-    return f"{at}: it is cut, or the test had not begun; give the whole output"
+        return f": the launcher says that a process failed (line {line}); mend that first"
+    if table.has_ended and _NO_AVERAGE.search(text) is not None:
+        return (
+            ": the test ended without a size that it measured (its average is 0); see whether "
+            "its least size (-b) exceeds the largest (-e), or the memory of the GPUs"
+        )
+    if table.has_ended:
+        return ", though the test ended: its rows are left out, or in a file; give them, too"
+    return ": it is cut, or the test had not begun; give the whole output"
+
+
+def _find_error(text: str, header_line: int) -> tuple[int, str] | None:
+    """Return the first line below a header that says what ended the test, and its number."""
+    for number, line in enumerate(text.split("\n"), 1):
+        # Comments: "# Out of bounds values : 0 OK", and a header, whose column "error" is none,
+        # without its mark. What launchers say of it is less, and the library's warnings are
+        # errors where a call fails, which `Failure` tells.
+        is_other = (
+            line.lstrip().startswith("#")
+            or "algbw" in line
+            or "warning" in line.lower()
+            or _ABORTED.match(line) is not None
+            or is_of_log(line)
+        )
+        if number > header_line and not is_other and _ERROR.match(line[:_MAX_ERROR]):
+            return number, " ".join(line.split())[:_MAX_ERROR]
+    return None
 
 
 def _explain_failure(log: LogReader) -> str | None:

@@ -14,6 +14,8 @@ _PER_NODE = re.compile(
     r"(?<!\S)(?:--ntasks-per-node|--?ppn|--?npernode|--?perhost|--nproc[-_]per[-_]node)"
     rf"{_NUMBER}|\bppr:([1-9]\d{{0,3}}):node\b"
 )
+# Slots of a host have at most four digits.
+_MAX_SLOTS = 10_000
 _NODES = re.compile(rf"(?<!\S)(?:--nodes|--nnodes){_NUMBER}")
 # Hosts of Open MPI, with or without their slots.
 _HOSTS = re.compile(
@@ -40,6 +42,34 @@ def count_processes(command: str, directives: str = "") -> int:
     return count or nodes * each
 
 
+def count_hosts(command: str, directives: str = "") -> int:
+    """Return the number of hosts on which a command line starts processes; 0 if it does not say it.
+
+    The arguments are those of `count_processes`.
+    """
+    count, (nodes, each) = _read(command)[0], _read_layout(command)
+    if not (nodes or count or each) and directives and names_launcher(command):
+        given = f"sbatch {directives}"
+        count, (nodes, each) = _read(given)[0], _read_layout(given)
+    if _MPI.search(command) and (match := _HOSTS.search(command)) is not None:
+        return _fill(match[1].split(","), count)
+    return nodes or (-(-count // each) if each else 0)
+
+
+def _fill(listed: list[str], count: int) -> int:
+    """Return how many hosts of a list have processes, of which each host takes its slots' number.
+
+    `count` is 0 if the number of processes is not stated, as then all slots are taken.
+    """
+    used: set[str] = set()
+    free = count or len(listed) * _MAX_SLOTS
+    for host, _, slots in (entry.partition(":") for entry in listed):
+        if free > 0:
+            used.add(host)
+            free -= int(slots or 1)
+    return len(used)
+
+
 def names_launcher(command: str) -> bool:
     """Return whether a command line has a launcher, so that it may start several processes."""
     return re.search(rf"\b(?:{_LAUNCHER})\b", command) is not None
@@ -50,11 +80,7 @@ def _read(command: str) -> tuple[int, int, int]:
     for pattern in _PROCESSES:
         if (match := pattern.search(command)) is not None:
             return int(match[1]), 0, 0
-    nodes, each = _read_short(command)
-    if (match := _NODES.search(command)) is not None:
-        nodes = int(match[1])
-    if (match := _PER_NODE.search(command)) is not None:
-        each = int(match[1] or match[2])
+    nodes, each = _read_layout(command)
     if _MPI.search(command) and (match := _HOSTS.search(command)) is not None:
         hosts = match[1].split(",")
         nodes = nodes or len(hosts)
@@ -63,6 +89,16 @@ def _read(command: str) -> tuple[int, int, int]:
     if not nodes and _TORCH.search(command) is not None and "--nnodes" not in command:
         nodes = 1
     return 0, nodes, each
+
+
+def _read_layout(command: str) -> tuple[int, int]:
+    """Return the nodes and the processes on each that options state, 0 for what is not said."""
+    nodes, each = _read_short(command)
+    if (match := _NODES.search(command)) is not None:
+        nodes = int(match[1])
+    if (match := _PER_NODE.search(command)) is not None:
+        each = int(match[1] or match[2])
+    return nodes, each
 
 
 def _read_short(command: str) -> tuple[int, int]:

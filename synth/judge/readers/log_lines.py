@@ -55,6 +55,9 @@ PATTERN_CHANNEL = re.compile(
 )
 PICK = re.compile(r"(?:\b(\w+): )?\b(\d+) Bytes -> Algo (\w+) proto (\w+)")
 VERSION = re.compile(r"\b(NCCL|RCCL) version ?:? ?(\d[\w.+\-:]*)")
+# As the library prints it, with CUDA's or a commit, and not as people do in a list of what they use
+# ("NCCL version: 2.19.3", "NCCL version 2.10.X").
+_OWN_VERSION = re.compile(r"(?:NCCL|RCCL) version (?:: )?\d\S{0,80}[+:]")
 SIMPLE_ORDER = re.compile(r"Could not find a path for pattern (\d+), falling back to simple order")
 NO_P2P = re.compile(
     r"P2P is disabled between (?:connected )?GPUs (?P<a>\d+) and (?P<b>\d+)|"
@@ -247,7 +250,7 @@ class Signatures:
 
 def is_of_log(line: str) -> bool:
     """Return whether a line is the library's, and not a sentence that mentions it."""
-    return _LEVEL.search(line) is not None or VERSION.match(line.lstrip()) is not None
+    return _LEVEL.search(line) is not None or _OWN_VERSION.match(line.lstrip()) is not None
 
 
 def read_tree(text: str) -> tuple[int, int] | None:

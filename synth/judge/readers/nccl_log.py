@@ -8,12 +8,12 @@ processes of one rank are then of several runs.
 
 import re
 from collections import Counter, defaultdict
+from itertools import chain
 
 from ....topo.derived.fabric_health import FABRIC_STATES, HEALTHY, describe_health
 from ....topo.errors import InputError
 from ..reading import (
     FileFinding,
-    Location,
     ObservedCommunicator,
     Pick,
     Reading,
@@ -21,6 +21,7 @@ from ..reading import (
 )
 from . import log_lines as lines
 from .log_drafts import RING_PATTERN, Draft, count_alike, finish, part_runs
+from .log_places import Places, read_place
 
 # Lines worth parsing. Most lines of a log are not; with this search, 50 MB take seconds.
 _WORTH = re.compile(
@@ -144,6 +145,7 @@ class LogReader:
         self._repeated = 0
         self._failure, self._stop = Failure(), Stop()
         self._completed_ranks: set[int] = set()
+        self.places = Places(signatures)
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the log; `number` counts lines from 1."""
@@ -185,6 +187,8 @@ class LogReader:
                 self._repeated = self._repeated or number
         if _SAID in line or "NCCL WARN" in line or not self.lines:
             self.last_line = number
+        if " nranks " in line:
+            self.places.take(line)
         if _WORTH.search(line) is not None:
             for thread, level, text in self.signatures.split(line):
                 self._take_message(thread, level, text, number)
@@ -346,11 +350,14 @@ class LogReader:
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
 
-    def take_variable(self, name: str, value: str, number: int) -> None:
-        """Record what a line sets for the library: that may limit it, or replace its search."""
+    def take_variable(self, name: str, value: str, number: int, doubt: str = "") -> None:
+        """Record what a line sets for the library: that may limit it, or replace its search.
+
+        `doubt` is why that may not be so.
+        """
         if name == "NCCL_TOPO_DUMP_FILE":
             self.topology_files.append(value)
-        finding, text = f"variable-{name.lower()}", f"{name} is set to {value}"
+        finding, text = f"variable-{name.lower()}", f"{name} is set to {value}{doubt}"
         is_harmless = (name.endswith("_DISABLE") and value in ("0", "")) or (
             name == "NCCL_NVLS_ENABLE" and value != "0"
         )
@@ -409,6 +416,13 @@ class LogReader:
                 draft.own.add(entry[0])
                 draft.parents.setdefault(channel, {})[entry[0]] = entry[1]
 
+    def _complete_size(self, drafts: list[Draft]) -> None:
+        """Give a communicator whose own lines do not state its size the only one in the log."""
+        named = max(chain(*(draft.own | draft.ends for draft in drafts)), default=0)
+        size = self.places.size
+        if size is not None and 0 < named < size and not any(draft.ranks for draft in drafts):
+            drafts[0].ranks = size
+
     def _take_init(self, match: re.Match[str], thread: lines.Thread, host: str | None) -> None:
         """Record the line that begins or ends the initialization of a communicator."""
         draft, rank = self._draft(thread), int(match["rank"])
@@ -417,13 +431,7 @@ class LogReader:
             draft = self._draft(thread, anew=True)
         draft.ranks, draft.id = int(match["ranks"]), match["id"] or draft.id
         draft.own.add(rank)
-        device = match["nvml"] or match["cuda"]
-        draft.locations[rank] = Location(
-            host,
-            None if device is None else int(device),
-            lines.read_bus_id(match["bus"] or ""),
-            bool(match["nvml"]),
-        )
+        draft.locations[rank] = read_place(match, host)
         if match["when"] == "COMPLETE":
             self._completed = True
             # A rank that is complete again is one of another run.
@@ -486,6 +494,8 @@ class LogReader:
                 "across cluster); run with RAY_DEDUP_LOGS=0"
             )
         runs = [run for drafts in self._group() for run in part_runs(drafts, notes)]
+        for drafts in runs:
+            self._complete_size(drafts)
         groups = [(finish(drafts, notes), drafts) for drafts in runs]
         self._refuse_cut(where, groups)
         communicators = count_alike([communicator for communicator, _ in groups])

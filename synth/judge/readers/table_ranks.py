@@ -27,16 +27,17 @@ class Started:
     """What a text says of how a test was started, before its table.
 
     `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
-    that of the launcher's command line, 0 if unknown; `options` are those that the test prints;
-    `visible` are the GPUs that CUDA_VISIBLE_DEVICES names, in the order in which the test numbers
-    them. `jobs` counts how often rank 0 is listed. `calls` are the collectives that the library
-    logged, None for other calls, and `called` the numbers of ranks of what it logged.
-    `is_open` is True if the list ends in dots, so its last rank is not the last there was.
+    that of the launcher's command line, on `hosts` hosts, 0 if unknown; `options` are those that
+    the test prints; `visible` are the GPUs that CUDA_VISIBLE_DEVICES names, in the order in which
+    the test numbers them. `jobs` counts how often rank 0 is listed. `calls` are the collectives
+    that the library logged, None for other calls, and `called` the numbers of ranks of what it
+    logged. `is_open` is True if the list ends in dots, so its last rank is not the last there was.
     """
 
     locations: dict[int, Location] = field(default_factory=dict)
     gpus: int = 0
     processes: int = 0
+    hosts: int = 0
     options: str = ""
     visible: tuple[int, ...] = ()
     jobs: int = 0

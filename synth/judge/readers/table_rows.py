@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from .said_hosts import SaidHosts
 from .table_ranks import TOLERANCE, Half, Started
 
 # Values of one half without a header: time, algbw, busbw and errors.
@@ -36,7 +37,8 @@ class Row:
 
     `halves` are the values by variant: out of place and, if present, in place. `started` is what
     the text says of the start of the test. `hint` is a collective that was named before the table.
-    `parts` is how often its elements make its size, 0 if unknown.
+    `said` are hosts that prose states before it. `parts` is how often its elements make its size, 0
+    if unknown, and `kind` their type, "" if it is not printed.
     """
 
     table: int
@@ -49,6 +51,8 @@ class Row:
     line: int
     started: Started
     hint: str | None
+    said: SaidHosts | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
-from ....topo.grouping import group_by_key
 from ..reading import FileFinding, Location, Measurement
-from .launchers import count_processes, names_launcher
+from .launchers import count_hosts, count_processes, names_launcher
 from .log_lines import CALL, MEMBER, Signatures, name_collective
-from .runs import Runs
-from .table_collective import find_in_name, infer_collective, is_of_sendrecv
-from .table_ranks import (
-    TOLERANCE,
-    Half,
-    Started,
-    choose_ranks,
-    describe_separate_jobs,
-)
-from .table_rows import HOWS, Row, count_parts, find_odd_factors, find_parts, read_half, read_halves
+from .said_hosts import SaidHosts, find_said_hosts
+from .table_collective import find_in_name
+from .table_ranks import Started
+from .table_rows import HOWS, Row, count_parts, read_halves
+from .table_runs import RowsMeasurer
 from .table_words import (
     NUMBER,
     is_mostly_numbers,
@@ -108,6 +102,7 @@ class _Begun:
     command: str | None
     started: Started
     hint: str | None
+    said: SaidHosts | None
 
 
 class TableReader:
@@ -148,6 +143,7 @@ class TableReader:
         # The lines before in a command on several lines, and what a batch script gives Slurm.
         self._continued = self._directives = ""
         self._hint: str | None = None
+        self._said: SaidHosts | None = None
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the text; `number` counts lines from 1."""
@@ -221,6 +217,8 @@ class TableReader:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
                 self._hint = names.pop() if len(names) == 1 else None
+        if (said := find_said_hosts(line, number)) is not None:
+            self._said = said
         if "nGpus" in line and (match := _COUNTS.search(line)) is not None:
             self._take_counts(match)
             self.header_line = self.header_line or number
@@ -287,6 +285,7 @@ class TableReader:
             started = Started()
             self.started.append(started)
         started.processes = processes or started.processes
+        started.hosts = count_hosts(launcher, self._directives) or started.hosts
         if each and (started.processes or not names_launcher(launcher)):
             started.gpus = prod(each)
 
@@ -312,7 +311,7 @@ class TableReader:
         if is_cut and pending[-1] == "-":
             pending[-1] = "-1"  # the digit was read as the beginning of a host's name
         self._pending = _Begun(
-            pending, number, self._table, self._command, self.started[-1], self._hint
+            pending, number, self._table, self._command, self.started[-1], self._hint, self._said
         )
         if not is_cut and self._is_whole(pending):
             self._end_row()
@@ -334,6 +333,7 @@ class TableReader:
             self._command,
             self.started[-1],
             self._hint,
+            self._said,
         )
         self._end_row()
         return True
@@ -391,17 +391,10 @@ class TableReader:
                 begun.line,
                 begun.started,
                 begun.hint,
+                begun.said,
+                kind,
             )
         )
-
-    def _leave_out_odd(self, rows: Sequence[Row]) -> None:
-        """Leave out the halves that end within the digits of busbw."""
-        places = [(row, how) for row in rows for how in row.halves]
-        for at in sorted(find_odd_factors([row.halves[how] for row, how in places])):
-            row, how = places[at]
-            del row.halves[how]
-            which = how.replace("-", " ")
-            self.left_out.append((row.line, f"the row is cut {which}, which is left out"))
 
     def _note_doubtful(self, line: int, how: str, values: Sequence[str]) -> None:
         which = how.replace("-", " ")
@@ -416,80 +409,8 @@ class TableReader:
         `asked` is the collective that the user named, if any, and `where` the name of the file.
         """
         self._end_row()
-        file = find_in_name(where)
-        runs = Runs()
-        tables = group_by_key(
-            ((row.table, row.command, row.operation not in (None, "none"), row.root), row)
-            for row in self.rows
-        )
-        measured = [(rows[0], self._measure(rows, asked, file)) for rows in tables.values()]
-        if any(m.ranks > 1 for _, run in measured for m in run):
-            measured = self._leave_out_alone(measured)
-        for first, run in measured:
-            runs.add(first.table, run, joins=first.started.jobs > 1)
-        return runs.number()
-
-    def _leave_out_alone(
-        self, measured: list[tuple[Row, list[Measurement]]]
-    ) -> list[tuple[Row, list[Measurement]]]:
-        """Return runs of several ranks; those of one say nothing of a text that has others."""
-        self.findings = [finding for finding in self.findings if finding.name != "single-rank"]
-        alone = {first.line for first, run in measured if run and run[0].ranks == 1}
-        why = "a run of one rank, which sends nothing, is left out"
-        self.left_out += [(line, why) for line in sorted(alone)]
-        return [(first, run) for first, run in measured if first.line not in alone]
-
-    def _measure(self, rows: list[Row], asked: str | None, file: str | None) -> list[Measurement]:
-        """Return the measurements of one table; none if it is of no collective."""
-        self._leave_out_odd(rows)
-        by_how = _read_halves(rows)
-        halves = [half for _, _, half in by_how]
-        name = infer_collective(rows, halves, asked, file)
-        if name is None:
-            unnamed = "sendrecv" if is_of_sendrecv(rows) else "a test that nothing names"
-            self.others.setdefault(rows[0].command or unnamed, rows[0].line)
-            return []
-        ranks = choose_ranks(name, halves, rows[0].started, find_parts(rows))
-        started = rows[0].started
-        locations = {
-            rank: location
-            for rank, location in started.locate().items()
-            if rank < ranks or started.locations
-        }
-        finding = describe_separate_jobs(rows[0].started, ranks, halves, rows[0].line)
-        if finding is not None and finding not in self.findings:
-            self.findings.append(finding)
-        return [
-            Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong, locations=locations)
-            for size, how, (time_us, algbw, busbw, wrong) in by_how
-            if size > 0
-        ]
-
-
-def _read_halves(rows: Sequence[Row]) -> list[tuple[int, str, Half]]:
-    """Return the size, the variant and the values of each half of each row.
-
-    Times of the oldest tables are in milliseconds. Until June 2020 allgather and reduce-scatter
-    printed busbw in place of algbw, so the time gives their algbw.
-    """
-    read = [
-        (row.size, how, half)
-        for row in rows
-        for how, values in row.halves.items()
-        if (half := read_half(values)) is not None
-    ]
-    size, _, (time, algbw, busbw, _) = max(
-        read, key=lambda entry: entry[2][1], default=(0, "", (0.0, 0.0, 0.0, False))
-    )
-    if time == 0 or algbw < 1:
-        return read
-    in_us = size / time * 1e-3 / algbw
-    unit = 1e-3 if in_us > 100 else 1.0
-    excess = in_us * unit
-    is_old = abs(busbw - algbw) <= TOLERANCE and 1 + TOLERANCE / 4 < excess < 2 + TOLERANCE
-    is_old = is_old and (rows[0].root is None or rows[0].root < 0)
-    return [
-        (size, how, (time / unit, size / time * unit * 1e-3 if is_old else algbw, busbw, wrong))
-        for size, how, (time, algbw, busbw, wrong) in read
-        if time > 0
-    ]
+        measured = RowsMeasurer(asked, find_in_name(where), self.signatures.count_hosts() > 0)
+        measurements = measured.measure(self.rows)
+        self.findings, self.others = measured.findings, measured.others
+        self.left_out += measured.left_out
+        return measurements

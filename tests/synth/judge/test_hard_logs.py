@@ -278,3 +278,34 @@ def test_lines_in_a_list_of_lines_are_read_without_it(wrap: str) -> None:
     wrapped = "ok: [node1] =>\n" + "".join(wrap.format(x) + "\n" for x in bare.splitlines())
     assert read(wrapped).communicators == read(bare).communicators
     assert read(wrapped).measurements == read(bare).measurements
+
+
+def test_a_table_without_rows_beside_a_log_is_noted() -> None:
+    notes = read("".join(LOG) + HEADER).notes
+    assert any("a table of nccl-tests without a row" in note for note in notes)
+    other = ROWS.replace(HEADER, "# sendrecv_perf\n" + HEADER)
+    for whole in (ROWS, other):
+        assert not any("without a row" in note for note in read("".join(LOG) + whole).notes)
+
+
+def end(rank: int, host: str) -> str:
+    """Return the line with which a rank ends its communicator of two."""
+    text = f"comm 0x55{rank} rank {rank} nranks 2 cudaDev 0 busId f01000 - Destroy COMPLETE"
+    return sign(rank, text).replace("node07", host)
+
+
+def test_the_lines_that_end_a_communicator_tell_where_its_ranks_are() -> None:
+    found = read(ROWS + end(0, "a1") + end(1, "a2"))
+    assert {rank: place.host for rank, place in found.locations.items()} == {0: "a1", 1: "a2"}
+    assert found.locations[0].bus == "000f:01:00.0" and not found.communicators
+    assert not read(ROWS + end(0, "a1")).locations, "one of two"
+    assert not read(ROWS + end(0, "a1") + end(1, "a2") + end(1, "a3")).locations, "which of two?"
+
+
+def test_a_size_that_other_lines_state_is_not_the_least_number_of_ranks() -> None:
+    connection = sign(1, "Channel 00/0 : 1[1] -> 2[2] via P2P/IPC")
+    timings = sign(0, "Init timings - ncclCommInitRankConfig: rank 0 nranks 4 total 1.16")
+    (known,) = read(connection + timings).communicators
+    (least,) = read(connection).communicators
+    assert (known.ranks, known.has_more) == (4, False)
+    assert (least.ranks, least.has_more) == (3, True)

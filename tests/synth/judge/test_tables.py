@@ -11,7 +11,7 @@ from nccl_samples import DEVICES, HEADER, row, sign
 from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines
 from topoplan.synth.judge.readers.detect import read_text
-from topoplan.synth.judge.readers.launchers import count_processes
+from topoplan.synth.judge.readers.launchers import count_hosts, count_processes
 from topoplan.synth.judge.reading import Reading
 from topoplan.synth.judge.report import write_text
 from topoplan.topo.errors import InputError
@@ -425,6 +425,9 @@ def test_what_a_test_s_command_sets_for_the_library_is_a_finding() -> None:
     )
     (found,) = read(command + rows).findings
     assert found.name == "variable-nccl_p2p_disable" and found.line == 2
+    assert found.message == "NCCL_P2P_DISABLE is set to 1"
+    (found,) = read(rows + command).findings
+    assert found.message.endswith("in a command below the results, which may be of another run")
     prose = "With NCCL_P2P_DISABLE=1 the all_reduce_perf test ends.\n"
     assert not read(prose + rows).findings
 
@@ -525,9 +528,139 @@ def test_a_table_of_a_job_that_failed_is_not_called_cut(said: str) -> None:
         read(HEADER + "-----\n")
 
 
+def test_a_table_without_rows_is_refused_by_the_error_below_it() -> None:
+    error = "[n1:17] Signal: Segmentation fault (11)\n"
+    wrong = "# Out of bounds values : 0 OK\n"
+    with pytest.raises(InputError, match=r"measured; line 6 below it says '\[n1:17\] Signal: Seg"):
+        read(HEADER + wrong + "-----\n" + error + "srun: error: n1: task 3: Exited with code 1\n")
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(error + HEADER)
+    with pytest.raises(InputError, match=r"the launcher says that a process failed \(line 5\)"):
+        read(
+            HEADER + "-----\nPrimary job  terminated normally, but 1 process returned\n"
+            "a non-zero exit code. Per user-direction, the job has been aborted.\n"
+        )
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(HEADER + "warning: Cuda API error detected: cudaDeviceEnablePeerAccess (0x2c0)\n")
+    harmless = "n1:7:7 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\n"
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(HEADER + harmless + "n1:7:7 [0] NCCL INFO NET/Socket : Using eth0\n")
+    with pytest.raises(InputError, match="it is cut, or the test had not begun"):
+        read(start(0, 1) + TWICE.replace("#", ""))
+    with pytest.raises(InputError, match="without a size that it measured"):
+        read(HEADER + wrong + "# Avg bus bandwidth    : 0 \n")
+    with pytest.raises(InputError, match="its rows are left out"):
+        read(HEADER + wrong + "# Avg bus bandwidth    : 12.5 \n")
+
+
 def test_the_start_of_a_further_run_is_no_odd_row() -> None:
     started = "# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728 step: 2(factor) iters: 20\n"
     with pytest.raises(InputError, match="it is cut, or the test had not begun"):
         read(started + HEADER + "$ ./all_reduce_perf -g 2\n" + started)
     with pytest.raises(InputError, match="line 5: a row in another form"):
         read(started + HEADER + "8 9.1 0.00 0.00\n")
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "Measured on 2 nodes with 8 H100 each:",
+        "two DGX nodes, each with 8 GPUs",
+        "16 GPUs across 2 servers",
+        "2 nodes (8x H100 80GB per node)",
+    ],
+)
+def test_hosts_that_prose_states_count_where_the_ranks_agree(prose: str) -> None:
+    found = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 300.0))
+    hosts = {m.locations[rank].host for m in found.measurements for rank in range(8)}
+    others = {m.locations[rank].host for m in found.measurements for rank in range(8, 16)}
+    assert (hosts, others) == ({"host 1"}, {"host 2"}) and not found.notes
+    eight = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 280.0))
+    assert not any(m.locations for m in eight.measurements)
+    assert any("2 hosts of 8 GPUs each, and a table has 8 ranks" in note for note in eight.notes)
+    far = read(f"{prose}\n" + "-\n" * 60 + HEADER + row(1 << 30, 160.0, 300.0))
+    process = "# nThread 1 nGpus 8 minBytes 8 maxBytes 128 step: 2(factor)\n"
+    one = read(f"{prose}\n" + process + HEADER + row(1 << 30, 160.0, 280.0))
+    assert not any(m.locations for m in (*far.measurements, *one.measurements))
+    assert not far.notes and not one.notes
+
+
+@pytest.mark.parametrize(
+    "prose",
+    ["2 nodes with 2 400G NICs each", "2 nodes with 64 cores each", "1 node with 8 H100"],
+)
+def test_what_prose_says_of_other_parts_is_no_number_of_gpus(prose: str) -> None:
+    found = read(f"{prose}\n" + HEADER + row(1 << 30, 160.0, 300.0))
+    assert not found.notes and not any(m.locations for m in found.measurements)
+
+
+def test_a_version_in_a_list_of_what_people_use_is_no_log() -> None:
+    for version in ("NCCL version: 2.19.3-cuda12.2_1.0-1", "NCCL version 2.10.X"):
+        with pytest.raises(InputError, match="a text that mentions NCCL, without a result"):
+            read(f"it hangs\n{version}\nIs that known?\n")
+    with pytest.raises(InputError, match="an NCCL log without the lines"):
+        read("it hangs\nNCCL version 2.19.3+cuda12.2\n")
+
+
+def test_rates_of_pairs_beside_a_table_are_noted() -> None:
+    pairs = (
+        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D     0      1\n"
+        "     0 916.92  24.78\n     1  24.85 920.12\n\n"
+    )
+    notes = read(pairs + HEADER + row(1 << 30, 4.0, 7.0)).notes
+    assert any("also has rates between pairs of 2 GPUs" in note for note in notes)
+    assert not read(HEADER + row(1 << 30, 4.0, 7.0)).notes
+
+
+def test_a_table_beside_one_of_osu_without_a_bound_is_read() -> None:
+    osu = (
+        "# OSU MPI Bi-Directional Bandwidth Test v5.9\n# Size      Bandwidth (MB/s)\n1      8.13\n"
+    )
+    found = read(osu + "\n" + HEADER + row(1 << 30, 24.72, 43.26))
+    assert {m.ranks for m in found.measurements} == {8}
+    assert any("line 1: OSU's Bi-Directional" in note for note in found.notes)
+    with pytest.raises(InputError, match="line 1: OSU's Bi-Directional"):
+        read(osu)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts"),
+    [
+        ("srun -N 2 --ntasks-per-node=4 ", 2),
+        ("srun --nodes=4 -n 32 ", 4),
+        ("mpirun -np 8 -H a:4,b:4 ", 2),
+        ("mpirun -np 8 -H a:8,b:8 ", 1),
+        ("mpirun -H a:8,b:8 ", 2),
+        ("mpirun -np 2 -H a,b ", 2),
+        ("mpirun -np 16 --npernode 8 ", 2),
+        ("mpirun -np 8 ", 0),
+        ("torchrun --nproc-per-node 8 ", 0),
+    ],
+)
+def test_hosts_of_a_command_line(launcher: str, hosts: int) -> None:
+    assert count_hosts(launcher) == hosts
+    assert count_hosts("srun ", "--nodes=2 --ntasks-per-node=8") == 2
+
+
+def test_a_table_whose_command_names_hosts_is_not_on_one() -> None:
+    command = "srun -N 2 --ntasks-per-node=4 ./all_reduce_perf -b 1G -g 1\n"
+    found = read(command + HEADER + row(1 << 30, 160.0, 280.0))
+    hosts = [m.locations[rank].host for m in found.measurements for rank in (3, 4)]
+    assert hosts == ["host 1", "host 2"] * len(found.measurements)
+    # Two dies of MI250X are two ranks, and the command counts before prose.
+    prose = "We have 4 nodes, each with 4 mi250x.\n"
+    assert not read(prose + HEADER + row(1 << 30, 160.0, 310.0)).notes
+    assert not read(prose + command + HEADER + row(1 << 30, 160.0, 280.0)).notes
+
+
+def test_types_of_elements_are_variants() -> None:
+    # the second type begins again at the first size
+    text = HEADER + row(1 << 30, 20, 35) + row(1 << 31, 20, 35)
+    text += row(1 << 30, 10, 17.5).replace("float", "f8e4m3")
+    measured = read(text).measurements
+    found = {(m.size_bytes, m.how): m.algbw_GBps for m in measured}
+    assert {m.run for m in measured} == {0}
+    assert found[1 << 30, "out-of-place float"] == 20
+    assert found[1 << 30, "out-of-place f8e4m3"] == 10
+    one = read(HEADER + row(1 << 30, 20, 35)).measurements
+    assert {m.how for m in one} == {"out-of-place", "in-place"}

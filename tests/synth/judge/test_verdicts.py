@@ -330,6 +330,9 @@ def test_a_log_of_one_rank_says_why_nothing_is_judged(desk_of_bounds: Desk) -> N
     file = desk_of_bounds.judge(text)
     assert file["topology"]["ranks"] == 1 and file["verdict"]["name"] == "not-judged"
     assert file["verdict"]["message"].startswith("it has no results, and the rings and trees of no")
+    alone = desk_of_bounds.judge(sign(0, graph[-1]))
+    assert alone["topology"] is None
+    assert alone["verdict"]["message"].startswith("it has no results"), "a topology is not enough"
 
 
 @pytest.mark.parametrize("busbw", [70, 300])

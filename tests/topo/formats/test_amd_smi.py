@@ -570,6 +570,7 @@ OTHERS = {
     "> Peer access from Tesla K40m (GPU0) -> Tesla K40m (GPU1) : No\n": "samples say of P2P.*topo",
     "Device=0 CANNOT Access Peer Device=1\n": "samples say of P2P.*topo -m",
     "mlx5_0 port 1 ==> ib0 (Up)\n": "ibdev2netdev.*topo -m",
+    " #bytes     #iterations    BW peak[Gb/sec]\n 65536  5000  98.01\n": "perftest.*topo -m",
     "        GPU Link Info\n            PCIe Generation\n": "nvidia-smi -q.*topo -m",
     "+----+\n| GPU ID: 0         | Topology Information     |\n": "dcgmi topo.*topo -m",
     " 1a:00.0 3D controller: NVIDIA Corporation Device 2330\n": "lspci.*/sys and /proc",

@@ -272,3 +272,8 @@ def test_what_else_describes_a_machine_in_a_text_is_noted() -> None:
         notes = [str(note) for note in read(text).notes if "the text also has" in str(note)]
         assert [left in note for note in notes if left] == [True] * (left is not None)
         assert bool(notes) is (left is not None)
+
+
+def test_names_of_another_form_are_not_read_in_part() -> None:
+    with pytest.raises(InputError, match="lists no GPU"):
+        read_topology_text(OLD.replace("GPU/4", "GPU/0-0-4") + END, "log")

@@ -27,6 +27,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
+from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
@@ -277,7 +278,11 @@ def test_rails_and_addresses_in_a_legend_are_no_names_of_nics(legend: str, name:
         ("GPU0: PCIe 5.0 x8, GPU1: PCIe 5.0 x4", 24, "Gen5 x8, as line 2 says"),
         ("GPUs: x4 PCIe 4.0 on risers", 6, "Gen4 x4, as line 2 says"),
         ("PCIe Gen5 x16 slots, GPUs running at x8", 24, "Gen5 x8, as line 2 says"),
-        ("GPUs in PCIe 6.0 x16 slots", 48, "Gen5 x16, as line 2 says"),  # the board has no more
+        (
+            "GPUs in PCIe 6.0 x16 slots",
+            48,
+            "Gen5 x16, as the board has of the Gen6 x16 that line 2 says",
+        ),  # the board has no more
         ("Storage: NVMe PCIe 4.0 x4", 48, ""),
         ("Board: 7x PCIe 5.0 x8 slots", 48, ""),
         ("NICs: PCIe 5.0 x8", 48, ""),
@@ -1220,7 +1225,7 @@ def test_bridges_of_which_some_links_do_not_come_up_are_noted(
 )
 def test_p2p_that_is_switched_off_for_nccl_is_noted(said: str, is_noted: bool) -> None:
     notes = read(f"top\n{said}{alike(2, 'PHB')}").notes
-    assert any(str(note).startswith("line 2: NCCL_P2P_DISABLE is 1") for note in notes) is is_noted
+    assert any(str(note).startswith("line 2 has NCCL_P2P_DISABLE=1") for note in notes) is is_noted
 
 
 def test_sys_between_gpus_of_one_numa_node_is_noted() -> None:
@@ -1308,3 +1313,170 @@ def test_the_maker_of_cpus_that_the_text_names_decides_as_nccl_does() -> None:
         assert p2p.answer == answer and "vendor" not in str(p2p.evidence)
     (p2p,) = (v for v in judge_pairs(read(alike(2, "SYS") + asked)) if v.kind == "p2p")
     assert "CPU: vendor not known" in p2p.evidence
+
+
+@pytest.mark.parametrize("by", [",", ";"])
+@pytest.mark.parametrize("corner", ["", "device"])
+def test_matrices_of_spreadsheets_are_read(by: str, corner: str) -> None:
+    """Ranges of CPUs have commas of their own, in quotes or not."""
+    rows = (
+        (corner, "GPU0", "GPU1", "NIC0", "CPU Affinity", "NUMA Affinity"),
+        ("GPU0", "X", "NV4", "PHB", "0-7,16-23", "0"),
+        ("GPU1", "NV4", "X", "SYS", '"8-15,24-31"' if by == "," else "8-15,24-31", "1"),
+        ("NIC0", "PHB", "SYS", "X", "", ""),
+    )
+    text = "\r\n".join(by.join(row) for row in rows)
+    told = smi.read("Our box, GPU0, GPU1:\n" + text + "\nas exported, today\n", "a.csv")
+    tabs = "\n".join("\t".join(row).replace('"', "") for row in rows).replace(corner, "")
+    assert told.fingerprint == smi.read(tabs, "a.txt").fingerprint
+    nodes = [facts(told).get_number(f"gpu/{i}", fact_keys.GPU_NUMA_NODE) for i in range(2)]
+    assert nodes == [0, 1]
+
+
+def test_drives_in_a_matrix_are_left_out_with_a_note() -> None:
+    text = (
+        "\tGPU0\tNVMe0\tGPU1\tnvme1n1\tNIC0\nGPU0\tX\tPIX\tPHB\tSYS\tPHB\n"
+        "NVMe0\tPIX\tX\tPHB\tSYS\tPHB\nGPU1\tPHB\tPHB\tX\tSYS\tPHB\n"
+        "NIC0\tPHB\tPHB\tPHB\tSYS\tX\n"
+    )
+    machine = smi.read(text, "a.txt")
+    assert [d.id for d in machine.devices if d.kind == "nic"] == ["NIC0"]
+    assert any("NVMe0, nvme1n1: drives" in str(note) for note in machine.notes)
+
+
+@pytest.mark.parametrize(
+    "heading", ["GPU0 GPU1 ... GPU7", "GPU0 ... GPU7", "GPU0 GPU1 \u2026 GPU7"]
+)
+def test_a_heading_that_leaves_columns_out_is_refused_for_that(heading: str) -> None:
+    cells = heading.split()
+    row = "GPU0 X " + " ".join("NV18" if c.startswith("GPU") else c for c in cells[1:])
+    with pytest.raises(InputError, match="line 1: a heading that leaves columns out"):
+        smi.read(f"{heading} CPU Affinity\n{row} 0-55\n", "a.txt")
+
+
+def test_links_of_nics_in_lspci_count_where_all_are_alike() -> None:
+    matrix = "\tGPU0\tmlx5_0\tmlx5_1\nGPU0\tX\tPHB\tPHB\nmlx5_0\tPHB\tX\tPHB\nmlx5_1\tPHB\tPHB\tX\n"
+    nic = (
+        "{}:00.0 Infiniband controller: Mellanox Technologies MT28908 Family\n"
+        "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16, ASPM not supported\n"
+        "\t\tLnkSta:\tSpeed 16GT/s (ok), Width x{} (downgraded)\n"
+    )
+    both = smi.read(matrix + nic.format("31", 8) + nic.format("ca", 8), "a.txt")
+    assert {both.capacity_GBps[nic, "cpu0"] for nic in ("mlx5_0", "mlx5_1")} == {12}
+    assert both.capacity_GBps["gpu0", "cpu0"] == 12, "Gen3 x16, assumed"
+    source = next(str(link.source) for link in both.links if link.src == "mlx5_0")
+    assert "Gen4 x8, as line 7 says of 0000:31:00.0" in source
+    for told in (nic.format("31", 8), nic.format("31", 8) + nic.format("ca", 4)):
+        machine = smi.read(matrix + told, "a.txt")
+        assert "0000:31:00.0 Gen4 x8 (line 7)" in notes(machine)
+        assert all("assumed" in str(link.source) for link in machine.links)
+
+
+def test_lines_that_a_terminal_wrapped_with_spaces_are_joined() -> None:
+    lines = (
+        "        GPU0    GPU1    GPU2    GPU3    CPU Affinity    NUMA Affinity",
+        "GPU0     X      PIX     PHB     PHB     0-17,36-53      0",
+        "GPU1    PIX      X      PHB     PHB     0-17,36-53      0",
+        "GPU2    PHB     PHB      X      PIX     18-35,54-71     1",
+        "GPU3    PHB     PHB     PIX      X      18-35,54-71     1",
+    )
+    text = "\n".join(lines)
+    wrapped = "\n".join(line[:48] + " " * 120 + line[48:] for line in lines)
+    assert smi.read(wrapped, "a.txt").fingerprint == smi.read(text, "a.txt").fingerprint
+
+
+def test_a_mentioned_board_with_more_nvlinks_into_nvswitches_is_not_followed() -> None:
+    names = [f"GPU{i}" for i in range(4)]
+    rows = [[name, *("X" if name == other else "NV8" for other in names)] for name in names]
+    matrix = "\n".join("\t".join(row) for row in [["", *names], *rows])
+    machine = smi.read(f"{matrix}\n\nNVSwitches join several A100 GPUs.\n", "a.txt")
+    assert "as A800 has, so A100, which the text mentions, is not followed" in notes(machine)
+    assert "A100" not in str(machine.links[0].source)
+    named = smi.read(f"{matrix}\n\nNVSwitches join several A800 GPUs.\n", "a.txt")
+    assert "A800, which line 7 mentions" in str(named.links[0].source)
+
+
+def test_rates_of_pairs_beside_a_matrix_are_noted() -> None:
+    matrix = "\tGPU0\tGPU1\nGPU0\tX\tPHB\nGPU1\tPHB\tX\n"
+    pairs = (
+        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D     0      1\n"
+        "     0 916.92  24.78\n     1  24.85 920.12\n\n"
+    )
+    assert "also has rates between pairs of 2 GPUs" in notes(
+        read_topology_text(matrix + pairs, "a.txt")
+    )
+    assert "also has" not in notes(read_topology_text(matrix, "a.txt"))
+
+
+def test_a_gpu_numa_id_that_is_a_node_of_cpus_is_no_memory_of_the_gpu() -> None:
+    heading = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+    rows = "GPU0\tX\tNV18\t0-63\t0\t\t{}\nGPU1\tNV18\tX\t64-127\t1\t\t{}\n"
+    wrong = smi.read(heading + rows.format(0, 1), "a.txt")
+    assert "GPU NUMA ID 0, 1 is a node of CPUs, too" in notes(wrong)
+    assert not any(link.kind == "c2c" for link in wrong.links)
+    right = smi.read(heading + rows.format(2, 10), "a.txt")
+    assert "is a node of CPUs" not in notes(right)
+    assert any(link.kind == "c2c" for link in right.links)
+
+
+def test_the_last_rate_of_a_matrix_of_pairs_that_breaks_off_is_left_out() -> None:
+    text = (
+        "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n          0         1         2\n"
+        "0       N/A    172.16    172.24\n1    171.99       N/A    172.05\n2    171.96    1"
+    )
+    with pytest.raises(InputError, match=r"171\.96 to 172\.24 GB/s"):
+        read_topology_text(text, "a.txt")
+    with pytest.raises(InputError, match=r"\(CE copies GPU -> GPU: 1 to 172.24 GB/s"):
+        read_topology_text(text + "\n", "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "generation"),
+    [
+        ("PCIe Device Max: Gen5", 5),
+        ("| 0 | x16 | Gen4 | Gen1 |", 4),
+        ("PCIe rests at Gen1", 0),
+        ("NVMe: PCIe Gen4", 0),
+    ],
+)
+def test_a_generation_of_pcie_that_is_not_followed_is_noted(line: str, generation: int) -> None:
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\t X \t0-7\n"
+    notes = " ".join(read(f"{line}\n\n{matrix}").extra["notes"])
+    assert ("but not as the link that a GPU has" in notes) == (generation > 0)
+    assert generation == 0 or f"line 1 names PCIe Gen{generation}" in notes
+
+
+def test_a_matrix_of_numbers_is_refused_for_that() -> None:
+    text = "|      | GPU0 | GPU1 |\n| **GPU0** | 0 | 15 |\n| **GPU1** | 15 | 0 |\n"
+    with pytest.raises(InputError, match="line 2: a row of numbers in the matrix of line 1"):
+        read(text)
+
+
+@pytest.mark.parametrize("legend", ["", "NIC1: mlx5_1\n"])
+def test_nics_whose_interfaces_are_down_are_noted(legend: str) -> None:
+    nic = "NIC1" if legend else "mlx5_1"
+    matrix = f"\tGPU0\tmlx5_0\t{nic}\nGPU0\t X \tPIX\tPHB\n"
+    ports = "mlx5_0 port 1 ==> ens1np0 (Up)\nmlx5_1 port 1 ==> ens2np0 (Down)\n"
+    notes = " ".join(read(f"{ports}mlx5_9 port 1 ==> ens9np0 (Down)\n{matrix}{legend}").notes)
+    assert "mlx5_1: down, as ibdev2netdev says" in notes
+    assert "mlx5_0: down" not in notes and "mlx5_9" not in notes
+
+
+@pytest.mark.parametrize(
+    ("said", "noted"),
+    [
+        ("four cards, no peer-to-peer:\n", 'line 1 has "no peer-to-peer"'),
+        ("P2P is not supported here\n", 'line 1 has "P2P is not supported"'),
+        ("P2P works\n", ""),
+    ],
+)
+def test_words_that_there_is_no_p2p_are_noted(said: str, noted: str) -> None:
+    notes = [str(note) for note in read(f"{said}{alike(2, 'PHB')}").notes]
+    assert any(note.startswith(noted) for note in notes if "not counted" in note) is bool(noted)
+
+
+def test_the_rates_of_bus_grind_are_noted() -> None:
+    rates = "P2P Bandwidth Matrix (GB/s) - Unidirectional, P2P=Enabled\n D\\D 0 1\n"
+    rates += " 0 257.84 3.32\n 1 3.32 263.90\n"
+    notes = read_topology_text(f"{rates}\n{alike(2, 'PHB')}", "m").notes
+    assert any("measured by busGrind (P2P enabled: 3.32 GB/s one way)" in str(n) for n in notes)

@@ -88,7 +88,7 @@ def box(
     links += [*cable("cpu0", "cpu1", "smp"), *(cable("gpu2", "cpu1") if gpus > 2 else ()), *more]
     known = {**GOOD, **(changes or {})}
     items = [
-        Fact(subject, key, value, "test", "a reason" if value is None else None)
+        Fact(subject, key, value, "nvmlTest", "a reason" if value is None else None)
         for (subject, key), value in known.items()
         if value != "never asked"
     ]

@@ -23,10 +23,17 @@ from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note, Source
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
-from ..said_host import find_host_facts, find_settings
+from ..said_host import find_down_nics, find_host_facts, find_said_no_p2p, find_settings
 from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_part_bridges, note_unknown_boards
-from .cells import Cells, count_nvlinks, iterate_members, list_some, read_cells
+from .cells import (
+    Cells,
+    count_nvlinks,
+    iterate_members,
+    leave_out_drives,
+    list_some,
+    read_cells,
+)
 from .cuda_samples import build_sample_facts, read_samples
 from .facts import (
     MAX_PAIRED,
@@ -52,6 +59,7 @@ from .nvlink_output import (
 )
 from .other_links import join_other_links
 from .parser import (
+    DOTS,
     GPU_NAME,
     RANGES,
     LabelMatrix,
@@ -114,10 +122,17 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
     """
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
-    said = find_said_pcie(text) or elsewhere
-    output.settings = find_settings(text)
+    said = find_said_pcie(text)
+    said = said or replace(elsewhere, unread=said.unread)
+    nics = dict.fromkeys(name for table in output.tables for name in table.names)
+    output.settings = [
+        *find_settings(text),
+        *find_down_nics(text, [output.nics.get(name, name) for name in nics]),
+    ]
     output.stated = (*find_mig_facts(text), *find_host_facts(text))
     output.samples = read_samples(text)
+    if not output.samples and not any(map(is_p2p, output.tables)):
+        output.settings += find_said_no_p2p(text)
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
@@ -156,6 +171,12 @@ def _has_labels_of(pcie: LabelMatrix, table: LabelMatrix) -> bool:
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
+    if table.numbers:
+        return InputError(
+            f"{where}: line {table.numbers}: a row of numbers in the matrix of line {table.line}; "
+            "expected labels such as PIX or NV4, of nvidia-smi topo -m, or the tables of "
+            "rocm-smi --showtopo with their titles (=== Link Type between two GPUs ===)"
+        )
     return InputError(
         f"{where}: the matrix of line {table.line} has no row of a GPU; is the text complete?"
     )
@@ -214,6 +235,11 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
         )
     if output.tables:
         raise _make_rowless_error(output.tables[0], where)
+    if output.stray is not None and output.odd in DOTS:
+        raise InputError(
+            f"{where}: line {output.stray}: a heading that leaves columns out ({output.odd}), so "
+            "which GPUs there are is not known; give the whole output of nvidia-smi topo -m"
+        )
     if output.stray is not None and output.odd:
         raise InputError(
             f"{where}: line {output.stray}: a heading with the column {output.odd[:40]!r}, which "
@@ -242,6 +268,7 @@ def _read_matrix(
     `cpu` is what `find_cpu` finds in the text.
     """
     notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
+    table = leave_out_drives(table, notes)
     cells = read_cells(table, output.nics, notes)
     _check_pairs(table, cells, where)
     listings = output.nvlinks_by_gpu
@@ -266,13 +293,17 @@ def _read_matrix(
     if table.has_nvlinks and cells.gpus.bit_count() > 1:
         note_other_counts(listings, cells, notes)
     affinities = read_affinities(table, notes)
-    boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
+    boards, how = choose_boards(cells, names, affinities, has_own_memory(table, notes), notes)
     said_links = _find_said(said, cells, boards, how.startswith("by"), notes)
     if how.startswith("by"):
         note_part_bridges(cells, boards, notes)
     if not boards:
-        note_unknown_boards(cells, affinities, said_links, notes)
-    stated = [link.generation for link, source in said_links.values() if source.kind == "rated"]
+        note_unknown_boards(cells, affinities, said_links, said.unread, notes)
+    stated = [
+        link.generation
+        for i, (link, source) in said_links.items()
+        if cells.gpus >> i & 1 and source.kind == "rated"
+    ]
     newest = max(stated, default=None) if len(stated) == cells.gpus.bit_count() else None
     rates = replace(assume_rates(boards, how, cpu, newest), said=said_links)
     inferred = InferredTopology(cells, affinities, SOURCE, notes=notes, rates=rates)
@@ -318,7 +349,7 @@ def _read_matrix(
 def _find_said(
     said: SaidPcie, cells: Cells, boards: Mapping[int, Board], is_sure: bool, notes: list[str]
 ) -> dict[int, tuple[PcieLink, Source]]:
-    """Return the PCIe links that the text states, by column; note lines that disagree.
+    """Return the PCIe links of GPUs and NICs that the text states; note lines that disagree.
 
     `is_sure` is False for boards that are only assumed.
     """
@@ -330,6 +361,9 @@ def _find_said(
         slot = board.pcie if board is not None else None
         if link := said.find(int(cells.ids[i][3:]), slot, is_sure and slot is not None):
             links[i] = link
+    nics = [i for i in range(len(cells.ids)) if not cells.gpus >> i & 1]
+    if of_nics := said.find_nics(len(nics), notes):
+        links |= dict.fromkeys(nics, of_nics)
     return links
 
 

@@ -89,11 +89,12 @@ def note_unknown_boards(
     cells: Cells,
     affinities: Mapping[int, Affinity],
     said: Mapping[int, tuple[PcieLink, Source]],
+    unread: str,
     notes: list[str],
 ) -> None:
     """Note what is taken for the PCIe of GPUs whose boards are not known.
 
-    `said` has what the text states of it, by column.
+    `said` has what the text states of it, by column; `unread` is a line that is not followed.
     """
     gpus = list(iterate_members(cells.gpus))
     unsaid = [i for i in gpus if i not in said or said[i][1].kind == "assumed"]
@@ -103,7 +104,8 @@ def note_unknown_boards(
     if unsaid and is_on_pcie:
         of = f" of {list_some(cells.ids[i] for i in unsaid)}" if len(unsaid) < len(gpus) else ""
         width = "" if any(i in said for i in unsaid) else " x16"
-        notes.append(Note(_UNKNOWN_BOARD.format(of, width), "board-assumed"))
+        also = f"; {unread}" if unread and len(unsaid) == len(gpus) else ""
+        notes.append(Note(_UNKNOWN_BOARD.format(of, width) + also, "board-assumed"))
 
 
 def _refuse_wrong(
@@ -119,6 +121,13 @@ def _refuse_wrong(
         for i, (board, text) in by_name.items()
         if count_gpu_nvlinks(cells.labels[i], board) > (0 if board.gcn else board.wires)
     }
+    if not is_listed and (like := _find_namesake(cells, by_name)) is not None:
+        name, links, has = like
+        notes.append(
+            f"each GPU has {links} NVLinks into NVSwitches, as {has} has, so {name}, which the "
+            "text mentions, is not followed"
+        )
+        return {}
     if wrong:
         notes.append(
             f"{list_some(wrong)}: more NVLinks than {list_some(dict.fromkeys(wrong.values()))} "
@@ -127,6 +136,28 @@ def _refuse_wrong(
     if wrong and not is_listed:
         return {}
     return {i: known for i, known in by_name.items() if cells.ids[i] not in wrong}
+
+
+def _find_namesake(
+    cells: Cells, by_name: Mapping[int, tuple[Board, str]]
+) -> tuple[str, int, str] | None:
+    """Return a mentioned board's name, the links of each GPU, and the board that has just these.
+
+    It is None unless all GPUs are on NVSwitches with fewer links than that board has, as A800 is
+    with those of A100.
+    """
+    named = {board.name: board for board, _ in by_name.values()}
+    labels = {count_nvlinks(label) for row in cells.labels for label in row} - {0}
+    if len(named) != 1 or len(labels) != 1:
+        return None
+    (board,), (links,) = named.values(), labels
+    peers = min(mask.bit_count() for mask in cells.with_label["NV"] if mask)
+    others = [
+        b.name for b in BOARDS if (b.wires, b.sm, b.is_card) == (links, board.sm, board.is_card)
+    ]
+    if links * peers <= MAX_NVLINKS or links >= board.wires or not others or board.is_card:
+        return None
+    return board.name, links, list_some(others)
 
 
 def note_part_bridges(cells: Cells, boards: Mapping[int, Board], notes: list[str]) -> None:

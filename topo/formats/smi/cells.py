@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
@@ -14,6 +14,8 @@ PCIE_LABELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 BONDED = re.compile(r"(NV|XGMI)([1-9][0-9]{0,3})")
 _OTHER_LABELS = ("C2C", "LNK", "SW", "NET", "DIS")
+# Drives: NVMe0, nvme0n1, SSD1.
+_DRIVE = re.compile(r"nvme|ssd", re.IGNORECASE)
 _OLD_SYS = "SOC"  # "socket": before drivers distinguished NODE from SYS
 
 
@@ -143,6 +145,21 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
         with_label,
         unknown_labels,
     )
+
+
+def leave_out_drives(table: LabelMatrix, notes: list[str]) -> LabelMatrix:
+    """Return a matrix without the drives that people add to it, since they carry no traffic."""
+    drives = [name for name in table.names if _DRIVE.match(name)]
+    if not drives:
+        return table
+    notes.append(f"{list_some(drives)}: drives, which GPUs do not send through, are left out")
+    kept = [i for i, name in enumerate(table.names) if name not in drives]
+    rows = {
+        name: replace(row, cells=tuple(row.cells[i] for i in kept))
+        for name, row in table.rows.items()
+        if name not in drives
+    }
+    return replace(table, names=tuple(table.names[i] for i in kept), rows=rows, starts=())
 
 
 def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ...facts import Fact, keys
-from ...facts.keys import gpu_subject, p2p_subject
+from ...facts.keys import TOPO_P2P, gpu_subject, p2p_subject
 from .cells import PCIE_LABELS, Cells, list_some, split_label
 from .cut_rows import find_cut_rows, is_whole
 from .inferred import Affinity
@@ -92,9 +92,20 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
     return {i: Affinity(cpus[i], nodes[i], i in several) for i, row in rows.items() if row}
 
 
-def has_own_memory(table: LabelMatrix) -> bool:
-    """Return whether GPUs have NUMA nodes of their own, as those with a Grace CPU do."""
-    return any(_get_ranges(row.affinities, GPU_NUMA) for row in table.rows.values())
+def has_own_memory(table: LabelMatrix, notes: list[str]) -> bool:
+    """Return whether GPUs have NUMA nodes of their own, as those with a Grace CPU do.
+
+    A node that CPUs of the matrix have is none of a GPU's memory; a note says so.
+    """
+    rows = [row.affinities for row in table.rows.values()]
+    own = {text for row in rows if (text := _get_ranges(row, GPU_NUMA))}
+    of_cpus = own & {row.get(NUMA) for row in rows}
+    if of_cpus:
+        notes.append(
+            f"GPU NUMA ID {list_some(sorted(of_cpus))} is a node of CPUs, too, so GPUs are not "
+            "taken to have memory of their own there"
+        )
+    return bool(own) and not of_cpus
 
 
 def _get_ranges(affinities: dict[str, str], column: str) -> str | None:
@@ -153,7 +164,7 @@ def build_p2p_facts(
                 "out"
             )
             continue
-        source = "nvidia-smi topo -p2p"
+        source = TOPO_P2P
         if table.flag in _KEYS:
             source += f" {table.flag}"
         else:

@@ -27,6 +27,8 @@ _TAB = 8
 # Characters at the start of a text in which its format is detected.
 _SNIFF_CHARACTERS = 2**20
 
+# What people put in the place of what they leave out.
+DOTS = ("..", "...", "....", "\u2026")
 CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 GPU_NAME = re.compile(r"GPU(\d{1,6})")
 RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
@@ -95,9 +97,12 @@ _CUT_LINK = re.compile(
 _STRANGER = re.compile(
     rf"\s{{0,40}}(?:GPU|NIC)\d{{1,6}}(?:\s{{1,40}}(?:{_KNOWN_LABEL.pattern})(?!\S)){{2}}"
 )
+# A row of another tool's table: weights, hops or rates.
+_NUMBERS = re.compile(r"\s{0,40}GPU\d{1,6}(?:\s{1,40}[\d.]{1,12}){1,512}\s{0,40}")
 _SNIFF = re.compile(
     r"^[ \t>/#*|+]{0,40}(?:"
-    r"GPU\d{1,6}[ \t|]{1,40}(?:GPU\d{1,6}\b|CPU[ \t]+Affinity|NUMA[ \t]+Affinity)"
+    r"GPU\d{1,6}[ \t|]{1,40}(?:(?:(?:\.{2,4}|\u2026)[ \t|]{1,40})?GPU\d{1,6}\b|CPU[ \t]+Affinity"
+    r"|NUMA[ \t]+Affinity)"
     r"|GPU\d{1,6}[ \t|]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)"
     r"(?=[ \t|\r]|$)"
     r"|GPU \d{1,6}: [^\n]{0,200}\(UUID: [^\n]{0,100}\)\s{0,40}\n[ \t]{1,40}Link \d"
@@ -128,7 +133,8 @@ class LabelMatrix:
     an earlier one; the first is kept. `start` is the line of the command that printed the matrix,
     else of its heading; `host` is the host in that line's prompt, if any; `has_nvlinks` is False
     for a matrix of `-mp`. `starts` are the columns of text in which the heading has its words,
-    empty if some are joined.
+    empty if some are joined. `numbers` is the first line of a row that has them in place of labels,
+    0 if there is none.
     """
 
     line: int
@@ -141,6 +147,7 @@ class LabelMatrix:
     host: str | None = None
     has_nvlinks: bool = True
     starts: tuple[int, ...] = ()
+    numbers: int = 0
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -354,6 +361,9 @@ def _find_starts(heading: str) -> tuple[int, ...]:
 def _find_odd_column(line: str) -> str:
     """Return the column without a number in a line that is otherwise a heading, or ""."""
     words = line.split()
+    if len(words) > 2 and words[1] in DOTS:
+        words.insert(0, words.pop(1))
+        return words[0] if all(map(GPU_NAME.fullmatch, words[1:3])) else ""
     if len(words) < 2 or not all(GPU_NAME.fullmatch(word) for word in words[:2]):
         return ""
     return next((word for word in words if not any(map(str.isdigit, word))), "")
@@ -364,12 +374,17 @@ def _parse_row(
 ) -> tuple[str, MatrixRow] | None:
     """Parse a row of the matrix and return its device and cells; None for any other line.
 
-    Labels that lost the tab between them are split. Raise InputError unless there are as many cells
-    as columns, since it is then unknown which cell belongs to which column; only the first cells of
-    a row in which the text breaks off (`is_cut_off`) are known to be in place.
+    The first row of numbers is recorded in the matrix. Labels that lost the tab between them are
+    split. Raise InputError unless there are as many cells as columns, since it is then unknown
+    which cell belongs to which column; only the first cells of a row in which the text breaks off
+    (`is_cut_off`) are known to be in place.
     """
     words = line.split(maxsplit=2)
-    if len(words) < 2 or words[0] not in matrix.known or not _LABEL.match(words[1]):
+    if len(words) < 2 or words[0] not in matrix.known:
+        return None
+    if not _LABEL.match(words[1]):
+        if _NUMBERS.fullmatch(line) is not None:
+            matrix.numbers = matrix.numbers or number
         return None
     width = len(matrix.names)
     fields = _split_fields(line, matrix)
