@@ -3,14 +3,14 @@
 The figures are those of `published.tsv`: GB/s algbw at large sizes, as published for the machine in
 the second column. Bounds are at the datasheet's rates, with NVSwitches that add (NVLS) where that
 was on. Stock on one host is NCCL's own count of what it finds; on several hosts it is the most that
-flat rings, or on two hosts trees, carry. "why" explains a row whose measurement says little of
-either. Ends with 1 if a measurement exceeds its bound, or if stock is .85 to 1.1 of what was
-measured in less than nine of ten rows of single hosts without a "why". Continues from the results
-of --results FILE.
+flat rings, or on two hosts trees, carry; where NCCL finds no rings, none. "why" explains a
+row whose measurement says little of either, "note" why stock is far from another. Ends with 1 if a
+measurement exceeds its bound, or if stock is .85 to 1.1 of what was measured in less than nine of
+ten rows of single hosts without a "why". Continues from the results of --results FILE.
 
 Machines: `nvswitch HOSTSxGPUS LINKSxGBps [nic=GBps]`, `pairs ...` with NVLinks between all two GPUs
-of a host, and `pcie GPUS+GPUS...|GPUS... GBps [uplink=GBps] [sockets=GBps]` with a switch for each
-group, and "|" between sockets.
+of a host, and `pcie GPUS+GPUS...|GPUS... GBps [uplink=GBps] [sockets=GBps] [sm=N]` with a switch
+for each group, "|" between sockets, and the compute capability (times ten), by which NCCL searches.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Row:
     stock: float | None
     hosts: int
     why: str
+    note: str = ""
 
     @property
     def is_above(self) -> bool:
@@ -86,7 +87,7 @@ def build(machine: str) -> Topology:
     options = dict(item.split("=") for item in rest)
     if kind == "pcie":
         uplink, between = (Fraction(options.get(key, rate)) for key in ("uplink", "sockets"))
-        return _build_pcie(size, Fraction(rate), uplink, between)
+        return _build_pcie(size, Fraction(rate), uplink, between, options.get("sm"))
     hosts, gpus = map(int, size.split("x"))
     links, GBps = rate.split("x")
     nic = Fraction(options["nic"]) if "nic" in options else None
@@ -122,7 +123,10 @@ def _build_nvlinks(
     return Topology(kind, tuple(devices), tuple(links))
 
 
-def _build_pcie(sockets: str, rate: Fraction, uplink: Fraction, between: Fraction) -> Topology:
+def _build_pcie(
+    sockets: str, rate: Fraction, uplink: Fraction, between: Fraction, sm: str | None
+) -> Topology:
+    capability = {} if sm is None else {"sm": int(sm)}
     slot = _SLOTS[max(generation for generation, GBps in _SLOT_GBps.items() if GBps <= rate)]
     devices, links, switches = list[Device](), list[Link](), 0
     for socket, groups in enumerate(sockets.split("|")):
@@ -136,7 +140,7 @@ def _build_pcie(sockets: str, rate: Fraction, uplink: Fraction, between: Fractio
             links += both_directions(Link(switch, cpu, uplink, kind="pcie"))
             for number in range(gpus):
                 gpu = f"{switch}-gpu{number}"
-                devices.append(Device(gpu, extra={"pci": dict(slot)}))
+                devices.append(Device(gpu, extra={"pci": dict(slot), **capability}))
                 links += both_directions(Link(gpu, switch, rate, kind="pcie"))
     return Topology("pcie", tuple(devices), tuple(links))
 
@@ -158,13 +162,17 @@ def rate(line: dict[str, str]) -> Row:
     return Row(
         line["id"], line["machine"], line["collective"], line["nvls"], float(line["algbw_GBps"]),
         float(bound), None if stock is None else float(stock), hosts, line["why"],
+        line["note"],
     )  # fmt: skip
 
 
 def _rate_stock(collective: str, topology: Topology) -> Fraction | None:
     model = model_stock(topology)
     if isinstance(model, StockModel) and collective != "alltoall":
-        # NCCL's own count leaves out what packets take. An allreduce is two of the others.
+        # NCCL's own count leaves out what packets take. An allreduce is two of the others. Where
+        # NCCL finds no channels, it counts nothing that was ever measured.
+        if model.rings.is_fallback:
+            return None
         if collective != "allreduce":
             return 2 * model.rings.algbw_GBps
         return model.algbw_GBps[model.pick(1 << 30)]
@@ -205,7 +213,7 @@ def _passes(rows: list[Row]) -> bool:
 
 def _print(rows: list[Row]) -> None:
     titles = ("measured", "bound", "share", "stock", "stock/m.")
-    print(f"{'':<4}{'machine':<38}{'':<15}{'NVLS':<5}{''.join(f'{t:>9}' for t in titles)}")
+    print(f"{'':<4}{'machine':<47}{'':<15}{'NVLS':<5}{''.join(f'{t:>9}' for t in titles)}")
     for row in rows:
         stock = ("-", "-")
         if row.stock is not None:
@@ -213,8 +221,9 @@ def _print(rows: list[Row]) -> None:
         cells = (f"{row.measured:.1f}", f"{row.bound:.1f}", f"{row.measured / row.bound:.2f}")
         mark = "above" if row.is_above else "far" if row.counts and not row.is_close else ""
         print(
-            f"{row.id:<4}{row.machine:<38}{row.collective:<15}{row.nvls:<5}"
-            f"{''.join(f'{cell:>9}' for cell in (*cells, *stock))}  {mark or row.why}"
+            f"{row.id:<4}{row.machine:<47}{row.collective:<15}{row.nvls:<5}"
+            f"{''.join(f'{cell:>9}' for cell in (*cells, *stock))}  "
+            f"{': '.join(filter(None, (mark, row.why or row.note)))}"
         )
     single, above = _list_single(rows), [row.id for row in rows if row.is_above]
     print(

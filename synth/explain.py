@@ -19,7 +19,7 @@ from ..topo.pictures.cables import format_rate
 from ..topo.routes import Router, route_links
 from .bounds.certificate import SINGLE_PATH, Bound, join_helpers, keep_crossed
 from .bounds.single_path import find_bounds
-from .cost.affine import Cost
+from .cost.affine import Cost, affine_s
 from .forest.machine.symmetry import colours
 from .ir.collective import Collective
 from .ir.schedule import Schedule
@@ -337,10 +337,17 @@ def _find_peers(pair: _Link, topology: Topology) -> set[frozenset[str]]:
 
 
 def _best_algbw(candidates: Sequence[tuple[Schedule, Cost]]) -> dict[str, tuple[float, ...]]:
-    """Return the best algbw in GB/s of each strategy's schedules at SIZES."""
-    best = {schedule.strategy: (0.0,) * len(SIZES) for schedule, _ in candidates}
-    for schedule, cost in candidates:
-        times_s = ((size, cost.time_s(size)) for size in SIZES)
-        reached = (size / time_s / 1e9 if time_s else 0.0 for size, time_s in times_s)
-        best[schedule.strategy] = tuple(map(max, best[schedule.strategy], reached))
-    return best
+    """Return the best algbw in GB/s of each strategy's schedules at SIZES.
+
+    The best is chosen as a plan's is, by the affine time.
+    """
+    of_strategy = group_by_key((schedule.strategy, cost) for schedule, cost in candidates)
+
+    def reach_GBps(costs: Sequence[Cost], size: int) -> float:
+        time_s = min(costs, key=lambda cost: affine_s(cost, size)).time_s(size)
+        return size / time_s / 1e9 if time_s else 0.0
+
+    return {
+        strategy: tuple(reach_GBps(costs, size) for size in SIZES)
+        for strategy, costs in of_strategy.items()
+    }

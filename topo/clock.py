@@ -51,27 +51,26 @@ def limit_time(
         _limit.reset(token)
 
 
-def pace(items: Iterable[_Item], what: str) -> Iterable[_Item]:
+def pace(items: Iterable[_Item], what: str, *, batch: int = _BATCH) -> Iterable[_Item]:
     """Return the items, with progress and the time limit in mind while they are taken.
 
-    `what` names the step in a message, as "building links". Without `limit_time`, it returns
-    `items`. Raise TimeLimitError when the time is over.
+    `what` names the step in a message, as "building links"; the clock is looked at every `batch`
+    items. Without `limit_time`, it returns `items`. Raise TimeLimitError when the time is over.
     """
     limit = _limit.get()
-    return items if limit is None else _take(items, what, limit)
+    return items if limit is None else _take(items, what, batch, limit)
 
 
-def _take(items: Iterable[_Item], what: str, limit: _Limit) -> Iterator[_Item]:
+def _take(items: Iterable[_Item], what: str, batch: int, limit: _Limit) -> Iterator[_Item]:
     rest, done = iter(items), 0
-    while batch := list(islice(rest, _BATCH)):
-        yield from batch
-        done += len(batch)
-        if len(batch) < _BATCH:
-            return
-        limit.say(f"{what}: {done:,}")
-        if time.monotonic() > limit.ends_at:
+    while taken := list(islice(rest, batch)):
+        if done:
+            limit.say(f"{what}: {done:,}")
+        if done and time.monotonic() > limit.ends_at:
             raise TimeLimitError(
                 f"the time limit of {limit.limit_s:g} s was over after {done:,} steps of {what}; "
                 "a machine of this size needs a longer one",
                 parameter="time_limit",
             )
+        yield from taken
+        done += len(taken)

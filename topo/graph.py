@@ -168,7 +168,8 @@ class Topology:
             replace(d, can_copy=False) if d.can_copy and not d.can_reduce else d
             for d in self.devices
         )
-        return replace(self, devices=devices, links=tuple(link.reversed() for link in self.links))
+        links = (link.reversed() for link in pace(self.links, "reversing links"))
+        return replace(self, devices=devices, links=tuple(links))
 
     def for_plans(self) -> Topology:
         """Return the topology without `facts` and `measured` in `extra`, which plans do not need.

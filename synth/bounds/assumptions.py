@@ -58,14 +58,31 @@ class Certified(Protocol):
         ...
 
 
+# The latest arguments of `find_links`, and its result: the text of a bound asks for them twice.
+# A certificate is a dictionary, so it is known by its identity.
+_latest: list[tuple[Mapping[str, Any], Topology, list[Link]]] = []
+
+
 def find_links(certificate: Mapping[str, Any], topology: Topology) -> list[Link]:
-    """Return the links that a bound's certificate depends on, one of each parallel pair."""
+    """Return the links that a bound's certificate depends on, one of each parallel pair.
+
+    The latest result is cached by identity of the arguments.
+    """
+    for known, machine, links in _latest:
+        if known is certificate and machine is topology:
+            return links
+    links = _list_links(certificate, topology)
+    _latest[:] = [(certificate, topology, links)]
+    return links
+
+
+def _list_links(certificate: Mapping[str, Any], topology: Topology) -> list[Link]:
     if "inside" in certificate:
         inside = set(certificate["inside"])
-        pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
-    else:
-        prices = certificate.get("prices", ())
-        pairs = [(a, b) for a, b, price in prices if parse_fraction(price) > 0]
+        out = (x for x in topology.links if x.src in inside and x.dst not in inside)
+        return list({(x.src, x.dst): x for x in out}.values())
+    prices = certificate.get("prices", ())
+    pairs = [(a, b) for a, b, price in prices if parse_fraction(price) > 0]
     link_of = {(x.src, x.dst): x for x in topology.links}
     # A device that computes is priced as one with a GPU: its links have the GPU's id there.
     alike: dict[str, list[str]] = {}

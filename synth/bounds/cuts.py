@@ -3,10 +3,11 @@
 The searches compute maximum flows on integers (OR-tools).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import product
 from math import lcm
+from typing import TypeVar
 
 import numpy as np
 from ortools.graph.python import max_flow
@@ -24,6 +25,9 @@ from .certificate import Bound, bound_of
 _MAX_FLOW = 1 << 62
 # Greatest base of the digits by which ranks are cut on direct networks: the lines of a grid.
 _MAX_BASE = 128
+_Item = TypeVar("_Item")
+# Cuts times links between two looks at the clock: .1 to 2 s, and at most 64 MB at once.
+_CELLS = 1 << 23
 # With more GPUs, cuts are sought towards one GPU of each class only: each takes a maximum flow, and
 # the others of a class usually give the same cut.
 _CUT_RANKS = 256
@@ -52,7 +56,8 @@ class _Flow:
         ends = [(self._number[a], self._number[b]) for a, b in pace(topology.capacity_GBps, "cuts")]
         self._src, self._dst = np.array(ends, dtype=np.int64).T
         self._base = lcm(*(c.denominator for c in topology.capacity_GBps.values()))
-        self._whole = [int(c * self._base) for c in topology.capacity_GBps.values()]
+        rates = pace(topology.capacity_GBps.values(), "cuts")
+        self._whole = [c.numerator * (self._base // c.denominator) for c in rates]
 
     def violated_cut(self, supply: Mapping[str, Fraction], target: str) -> frozenset[str] | None:
         """Return the source's side of a minimum cut if `target` cannot receive all of `supply`.
@@ -97,10 +102,15 @@ def _worst_cut(
     flow = _Flow(topology)
     targets = _one_of_each_class(topology, targets, hub)
     best = bound_of_cut(topology.by_id.keys() - {targets[0]}, collective, topology)
-    for target in targets:
+    for target in _pace(targets, topology):
         while (cut := flow.violated_cut(supply_of(best.s_per_GB), target)) is not None:
             best = bound_of_cut(cut, collective, topology)
     return best
+
+
+def _pace(cuts: Sequence[_Item], topology: Topology) -> Iterable[_Item]:
+    """Return `cuts` with the time limit in mind; on small machines they take no time."""
+    return pace(cuts, "cuts", batch=max(1, _CELLS // len(topology.links)))
 
 
 def _one_of_each_class(topology: Topology, gpus: list[str], hub: str | None) -> list[str]:
@@ -158,6 +168,8 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
     """Return the narrowest cut between the first member and any other, in either direction."""
     hub, *others = _list_members(collective, topology)
     out = _worst_cut(collective, topology, lambda t: {hub: 1 / t}, others, hub)
+    if topology.is_symmetric:
+        return out  # the way back is no narrower
     back = _worst_cut(collective, topology.reversed(), lambda t: {hub: 1 / t}, others, hub)
     return max(out, _complement(back, collective, topology), key=lambda b: b.s_per_GB)
 
@@ -174,7 +186,7 @@ def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
     insides += find_narrow_groups(topology)
     if len(topology.devices) == collective.ranks:
         insides.append(_find_line_cut(topology))
-    cuts = [bound_of_cut(inside, collective, topology) for inside in insides]
+    cuts = [bound_of_cut(inside, collective, topology) for inside in _pace(insides, topology)]
     return max(cuts, key=lambda b: b.s_per_GB)
 
 
@@ -185,15 +197,17 @@ def _find_line_cut(topology: Topology) -> list[str]:
     each digit, the low ones are cut off, and half of them from each on, as rings need.
     """
     links, n = LinkArrays(topology), len(topology.ranks)
+    src, dst = links.rank_of[links.src], links.rank_of[links.dst]
     ranks, best = np.arange(n), (0.0, np.arange(1))
-    for base, low in product(range(2, min(n, _MAX_BASE) + 1), range(1, n // 2 + 1)):
-        if n % (low * base):
-            continue
+    digits = product(range(2, min(n, _MAX_BASE) + 1), range(1, n // 2 + 1))
+    grids = [(base, low) for base, low in digits if not n % (low * base)]
+    for base, low in _pace(grids, topology):
         digit, starts = ranks // low % base, np.arange(base)[:, None]
         half = (digit[None] - starts) % base < base // 2
         inside = np.concatenate([half, digit[None] < starts[1:]])
-        src, dst = links.rank_of[links.src], links.rank_of[links.dst]
-        out = (inside[:, src] & ~inside[:, dst]) @ links.capacity
+        parts = np.array_split(inside, len(inside) * len(src) // _CELLS + 1)
+        paced = pace((part for part in parts if len(part)), "cuts", batch=1)
+        out = np.concatenate([(x[:, src] & ~x[:, dst]) @ links.capacity for x in paced])
         within = inside.sum(axis=1)
         needed = within * (n - within) / np.maximum(out, 1e-300)
         worst = int(np.argmax(needed))

@@ -3,15 +3,18 @@
 Time is affine in the buffer's size: T(L) = alpha + beta L. A step takes the greatest latency among
 its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta), or more
 where its messages hold each other up (sharing.py). A pipelined schedule is costed tick by tick: the
-loads of all steps of a tick add up.
+loads of all steps of a tick add up. Plans are chosen by that; what is predicted may be a few
+percent less, where the message that takes longest is not that of the greatest latency (Ticks).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...topo.graph import Topology
 from ...topo.routes import Router
@@ -20,12 +23,67 @@ from .host_costs import step_us
 from .loads import DirectedLink, Loads, step_loads
 from .sharing import Sharing
 
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
+# Stretches of loads are rounded by less, relatively.
+ROUNDED = 1e-6
+
+
+class Ticks:
+    """The ticks of a schedule in a number of segments.
+
+    Each ends when the last of its messages is there, which may be before its greatest latency and
+    its longest time have both passed. They are looked at when they are first asked for: planning
+    compares schedules by the affine cost.
+    """
+
+    def __init__(self, schedule: Schedule, segments: int, sharing: Sharing) -> None:
+        self._schedule, self._segments, self._sharing = schedule, segments, sharing
+
+    @cached_property
+    def _uneven(self) -> list[tuple[int, _Floats, _Floats]]:
+        """The ticks of which another message may be the last than that of the greatest latency.
+
+        For each kind of tick: how many there are, and of the messages that may be the last, their
+        latencies in us, and their times in us per byte of buffer.
+        """
+        schedule, m, latency_us = self._schedule, self._segments, self._sharing.latency_us
+        if len(set(latency_us.tolist())) < 2:
+            return []
+        count_of, kinds = Counter[int](), dict[int, tuple[_Ints, _Floats]]()
+        for low, high, count in _list_windows(schedule, m):
+            timed = self._sharing.time_paths(low, high)
+            # Steps that do not overlap take their declared durations, if these are longer.
+            is_apart = m == 1 or schedule.stepwise
+            declared = float(schedule.step_s_per_GB[low]) if is_apart else 0.0
+            if len(timed[0]) and declared <= timed[1].max() * (1 + ROUNDED):
+                kinds[id(timed)] = timed
+                count_of[id(timed)] += count
+        out = []
+        for kind, (paths, s_per_GB) in kinds.items():
+            latency, us = latency_us[paths], s_per_GB * 1e-3 / m
+            # Of messages with a latency as great or greater, only one that takes longest matters.
+            order = np.lexsort((-us, -latency))
+            longest = np.maximum.accumulate(us[order])
+            last = order[np.append(True, longest[1:] > longest[:-1])]
+            if len(last) > 1:
+                out.append((count_of[kind], latency[last], us[last]))
+        return out
+
+    def find_early_us(self, size_bytes: int) -> float:
+        """Return how many us all ticks together end before the sum of latency and longest time."""
+        return sum(
+            count * float(latency.max() + us.max() * size_bytes - (latency + us * size_bytes).max())
+            for count, latency, us in self._uneven
+        )
+
 
 @dataclass(frozen=True)
 class Cost:
     """The affine cost T = `alpha_us` + `beta_s_per_GB` L for a buffer of L GB (1e9 bytes).
 
-    Both terms are exact where no message holds up another; elsewhere, beta to six digits.
+    Both terms are exact where no message holds up another; elsewhere, beta to six digits. What is
+    predicted may be less, where ticks end before the sum of both.
     """
 
     alpha_us: Fraction
@@ -33,7 +91,22 @@ class Cost:
 
     def time_s(self, size_bytes: int) -> float:
         """Return the predicted time in seconds for a buffer of `size_bytes`."""
-        return float(self.alpha_us) * 1e-6 + float(self.beta_s_per_GB) * size_bytes * 1e-9
+        return affine_s(self, size_bytes)
+
+
+@dataclass(frozen=True)
+class _CostOfTicks(Cost):
+    """The affine cost of a schedule of which the ticks are known."""
+
+    ticks: Ticks = field(compare=False, repr=False)
+
+    def time_s(self, size_bytes: int) -> float:
+        return affine_s(self, size_bytes) - self.ticks.find_early_us(size_bytes) * 1e-6
+
+
+def affine_s(cost: Cost, size_bytes: int) -> float:
+    """Return the affine time in seconds for a buffer of `size_bytes`, by which plans are chosen."""
+    return float(cost.alpha_us) * 1e-6 + float(cost.beta_s_per_GB) * size_bytes * 1e-9
 
 
 def tighten(schedule: Schedule, topology: Topology) -> Schedule:
@@ -86,9 +159,13 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
         alpha_us = Fraction(int(sum(loads.latency)), loads.latency_scale)
         return Cost(alpha_us, sum(each, Fraction(0)))
 
-    return [
-        in_turn() if m == 1 or schedule.stepwise else _cost_pipeline(loads, window, m)
+    found = [
+        in_turn() if m == 1 or schedule.stepwise else _cost_pipeline(schedule, loads, window, m)
         for m in segments
+    ]
+    return [
+        _CostOfTicks(each.alpha_us, each.beta_s_per_GB, Ticks(schedule, m, sharing))
+        for m, each in zip(segments, found, strict=True)
     ]
 
 
@@ -107,19 +184,34 @@ def costs_between_gpus(
 
 
 def _cost_pipeline(
-    loads: Loads, window: Callable[[int, int], tuple[int, Fraction]], segments: int
+    schedule: Schedule,
+    loads: Loads,
+    window: Callable[[int, int], tuple[int, Fraction]],
+    segments: int,
 ) -> Cost:
-    steps = len(loads.latency)
+    alpha, beta = 0, Fraction(0)
+    for low, high, count in _list_windows(schedule, segments):
+        latency, seconds = window(low, high)
+        alpha, beta = alpha + count * latency, beta + count * seconds
+    return Cost(Fraction(alpha, loads.latency_scale), beta / (loads.scale * segments))
+
+
+def _list_windows(schedule: Schedule, segments: int) -> Iterator[tuple[int, int, int]]:
+    """Yield each tick's steps low .. high - 1, as (low, high, how many such ticks there are).
+
+    Of steps in stepwise segments only the first ticks count, which pay latencies.
+    """
+    steps = schedule.steps
+    if segments == 1 or schedule.stepwise:
+        yield from ((step, step + 1, 1) for step in range(steps))
+        return
     # While the pipeline fills and drains, the window grows and shrinks, so every tick differs. In
     # between, either all steps are active at every tick, so that one window repeats, or, with fewer
     # segments than steps, a window of constant width moves over the steps.
-    ticks = [*range(min(segments, steps)), *range(max(segments, steps), steps + segments - 1)]
-    windows = [window(max(0, tick - segments + 1), min(steps, tick + 1)) for tick in ticks]
-    windows += [window(low, low + segments) for low in range(1, steps - segments + 1)]
-    repeats, (latency, seconds) = max(0, segments - steps), window(0, steps)
-    alpha = repeats * latency + sum(latency for latency, _ in windows)
-    beta = repeats * seconds + sum((seconds for _, seconds in windows), Fraction(0))
-    return Cost(Fraction(alpha, loads.latency_scale), beta / (loads.scale * segments))
+    for tick in (*range(min(segments, steps)), *range(max(segments, steps), steps + segments - 1)):
+        yield max(0, tick - segments + 1), min(steps, tick + 1), 1
+    yield from ((low, low + segments, 1) for low in range(1, steps - segments + 1))
+    yield 0, steps, max(0, segments - steps)
 
 
 def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:

@@ -39,7 +39,8 @@ _SAME = 1e-12
 class Sharing:
     """The messages of a schedule's steps, which share the links of its topology.
 
-    `loads` are those of its steps. Times are in seconds per GB of buffer.
+    `loads` are those of its steps. Times are in seconds per GB of buffer. `latency_us` has the
+    latency of each path.
     """
 
     def __init__(self, schedule: Schedule, loads: Loads, topology: Topology) -> None:
@@ -57,6 +58,8 @@ class Sharing:
         for row, (src, dst, route) in enumerate(listed):
             hops = pairwise((ranks[src], *route, ranks[dst]))
             self._crossed[row, : len(route) + 1] = [number[hop] for hop in hops]
+        latency_us = [float(topology.latency_us[link]) for link in loads.links]
+        self.latency_us: _Floats = np.array([*latency_us, 0.0])[self._crossed].sum(axis=1)
         # A message for each step and path, by step.
         count = max(1, len(listed))
         keys, message_of = np.unique(transfers.step * count + path_of, return_inverse=True)
@@ -71,6 +74,7 @@ class Sharing:
         if computes_in_network(topology):
             self._streams_s = loads.seconds.astype(float) / loads.scale
         self._known: dict[tuple[bytes, bytes], Fraction] = {}
+        self._timed: dict[tuple[bytes, bytes], tuple[_Ints, _Floats]] = {}
 
     def find_stretch(self, low: int, high: int) -> Fraction:
         """Return how much longer than their most loaded link the steps low .. high - 1 take.
@@ -86,15 +90,20 @@ class Sharing:
             self._known[key] = self._compute_stretch(paths, sizes)
         return self._known[key]
 
-    def time_paths(self, low: int, high: int) -> dict[int, float]:
-        """Return when the message of each path has ended, by the path's number."""
+    def time_paths(self, low: int, high: int) -> tuple[_Ints, _Floats]:
+        """Return the numbers of the paths that have a message, and when each message has ended.
+
+        Steps with the same messages have one result, the same object.
+        """
         paths, sizes = self._messages(low, high)
         crossed = self._crossed[paths]
-        if self._streams_s is None:
-            ends = end_messages(sizes, crossed, self._s_per_GB)
-        else:
-            ends = np.append(self._streams_s[low:high].sum(axis=0), 0.0)[crossed].max(axis=1)
-        return dict(zip(paths.tolist(), ends.tolist(), strict=True))
+        if self._streams_s is not None:
+            streams_s = np.append(self._streams_s[low:high].sum(axis=0), 0.0)
+            return paths, streams_s[crossed].max(axis=1)
+        key = paths.tobytes(), sizes.tobytes()
+        if key not in self._timed:
+            self._timed[key] = paths, end_messages(sizes, crossed, self._s_per_GB)
+        return self._timed[key]
 
     def _messages(self, low: int, high: int) -> tuple[_Ints, _Floats]:
         """Return the paths that have a message in the steps low .. high - 1, and their sizes."""

@@ -16,9 +16,9 @@ import numpy as np
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.grouping import group_by_key
-from ...topo.routes import route_links
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfer
+from .affine import ROUNDED
 from .host_costs import HostCosts, step_us
 from .loads import step_loads
 from .sharing import Sharing
@@ -82,10 +82,7 @@ def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list
     latency_us = loads.latency.astype(float) / loads.latency_scale
     declared_us = np.array([float(x) for x in schedule.step_s_per_GB]) * us
     paths = schedule.transfers.paths()[0]
-    links_of = [
-        route_links((topology.ranks[src], *route, topology.ranks[dst])) for src, dst, route in paths
-    ]
-    latency_of = [sum(float(topology.latency_us[link]) for link in links) for links in links_of]
+    latency_of = sharing.latency_us.tolist()
     time_paths = cache(sharing.time_paths)
     times: list[MessageTime] = []
     now = 0.0
@@ -93,20 +90,23 @@ def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list
         low, high = max(0, tick - m + 1), min(schedule.steps, tick + 1)
         if schedule.stepwise:
             low, high = tick // m, tick // m + 1
-        took_us = {path: s_per_GB * us / m for path, s_per_GB in time_paths(low, high).items()}
+        sent, s_per_GB = time_paths(low, high)
+        took_us = dict(zip(sent.tolist(), (s_per_GB * us / m).tolist(), strict=True))
         # A step in stepwise segments pays its latency once, as in its cost.
         pays = not schedule.stepwise or tick % m == 0
-        slowest_us = float(latency_us[low:high].max(initial=0.0)) if pays else 0.0
-        # Steps that do not overlap take their declared durations, if these are longer.
-        is_apart = m == 1 or schedule.stepwise
-        length_us = max(took_us.values(), default=0.0)
-        if is_apart:
-            length_us = max(length_us, float(declared_us[low]) / m)
         begin = now + float(step_us(topology))
-        now = begin + slowest_us + length_us
-        for path, path_us in took_us.items():
-            end = begin + path_us + (latency_of[path] if pays else 0.0)
-            times.append((tick, *paths[path][:2], begin, min(now, end)))
+        ends = {
+            path: begin + path_us + (latency_of[path] if pays else 0.0)
+            for path, path_us in took_us.items()
+        }
+        now = max(ends.values(), default=begin)
+        # Steps that do not overlap take their declared durations, if these are longer.
+        if m == 1 or schedule.stepwise:
+            length_us = float(declared_us[low]) / m
+            if length_us > max(took_us.values(), default=0.0) * (1 + ROUNDED):
+                slowest_us = float(latency_us[low:high].max(initial=0.0)) if pays else 0.0
+                now = begin + slowest_us + length_us
+        times += [(tick, *paths[path][:2], begin, end) for path, end in ends.items()]
     return times
 
 

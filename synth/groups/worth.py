@@ -9,7 +9,7 @@ from typing import Any
 
 from ...topo.errors import InfeasibleError
 from ..bounds.single_path import find_bounds
-from ..cost.affine import Cost
+from ..cost.affine import Cost, affine_s
 from ..ir.schedule import Schedule
 from ..numeric.effort import Effort
 from ..plan import Plan
@@ -97,7 +97,8 @@ def find_worth(
         except InfeasibleError:
             without[helper] = None
     with_help = (e.min_bytes for e in plan.entries if e.schedule.helpers)
-    alone_s = [c.time_s(size_bytes) for schedule, c in candidates if not schedule.helpers]
+    alone = (cost for schedule, cost in candidates if not schedule.helpers)
+    best_alone = min(alone, key=lambda cost: affine_s(cost, size_bytes), default=None)
     return HelpersWorth(
         None if plan.bound_alone is None else plan.bound_alone.algbw_GBps,
         helped.algbw_GBps,
@@ -105,6 +106,6 @@ def find_worth(
         min(with_help, default=None),
         size_bytes,
         plan.time_s(plan.entry_for(size_bytes), size_bytes),
-        min(alone_s, default=None),
+        None if best_alone is None else best_alone.time_s(size_bytes),
         helped.is_cut_short or (plan.bound_alone is not None and plan.bound_alone.is_cut_short),
     )

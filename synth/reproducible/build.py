@@ -17,7 +17,7 @@ from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.grouping import group_by_key
 from ...topo.routes import Router
-from ..cost.affine import Cost, bandwidth_s_per_GB
+from ..cost.affine import Cost, affine_s, bandwidth_s_per_GB
 from ..cost.host_costs import HostCosts
 from ..cost.loads import computes_in_network
 from ..cost.segmentation import families, fastest, reroute_unless_in_network
@@ -266,7 +266,7 @@ def _score(costed: Costed, router: Router, host: HostCosts | None) -> float:
     if host is not None and playable:
         listed = families(playable, router)
         return sum(log(fastest(listed, router.topology, host, size)[0][0]) for size in _SIZES)
-    return sum(log(min(cost.time_s(size) for _, cost in costed)) for size in _SIZES)
+    return sum(log(min(affine_s(cost, size) for _, cost in costed)) for size in _SIZES)
 
 
 def _find_limit_GBps(schedules: Sequence[Schedule], topology: Topology) -> Fraction:

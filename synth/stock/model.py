@@ -18,7 +18,7 @@ from .nic_rates import rate_between_hosts
 from .nic_search import SearchTooLongError, find_host_chains, find_host_rings
 from .nics import NicPaths
 from .paths import GpuPaths, find_gpu_paths
-from .search import StockGraph, find_chains, find_rings
+from .search import FALLBACK_MBps, StockGraph, find_chains, find_rings
 from .steps import RING
 from .system import GPU, NET, NVS, PathType, StockLink, StockSystem, build_system
 from .tuner import expect
@@ -51,6 +51,11 @@ class StockChannels:
     nic_speed_GBps: Fraction = Fraction(0)
     nic_type: str = ""
     cross_nic: int = 0
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether NCCL finds none, and takes one in rank order at a rate that it makes up."""
+        return self.speed_GBps == Fraction(FALLBACK_MBps, _MBps_PER_GBps)
 
 
 @dataclass(frozen=True)

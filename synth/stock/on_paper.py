@@ -45,6 +45,11 @@ _RING_SHARES: Mapping[str, Callable[[int], Fraction]] = {
 }
 # Most hosts whose border is computed: two maximum flows each.
 _MAX_TRIED_HOSTS = 16
+# Published: two channels, twice the one in rank order, reach .42 of what the links of two sockets
+# carry, and eight .71 (benchmarks/published.py, m42).
+_OF_FALLBACK = (
+    "one channel in rank order, to which NCCL falls back as it finds none, fills the slowest link"
+)
 # Kinds of links by which hosts act as one to NCCL.
 _FABRICS = ("nvlink", "xgmi")
 
@@ -112,7 +117,8 @@ def _rate_model(collective: str, topology: Topology, model: StockModel) -> Stock
     except InfeasibleError:
         return NotModelled("the topology lacks routes that NCCL counts on")
     rate = algbw_GBps(schedule, topology)
-    return StockRate(rate, RINGS if shape == RINGS else TREES, False, 1, model.assumes)
+    assumes = (*model.assumes, _OF_FALLBACK) if found.is_fallback else model.assumes
+    return StockRate(rate, RINGS if shape == RINGS else TREES, False, 1, assumes)
 
 
 @lru_cache(maxsize=32)

@@ -33,7 +33,7 @@ _LOWEST_SHARE = 49
 _SPLIT_MBps, _SPLIT_MANY_MBps = 25_000, 50_000
 _SPLIT_MANY_SM, _MANY_CHANNELS = 80, 4
 # MB/s of the one channel in rank order that NCCL takes if it finds none.
-_FALLBACK_MBps = 100
+FALLBACK_MBps = 100
 # NCCL_CROSS_NIC's default, which repeats searches if there are several NICs.
 _CROSS_NIC = 2
 # From this compute capability on NCCL also tries trees at whose root all network traffic is.
@@ -119,7 +119,7 @@ class GraphSearch:
         if not self.best.orders:
             order = tuple(range(len(self.system.nodes[GPU])))
             self.best = replace(
-                self.best, path_type=PathType.SYS, speed_MBps=_FALLBACK_MBps, orders=(order,)
+                self.best, path_type=PathType.SYS, speed_MBps=FALLBACK_MBps, orders=(order,)
             )
         return self.best
 

@@ -98,7 +98,7 @@ def test_topo_synth_writes_the_trace_of_its_schedule(tmp_path: Path) -> None:
 
 
 def test_the_last_event_ends_when_the_plan_says() -> None:
-    for name, strategy in (("dgx1", "packing"), ("switch:4", "auto")):
+    for name, strategy in (("dgx1", "packing"), ("switch:4", "auto"), ("dgx-a100:2", "packing")):
         machine = preset(name)
         plan = synthesize(collective_on("allreduce", machine), machine, strategy).plan
         for size in (1 << 12, 1 << 22, 1 << 26):

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from called import call_command
 
+from topoplan.synth.bounds import cuts
 from topoplan.synth.bounds.certificate import Bounds, check_bound
+from topoplan.synth.bounds.cuts import cut_bound
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
 from topoplan.synth.explain import explain
@@ -135,6 +137,18 @@ def test_a_bound_of_a_huge_machine_keeps_its_time_limit() -> None:
     stopped = re.search(r"time limit of 1 s was over after ([\d,]+) steps of", ended.stderr)
     assert stopped is not None and "building links" in ended.stderr
     assert int(stopped[1].replace(",", "")) < 1500 * 1499  # one of the first steps
+
+
+@pytest.mark.parametrize("name", ["allreduce", "alltoall"])
+def test_cuts_of_a_large_machine_end_with_the_time_and_those_of_small_ones_do_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = preset("mesh:8x8")
+    with limit_time(time.monotonic(), 0.0, lambda _: None):
+        cut_bound(collective_on(name, topology), topology)
+        monkeypatch.setattr(cuts, "_CELLS", 1)
+        with pytest.raises(TimeLimitError, match="of cuts"):
+            cut_bound(collective_on(name, topology), topology)
 
 
 def test_a_large_machine_without_time_for_searches_has_the_bound_of_a_cut() -> None:

@@ -11,6 +11,7 @@ import pytest
 from star_scatter import STAR, scatter_over_star
 
 from topoplan.synth.cost.affine import (
+    affine_s,
     bandwidth_s_per_GB,
     cost,
     shared_s_per_GB,
@@ -120,3 +121,30 @@ def test_rings_of_unequal_shares_have_equal_ones_beside_them() -> None:
         for s in {schedule.uncut for schedule, _ in found.candidates}
     )
     assert lost == [1, pytest.approx(1.072, abs=0.001)]
+
+
+@pytest.mark.parametrize(
+    ("far_us", "segments", "stepwise", "predicted_us"),
+    [
+        *((300, 1, False, 4000), (300, 4, False, 4000), (300, 4, True, 4000)),
+        *((5000, 1, False, 7000), (5000, 4, False, 22000), (5000, 4, True, 8500)),
+    ],
+)
+def test_a_tick_ends_with_its_last_message_whatever_the_latency_of_others(
+    far_us: int, segments: int, stepwise: bool, predicted_us: float
+) -> None:
+    # Small messages leave after 2,000 us, the large one after 4,000; small ones have far to go.
+    links = tuple(
+        replace(link, latency_us=Fraction(far_us)) if link.dst not in ("gpu1", "switch") else link
+        for link in STAR.links
+    )
+    star = replace(STAR, links=links)
+    schedule = replace(scatter_over_star(), segments=segments, stepwise=stepwise)
+    size_bytes = 6 * 10**6
+    found = cost(schedule, star)
+    assert found.time_s(size_bytes) * 1e6 == pytest.approx(predicted_us, rel=1e-5)
+    times = predict_times(schedule, star, size_bytes)
+    assert max(x.end_us for x in times) == pytest.approx(predicted_us, rel=1e-5)
+    # The affine cost, by which plans are chosen, adds both up.
+    paid = 1 if stepwise else segments
+    assert affine_s(found, size_bytes) * 1e6 == pytest.approx(4000 + paid * far_us, rel=1e-5)

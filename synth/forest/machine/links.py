@@ -43,12 +43,16 @@ class LinkArrays:
         self.size = len(self.names)
         self.index = {name: i for i, name in enumerate(self.names)}
         self.links = list(rates)
-        self.number = {link: i for i, link in enumerate(self.links)}
         self.exact = list(rates.values())
         self.capacity: Floats = np.array([float(c) for c in self.exact])
         self.src = self.find_devices(a for a, _ in pace(self.links, "numbering links"))
-        self.dst = self.find_devices(b for _, b in self.links)
+        self.dst = self.find_devices(b for _, b in pace(self.links, "numbering links"))
         self.gpus = self.find_devices(topology.ranks)
+
+    @cached_property
+    def number(self) -> dict[Link, int]:
+        """The number of each link; not made before it is asked for, as it takes longest."""
+        return {link: i for i, link in enumerate(self.links)}
 
     @cached_property
     def rank_of(self) -> Ints:

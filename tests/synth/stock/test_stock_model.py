@@ -15,6 +15,7 @@ from needs import long_cases
 
 from topoplan.synth.export.graph_file import RING_ID, TREE_ID, read_graph_file
 from topoplan.synth.stock.model import NotModelled, StockModel, model_stock
+from topoplan.synth.stock.on_paper import StockRate, rate_stock
 from topoplan.synth.stock.paths import find_gpu_paths
 from topoplan.synth.stock.search import find_chains, find_rings
 from topoplan.synth.stock.system import StockLink, build_system
@@ -284,3 +285,14 @@ def test_unknown_facts_are_listed() -> None:
     assert known.assumes == ()
     assert any("CPU models" in line for line in unknown.assumes)
     assert unknown.algbw_GBps["rings"] == Fraction(10 * 8, 14)
+
+
+def test_a_channel_that_nccl_falls_back_to_is_an_assumption_of_its_rate() -> None:
+    # NCCL counts 16 GB/s between the sockets, and seeks no channel that slow for newer GPUs.
+    for sm, is_fallback in ((120, True), (89, False)):
+        sockets = [gpu(0, sm=sm) + gpu(1, sm=sm), gpu(2, sm=sm) + gpu(3, sm=sm)]
+        machine = nccl_xml.read(host(*sockets), "machine")
+        made, rated = model_stock(machine), rate_stock("allreduce", machine)
+        assert isinstance(made, StockModel) and isinstance(rated, StockRate)
+        assert made.rings.is_fallback == is_fallback
+        assert any("falls back" in line for line in rated.assumes) == is_fallback
