@@ -58,7 +58,7 @@ class Choices:
         """The choices that were made, by the size in bits."""
         self._instead: dict[int, Choice] = {}
 
-    def known(self, size_bytes: int) -> Choice | None:
+    def find(self, size_bytes: int) -> Choice | None:
         """Return the choice for a size, or None if it has not been made yet.
 
         With the mode "plan", or a function that returns a candidate or None, a choice always

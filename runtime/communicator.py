@@ -287,7 +287,7 @@ class Communicator:
 
         None before the first call of that size, rounded to a power of two.
         """
-        return self.dispatcher.choices.known(size_bytes)
+        return self.dispatcher.choices.find(size_bytes)
 
     @property
     def dispatcher(self) -> Dispatcher:

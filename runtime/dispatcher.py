@@ -195,7 +195,7 @@ class Dispatcher:
         return self.choices.machine
 
     def _find_choice(self, buffers: Buffers) -> Choice | None:
-        return self.choices.known(self._size_of(buffers))
+        return self.choices.find(self._size_of(buffers))
 
     def is_settled(self, buffers: Buffers) -> bool:
         """Return whether the choice for a buffer's size is made; if not, the next call makes it."""

@@ -118,7 +118,7 @@ class UnevenAlltoall:
         communicator = planned.by_key.get(key)
         if communicator is not None:
             dispatcher = communicator.dispatcher
-            choice = dispatcher.choices.known(dispatcher.wire_size(numel, input.dtype))
+            choice = dispatcher.choices.find(dispatcher.wire_size(numel, input.dtype))
             if choice is not None and choice.candidate is None:
                 return None
         planned.plans.demands = demands

@@ -217,7 +217,7 @@ class Guarded:
         There is no time for predictions and races: these are the plan's own in three segmentations,
         and what won before the fault, made for what is left.
         """
-        plan, before = candidates.plan, self._first.choices.known(size_bytes)
+        plan, before = candidates.plan, self._first.choices.find(size_bytes)
         own = plan.entry_for(int(size_bytes * self._find_slowness(plan))).schedule
         segments = choose_segments(own, size_bytes)
         wanted = [(own, segments), (own, 4 * segments), (own, max(1, segments // 4))]

@@ -310,7 +310,7 @@ class SlowWatch:
         bits, base = size_bytes.bit_length(), self._base
         if bits in self._tried:
             return self._races.get(bits)
-        choice = base.choices.known(size_bytes)
+        choice = base.choices.find(size_bytes)
         if choice is None:
             return None
         self._tried.add(bits)
