@@ -20,7 +20,7 @@ from .codecs import Codec, find_codec
 from .dispatcher import CallPath, Dispatcher
 from .layers import Layer, LayerKind, SharedLayers, find_layer, wrap_all
 from .observers import observe_links
-from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT, REPLAN
+from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT
 from .parts import find_part
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
@@ -130,7 +130,7 @@ class Communicator:
         )
         self._shares_transport = self._transport is group
         for name, kind in kinds.items():
-            _refuse(name, self._why_no_layer(kind))
+            _refuse(policy, name, self._why_no_layer(kind))
         shared = self._transport.find_part(SharedLayers) if self._shares_transport else None
         self._layers: list[Layer] = [] if shared is None else [*shared.layers]
         exchange = (self._layers[-1] if self._layers else self._transport.control).exchange
@@ -143,7 +143,7 @@ class Communicator:
         ):
             self.plan = _agree_on_plan(plan_or_error, exchange)
             for name, kind in kinds.items():
-                _refuse(name, kind.why_not_plan(self.plan))
+                _refuse(policy, name, kind.why_not_plan(self.plan))
             self._part = part = find_part(self.plan, self._transport, codec)
             self.rank, self.size = part.label, len(self.plan.collective.members)
             if part.members is None:
@@ -363,10 +363,10 @@ class Communicator:
         check_are_tensors(name, tensors)
 
 
-def _refuse(option: str, why_not: str | None) -> None:
-    """Raise InputError if there is a reason why an option cannot ask for its layer."""
+def _refuse(policy: Policy, layer: str, why_not: str | None) -> None:
+    """Raise InputError if there is a reason why a policy cannot ask for a layer."""
     if why_not is not None:
-        raise InputError(f"{option}={REPLAN!r}: {why_not}")
+        raise InputError(f"{policy.spell_layer(layer)}: {why_not}")
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -55,8 +55,9 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 class Policy:
     """How plans are carried out, for `policy=` of Communicator, ddp_hook and backend_options.
 
-    What each option does stands there; `runners` names what other packages add to carry out calls
-    (entry points `topoplan.runners`), which races beside the rest. `time_limit_s`, `least_bytes`,
+    What each option does stands there. `runners` names what other packages add to carry out calls
+    (entry points `topoplan.runners`), which races beside the rest; `around` the layers that they
+    put around calls (`topoplan.layers`), the innermost first. `time_limit_s`, `least_bytes`,
     `scratch` and `helpers` are the backend's alone, whose timeout is its group's. Where `executor`,
     `on_fault`, `cache`, `scratch`, `time_limit_s`, `least_bytes` or `helpers` are not given,
     environment variables decide. Raise InputError if an option is invalid or contradicts another
@@ -76,6 +77,7 @@ class Policy:
     least_bytes: int = field(default_factory=read_least_bytes)
     helpers: Helpers = field(default_factory=read_helpers)
     runners: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -100,6 +102,11 @@ class Policy:
         if self.reduction == "once" and self.compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         parse_scratch(self.scratch)
+        for name in ("runners", "around"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not all(isinstance(x, str) for x in given):
+                raise InputError(f"{name}={given!r:.60}: expected a tuple of names")
+            object.__setattr__(self, name, tuple(given))
         if not self.time_limit_s > 0:
             raise InputError(f"time_limit_s={self.time_limit_s:g}: expected seconds above 0")
         if self.least_bytes < 0:
@@ -144,8 +151,13 @@ class Policy:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The options that ask for a layer around calls, the innermost first."""
-        return tuple(name for name in LAYER_OPTIONS if getattr(self, name) == REPLAN)
+        """The names of the layers around calls, the innermost first: `around`, then options'."""
+        asked = (name for name in LAYER_OPTIONS if getattr(self, name) == REPLAN)
+        return (*self.around, *asked)
+
+    def spell_layer(self, name: str) -> str:
+        """Return how a layer is asked for, for errors: "on_fault='replan'"."""
+        return f"around={name!r}" if name in self.around else f"{name}={REPLAN!r}"
 
     @property
     def keeps_bits(self) -> bool:

@@ -13,7 +13,6 @@ from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
 from ..layers import find_layer
-from ..option_names import REPLAN
 from ..ranks.links import Links, NcclLinks
 from ..summaries.summary import Summary
 from ..works import get_done_work, start
@@ -124,7 +123,8 @@ class BaseGroup(MemberGroup):
         if self.options.layer:
             links = NcclLinks if self.transports["cuda"] == "nccl" else Links
             why = find_layer(self.options.layer).why_not(links) or "only for calls on CPUs"
-            self._refused.setdefault("cuda", f"{self.options.layer}={REPLAN!r}: {why}")
+            spelled = self.options.policy.spell_layer(self.options.layer)
+            self._refused.setdefault("cuda", f"{spelled}: {why}")
 
     # Running
 

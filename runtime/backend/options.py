@@ -14,7 +14,7 @@ from ...topo.errors import InputError
 from .. import environment
 from ..environment import read, read_yes
 from ..layers import find_layer
-from ..option_names import MODES, REPLAN, SAME_BITS
+from ..option_names import MODES, SAME_BITS
 from ..policy import ChooseMode, Policy, make_policy
 from ..ranks.links import check_transport, find_kind
 from .account import heed_log_level
@@ -163,8 +163,10 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     for layer in () if plans in _OFF_NAMES else policy.layers:
         kind = find_layer(layer)
         why_not = kind.why_no_group or kind.why_not(find_kind(transport))
+        if why_not is None and layer != policy.layers[0]:
+            why_not = f"all calls of a group go through one layer, {policy.layers[0]} here"
         if why_not is not None:
-            raise InputError(f"{layer}={REPLAN!r}: {why_not}")
+            raise InputError(f"{policy.spell_layer(layer)}: {why_not}")
     return BackendOptions(
         plans=plans,
         policy=policy,

@@ -1,4 +1,4 @@
-"""A runner that another package adds: it exchanges whole tensors as objects."""
+"""What another package adds: a runner that exchanges tensors as objects, a layer that counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import torch
 import torch.distributed as dist
 
 from ranks.checks import refused
-from topoplan import Communicator, Policy
+from topoplan import Communicator, Policy, backend_options
 from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.compiled import Buffers
+from topoplan.runtime.dispatcher import CallPath, Dispatcher
+from topoplan.runtime.layers import Layer, LayerKind, MakePath
+from topoplan.runtime.ranks.links import Links
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.runners.contract import Opening, Runner, RunnerKind
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.plan import Plan
 
 
 class ByObjects(Runner):
@@ -60,6 +64,77 @@ class Kind:
 
 
 KIND: RunnerKind = Kind()
+
+
+class Counting(Layer):
+    """Counts calls, and lets none recur quickly."""
+
+    def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
+        return CountedPath(self, path)
+
+
+class CountedPath:
+    outlives_links = False
+
+    def __init__(self, layer: Counting, path: CallPath) -> None:
+        self._layer, self._path = layer, path
+        self.exchange, self.is_settled = path.exchange, path.is_settled
+
+    @property
+    def base(self) -> Dispatcher:
+        return self._path.base
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._path.sent_bytes
+
+    def run(self, buffers: Buffers, number: int | None = None) -> None:
+        self._path.run(buffers, number)
+        self._layer.history.append({"at": 0.0, "numel": buffers.numel})
+
+    def bind(self, buffers: Buffers) -> None:
+        """Every call is to be counted."""
+
+    def starts_stock(self, buffers: Buffers) -> bool:
+        return False
+
+
+class CountingKind:
+    leaves_stock = True
+    why_no_group: str | None = "a group's calls are counted by the group"
+
+    def why_not(self, links: Links | type[Links]) -> str | None:
+        return None
+
+    def why_not_plan(self, plan: Plan) -> str | None:
+        return None if plan.collective.name == "allreduce" else "only allreduces count"
+
+    def prepare(self) -> None:
+        """Nothing is to be noted before links open."""
+
+    def open(self, transport: Transport, prepared: object) -> Layer:
+        return Counting(transport)
+
+
+COUNTING: LayerKind = CountingKind()
+
+
+def count(folder: str, allreduce: str, broadcast: str) -> list[int]:
+    """Put the layer around calls by its name, and see where it is refused."""
+    sys.path.insert(0, folder)
+    policy = Policy(around=("counting",))
+    communicator = Communicator(allreduce, policy=policy)
+    for numel in (5, 5, 5, 700):
+        x = torch.ones(numel)
+        communicator.allreduce(x)
+        assert (x == dist.get_world_size()).all()
+    with refused("around='counting': only allreduces count"):
+        Communicator(broadcast, policy=policy)
+    with refused("around='counting': a group's calls are counted by the group"):
+        backend_options(policy=policy)
+    with refused("around='counting': expected a tuple of names"):
+        Policy(around="counting")  # type: ignore[arg-type]
+    return [row["numel"] for row in communicator.recoveries]
 
 
 def use(folder: str, allreduce: str, broadcast: str) -> list[str]:

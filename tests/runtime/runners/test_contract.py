@@ -69,15 +69,30 @@ def test_a_copy_without_the_extra_names_it_to_all_ranks(monkeypatch: pytest.Monk
     assert open_one(Transport(None)) == "rank 0: gpus: the extra 'kernels' is not in this copy"
 
 
-def test_another_package_adds_a_runner_that_a_policy_names(
-    plans: Callable[..., str], tmp_path: Path
-) -> None:
+@pytest.fixture
+def package(tmp_path: Path) -> str:
+    """Return a folder that has the metadata of another package."""
     package = tmp_path / "objects-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: objects\nVersion: 1.0\n")
-    points = "[topoplan.runners]\nby-objects = ranks.foreign_runner:KIND\n"
-    (package / "entry_points.txt").write_text(points)
+    (package / "entry_points.txt").write_text(
+        "[topoplan.runners]\nby-objects = ranks.foreign_runner:KIND\n"
+        "[topoplan.layers]\ncounting = ranks.foreign_runner:COUNTING\n"
+    )
+    return str(tmp_path)
+
+
+def test_another_package_puts_a_layer_around_calls_that_a_policy_names(
+    plans: Callable[..., str], package: str
+) -> None:
     paths = plans("ring:2"), plans("ring:2", "broadcast")
-    (labels, others) = run_ranks(foreign_runner.use, 2, str(tmp_path), *paths)
+    assert run_ranks(foreign_runner.count, 2, package, *paths) == [[5, 5, 5, 700]] * 2
+
+
+def test_another_package_adds_a_runner_that_a_policy_names(
+    plans: Callable[..., str], package: str
+) -> None:
+    paths = plans("ring:2"), plans("ring:2", "broadcast")
+    (labels, others) = run_ranks(foreign_runner.use, 2, package, *paths)
     assert labels == others and "stock" in labels
     assert any(label.endswith(", by objects") for label in labels)
