@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # One-sided schedules that race on GPUs, where their times are predicted.
 _RACED: Final = 3
+# Kinds of calls whose listeners are kept: a job may have any number of sizes.
+_MAX_LISTENERS: Final = 1024
 _WAYS: dict[Mode, str] = {"pull": PULLED, "push": PUSHED}
 _MODES: dict[str, Mode] = {way: mode for mode, way in _WAYS.items()}
 
@@ -112,6 +114,8 @@ class Kernels(Runner):
         size_bytes = buffers.numel * buffers.target.dtype.itemsize
         key = candidate.label, size_bytes, loaded.sent_bytes
         if key not in self._listeners:
+            if len(self._listeners) >= _MAX_LISTENERS:
+                self._listeners.clear()
             calls = ObservedCalls(loaded.describe(), *key)
             self._listeners[key] = self.listen(calls)
         return self._listeners[key]

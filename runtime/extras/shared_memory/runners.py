@@ -58,8 +58,8 @@ class InSharedMemory(_MemoryRunner):
 
     def __init__(self, opening: Opening) -> None:
         super().__init__(opening)
-        # Why calls cannot be played, None if they can, by schedule, elements and dtype.
-        self._tried: dict[tuple[Schedule, int, torch.dtype], str | None] = {}
+        # Why calls cannot be played that have too many chunks, by schedule, elements and dtype.
+        self._too_fine: dict[tuple[Schedule, int, torch.dtype], str] = {}
 
     @cached_property
     def _flat(self) -> list[Candidate]:
@@ -97,15 +97,18 @@ class InSharedMemory(_MemoryRunner):
 
     def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
         """See Runner: a schedule may have too many chunks for the memory."""
+        why_not = super().can(candidate, buffers)
+        if why_not is not None:
+            return why_not
         key = candidate.schedule, buffers.numel, buffers.target.dtype
-        if key not in self._tried:
-            self._tried[key] = super().can(candidate, buffers)
-            if self._tried[key] is None:
-                try:
-                    self.compile(candidate, buffers)
-                except InfeasibleError as error:  # on all ranks alike
-                    self._tried[key] = str(error)
-        return self._tried[key]
+        if self._too_fine and key in self._too_fine:
+            return self._too_fine[key]
+        try:
+            self.compile(candidate, buffers)
+        except InfeasibleError as error:  # on all ranks alike
+            self._too_fine[key] = str(error)
+            return self._too_fine[key]
+        return None
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
         """See ProgramRunner."""
