@@ -80,14 +80,14 @@ class Choices:
         if isinstance(mode, str):
             return mode
         answer: Any = mode(size_bytes, self.candidates.offered)
-        if isinstance(answer, str):
+        if answer is not None and not isinstance(answer, (Schedule, Candidate)):
             self._policy.check_mode(answer)
             check_plan(answer, self.plan)
-            return answer
-        chosen = self.candidates.send(answer) if isinstance(answer, Schedule) else answer
+            return str(answer)
+        chosen: Entrant = self.candidates.send(answer) if isinstance(answer, Schedule) else answer
         if chosen is not None and chosen not in self.candidates.places:
             raise InputError(
-                f"choose: the function returned {answer.label} for {size_bytes} bytes; expected "
+                f"choose: the function returned {chosen.label} for {size_bytes} bytes; expected "
                 "one of the schedules that it was given, None, or the name of a mode"
             )
         if chosen is None and self._sender.why_no_stock is not None:

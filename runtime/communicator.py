@@ -182,7 +182,7 @@ class Communicator:
             return Dispatcher(
                 plan,
                 transport,
-                replace(policy, executor=POINT_TO_POINT),
+                replace(policy, executor=POINT_TO_POINT, runners=()),
                 [make_sender(plan, transport)],
                 with_stock=with_stock,
                 find_worth=find_worth,

@@ -142,12 +142,26 @@ class Dispatcher:
                 raise InputError(f"executor={policy.executor!r}: {opened}")
             elif self.messages.why_alone is None:  # else the policy asks for messages alone
                 self.why_messages_alone = opened
+        self._check_runners()
         for name in policy.runners:
             opened = self._open_runner(name)
             if isinstance(opened, str):
                 raise InputError(f"runners: {name}: {opened}")
-            runners.append(opened)
+            if all(opened.name != runner.name for runner in runners):
+                runners.append(opened)
         return runners
+
+    def _check_runners(self) -> None:
+        """Raise InputError if ranks name different runners, or in another order. Collective."""
+        if not self.policy.runners:
+            return
+        named = self.transport.control.exchange(self.policy.runners)
+        others = [rank for rank, names in enumerate(named) if names != named[0]]
+        if others:
+            raise InputError(
+                f"runners: ranks 0 and {others[0]} name {named[0]} and {named[others[0]]}; give "
+                "all of them the same names, in one order"
+            )
 
     def _open_runner(self, name: str) -> Runner | str:
         opening = Opening(self.plan, self.transport, self.policy.keeps_bits)
@@ -291,6 +305,8 @@ class Dispatcher:
             return None
         if choice.candidate is None:
             return self._stock.bind(buffers)
+        if not self.runners[choice.candidate.runner].binds:
+            return None
         runner, played = self._find_runner(choice.candidate, buffers)
         return runner.bind(played, buffers)
 

@@ -46,6 +46,8 @@ class Part:
 
     def count_relayed_bytes(self) -> dict[int, int]:
         """See Communicator.count_relayed_bytes."""
+        if self.members is None:
+            raise InputError(self.explain())
         return {}
 
     def close(self, group: Transport) -> None:

@@ -104,7 +104,8 @@ class Policy:
         parse_scratch(self.scratch)
         for name in ("runners", "around"):
             given = getattr(self, name)
-            if isinstance(given, str) or not all(isinstance(x, str) for x in given):
+            is_list = isinstance(given, (list, tuple))
+            if not is_list or not all(isinstance(x, str) for x in given):
                 raise InputError(f"{name}={given!r:.60}: expected a tuple of names")
             object.__setattr__(self, name, tuple(given))
         if not self.time_limit_s > 0:

@@ -82,6 +82,8 @@ class Candidates:
 
     def send(self, schedule: Schedule) -> Candidate:
         """Return the candidate that sends a schedule's messages."""
+        if len(self.senders) == 1:
+            return Candidate(schedule, self.senders[0].name)
         reaching = (sender for sender in self.senders if sender.reaches(schedule))
         return Candidate(schedule, next(reaching, self.senders[0]).name)
 

@@ -122,7 +122,9 @@ class BaseGroup(MemberGroup):
         }
         if self.options.layer:
             links = NcclLinks if self.transports["cuda"] == "nccl" else Links
-            why = find_layer(self.options.layer).why_not(links) or "only for calls on CPUs"
+            why = (
+                find_layer(self.options.layer).why_not(links) or "only calls on CPUs go through it"
+            )
             spelled = self.options.policy.spell_layer(self.options.layer)
             self._refused.setdefault("cuda", f"{spelled}: {why}")
 

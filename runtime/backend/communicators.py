@@ -20,7 +20,7 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..communicator import Communicator
 from ..layers import Layer, SharedLayers, find_layer
-from ..option_names import ON_FAULTS, POINT_TO_POINT
+from ..option_names import ON_FAULTS
 from ..program.layout import MEETING
 from ..ranks.addresses import Addresses
 from ..ranks.groups import GroupMaker, make_group
@@ -338,8 +338,10 @@ class Communicators:
             self.plans.meet(torch.device("cpu"))
             transport.control.cores_of_hosts  # noqa: B018 - asked while all links work
             runner, policy = transport.links.memory_runner, options.policy
-            if runner and policy.executor != POINT_TO_POINT and policy.compress is None:
-                prepare_runner(runner, transport)
+            if policy.compress is None:
+                in_memory = [runner] if runner and not policy.sends_alone else []
+                for name in (*in_memory, *policy.runners):
+                    prepare_runner(name, transport)
             self.layer = kind.open(transport, prepared)
             transport.attach(SharedLayers((self.layer,)))
             self.layer.on_give_up.append(self.transport("cpu").faults.break_off)
@@ -384,7 +386,8 @@ class Communicators:
                     options.policy,
                     timeout=self.plans.timeout,
                     compress=self._codec(collective),
-                    on_fault=ON_FAULTS[0],  # the group's own layer goes on
+                    on_fault=ON_FAULTS[0],  # calls go through the group's own layer
+                    around=(),
                 ),
             )
         dispatcher = communicator.dispatcher

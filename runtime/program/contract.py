@@ -91,7 +91,10 @@ class Listener(Protocol):
     """What an observer has told of calls of one kind."""
 
     def begin(self) -> Stamp | None:
-        """Take note that a call begins; return what is to be called with each message, if any."""
+        """Take note that a call begins; return what is to be called with each message, if any.
+
+        Of calls that cross no links only the end is told.
+        """
 
     def end(self, number: int | None, /) -> None:
         """Take note that the call begun last has ended well, the group's call `number` if known."""

@@ -34,6 +34,8 @@ class Runner(Observed, ABC):
     name: ClassVar[str]
     stages: ClassVar[bool] = False
     """Whether a call takes the staging memory that the schedule's messages need."""
+    binds: ClassVar[bool] = True
+    """Whether `bind` may return something."""
     sent_bytes: int = 0
 
     @abstractmethod

@@ -160,6 +160,10 @@ def by_a_function(path: str) -> list[str]:
     )
     with refused("expected one of the schedules"):
         wrong.allreduce(torch.ones(1024))
+    for useless in (5, ["race"]):
+        wrong = Communicator(path, choose=lambda *_, answer=useless: answer)
+        with refused("expected one of race, model, plan"):
+            wrong.allreduce(torch.ones(1024))
     communicator.close()
     try:
         communicator.allreduce(torch.ones(1024))

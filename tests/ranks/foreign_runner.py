@@ -158,6 +158,13 @@ def use(folder: str, allreduce: str, broadcast: str) -> list[str]:
     raced.allreduce(torch.ones(1000))
     with refused("runners: by-objects: objects are for allreduces"):
         Communicator(broadcast, policy=Policy(runners=("by-objects",)))
+    last = dist.get_rank() == dist.get_world_size() - 1
+    with refused("runners: ranks 0 and 1 name"):
+        Communicator(allreduce, policy=Policy(runners=("by-objects",) if last else ("other",)))
+    with refused("runners: gpus: kernels play on GPUs"):
+        Communicator(allreduce, policy=Policy(runners=("gpus",)))
+    twice = Communicator(allreduce, policy=Policy(runners=("hosts", "hosts")))
+    assert [*twice.dispatcher.runners].count("shared-memory") <= 1
     with refused("no-such: expected one of"):
         Communicator(allreduce, policy=Policy(runners=("no-such",)))
     choice = raced.choice(4000)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 
+import patience
 import torch
 import torch.distributed as dist
 from rank_process import Events
 from torch.distributed.device_mesh import DeviceMesh
 
 import topoplan
+from topoplan.runtime.environment import find_cache_folder
 from topoplan.runtime.extras.joint import choices
+from topoplan.runtime.extras.joint.groups import JointGroups
+from topoplan.runtime.extras.joint.race import race_jointly
+from topoplan.runtime.ranks.transport import Transport
+from topoplan.synth.extras.joint.plan import JointPlan
 
 
 def groups_and_calls(paths: list[str]) -> list[list[str]]:
@@ -54,6 +60,27 @@ def calls_by_a_joint_plan(path: str) -> list[str]:
                 members = communicator.plan.collective.members
                 used.append(f"{name} {list(members)} of {len(communicator.plan.topology.ranks)}")
     return used
+
+
+def race_with_others(path: str) -> list[str]:
+    """Race a joint plan in which this rank may help, or do nothing; return what its groups use."""
+    plan, timeout = JointPlan.load(path), patience.deadline(60)
+    transport = Transport(None, timeout, "auto")
+    groups = JointGroups(plan, transport, timeout, "race", executor="point-to-point")
+    scratch = {
+        number: one.dispatcher.make_scratch(plan.groups[number].call.size_bytes // 4, torch.float32)
+        for number, one in groups.own.items()
+    }
+    for _ in range(2):  # anew, and by the cached race
+        choice = race_jointly(groups, scratch, find_cache_folder())
+    for number, one in groups.own.items():
+        members = one.plan.collective.members
+        x = torch.full((plan.groups[number].call.size_bytes // 4,), float(dist.get_rank()))
+        one.allreduce(x)
+        assert (x == sum(members)).all(), (members, x)
+    groups.close()
+    transport.close()
+    return [choice.label, *(f"{x.plan.collective.members}" for x in groups.own.values())]
 
 
 def labels_after_a_joint_race(path: str, cache: str, meeting_s: float, idle: int) -> list[str]:

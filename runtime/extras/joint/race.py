@@ -15,7 +15,6 @@ from pathlib import Path
 from ....synth.extras.joint.plan import GroupPlan
 from ....synth.ir.schedule import Schedule
 from ...cache import CachedRaces
-from ...candidates import Candidate
 from ...compiled import Buffers
 from ...race import Expected, Outcome, Race, RaceCache, race_on_scratch
 from ...ranks.turns import Turns
@@ -65,9 +64,10 @@ def race_jointly(
     race = _JointRace(groups, buffers, cache)
     choice = race.run()
     for number, communicator in groups.own.items():
+        dispatcher = communicator.dispatcher
         schedule = choice.schedule_of(groups.joint.groups[number])
-        candidate = None if schedule is None else Candidate(schedule)
-        communicator.dispatcher.use(buffers[number], candidate)
+        candidate = None if schedule is None else dispatcher.candidates.send(schedule)
+        dispatcher.use(buffers[number], candidate)
     return choice
 
 
@@ -87,21 +87,17 @@ class _JointRace:
         with self.transport.faults.stock("which stock collectives there are"):
             self.has_stock = all(self.transport.control.exchange(own_stock))
         self.first = self.joint.groups[0].call.collective.members[0]
-        folder = cache if self.transport.rank == self.first else None
-        dispatcher = next(iter(groups.own.values())).dispatcher
-        self.races: RaceCache[int] = RaceCache(
-            CachedRaces(
-                folder,
+        self.races: RaceCache[int] | None = None
+        if self.transport.rank == self.first:
+            cached = CachedRaces(
+                cache,
                 self.joint.hash,
-                dispatcher.machine,
+                groups.own[0].dispatcher.machine,
                 self.transport.device,
                 None,
                 with_stock=self.has_stock,
-            ),
-            _spell,
-            int,
-            lambda segments: segments if segments <= _MAX_SEGMENTS else None,
-        )
+            )
+            self.races = RaceCache(cached, _spell, int, _find_segments)
 
     def run(self) -> JointChoice:
         """Return the choice, by a cached race if that still holds."""
@@ -114,7 +110,7 @@ class _JointRace:
             assert expected is not None
             return JointChoice(expected.winner, expected.raced_us)
         choice = choose(outcome)
-        if self.transport.rank == self.first:
+        if self.races is not None:
             self.races.save(self._size_bytes, outcome)
             raced = ", ".join(f"{label} {us:.0f} us" for label, us in choice.raced_us.items())
             log.info("joint plan %s uses %s (%s)", self.joint.hash[:16], choice.label, raced)
@@ -124,7 +120,9 @@ class _JointRace:
         def make_call(number: int) -> Callable[[], object]:
             if entrant is None:
                 return partial(self.own[number], None)
-            return partial(self.own[number], Candidate(_cut(self.joint.groups[number], entrant)))
+            schedule = _cut(self.joint.groups[number], entrant)
+            candidate = self.groups.own[number].dispatcher.candidates.send(schedule)
+            return partial(self.own[number], candidate)
 
         self.groups.run({number: make_call(number) for number in self.own})
 
@@ -133,11 +131,18 @@ class _JointRace:
         return sum(call.size_bytes for call in self.joint.calls)
 
     def _find_expected(self) -> Expected[int] | None:
-        cached = self.races.read(self._size_bytes) if self.transport.rank == self.first else None
+        """Return what the cached race of the first rank lets expect, None without one."""
+        mine, races = None, self.races
+        cached = None if races is None else races.read(self._size_bytes)
+        if races is not None and cached is not None:
+            mine = races.expect(cached)
         with self.transport.faults.stock("the cached race of a joint plan"):
-            answer = self.transport.control.exchange(cached)[self.first]
-        expected = None if answer is None else self.races.expect(answer)
+            expected: Expected[int] | None = self.transport.control.exchange(mine)[self.first]
         return None if expected and expected.winner is None and not self.has_stock else expected
+
+
+def _find_segments(number: int) -> int | None:
+    return number if number <= _MAX_SEGMENTS else None
 
 
 def make_race(entrants: Sequence[_Entrant], expected: Expected[int] | None = None) -> Race[int]:

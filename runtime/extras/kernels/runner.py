@@ -42,12 +42,15 @@ class Kernels(Runner):
     """Plays one-sided schedules on a transport's GPUs, a launch a rank and call."""
 
     name = "kernels"
+    binds = False
 
     def __init__(self, player: KernelPlayer, opening: Opening) -> None:
         self._player, self._plan, self._opening = player, opening.plan, opening
         self.transport, self.topology = opening.transport, opening.plan.topology
         # Schedules with too many chunks for the windows: sent as messages.
         self._too_fine: set[tuple[Candidate, int, torch.dtype]] = set()
+        # The call that `can` has allowed last, with its program.
+        self._allowed: tuple[Candidate | None, Buffers | None, Loaded | None] = (None, None, None)
         self._listeners: dict[tuple[str, int, int], tuple[Listener, ...]] = {}
 
     # What to try
@@ -82,17 +85,19 @@ class Kernels(Runner):
         A call that a CUDA graph captures must have been made before, since loading a program copies
         from the host.
         """
-        if self._load(candidate, buffers) is None:
-            return "kernels have no program for the call"
-        return None
+        self._allowed = candidate, buffers, self._load(candidate, buffers)
+        return "kernels have no program for the call" if self._allowed[2] is None else None
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
         """Put a call on the current stream; see Runner.
 
         Raise ExecutionError, naming the rank to blame, if an earlier call has waited in vain.
         """
-        player, loaded = self._player, self._load(candidate, buffers)
+        (*allowed, loaded), self._allowed = self._allowed, (None, None, None)
+        if allowed[0] is not candidate or allowed[1] is not buffers:  # `can` was asked of another
+            loaded = self._load(candidate, buffers)
         assert loaded is not None  # or `can` refuses it
+        player = self._player
         number, deadline = self.transport.faults.admit(number)
         self._check(loaded, number, deadline)
         source, target = (x.view(loaded.dtype) for x in (buffers.source, buffers.target))
@@ -185,11 +190,15 @@ class KernelsOfGpus:
 
     def prepare(self, transport: Transport) -> str | None:
         """See RunnerKind."""
+        if not transport.links.is_batched:
+            return "kernels play on GPUs"
         player = open_kernels(transport)
         return player if isinstance(player, str) else None
 
     def open(self, opening: Opening) -> Runner | str:
         """See RunnerKind."""
+        if not opening.transport.links.is_batched:
+            return "kernels play on GPUs"
         if not opening.plan.collective.has_all_gpus:
             return "kernels play plans for all GPUs alone"
         if opening.keeps_bits:

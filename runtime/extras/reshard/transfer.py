@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
 
 from ....synth.demands.demands import Demands
-from ....synth.groups.ranks import REST, Helpers
+from ....synth.groups.ranks import NONE, REST, Helpers
 from ....synth.plan import Plan
 from ....topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from ....topo.graph import Topology
@@ -103,7 +103,13 @@ class Reshard:
                 self._runner = InRounds(
                     transport, self.plan.topology, self.demands, self._bundles, self._tensors
                 )
-                policy = Policy(executor=POINT_TO_POINT, on_fault=ON_FAULTS[0])
+                policy = Policy(
+                    executor=POINT_TO_POINT,
+                    on_fault=ON_FAULTS[0],
+                    time_limit_s=time_limit_s,
+                    least_bytes=0,
+                    helpers=NONE,
+                )
                 self._dispatcher = Dispatcher(
                     self.plan, transport, policy, [self._runner], with_stock=False
                 )

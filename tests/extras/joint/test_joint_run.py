@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from launch import run_module
+from launch import run_module, run_ranks
+from ranks import meshes
 
 from topoplan.synth.extras.joint.synthesize import synthesize_joint
 
@@ -72,3 +73,11 @@ def test_what_joint_plans_do_not_have_is_one_line(tmp_path: Path) -> None:
         ended = run_module("topoplan.cli.run", str(path), *arguments)
         assert ended.returncode == 2 and message in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
+
+
+def test_ranks_that_help_or_do_nothing_take_part_in_the_race(tmp_path: Path) -> None:
+    path = tmp_path / "joint.json"
+    synthesize_joint("tp:allreduce:64K=0,3", "hypercube:2").save(path)
+    by_rank = run_ranks(meshes.race_with_others, 4, str(path))
+    assert len({labels[0] for labels in by_rank}) == 1
+    assert [len(labels) for labels in by_rank] == [2, 1, 1, 2]
