@@ -16,7 +16,7 @@ from .pasted import clean
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20
 _MAX_ROWS = 1024
-_CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A)(?:;\(\S{1,80}\))?")
+_CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A|X|[-\u2013\u2014]{1,3})(?:;\(\S{1,80}\))?")
 
 # nvbandwidth's first line, and what it says where it measures nothing.
 _OUTPUT = re.compile(r"^\s{0,9}nvbandwidth Version", re.MULTILINE)
@@ -157,12 +157,13 @@ def find_refused(text: str) -> set[tuple[int, int]]:
 def _list_below(text: str, heading: re.Match[str]) -> list[str]:
     """Return the lines below a heading, without what a log puts before all of them.
 
-    Blank lines are left out if one is right below the heading, as where pages put one after each.
+    Blank lines are left out if one is right below the heading, as where pages put one after each,
+    and so are the fences of code.
     """
     before = text[text.rfind("\n", 0, heading.start()) + 1 : heading.start()]
     prefix = make_prefix(before)
     lines = text[heading.end() : heading.end() + _MAX_CHARACTERS].split("\n", _MAX_ROWS)[1:]
-    below = [cut_prefix(prefix, line) for line in lines]
+    below = [cut_prefix(prefix, line) for line in lines if not line.startswith("```")]
     is_spaced = bool(below) and not below[0].strip()
     return [line for line in below if line.strip()] if is_spaced else below
 
@@ -237,7 +238,7 @@ def _read_rows(lines: Sequence[str]) -> _Rows:
         is_cut = number == len(lines) - 1 and bool(rows) and len(cells) < len(rows[0])
         whole = cells[:-1] if is_cut else cells
         if whole:
-            rows.append([None if cell == "N/A" else float(cell) for cell in whole])
+            rows.append([float(cell) if cell[0].isdigit() else None for cell in whole])
     return rows
 
 

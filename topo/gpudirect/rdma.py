@@ -39,6 +39,8 @@ _AMD_PEERMEM = (
     "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer memory of the NIC's driver "
     "package"
 )
+# The guid of what NCCL's sockets use; cards with RDMA have one of their own.
+_NO_GUID = ("0x0", "0", 0)
 _UNPLACED = "path through a CPU; which one has the NIC is not known"
 _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 
@@ -215,7 +217,14 @@ def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
         view.facts.get_text(HOST, key) for key in (keys.HOST_PEERMEM, keys.HOST_DMA_BUF)
     )
     advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
-    if gdr == 0:
+    if gdr == 0 and view.topology.by_id[nic].extra.get("guid") in _NO_GUID:
+        yield Answer(
+            "no",
+            "NCCL sends over sockets there, which do not reach GPU memory",
+            ("NIC: gdr 0, guid 0",),
+            "if the machine has RDMA cards, give NCCL their devices or its network plug-in",
+        )
+    elif gdr == 0:
         yield Answer("no", "the NIC's driver cannot reach GPU memory", ("NIC: gdr 0",), advice)
     elif gdr is not None:
         yield Answer("yes", "", ("NIC: gdr 1",))

@@ -201,6 +201,13 @@ def test_matrices_are_found_in_what_pages_make_of_lines(line: str, end: str) -> 
     assert find_refused(shown) == find_refused(cut) == {(0, 1)}
 
 
+@pytest.mark.parametrize("dash", ["\u2014", "-", "X"])
+def test_dashes_on_the_diagonal_are_no_rates(dash: str) -> None:
+    heading = "### Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n\nmeasured:\n\n```\n"
+    rows = f"   D\\D     0      1\n     0    {dash}    104\n     1   103     {dash}\n```\n"
+    assert [x.rows for x in find_pair_rates(heading + rows)] == [[[None, 104], [103, None]]]
+
+
 def test_pairs_measured_on_one_gpu_are_none() -> None:
     alone = (
         "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n  D\\D  0\n  0 540.65\n"
