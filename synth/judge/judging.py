@@ -292,7 +292,14 @@ class Judge:
             return channels
         try:
             self._refuse_other_nodes(verdict, communicator)
-            rank_map = self._map_ranks(verdict, communicator.ranks, communicator.locations)
+            listed = _list_places(verdict.reading, communicator)
+            rank_map = self._map_ranks(verdict, communicator.ranks, listed)
+            if (communicator.nodes or 1) > count_hosts(rank_map.topology):
+                raise InputError(
+                    f"{verdict.reading.where}: ranks on {communicator.nodes} nodes, and nothing "
+                    f"says which GPUs of {rank_map.whole.name} these are; give the log of all "
+                    "ranks"
+                )
         except InputError as error:
             # A graph file is for one machine; a log may be read far from the machine that wrote it.
             if verdict.reading.is_graph_file and verdict.machine.argument != LOCAL:
@@ -335,6 +342,14 @@ class Judge:
     def _find_options(self, collective: Collective, router: Router) -> Options:
         self.say(f"other options of {router.topology.name} for {collective.name} ...")
         return find_options(collective, router)
+
+
+def _list_places(reading: Reading, communicator: ObservedCommunicator) -> Mapping[int, Location]:
+    """Return the places of a communicator's ranks: its own, else those of a table of as many."""
+    own, listed = communicator.locations, reading.locations
+    is_whole = len(own) == communicator.ranks or set(listed) != set(range(communicator.ranks))
+    agrees = all(place.host in (None, listed[r].host) for r, place in own.items() if r in listed)
+    return own if is_whole or not agrees else listed
 
 
 def _compare_runs(measured: Sequence[MeasuredVerdict]) -> list[str]:
