@@ -19,9 +19,14 @@ _MAX_ROWS = 1024
 _CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A|X|[-\u2013\u2014]{1,3})(?:;\(\S{1,80}\))?")
 
 # nvbandwidth's first line, and what it says where it measures nothing.
-_OUTPUT = re.compile(r"^\s{0,9}nvbandwidth Version", re.MULTILINE)
+_OUTPUT = re.compile(r"^\s{0,9}(?:nvbandwidth Version|\"nvbandwidth\"\s{0,9}:)", re.MULTILINE)
 _WRONG = re.compile(r"Invalid value when checking the pattern")
-_WAIVED = re.compile(r"^\s{0,9}Waiving (device_to_device_\w{1,60})", re.MULTILINE)
+_WAIVED = re.compile(
+    r"(?:^\s{0,9}Waiving "  # its text, else its JSON
+    r"|\"name\"\s{0,9}:\s{0,9}\"(?=\w{1,70}\",\s{1,99}\"status\"\s{0,9}:\s{0,9}\"Waived))"
+    r"(device_to_device_\w{1,60})",
+    re.MULTILINE,
+)
 # What p2pBandwidthLatencyTest says of which GPUs reach which, and the names of its tests.
 _ACCESS = re.compile(r"\bDevice=(\d{1,4}) CAN(NOT)? Access Peer Device=(\d{1,4})\b")
 _CONNECTED = re.compile(r"P2P Connectivity Matrix")

@@ -39,8 +39,6 @@ _AMD_PEERMEM = (
     "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer memory of the NIC's driver "
     "package"
 )
-# The guid of what NCCL's sockets use; cards with RDMA have one of their own.
-_NO_GUID = ("0x0", "0", 0)
 _UNPLACED = "path through a CPU; which one has the NIC is not known"
 _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 
@@ -211,17 +209,26 @@ def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
 # -- the driver's access to GPU memory
 
 
+def _is_socket(view: PairView, nic: str) -> bool:
+    """Return whether NCCL has a NIC by sockets, whose guid is its number of the interface."""
+    extra = view.topology.by_id[nic].extra
+    try:
+        return int(str(extra["guid"]), 0) in (0, int(str(extra.get("dev", 0))))
+    except (KeyError, ValueError):
+        return False
+
+
 def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
     gdr, efa = view.get_attribute(nic, "gdr"), view.get_pci_text(nic, keys.PCI_DRIVER) == "efa"
     peermem, dma_buf = (
         view.facts.get_text(HOST, key) for key in (keys.HOST_PEERMEM, keys.HOST_DMA_BUF)
     )
     advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
-    if gdr == 0 and view.topology.by_id[nic].extra.get("guid") in _NO_GUID:
+    if gdr == 0 and _is_socket(view, nic):
         yield Answer(
             "no",
             "NCCL sends over sockets there, which do not reach GPU memory",
-            ("NIC: gdr 0, guid 0",),
+            ("NIC: gdr 0, no guid of its own",),
             "if the machine has RDMA cards, give NCCL their devices or its network plug-in",
         )
     elif gdr == 0:

@@ -245,6 +245,13 @@ def test_nvbandwidth_without_rates_is_refused_by_what_it_says(rest: str, says: s
         read("nvbandwidth Version: v0.8\n" + rest)
 
 
+def test_copies_that_json_says_were_waived_are_named() -> None:
+    name = "device_to_device_memcpy_read_ce"
+    cases = f'{{"name" : "{name}",\n\t"status" : "Waived"}}'
+    with pytest.raises(InputError, match=f"it waived {name}, as it does where"):
+        read(f'{{\n\t"nvbandwidth" : {{"testcases" : [{cases}]}}}}\n')
+
+
 def test_rates_between_cpus_and_gpus_correct_no_topology() -> None:
     table = "memcpy SM CPU(row) -> GPU(column) bandwidth (GB/s)\n   0   1\n0  35.1  35.2\n"
     with pytest.raises(InputError, match=r"of each of 2 GPUs.*what joins the GPUs; give here"):
