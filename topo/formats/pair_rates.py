@@ -19,7 +19,7 @@ _MAX_ROWS = 1024
 _CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A|X|[-\u2013\u2014]{1,3})(?:;\(\S{1,80}\))?")
 
 # nvbandwidth's first line, and what it says where it measures nothing.
-_OUTPUT = re.compile(r"^\s{0,9}(?:nvbandwidth Version|\"nvbandwidth\"\s{0,9}:)", re.MULTILINE)
+_OUTPUT = re.compile(r"^\s{0,9}nvbandwidth Version", re.MULTILINE)
 _WRONG = re.compile(r"Invalid value when checking the pattern")
 _WAIVED = re.compile(
     r"(?:^\s{0,9}Waiving "  # its text, else its JSON
@@ -212,14 +212,15 @@ def _describe_failure(text: str) -> str | None:
 
     nvbandwidth itself says it; p2pBandwidthLatencyTest has but one GPU then.
     """
-    if _OUTPUT.search(text) is None:
+    waived = _WAIVED.findall(text)
+    if _OUTPUT.search(text) is None and not (waived and '"nvbandwidth"' in text):
         tool = next((tool.name for tool in _TOOLS if tool.heading.search(text)), None)
         return f"{tool}'s output without rates of several GPUs" if tool is not None else None
     what = "nvbandwidth's output without rates of several GPUs"
     if (match := _WRONG.search(text)) is not None:
         line = text.count("\n", 0, match.start()) + 1
         return f"{what}: line {line}: it found wrong values in what it had copied; mend that first"
-    if (waived := _WAIVED.findall(text)) != []:
+    if waived:
         return f"{what}: it waived {waived[0]}, as it does where GPUs do not reach each other (P2P)"
     return what
 
