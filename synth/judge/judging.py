@@ -268,7 +268,14 @@ class Judge:
             return map_group(verdict.machine.topology, verdict.reading.group, verdict.reading.where)
         # A file may have several tables, and the list of devices is that of the largest.
         listed = locations if max(locations, default=0) < ranks else {}
-        return map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
+        found = map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
+        nodes = {c.nodes or 1 for c in verdict.reading.communicators if c.ranks == ranks}
+        if len(listed) < ranks and nodes and min(nodes) > count_hosts(found.topology):
+            raise InputError(
+                f"{verdict.reading.where}: ranks on {min(nodes)} nodes, and nothing says which "
+                f"GPUs of {found.whole.name} these are; give the log of all ranks"
+            )
+        return found
 
     def _refuse_other_nodes(self, verdict: FileVerdict, communicator: ObservedCommunicator) -> None:
         """Raise InputError if a log states several nodes, and the machine is one host."""
@@ -294,12 +301,6 @@ class Judge:
             self._refuse_other_nodes(verdict, communicator)
             listed = _list_places(verdict.reading, communicator)
             rank_map = self._map_ranks(verdict, communicator.ranks, listed)
-            if (communicator.nodes or 1) > count_hosts(rank_map.topology):
-                raise InputError(
-                    f"{verdict.reading.where}: ranks on {communicator.nodes} nodes, and nothing "
-                    f"says which GPUs of {rank_map.whole.name} these are; give the log of all "
-                    "ranks"
-                )
         except InputError as error:
             # A graph file is for one machine; a log may be read far from the machine that wrote it.
             if verdict.reading.is_graph_file and verdict.machine.argument != LOCAL:

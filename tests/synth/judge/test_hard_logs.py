@@ -125,6 +125,8 @@ def test_ranks_of_several_nodes_are_not_the_first_gpus_of_one(are_listed: bool) 
         assert channels.rank_map is not None and channels.rank_map.in_use == (0, 8)
     else:
         assert "ranks on 2 nodes, and nothing says which GPUs" in channels.why_not
+        (measured,) = Judge(Machines("dgx-h100:2", [])).judge(read(text + ROWS)).measured
+        assert "ranks on 2 nodes, and nothing says which GPUs" in measured.why_not
 
 
 def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
