@@ -268,7 +268,14 @@ class Judge:
             return map_group(verdict.machine.topology, verdict.reading.group, verdict.reading.where)
         # A file may have several tables, and the list of devices is that of the largest.
         listed = locations if max(locations, default=0) < ranks else {}
-        return map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
+        found = map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
+        nodes = {c.nodes or 1 for c in verdict.reading.communicators if c.ranks == ranks}
+        if len(listed) < ranks and nodes and min(nodes) > count_hosts(found.topology):
+            raise InputError(
+                f"{verdict.reading.where}: ranks on {min(nodes)} nodes, and nothing says which "
+                f"GPUs of {found.whole.name} these are; give the log of all ranks"
+            )
+        return found
 
     def _refuse_other_nodes(self, verdict: FileVerdict, communicator: ObservedCommunicator) -> None:
         """Raise InputError if a log states several nodes, and the machine is one host."""
@@ -292,7 +299,8 @@ class Judge:
             return channels
         try:
             self._refuse_other_nodes(verdict, communicator)
-            rank_map = self._map_ranks(verdict, communicator.ranks, communicator.locations)
+            listed = _list_places(verdict.reading, communicator)
+            rank_map = self._map_ranks(verdict, communicator.ranks, listed)
         except InputError as error:
             # A graph file is for one machine; a log may be read far from the machine that wrote it.
             if verdict.reading.is_graph_file and verdict.machine.argument != LOCAL:
@@ -335,6 +343,14 @@ class Judge:
     def _find_options(self, collective: Collective, router: Router) -> Options:
         self.say(f"other options of {router.topology.name} for {collective.name} ...")
         return find_options(collective, router)
+
+
+def _list_places(reading: Reading, communicator: ObservedCommunicator) -> Mapping[int, Location]:
+    """Return the places of a communicator's ranks: its own, else those of a table of as many."""
+    own, listed = communicator.locations, reading.locations
+    is_whole = len(own) == communicator.ranks or set(listed) != set(range(communicator.ranks))
+    agrees = all(place.host in (None, listed[r].host) for r, place in own.items() if r in listed)
+    return own if is_whole or not agrees else listed
 
 
 def _compare_runs(measured: Sequence[MeasuredVerdict]) -> list[str]:

@@ -16,12 +16,17 @@ from .pasted import clean
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20
 _MAX_ROWS = 1024
-_CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A)(?:;\(\S{1,80}\))?")
+_CELL = re.compile(r"(?P<rate>\d{1,9}(?:\.\d{1,9})?|N/A|X|[-\u2013\u2014]{1,3})(?:;\(\S{1,80}\))?")
 
 # nvbandwidth's first line, and what it says where it measures nothing.
 _OUTPUT = re.compile(r"^\s{0,9}nvbandwidth Version", re.MULTILINE)
 _WRONG = re.compile(r"Invalid value when checking the pattern")
-_WAIVED = re.compile(r"^\s{0,9}Waiving (device_to_device_\w{1,60})", re.MULTILINE)
+_WAIVED = re.compile(
+    r"(?:^\s{0,9}Waiving "  # its text, else its JSON
+    r"|\"name\"\s{0,9}:\s{0,9}\"(?=\w{1,70}\",\s{1,99}\"status\"\s{0,9}:\s{0,9}\"Waived))"
+    r"(device_to_device_\w{1,60})",
+    re.MULTILINE,
+)
 # What p2pBandwidthLatencyTest says of which GPUs reach which, and the names of its tests.
 _ACCESS = re.compile(r"\bDevice=(\d{1,4}) CAN(NOT)? Access Peer Device=(\d{1,4})\b")
 _CONNECTED = re.compile(r"P2P Connectivity Matrix")
@@ -157,12 +162,13 @@ def find_refused(text: str) -> set[tuple[int, int]]:
 def _list_below(text: str, heading: re.Match[str]) -> list[str]:
     """Return the lines below a heading, without what a log puts before all of them.
 
-    Blank lines are left out if one is right below the heading, as where pages put one after each.
+    Blank lines are left out if one is right below the heading, as where pages put one after each,
+    and so are the fences of code.
     """
     before = text[text.rfind("\n", 0, heading.start()) + 1 : heading.start()]
     prefix = make_prefix(before)
     lines = text[heading.end() : heading.end() + _MAX_CHARACTERS].split("\n", _MAX_ROWS)[1:]
-    below = [cut_prefix(prefix, line) for line in lines]
+    below = [cut_prefix(prefix, line) for line in lines if not line.startswith("```")]
     is_spaced = bool(below) and not below[0].strip()
     return [line for line in below if line.strip()] if is_spaced else below
 
@@ -206,14 +212,15 @@ def _describe_failure(text: str) -> str | None:
 
     nvbandwidth itself says it; p2pBandwidthLatencyTest has but one GPU then.
     """
-    if _OUTPUT.search(text) is None:
+    waived = _WAIVED.findall(text)
+    if _OUTPUT.search(text) is None and not (waived and '"nvbandwidth"' in text):
         tool = next((tool.name for tool in _TOOLS if tool.heading.search(text)), None)
         return f"{tool}'s output without rates of several GPUs" if tool is not None else None
     what = "nvbandwidth's output without rates of several GPUs"
     if (match := _WRONG.search(text)) is not None:
         line = text.count("\n", 0, match.start()) + 1
         return f"{what}: line {line}: it found wrong values in what it had copied; mend that first"
-    if (waived := _WAIVED.findall(text)) != []:
+    if waived:
         return f"{what}: it waived {waived[0]}, as it does where GPUs do not reach each other (P2P)"
     return what
 
@@ -237,7 +244,7 @@ def _read_rows(lines: Sequence[str]) -> _Rows:
         is_cut = number == len(lines) - 1 and bool(rows) and len(cells) < len(rows[0])
         whole = cells[:-1] if is_cut else cells
         if whole:
-            rows.append([None if cell == "N/A" else float(cell) for cell in whole])
+            rows.append([float(cell) if cell[0].isdigit() else None for cell in whole])
     return rows
 
 

@@ -209,13 +209,29 @@ def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
 # -- the driver's access to GPU memory
 
 
+def _is_socket(view: PairView, nic: str) -> bool:
+    """Return whether NCCL has a NIC by sockets, whose guid is its number of the interface."""
+    extra = view.topology.by_id[nic].extra
+    try:
+        return int(str(extra["guid"]), 0) in (0, int(str(extra.get("dev", 0))))
+    except (KeyError, ValueError):
+        return False
+
+
 def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
     gdr, efa = view.get_attribute(nic, "gdr"), view.get_pci_text(nic, keys.PCI_DRIVER) == "efa"
     peermem, dma_buf = (
         view.facts.get_text(HOST, key) for key in (keys.HOST_PEERMEM, keys.HOST_DMA_BUF)
     )
     advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
-    if gdr == 0:
+    if gdr == 0 and _is_socket(view, nic):
+        yield Answer(
+            "no",
+            "NCCL sends over sockets there, which do not reach GPU memory",
+            ("NIC: gdr 0, no guid of its own",),
+            "if the machine has RDMA cards, give NCCL their devices or its network plug-in",
+        )
+    elif gdr == 0:
         yield Answer("no", "the NIC's driver cannot reach GPU memory", ("NIC: gdr 0",), advice)
     elif gdr is not None:
         yield Answer("yes", "", ("NIC: gdr 1",))

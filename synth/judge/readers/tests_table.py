@@ -37,6 +37,8 @@ _TYPES = (
 _ROW = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
 # Reduction operations; "none" for collectives that do not reduce.
 _OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all", "multiply")
+# What guides have in place of a time or a rate.
+_MASK = re.compile(r"[Xx]{2,}(?:\.[Xx]+)?|\?+|<[\w-]{1,20}>")
 # The line above a header, which says of which half each of its columns is.
 _GROUPS = re.compile(r"[#\s]*(?:out-of-place\s+in-place|in-place\s+out-of-place)\s*")
 # What a test says at its end.
@@ -369,11 +371,12 @@ class TableReader:
             return
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
         # A time stamp or a remark may follow the row.
-        rest = list(takewhile(NUMBER.fullmatch, rest))
-        row = read_halves(int(size), rest, self._columns)
+        numbers = list(takewhile(NUMBER.fullmatch, rest))
+        masked = next(filter(_MASK.fullmatch, rest[len(numbers) :][:1]), "")
+        row = read_halves(int(size), numbers, self._columns)
         believed = {how: v for how, v in row.values.items() if how not in row.doubtful}
         for how in row.doubtful:
-            self._note_doubtful(begun.line, how, row.values[how])
+            self._note_doubtful(begun.line, how, row.values[how], masked)
         begun.started.has_rows = True
         if not believed:
             return
@@ -396,10 +399,12 @@ class TableReader:
             )
         )
 
-    def _note_doubtful(self, line: int, how: str, values: Sequence[str]) -> None:
+    def _note_doubtful(self, line: int, how: str, values: Sequence[str], masked: str) -> None:
         which = how.replace("-", " ")
         is_cut = len(values) < _HALF
         why = f"the row is cut {which}, which is left out"
+        if masked:
+            why = f"{masked} stands in place of numbers {which}, which are left out"
         wrong = f"{which} the size over the time is not algbw; left out"
         self.left_out.append((line, why if is_cut else wrong))
 

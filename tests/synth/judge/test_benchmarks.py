@@ -201,6 +201,13 @@ def test_matrices_are_found_in_what_pages_make_of_lines(line: str, end: str) -> 
     assert find_refused(shown) == find_refused(cut) == {(0, 1)}
 
 
+@pytest.mark.parametrize("dash", ["\u2014", "-", "X"])
+def test_dashes_on_the_diagonal_are_no_rates(dash: str) -> None:
+    heading = "### Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n\nmeasured:\n\n```\n"
+    rows = f"   D\\D     0      1\n     0    {dash}    104\n     1   103     {dash}\n```\n"
+    assert [x.rows for x in find_pair_rates(heading + rows)] == [[[None, 104], [103, None]]]
+
+
 def test_pairs_measured_on_one_gpu_are_none() -> None:
     alone = (
         "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n  D\\D  0\n  0 540.65\n"
@@ -236,6 +243,13 @@ def test_what_osu_measured_and_is_left_out_is_noted_by_reason() -> None:
 def test_nvbandwidth_without_rates_is_refused_by_what_it_says(rest: str, says: str) -> None:
     with pytest.raises(InputError, match=f"^file: nvbandwidth's output.*{says}"):
         read("nvbandwidth Version: v0.8\n" + rest)
+
+
+def test_copies_that_json_says_were_waived_are_named() -> None:
+    name = "device_to_device_memcpy_read_ce"
+    cases = f'{{"name" : "{name}",\n\t"status" : "Waived"}}'
+    with pytest.raises(InputError, match=f"it waived {name}, as it does where"):
+        read(f'{{\n\t"nvbandwidth" : {{"testcases" : [{cases}]}}}}\n')
 
 
 def test_rates_between_cpus_and_gpus_correct_no_topology() -> None:

@@ -110,6 +110,25 @@ def test_ranks_on_several_nodes_are_not_judged_on_one_host() -> None:
     assert "ranks on 2 nodes, and ring:2 is one host" in channels.why_not
 
 
+@pytest.mark.parametrize("are_listed", [True, False])
+def test_ranks_of_several_nodes_are_not_the_first_gpus_of_one(are_listed: bool) -> None:
+    text = sign(0, "comm 0x5 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0")
+    text += sign(0, "Channel 00/01 : 0 1")
+    if are_listed:
+        text += "".join(
+            f"#  Rank  {rank} Group  0 Pid  {rank} on {host} device  0 [0000:06:00] NVIDIA H100\n"
+            for rank, host in enumerate(("node1", "node2"))
+        )
+    verdict = Judge(Machines("dgx-h100:2", [])).judge(read(text))
+    (channels,) = verdict.communicators
+    if are_listed:
+        assert channels.rank_map is not None and channels.rank_map.in_use == (0, 8)
+    else:
+        assert "ranks on 2 nodes, and nothing says which GPUs" in channels.why_not
+        (measured,) = Judge(Machines("dgx-h100:2", [])).judge(read(text + ROWS)).measured
+        assert "ranks on 2 nodes, and nothing says which GPUs" in measured.why_not
+
+
 def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
     reading = read("".join(LOG) + ROWS + STOPPED + TEST)
     assert reading.measurements and "start-failed" not in list_names(reading)

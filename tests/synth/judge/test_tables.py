@@ -466,6 +466,12 @@ def test_a_table_that_is_printed_twice_is_one_run() -> None:
     assert read(table + "$ cat /tmp/table.txt\n" + table).measurements == read(table).measurements
 
 
+def test_masked_numbers_are_no_cut() -> None:
+    masked = "268435456 4194304 float none -1 XXXXX XXX.XX XXX.XX N/A XXXXX XXX.XX XXX.XX 0\n"
+    with pytest.raises(InputError, match="XXXXX stands in place of numbers out of place"):
+        read(HEADER + masked)
+
+
 def test_lines_left_out_are_grouped_by_reason() -> None:
     cut = "".join(row(1 << size, 46, 69)[:50] + "\n" for size in range(20, 25))
     odd = row(1 << 28, 46, 69).replace("46.00", "15.00")

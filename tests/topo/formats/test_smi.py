@@ -718,6 +718,35 @@ def test_the_matrix_of_mp_says_that_nvlinks_are_left_out_and_m_beside_it_is_read
     ]
 
 
+@pytest.mark.parametrize(
+    ("labels", "last", "is_noted"),
+    [
+        ("X SYS/SYS X", "", True),
+        ("X SYS/SYS X", "\nNIC Legend:\n\n  NIC0: mlx5_0\n", True),
+        ("X SYS/SYS X", "  NV#  = Connection traversing a bonded set of # NVLinks\n", False),
+        ("X NV4/NV4 X", "", False),
+    ],
+)
+def test_a_legend_without_nvlinks_is_that_of_mp(labels: str, last: str, is_noted: bool) -> None:
+    legend = "Legend:\n\n  X    = Self\n"
+    legend += "  PIX  = Connection traversing at most a single PCIe bridge\n"
+    assert ("topo -mp leaves" in notes(read(f"{matrix(labels)}\n{legend}{last}"))) is is_noted
+
+
+def test_affinities_before_the_devices_of_a_table_are_theirs() -> None:
+    table = """\
+| CPU Affinity | NUMA Affinity |        | GPU0 | GPU1 | mlx5_0 |
+|--------------|---------------|--------|------|------|--------|
+| 24-31,56-63  | 3             | GPU0   | X    | NV4  | SYS    |
+| 0-7,32-39    | 0             | GPU1   | NV4  | X    | PHB    |
+|              |               | mlx5_0 | SYS  | PHB  | X      |
+"""
+    machine = read_topology_text(table, "page.md")
+    assert devices(machine) == {"gpu": 2, "nic": 1, "cpu": 2}
+    assert cables(machine)["nvlink", 4] == 1
+    assert [d.numa_node for d in machine.devices[:2]] == [3, 0]
+
+
 @pytest.mark.parametrize("labels", ["X PIX/PIX X", "X PIX PHB/PIX X SYS/PHB SYS X"])
 def test_a_matrix_of_mp_of_another_machine_is_refused(labels: str) -> None:
     seen = f"# nvidia-smi topo -m\n{matrix('X NV4 PHB/NV4 X PHB/PHB PHB X')}"

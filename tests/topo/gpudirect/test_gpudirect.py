@@ -363,6 +363,14 @@ def test_a_nic_below_the_same_switch_reaches_the_gpu() -> None:
     assert "peer memory: 550.54" in verdict.evidence
 
 
+@pytest.mark.parametrize(("dev", "guid"), [(0, "0x0"), (3, "0x3"), ("3", "0x0")])
+def test_sockets_get_no_advice_for_the_driver_of_a_card(dev: int | str, guid: str) -> None:
+    told = {"mlx5_0": {"gdr": 0, "dev": dev, "guid": guid}}
+    verdict = judged(box(told=told, facts=False), "gpu0", "mlx5_0")
+    assert verdict.answer == "no" and "sockets" in verdict.rule
+    assert "peermem" not in (verdict.advice or "")
+
+
 NO_WAY_IN = {("host", "peermem"): "no"}
 NO_RDMA = {("rdma/mlx5_0", "state"): "never asked", ("net/mlx5_0", "state"): "up"}
 

@@ -93,6 +93,10 @@ _CUT_LINK = re.compile(
     r"\s{0,40}(?:Link(?: \d{1,4}(?:: ?(?:R[\w ]{0,14}[0-9A-Fa-f:.]{0,15})?)?)?"
     r"|\.{3,}|\u2026)\s{0,40}"
 )
+# The end of a legend without the line of NV#, as topo -mp prints it; -m has that line always.
+_PCIE_LEGEND = re.compile(
+    r"\bPIX\W{1,9}Connection traversing at most a single PCIe bridge\W{0,9}\n(?!\W{0,40}NV)"
+)
 # A row of a device that the heading does not name: two labels tell it from prose.
 _STRANGER = re.compile(
     rf"\s{{0,40}}(?:GPU|NIC)\d{{1,6}}(?:\s{{1,40}}(?:{_KNOWN_LABEL.pattern})(?!\S)){{2}}"
@@ -100,7 +104,7 @@ _STRANGER = re.compile(
 # A row of another tool's table: weights, hops or rates.
 _NUMBERS = re.compile(r"\s{0,40}GPU\d{1,6}(?:\s{1,40}[\d.]{1,12}){1,512}\s{0,40}")
 _SNIFF = re.compile(
-    r"^[ \t>/#*|+]{0,40}(?:"
+    r"^[ \t>/#*|+]{0,40}(?:(?<=\|)(?:[ \t]{0,40}[\d,-]{1,40}[ \t]{0,40}\|){1,3}[ \t]{0,40})?(?:"
     r"GPU\d{1,6}[ \t|]{1,40}(?:(?:(?:\.{2,4}|\u2026)[ \t|]{1,40})?GPU\d{1,6}\b|CPU[ \t]+Affinity"
     r"|NUMA[ \t]+Affinity)"
     r"|GPU\d{1,6}[ \t|]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)"
@@ -260,7 +264,18 @@ def parse_output(text: str, where: str) -> SmiOutput:
                 f"of line {matrix.line} does not name; the columns on the right are missing, so "
                 "give the whole output (nvidia-smi topo -m > matrix.txt)"
             )
+    _mark_pcie_only(text, output.tables)
     return output
+
+
+def _mark_pcie_only(text: str, tables: list[LabelMatrix]) -> None:
+    """Mark matrices that their own legend tells to be of `-mp`, also without the command."""
+    for match in _PCIE_LEGEND.finditer(text):
+        number = text.count("\n", 0, match.start()) + 1
+        above = [table for table in tables if table.line < number and table.flag is None]
+        lines = text[: match.end()].split("\n")[above[-1].line :] if above else []
+        if lines and not re.search(r"\bNV(?:#|\d)", "\n".join(lines)):
+            above[-1].has_nvlinks = False
 
 
 def _add_command(heading: LabelMatrix, number: int, typed: str, where: str) -> None:
@@ -307,7 +322,22 @@ def _remove_markup(line: str) -> str:
     content = line[mark.end() :]
     if "|" not in mark.group():
         return content
-    return content.rstrip().removesuffix("|").replace("|", "\t").replace("**", "")
+    return _move_affinities(content.rstrip().removesuffix("|").replace("**", "").split("|"))
+
+
+def _move_affinities(cells: list[str]) -> str:
+    """Join a table's cells by tabs, with affinities that pages put before devices at the end."""
+    words = [cell.strip() for cell in cells]
+    of_affinities = [
+        not word or RANGES.fullmatch(word) or any(c.fullmatch(word) for _, c in _COLUMNS)
+        for word in words[:-1]
+    ]
+    count = of_affinities.index(False) if False in of_affinities else 0
+    if not any(words[:count]) and not (count > 1 and _DEVICE.fullmatch(words[count])):
+        count = 0
+    elif words[count].startswith("GPU0") and not words[count - 1]:
+        count -= 1  # the corner above the devices
+    return "\t".join([*cells[count:], *cells[:count]])
 
 
 def _parse_heading(line: str, number: int, flag: str | None, where: str) -> LabelMatrix | None:
