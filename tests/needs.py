@@ -24,6 +24,11 @@ _EXPECTED = re.compile(r"Skipped: (no CUDA GPU|torch )")
 _NOT_RECORDED = re.compile(r"Skipped: (recorded machine|input) .* is not here")
 
 
+def has_extra(name: str) -> bool:
+    """Return whether an extra is in this copy: the core's tests leave out what it adds."""
+    return BY_NAME[name].is_here
+
+
 @cache
 def why_unmet(need: str) -> str:
     """Return why something is not to be had here, in one line; "" where it is.

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launch import run_ranks
-from needs import long_cases
+from needs import has_extra, long_cases
 from ranks import reconfigured
 from torch._C._distributed_c10d import HashStore
 
@@ -26,7 +26,10 @@ from topoplan.topo.presets import preset
 MAX_SECONDS = 10
 
 
-@pytest.mark.parametrize("on_fault", long_cases(["raise", "replan"], "replan"))
+ON_FAULTS = ["raise", *(["replan"] if has_extra("recovery") else [])]
+
+
+@pytest.mark.parametrize("on_fault", long_cases(ON_FAULTS, ON_FAULTS[-1]))
 def test_a_group_is_made_anew_after_an_abort(plans: Callable[..., str], on_fault: str) -> None:
     """Ranks get the numbers of their handles, and a call in flight fails and says why."""
     run_ranks(reconfigured.after_an_abort, 3, plans("full:3"), on_fault)
@@ -37,7 +40,7 @@ def test_a_group_is_made_anew_after_an_abort(plans: Callable[..., str], on_fault
     [
         pytest.param(0, "raise", marks=pytest.mark.long),
         pytest.param(1, "raise", marks=pytest.mark.long),
-        (1, "replan"),
+        (1, ON_FAULTS[-1]),
         pytest.param(2, "raise", marks=pytest.mark.long),
     ],
 )

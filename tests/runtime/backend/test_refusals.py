@@ -6,22 +6,21 @@ from collections.abc import Callable
 
 import pytest
 from launch import run_ranks
-from needs import long_cases
+from needs import has_extra, long_cases
 from ranks import refusals
 
 from topoplan.runtime.ranks.faults import is_refusal
 
 # Environment variables of the ranks, by what carries out their calls.
-MODES = {
+MODES: dict[str, dict[str, str]] = {
     "race": {},
     "plan": {"TOPOPLAN_CHOOSE": "plan", "TOPOPLAN_LEAST_BYTES": "1"},
-    "replan": {"TOPOPLAN_ON_FAULT": "replan"},
-    "replan by plan": {
-        "TOPOPLAN_ON_FAULT": "replan",
-        "TOPOPLAN_CHOOSE": "plan",
-        "TOPOPLAN_LEAST_BYTES": "1",
-    },
 }
+if has_extra("recovery"):
+    MODES |= {
+        "replan": {"TOPOPLAN_ON_FAULT": "replan"},
+        "replan by plan": {"TOPOPLAN_ON_FAULT": "replan", **MODES["plan"]},
+    }
 
 
 @pytest.mark.parametrize("at", long_cases([1, 1000], 1000))

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from launch import run_ranks
-from needs import long_cases
+from needs import has_extra, long_cases
 from ranks import timeouts
 
 WAYS = [
-    ("one-sided", "raise"),
+    *([("one-sided", "raise")] if has_extra("shared-memory") else []),
     ("point-to-point", "raise"),
-    ("point-to-point", "replan"),
+    *([("point-to-point", "replan")] if has_extra("recovery") else []),
     ("stock", "raise"),
 ]
 
