@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from topoplan.runtime.extras.kernels.runner import GPUS
 from topoplan.runtime.ranks.control import Control
 from topoplan.runtime.ranks.transport import Transport
+from topoplan.runtime.runners.contract import Opening
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="triton is not installed (the extra `kernels`)"
@@ -108,3 +110,10 @@ def test_different_gpus_agree_on_the_grid_of_the_smallest(monkeypatch: pytest.Mo
         transport: Any = Ranks(partial(answer_beside, peer))
         assert open_kernels(transport) == "rank 0: no symmetric memory: enough"
     assert grids == [82, 82]
+
+
+def test_kernels_that_are_named_on_cpus_are_refused_in_words() -> None:
+    transport: Any = SimpleNamespace(links=SimpleNamespace(is_batched=False))
+    plan: Any = None
+    opening = Opening(plan, transport, keeps_bits=False)
+    assert GPUS.prepare(transport) == GPUS.open(opening) == "kernels play on GPUs"
