@@ -23,6 +23,7 @@ from typing import Any
 
 from harness import make_parser
 
+from topoplan.cli.commands import import_command
 from topoplan.synth.place.placing import place
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
@@ -192,7 +193,7 @@ def print_loopback(name: str, rows: list[dict[str, Any]]) -> None:
 
 def topo(command: str) -> list[str]:
     """Return the command line of one of the project's commands, installed or not."""
-    return [sys.executable, "-m", f"topoplan.cli.{command}"]
+    return [sys.executable, "-m", import_command(command).__name__]
 
 
 def run(command: list[str], *, parse: bool = True) -> list[dict[str, Any]]:
