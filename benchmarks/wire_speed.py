@@ -193,7 +193,7 @@ def print_loopback(name: str, rows: list[dict[str, Any]]) -> None:
 
 def topo(command: str) -> list[str]:
     """Return the command line of one of the project's commands, installed or not."""
-    return [sys.executable, "-m", import_command(command).__name__]
+    return [sys.executable, "-m", import_command(command).main.__module__]
 
 
 def run(command: list[str], *, parse: bool = True) -> list[dict[str, Any]]:
