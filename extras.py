@@ -17,7 +17,8 @@ The groups, and what an entry of each is:
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
-- `sources`: a function of topo-probe's arguments and progress that is what its --NAME reads.
+- `sources`: a function of topo-probe's arguments and progress that finds the topology for its
+  --NAME; the line about it is the option's help. Only the extras here add.
 - `explanations`: a function that returns an ExplanationPart (synth/explanation_part.py), for
   `topo-synth --explain`; NAME is its key in the JSON.
 - `examples`: no module but the command in whose help the command line NAME is an example;
@@ -25,7 +26,8 @@ The groups, and what an entry of each is:
 - `networks`: a LaunchNetwork (runtime/ranks/cabled.py), asked before a launch's groups are made;
   only the extras here add.
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
-- `modes`: a function of the parsed arguments that is what `topo-synth --NAME` does.
+- `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does; the line
+  about it is the option's help. Only the extras here add.
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
   backend is given; only the extras here add.
 - `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
@@ -157,6 +159,28 @@ EXTRAS = (
         needs=("replanning",),
     ),
     Extra(
+        "measuring",
+        (
+            *("runtime/extras/measuring", "cli/extras/measuring.py", "tests/extras/measuring"),
+            *("tests/ranks/measure_command.py", "benchmarks/measure_links.py"),
+        ),
+        {
+            SOURCES: {
+                "measure": (
+                    "cli.extras.measuring:measure",
+                    "under torchrun: measure the links by sending, one rank a GPU",
+                )
+            },
+            EXAMPLES: {
+                "torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure": (
+                    "topo-probe",
+                    "measure every link, alone and together with others, and correct rates; one "
+                    "rank a GPU",
+                )
+            },
+        },
+    ),
+    Extra(
         "slow-links",
         ("runtime/extras/slow_links", "tests/extras/slow_links", "tests/ranks/slowing.py"),
         {
@@ -168,7 +192,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("replanning",),
+        needs=("replanning", "measuring"),
     ),
     Extra(
         "mpi",
@@ -233,7 +257,13 @@ EXTRAS = (
                     "has groups use the cables between hosts that no network joins",
                 )
             },
-            SOURCES: {"fabric": ("cli.extras.cables:find_fabric", "the launch's cables")},
+            SOURCES: {
+                "fabric": (
+                    "cli.extras.cables:find_fabric",
+                    "under torchrun or mpirun: find how the hosts are joined, by cables or "
+                    "switches, with hand-shakes over all of their ports, and measure the rates",
+                )
+            },
             EXAMPLES: {
                 "topo-synth allreduce spark-ring:4 --format nccl-env -o nccl.env": (
                     "topo-synth",
@@ -307,7 +337,14 @@ EXTRAS = (
                     "a plan for groups that run at once",
                 )
             },
-            MODES: {"groups": ("cli.extras.joint.synth:run", "plans for several groups at once")},
+            MODES: {
+                "groups": (
+                    "cli.extras.joint.synth:run",
+                    "plan for several groups at once, which share the links: kinds of groups such "
+                    "as 'tp:allreduce:64M=0,1|2,3 dp=0,2|1,3' (after the kind's name: collective, "
+                    "bytes and weight, else COLLECTIVE, --size and 1), or a file of them",
+                )
+            },
             PLANS: {_JOINT: ("runtime.extras.joint.plan_set:JOINT_PLANS", "of several groups")},
             RUNS: {_JOINT: ("cli.extras.joint.run:load", "all groups' calls at once")},
             SCHEMAS: {

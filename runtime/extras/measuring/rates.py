@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...topo.measured.flows import Pair
-from ..ranks.cabled import find_cabling, find_messages
+from ....topo.measured.flows import Pair
+from ...ranks.cabled import find_cabling, find_messages
 
 # Round trips of a small message, of which the median counts: chosen, not measured.
 _PINGS = 15

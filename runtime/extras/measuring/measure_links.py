@@ -19,16 +19,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...topo.errors import InputError
-from ...topo.graph import Topology
-from ...topo.loader.resolve import load_for_planning
-from ...topo.measured.believe import believe
-from ...topo.measured.flows import Experiment, Measurements, Pair
-from ...topo.routes import Route, Router, route_links
-from ..ranks.control import gather_objects
-from ..ranks.groups import device_of, uses_nccl
-from ..ranks.machine import count_cores, describe_machine, emulated, find_own_cores
-from ..ranks.places import Meeting, init_gloo_by_network, meeting
+from ....topo.errors import InputError
+from ....topo.graph import Topology
+from ....topo.loader.resolve import load_for_planning
+from ....topo.measured.believe import believe
+from ....topo.measured.flows import Experiment, Measurements, Pair
+from ....topo.routes import Route, Router, route_links
+from ...ranks.control import gather_objects
+from ...ranks.groups import device_of, uses_nccl
+from ...ranks.machine import count_cores, describe_machine, emulated, find_own_cores
+from ...ranks.places import Meeting, init_gloo_by_network, meeting
 from .rates import (
     Arrivals,
     Endpoint,

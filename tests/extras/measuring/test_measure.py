@@ -10,19 +10,20 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import Ended, run_joined, run_module
+from launch import Ended, run_joined
 from random_graphs import graphs
 from thorough import count_examples
 
-from topoplan.runtime.measuring.measure_links import (
+from topoplan.runtime.extras.measuring.measure_links import (
     find_routes,
     group_contending,
     group_disjoint,
     list_shifts,
 )
-from topoplan.runtime.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
+from topoplan.runtime.extras.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.hosts import join_cpu_hosts
 from topoplan.topo.devices import Device, Link, both_directions
@@ -372,9 +373,9 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_ranks_it_says_how_to_start_them() -> None:
-    done = run_module("ranks.measure_command", "5")
+    done = call_command("probe", "dgx1", "--measure")
     assert done.returncode == 2
-    assert "start one per GPU with torchrun" in done.stderr
+    assert "start one per GPU with torchrun" in done.stderr and done.stderr.count("\n") == 1
 
 
 def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topology, Topology]:
