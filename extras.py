@@ -14,6 +14,7 @@ The groups, and what an entry of each is:
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
+- `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
+CODECS = "codecs"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
@@ -135,6 +137,16 @@ EXTRAS = (
                 "new_group": ("runtime.extras.helpers.new_group:new_group", "groups with helpers")
             },
             PARTS: {"helpers": ("runtime.extras.helpers.part:find_part", "of ranks that help")},
+            EXAMPLES: {
+                "topo-synth allreduce full:4 --group 0,1 -o two.json": (
+                    "topo-run",
+                    "a plan for two of four GPUs",
+                ),
+                "topo-run two.json -e 16M": (
+                    "topo-run",
+                    "run it on 4 ranks, with the others as helpers",
+                ),
+            },
         },
     ),
     Extra(
@@ -195,6 +207,25 @@ EXTRAS = (
         needs=("replanning", "measuring"),
     ),
     Extra(
+        "codecs",
+        ("runtime/extras/codecs", "tests/extras/codecs", "tests/ranks/compression.py"),
+        {
+            CODECS: {
+                "fp16": ("runtime.extras.codecs.codecs:FP16", "2 bytes a value"),
+                "bf16": ("runtime.extras.codecs.codecs:BF16", "2 bytes a value, of more range"),
+                "fp8": ("runtime.extras.codecs.codecs:FP8", "33 bytes for 32 values (e4m3)"),
+                "fp8-e5m2": ("runtime.extras.codecs.codecs:FP8_E5M2", "the same, of more range"),
+                "int8": ("runtime.extras.codecs.codecs:INT8", "33 bytes for 32 values"),
+            },
+            EXAMPLES: {
+                "topo-run plan.json --compress int8": (
+                    "topo-run",
+                    "a quarter of the bytes: the gain, and the error",
+                )
+            },
+        },
+    ),
+    Extra(
         "mpi",
         (
             "runtime/extras/mpi",
@@ -206,6 +237,12 @@ EXTRAS = (
         {
             LINKS: {"mpi": ("runtime.extras.mpi.links:MpiLinks", "between ranks of MPI")},
             NAMES: {"join_mpi": ("runtime.extras.mpi.launched:join_mpi", "joins mpirun's ranks")},
+            EXAMPLES: {
+                "mpirun -n 2 topo-run plan.json": (
+                    "topo-run",
+                    "the same over MPI, compared with MPI's own allreduce",
+                )
+            },
         },
         needs=("native",),
     ),
@@ -335,7 +372,15 @@ EXTRAS = (
                 "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'": (
                     "topo-synth",
                     "a plan for groups that run at once",
-                )
+                ),
+                "topo-synth allreduce full:4 --size 9K --groups 'a=0,1|2,3 b=0,2|1,3' -o j.json": (
+                    "topo-run",
+                    "a plan for calls of several groups at once",
+                ),
+                "topo-run j.json": (
+                    "topo-run",
+                    "run them together, on 4 ranks: timed until the calls of all have ended",
+                ),
             },
             MODES: {
                 "groups": (
@@ -400,10 +445,7 @@ class Names:
             if name not in extra.adds.get(self.group, ()):
                 continue
             if not extra.is_here:
-                raise InputError(
-                    f"{name}: the extra {extra.name!r} is not in this copy of topoplan; install a "
-                    "copy that has it"
-                )
+                raise InputError(f"{name}: {self.explain_missing(name)}")
             module, _, attribute = extra.adds[self.group][name][0].partition(":")
             loaded = import_module(f".{module}", __package__)
             return getattr(loaded, attribute) if attribute else loaded
@@ -416,7 +458,18 @@ class Names:
                         f"{name}: the entry point {point.value} cannot be loaded: "
                         f"{type(error).__name__}: {error}; mend or remove the package that has it"
                     ) from error
-        raise InputError(f"{name}: expected one of {', '.join(self)}")
+        raise InputError(f"{name}: {self.explain_missing(name)}")
+
+    def explain_missing(self, name: str) -> str:
+        """Return why nothing has a name: its extra is not here, or other names are expected."""
+        for extra in EXTRAS:
+            if name in extra.adds.get(self.group, ()):
+                return (
+                    f"the extra {extra.name!r} is not in this copy of topoplan; install a copy "
+                    "that has it"
+                )
+        known = ", ".join(self)
+        return f"expected one of {known}" if known else "nothing that is installed has such names"
 
     def _list_added(self) -> Iterator[tuple[str, tuple[str, str]]]:
         for extra in EXTRAS:

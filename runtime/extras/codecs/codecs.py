@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..synth.cost.host_costs import HostCosts
-from ..topo.errors import InputError, suggest
-from .program.instructions import Decode, Encode, Program, Span
-from .scratch import Slicer
+from ....synth.cost.host_costs import HostCosts
+from ...codec import BufferSizes, Codec, Encoding
+from ...program.instructions import Decode, Encode, Program, Span
+from ...scratch import Slicer
 
 # Values that share a scale, as in MXINT8 and MXFP8.
 BLOCK = 32
@@ -33,13 +33,11 @@ _INFINITE, _NON_FINITE_EXPONENT = 0x7F800000, 255
 
 
 @dataclass(frozen=True)
-class Codec:
+class ScaledCodec(Codec):
     """A format of `width` bytes per value, in which `block` values share a scale of one byte.
 
-    A `block` of 1 has no scale. `relative_error` bounds |decoded - value| as a fraction of the
-    block's largest |value| (of the value itself without blocks), for values far from the ends of
-    the format's range. `call_us` and `value_ns` are the core time of encoding and decoding, per
-    message and per value (measured, one thread of an AMD EPYC).
+    A `block` of 1 has no scale. `call_us` and `value_ns` are the core time of encoding and
+    decoding, per message and per value (measured, one thread of an AMD EPYC).
     """
 
     name: str
@@ -53,20 +51,16 @@ class Codec:
     offset: int = 0
     carry: int = 0
 
-    def padded(self, numel: int) -> int:
-        """Return `numel` rounded up to whole blocks, the number of values that are encoded."""
-        return -(-numel // self.block) * self.block
-
     def nbytes(self, padded: int) -> int:
-        """Return the bytes on the wire for `padded` values (whole blocks)."""
+        """See Codec."""
         return padded * self.width + (padded // self.block if self.block > 1 else 0)
 
     def room(self, padded: int) -> int:
-        """Return the bytes to reserve for `padded` values: `nbytes`, rounded up for alignment."""
+        """See Codec."""
         return -(-self.nbytes(padded) // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def add_costs(self, host: HostCosts) -> HostCosts:
-        """Return the host costs plus those of encoding and decoding each message and byte."""
+        """See Codec."""
         return replace(
             host,
             send_us=host.send_us + self.call_us[0],
@@ -107,6 +101,23 @@ class Codec:
             )
             values.view(-1, self.block).mul_(scale[:, None])
 
+    def list_buffers(self, program: Program, *, feedback: bool) -> BufferSizes:
+        """Return the sizes of the buffers, as Codec says.
+
+        They hold the bytes on the wire, the values before encoding, the rounded values, and the
+        rounding errors, in this order.
+        """
+        values = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
+        errors = program.work_numel if feedback else 0
+        return [
+            (program.wire_bytes, torch.uint8),
+            *((numel, torch.float32) for numel in (values, values, errors)),
+        ]
+
+    def open(self, sizes: BufferSizes, slicer: Slicer) -> EncodingBuffers:
+        """See Codec."""
+        return EncodingBuffers(self, sizes, slicer)
+
     def _exponents(self, largest: torch.Tensor) -> torch.Tensor:
         """Return the exponent of the least power of two that brings `largest` into the range.
 
@@ -144,7 +155,7 @@ def _make_codec(
     largest: float = 0.0,
     pack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     unpack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
-) -> Codec:
+) -> ScaledCodec:
     """Return a codec to `dtype`.
 
     It has blocks with a scale if `largest`, the format's largest value, is given.
@@ -161,7 +172,7 @@ def _make_codec(
         bits = int(torch.tensor(largest, dtype=torch.float32).view(torch.int32).item())
         offset = (bits >> _MANTISSA_BITS) - _BIAS
         carry = ~bits & ((1 << _MANTISSA_BITS) - 1)
-    return Codec(
+    return ScaledCodec(
         name,
         dtype.itemsize,
         BLOCK if largest else 1,
@@ -175,58 +186,25 @@ def _make_codec(
     )
 
 
-# Costs per message and per value, to encode and to decode (see Codec).
-CODECS: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (
-        _make_codec("fp16", torch.float16, 2**-11, (5, 3), (0.2, 0.1)),
-        _make_codec("bf16", torch.bfloat16, 2**-8, (5, 3), (0.2, 0.1)),
-        _make_codec(
-            "fp8", torch.float8_e4m3fn, 2**-4, (48, 29), (1.2, 0.5), 448.0, unpack=_unpack_e4m3
-        ),
-        _make_codec("fp8-e5m2", torch.float8_e5m2, 2**-3, (48, 16), (1.1, 0.7), 57344.0),
-        _make_codec("int8", torch.int8, 1 / 127, (48, 16), (0.8, 0.2), 127.0, pack=_pack_int8),
-    )
-}
+# Costs per message and per value, to encode and to decode (see ScaledCodec).
+FP16 = _make_codec("fp16", torch.float16, 2**-11, (5, 3), (0.2, 0.1))
+BF16 = _make_codec("bf16", torch.bfloat16, 2**-8, (5, 3), (0.2, 0.1))
+FP8 = _make_codec(
+    "fp8", torch.float8_e4m3fn, 2**-4, (48, 29), (1.2, 0.5), 448.0, unpack=_unpack_e4m3
+)
+FP8_E5M2 = _make_codec("fp8-e5m2", torch.float8_e5m2, 2**-3, (48, 16), (1.1, 0.7), 57344.0)
+INT8 = _make_codec("int8", torch.int8, 1 / 127, (48, 16), (0.8, 0.2), 127.0, pack=_pack_int8)
 
 
-def find_codec(name: str) -> Codec:
-    """Return the codec of a name; raise InputError if there is none."""
-    if name not in CODECS:
-        raise InputError(
-            f"compress={name!r}{suggest(name, CODECS)}: expected one of {', '.join(CODECS)}"
-        )
-    return CODECS[name]
+class EncodingBuffers(Encoding):
+    """A program's buffers for encoding, of `list_buffers`, cut from scratch memory."""
 
-
-def list_encoding_sizes(program: Program, *, feedback: bool) -> list[tuple[int, torch.dtype]]:
-    """Return the number of elements and the dtype of each buffer that a program needs for encoding.
-
-    They hold the bytes on the wire, the values before encoding, the rounded values, and the
-    rounding errors (no elements without error `feedback`), in this order.
-    """
-    values = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
-    errors = program.work_numel if feedback else 0
-    return [
-        (program.wire_bytes, torch.uint8),
-        *((numel, torch.float32) for numel in (values, values, errors)),
-    ]
-
-
-class EncodingBuffers:
-    """A program's buffers for encoding, of `list_encoding_sizes`, cut from scratch memory."""
-
-    def __init__(
-        self, codec: Codec, sizes: Sequence[tuple[int, torch.dtype]], slicer: Slicer
-    ) -> None:
+    def __init__(self, codec: ScaledCodec, sizes: BufferSizes, slicer: Slicer) -> None:
         self.codec = codec
         self.wire, self.values, self.rounded, self.errors = (slicer.take(*size) for size in sizes)
 
     def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
-        """Return a function that carries out the instruction `x` on the work buffer `work`.
-
-        All views are made once, here.
-        """
+        """See Encoding. All views are made once, here."""
 
         def slice_parts(of: torch.Tensor, rows: Sequence[tuple[Span, int]]) -> list[torch.Tensor]:
             return [of[span.start : span.start + span.length] for span, _ in rows]
@@ -262,7 +240,7 @@ class EncodingBuffers:
         return encode
 
     def make_decoder(self, x: Decode, staging: torch.Tensor) -> Callable[[], None]:
-        """Return a function that carries out the instruction `x`, which decodes into `staging`."""
+        """See Encoding."""
         wire = self.wire[x.message.start : x.message.start + x.message.length]
         values = staging[x.into.start : x.into.start + x.into.length]
         return lambda: self.codec.decode(wire, values)
