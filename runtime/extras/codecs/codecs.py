@@ -12,6 +12,7 @@ overflows from 65520 on.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -169,7 +170,7 @@ def _make_codec(
 
     offset = carry = 0
     if largest:  # exponent = (bits + carry >> 23) - offset, rounded up to hold the largest value
-        bits = int(torch.tensor(largest, dtype=torch.float32).view(torch.int32).item())
+        (bits,) = struct.unpack("<I", struct.pack("<f", largest))
         offset = (bits >> _MANTISSA_BITS) - _BIAS
         carry = ~bits & ((1 << _MANTISSA_BITS) - 1)
     return ScaledCodec(
