@@ -4,7 +4,8 @@ NCCL's trees have this shape inside a node. An allreduce adds each share up alon
 both ends to the middle, and sends the sum back; the shares are those at which the links carry most.
 The strategy offers these chains, pipelined, and fewer chains of equal shares. If chains alone are
 not proved to be the best, rings are tried too, and chains and rings side by side; the fastest
-combination is used. The orders and shares come from synth/channels.
+combination is used. (Side by side they carry more than either on some graphs, on no recorded
+machine so far.) The orders and shares come from synth/channels.
 """
 
 from collections import Counter
