@@ -30,10 +30,12 @@ from topoplan.extras import (
     MODES,
     NAMES,
     NETWORKS,
+    NOTEBOOKS,
     PLANS,
     RUNS,
     SCHEMAS,
     SOURCES,
+    WORDS,
     Extra,
     Names,
 )
@@ -45,6 +47,7 @@ from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.doctor.view import Check
 from topoplan.topo.errors import InputError, TopoplanError
+from topoplan.topo.notebook import Renderer
 
 
 def test_every_path_and_module_of_the_table_is_there() -> None:
@@ -71,6 +74,9 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     networks = Names(NETWORKS)
     assert all(callable(networks.find(name).join) for name in networks.describe())
     parsers = probe.build_parser(), build_parser(), build_run_parser()
+    notebooks = Names(NOTEBOOKS)
+    assert all(isinstance(notebooks.find(name), Renderer) for name in notebooks.describe())
+    assert all(callable(Names(WORDS).find(name)) for name in Names(WORDS).describe())
     codecs = Names(CODECS)
     assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
