@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .runtime.candidates import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
+    from .runtime.extras.device_mesh import device_mesh
     from .runtime.extras.helpers.new_group import new_group
     from .runtime.extras.joint.mesh import mesh_groups
     from .runtime.extras.mpi.launched import join_mpi
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .runtime.extras.reshard.transfer import Reshard, reshard
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
-    from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from .synth.extras.joint.calls import JointCall
     from .synth.extras.joint.plan import GroupPlan, JointPlan
     from .synth.extras.joint.synthesize import synthesize_joint
+    from .synth.extras.place.job import Job, Traffic
+    from .synth.extras.place.placement import Placement, Step
+    from .synth.extras.place.placing import place
+    from .synth.extras.place.proof.check import PlaceBound
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
     from .synth.ksync.pareto import ParetoRow
     from .synth.numeric.effort import Effort
-    from .synth.place.job import Job, Traffic
-    from .synth.place.placement import Placement, Step
-    from .synth.place.placing import place
-    from .synth.place.proof.check import PlaceBound
     from .synth.plan import Entry, Plan
     from .synth.planner.api import pareto, synthesize, verify
     from .synth.planner.front import ParetoFront
@@ -102,13 +102,10 @@ _HOMES = {
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
-    "Job": "synth.place.job",
     "Link": "topo.devices",
     "Note": "topo.notes",
     "ParetoFront": "synth.planner.front",
     "ParetoRow": "synth.ksync.pareto",
-    "PlaceBound": "synth.place.proof.check",
-    "Placement": "synth.place.placement",
     "Plan": "synth.plan",
     "PlanMismatchError": "topo.errors",
     "Plans": "runtime.backend.options",
@@ -117,13 +114,11 @@ _HOMES = {
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
     "SizeSummary": "runtime.summaries.summary",
-    "Step": "synth.place.placement",
     "StrategyError": "topo.errors",
     "Summary": "runtime.summaries.summary",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
-    "Traffic": "synth.place.job",
     "Transfer": "synth.ir.transfers",
     "Transfers": "synth.ir.transfers",
     "Transport": "runtime.ranks.transport",
@@ -132,11 +127,9 @@ _HOMES = {
     "backend_options": "runtime.backend.options",
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
-    "device_mesh": "runtime.ranks.mesh",
     "load": "topo.loader.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "pareto": "synth.planner.api",
-    "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
     "reconfigure": "runtime.backend.reconfigure",
     "reconfigure_handle": "runtime.backend.reconfigure",

@@ -22,6 +22,9 @@ The groups, and what an entry of each is:
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for its
   --NAME; the line about it is the option's help. Only the extras here add.
+- `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
+  or None, to draw beside the plan's; only the extras here add.
+- `promises`: a Promise (synth/promise.py), for the option of its name; only the extras here add.
 - `explanations`: a function that returns an ExplanationPart (synth/explanation_part.py), for
   `topo-synth --explain`; NAME is its key in the JSON.
 - `examples`: no module but the command in whose help the command line NAME is an example;
@@ -59,6 +62,7 @@ FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 WORDS, NOTEBOOKS = "words", "notebooks"
+CURVES, PROMISES = "curves", "promises"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -124,6 +128,68 @@ EXTRAS = (
         },
     ),
     Extra(
+        "stock",
+        ("synth/extras/stock", "tests/extras/stock"),
+        {
+            CURVES: {
+                "stock": (
+                    "synth.extras.stock.curve:draw_stock",
+                    "stock NCCL or RCCL by a model (else a ring in rank order)",
+                )
+            }
+        },
+    ),
+    Extra(
+        "nccl-files",
+        (
+            *("synth/extras/nccl_files", "tests/extras/nccl_files"),
+            *("benchmarks/nccl_graphs.py", "benchmarks/rccl_graphs.py"),
+        ),
+        {
+            FILES: {
+                "nccl-graph": (
+                    "synth.extras.nccl_files.formats:NCCL_GRAPH",
+                    "(also by -o FILE.xml) rings and chains for NCCL_GRAPH_FILE",
+                ),
+                "rccl-env": (
+                    "synth.extras.nccl_files.formats:RCCL_ENV",
+                    "RCCL_TREES, with rings beside them in FILE.xml for -o FILE",
+                ),
+                "nccl-tuner": (
+                    "synth.extras.nccl_files.formats:NCCL_TUNER",
+                    "the table of NVIDIA's example tuner plugin",
+                ),
+            },
+            EXAMPLES: {
+                "topo-synth all_reduce topo.xml --format nccl-graph": (
+                    "topo-synth",
+                    "rings and chains for NCCL_GRAPH_FILE",
+                )
+            },
+        },
+        needs=("stock",),
+    ),
+    Extra(
+        "reproducible",
+        ("synth/extras/reproducible", "tests/extras/reproducible"),
+        {
+            PROMISES: {
+                "reproducible": (
+                    "synth.extras.reproducible.promise:REPRODUCIBLE",
+                    "add every element up in one bracketing of ranks, in all schedules of the "
+                    "plan: its bits then depend neither on the buffer's size nor on its place in "
+                    "it",
+                )
+            },
+            EXAMPLES: {
+                "topo-synth allreduce dgx1 --reproducible": (
+                    "topo-synth",
+                    "the same bits for an element in buffers of all sizes",
+                )
+            },
+        },
+    ),
+    Extra(
         "notebooks",
         ("synth/extras/notebooks.py", "topo/extras/notebooks.py", "tests/extras/notebooks"),
         {
@@ -134,6 +200,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
+        needs=("report",),
     ),
     Extra(
         "native",
@@ -320,7 +387,7 @@ EXTRAS = (
             EXPLANATIONS: {
                 "cables": (
                     "synth.extras.cables.next_cable:explain_cables",
-                    "what one more cable would change",
+                    "between hosts that cables join: which one more cable helps most",
                 )
             },
             NETWORKS: {
@@ -348,6 +415,7 @@ EXTRAS = (
                 ),
             },
         },
+        needs=("stock",),
     ),
     Extra(
         "emulate",
@@ -366,6 +434,62 @@ EXTRAS = (
                 )
             }
         },
+    ),
+    Extra(
+        "place",
+        (
+            *("synth/extras/place", "runtime/extras/device_mesh.py", "cli/extras/place.py"),
+            *("tests/extras/place", "tests/ranks/place.py", "benchmarks/place.py"),
+        ),
+        {
+            COMMANDS: {
+                "place": (
+                    "cli.extras.place",
+                    "choose the GPU of each rank, with a bound on any order",
+                )
+            },
+            EXPLANATIONS: {
+                "rank_order": (
+                    "synth.extras.place.explain:explain_order",
+                    "whether the stock collective would be faster in another order of ranks",
+                )
+            },
+            NAMES: {
+                "Job": ("synth.extras.place.job:Job", "a job's dimensions and traffic"),
+                "PlaceBound": ("synth.extras.place.proof.check:PlaceBound", "a bound on orders"),
+                "Placement": ("synth.extras.place.placement:Placement", "an order of ranks"),
+                "Step": ("synth.extras.place.placement:Step", "a phase of a placed job"),
+                "Traffic": ("synth.extras.place.job:Traffic", "what a dimension sends"),
+                "device_mesh": ("runtime.extras.device_mesh:device_mesh", "a placed DeviceMesh"),
+                "place": ("synth.extras.place.placing:place", "chooses the GPU of each rank"),
+            },
+        },
+    ),
+    Extra(
+        "judge",
+        (
+            *("synth/extras/judge", "cli/extras/judge.py", "tests/extras/judge"),
+            *("tests/judge_options.py", "benchmarks/judge_graphs.py", "benchmarks/published.py"),
+        ),
+        {
+            COMMANDS: {
+                "judge": (
+                    "cli.extras.judge",
+                    "compare logs and measurements of what runs today with the bound",
+                )
+            }
+        },
+        needs=("nccl-files", "place"),
+    ),
+    Extra(
+        "report",
+        ("synth/extras/report", "cli/extras/report.py", "tests/extras/report"),
+        {
+            COMMANDS: {
+                "report": ("cli.extras.report", "write an HTML page about a machine or a plan")
+            }
+        },
+        needs=("stock",),
     ),
     Extra(
         "reshard",

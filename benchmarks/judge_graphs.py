@@ -27,10 +27,10 @@ _WITHIN = 0.005
 
 
 def main() -> int:
-    from topoplan.synth.judge.judging import Judge
-    from topoplan.synth.judge.machine import Machines
-    from topoplan.synth.judge.rates import RINGS, TREES
-    from topoplan.synth.judge.readers.detect import read_file
+    from topoplan.synth.extras.judge.judging import Judge
+    from topoplan.synth.extras.judge.machine import Machines
+    from topoplan.synth.extras.judge.rates import RINGS, TREES
+    from topoplan.synth.extras.judge.readers.detect import read_file
 
     if not GRAPHS.is_dir():
         print(f"{GRAPHS} is not here")

@@ -27,7 +27,7 @@ from wire_speed import MACHINES, run, synthesize_to_file, topo
 
 from topoplan.cli.run import build_parser
 from topoplan.runtime.extras.emulate import blueprint, parse_rate
-from topoplan.synth.place.placing import place
+from topoplan.synth.extras.place.placing import place
 from topoplan.synth.plan import Plan
 from topoplan.topo.loader.resolve import resolve
 

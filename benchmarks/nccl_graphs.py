@@ -26,12 +26,12 @@ from typing import Any
 from harness import Results, Table, add_sample, make_parser
 from single_path import MACHINES, SHARED, open_machine
 
-from topoplan.synth.export.choice import ChosenGraphs, choose_graphs
-from topoplan.synth.export.graph_file import NEWEST
-from topoplan.synth.export.guard import BETWEEN_CPUS, WORTH_WRITING
+from topoplan.synth.extras.nccl_files.choice import ChosenGraphs, choose_graphs
+from topoplan.synth.extras.nccl_files.guard import BETWEEN_CPUS, WORTH_WRITING
+from topoplan.synth.extras.stock.model import NotModelled
+from topoplan.synth.extras.stock.nccl_version import NEWEST
 from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.stock.model import NotModelled
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import load_for_planning

@@ -27,12 +27,12 @@ from pathlib import Path
 from harness import make_parser
 from wire_speed import run, topo
 
-from topoplan.synth.place.job import read_job
-from topoplan.synth.place.placement import Placement
-from topoplan.synth.place.placing import place
-from topoplan.synth.place.proof.bound import find_bound
-from topoplan.synth.place.proof.check import check_place_bound
-from topoplan.synth.place.tiers import find_tiers
+from topoplan.synth.extras.place.job import read_job
+from topoplan.synth.extras.place.placement import Placement
+from topoplan.synth.extras.place.placing import place
+from topoplan.synth.extras.place.proof.bound import find_bound
+from topoplan.synth.extras.place.proof.check import check_place_bound
+from topoplan.synth.extras.place.tiers import find_tiers
 from topoplan.topo.derived.forwarding import Forwarding
 from topoplan.topo.derived.hosts import group_by_host
 from topoplan.topo.derived.route_table import RouteTable

@@ -25,10 +25,10 @@ from pathlib import Path
 from harness import make_parser
 
 from topoplan.synth.bounds.cuts import cut_bound
+from topoplan.synth.extras.judge.options import find_limits
+from topoplan.synth.extras.stock.model import StockModel, model_stock
+from topoplan.synth.extras.stock.on_paper import StockRate, rate_stock
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.judge.options import find_limits
-from topoplan.synth.stock.model import StockModel, model_stock
-from topoplan.synth.stock.on_paper import StockRate, rate_stock
 from topoplan.topo.graph import Device, InNetwork, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load_for_planning
 

@@ -26,14 +26,14 @@ from harness import Results, Table, add_sample, make_parser
 from single_path import SHARED
 
 from topoplan.synth.channels.channels import CHAIN, RING
-from topoplan.synth.export.guard import BETWEEN_CPUS
-from topoplan.synth.export.rccl_choice import choose_rccl_graphs, list_rccl_json
-from topoplan.synth.export.rccl_guard import CHAIN_SHARE
+from topoplan.synth.extras.nccl_files.guard import BETWEEN_CPUS
+from topoplan.synth.extras.nccl_files.rccl_choice import choose_rccl_graphs, list_rccl_json
+from topoplan.synth.extras.nccl_files.rccl_guard import CHAIN_SHARE
+from topoplan.synth.extras.stock.model import rate_orders
+from topoplan.synth.extras.stock.rccl import RcclHost
+from topoplan.synth.extras.stock.rccl_search import find_rccl_rings_without_table
 from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.stock.model import rate_orders
-from topoplan.synth.stock.rccl import RcclHost
-from topoplan.synth.stock.rccl_search import find_rccl_rings_without_table
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology

@@ -24,7 +24,7 @@ from typing import Any
 from harness import make_parser
 
 from topoplan.cli.commands import import_command
-from topoplan.synth.place.placing import place
+from topoplan.synth.extras.place.placing import place
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 

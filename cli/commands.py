@@ -25,16 +25,11 @@ if TYPE_CHECKING:
             """Return the parser of its arguments, which has its help."""
 
 
-# Each in a module of its name in this folder. Extras' commands are listed between these two.
+# Each in a module of its name in this folder.
 _CORE = {
     "probe": "show a machine's topology, check it, measure its links",
     "synth": "synthesize a plan for a collective on a topology, with its bound",
     "run": "run plans on real processes, beside the stock collectives",
-}
-_BESIDE = {
-    "judge": "compare logs and measurements of what runs today with the bound",
-    "place": "choose the GPU of each rank, with a bound on any order",
-    "report": "write an HTML page about a machine or a plan",
 }
 COMPLETION = "completion"
 _COMPLETION = "print the script that lets a shell complete these commands"
@@ -42,7 +37,7 @@ _COMPLETION = "print the script that lets a shell complete these commands"
 
 def list_commands() -> dict[str, str]:
     """Return the line about each command that is here, by name; other packages' are left out."""
-    return {**_CORE, **Names(COMMANDS).describe(), **_BESIDE, COMPLETION: _COMPLETION}
+    return {**_CORE, **Names(COMMANDS).describe(), COMPLETION: _COMPLETION}
 
 
 def list_own() -> list[str]:
@@ -67,7 +62,7 @@ def import_command(name: str) -> Command:
     """
     command: Command = (
         import_module(f".{name}", __package__)
-        if name in (*_CORE, *_BESIDE, COMPLETION, "topoplan")
+        if name in (*_CORE, COMPLETION, "topoplan")
         else Names(COMMANDS).find(name)
     )
     return command

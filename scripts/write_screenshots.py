@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from topoplan.synth.report.gather import gather_report
-from topoplan.synth.report.page import write_page
+from topoplan.synth.extras.report.gather import gather_report
+from topoplan.synth.extras.report.page import write_page
 from topoplan.topo.loader.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[1]

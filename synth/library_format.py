@@ -1,18 +1,17 @@
 """Files that tune other libraries to a topology: what one is, and how extras add more.
 
-They add them to the group `files` (extras.py at the root); those of the core are in export/formats.
+They add them to the group `files` (extras.py at the root).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..topo.routes import Router
     from .bounds.single_path import Bounds
-    from .export.graph_file import NcclVersion
     from .ir.collective import Collective
     from .numeric.effort import Effort
 
@@ -47,14 +46,22 @@ class Export:
 class LibraryRequest:
     """A file that is wanted: the collective, the routes of the topology, and the effort to spend.
 
-    `version` is that of NCCL. With `guard` a file that should not be used has a `reason`.
+    `version` is that of NCCL as the user gave it, such as "2.21"; None for the newest. The file is
+    for buffers of `size_bytes` in jobs of `hosts` hosts like the topology. With `guard` a file that
+    should not be used has a `reason`. `measured` are measurements for tuners, `beside_path` is
+    where a second file will be.
     """
 
     collective: Collective
     router: Router
     effort: Effort
-    version: NcclVersion
+    progress: Callable[[str], None] | None
+    version: str | None
+    size_bytes: int
+    hosts: int = 1
     guard: bool = True
+    measured: Sequence[str] = ()
+    beside_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,11 @@ class LibraryFormat:
 
     It raises InfeasibleError or InputError if the format cannot express it. `beside` is how the
     name of a second file goes on after that of the first one, "" if there is none. `options` are
-    those of topo-synth's options for such files that it takes: --nccl-version, --no-guard.
+    those of topo-synth's options for such files that it takes: --nccl-version, --no-guard, --hosts,
+    --measured. `suffix` is that of files which have this format without being asked for.
     """
 
     write: Callable[[LibraryRequest], Export]
     beside: str = ""
     options: tuple[str, ...] = ()
+    suffix: str = ""

@@ -12,15 +12,15 @@ import pytest
 from patience import PLANNING_S
 from unhurried import make_effort
 
-from topoplan.synth.ir.collective import Collective
-from topoplan.synth.judge import judging, options
-from topoplan.synth.judge.options import (
+from topoplan.synth.extras.judge import judging, options
+from topoplan.synth.extras.judge.options import (
     Limits,
     Options,
     find_limits,
     find_options,
     find_part_limits,
 )
+from topoplan.synth.ir.collective import Collective
 from topoplan.topo.routes import Router
 
 _ROUTERS: dict[str, Router] = {}

@@ -37,7 +37,7 @@ _SERVER = multiprocessing.get_context("forkserver")
 _COMMANDS = [
     "examples.lab.command",
     "topoplan.cli.probe",
-    "topoplan.cli.report",
+    "topoplan.cli.extras.report",
     "topoplan.cli.run",
     "topoplan.cli.synth",
 ]

@@ -25,7 +25,7 @@ from topoplan.runtime.program.instructions import (
     Program,
     Span,
 )
-from topoplan.synth.reproducible.bracket import Bracket, parse_bracket
+from topoplan.synth.extras.reproducible.bracket import Bracket, parse_bracket
 
 Array = np.ndarray
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")

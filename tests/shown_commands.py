@@ -143,7 +143,7 @@ def _without_ranks() -> Iterator[None]:
     and end there with 0.
     """
     from topoplan.runtime.ranks import launch
-    from topoplan.synth.judge import judging
+    from topoplan.synth.extras.judge import judging
 
     with contextlib.ExitStack() as patches:
         for where, what, instead in (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...synth.fault_text import LOST, describe_fault, describe_worth
 from ...synth.ir.collective import spell_ranks
-from ...synth.report.recoveries import LOST, describe_fault, describe_worth
 from ...synth.sizes import show_size
 from ...topo.output_head import output_head
 from ...topo.pictures.fit import choose_columns, wrap_line

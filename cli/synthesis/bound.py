@@ -1,4 +1,4 @@
-"""topo-synth --bound-only and --format: bounds without a plan, and files for NCCL and RCCL."""
+"""topo-synth --bound-only and --format: bounds without a plan, and files for other libraries."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from ...synth.bounds.multipath import check_connected
 from ...synth.bounds.single_path import Bounds, find_bounds
 from ...synth.describe import assumption_lines, bounds_text, help_lines
 from ...synth.groups.ranks import group_on
+from ...synth.library_format import LibraryFormat, LibraryRequest
 from ...synth.numeric.effort import Effort
 from ...topo.clock import limit_time
 from ...topo.derived.degrade import Change, degrade
@@ -22,7 +23,7 @@ from ...topo.printable import printable_lines
 from ..shared.outputs import write_extra
 from ..shared.progress import Say
 from .job import SynthRun, bound_json
-from .options import CORE_FORMATS, LIBRARY_FORMATS
+from .options import LIBRARY_FORMATS
 
 # With more GPUs, the bound with the help of ranks that were left out takes too long.
 _MAX_HELPED_RANKS = 128
@@ -131,39 +132,28 @@ def find_lost_help(job: SynthRun, say: Say) -> None:
 
 
 def run_export(job: SynthRun) -> None:
-    """Write the file for NCCL or RCCL that --format requests to the path of -o, or print it."""
-    from ...synth.export.formats import BESIDE, export
-    from ...synth.export.graph_file import NEWEST, parse_nccl_version
-    from ...synth.library_format import LibraryFormat, LibraryRequest
-
+    """Write the file for another library that --format requests to the path of -o, or print it."""
     args = job.args
-    version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST
-    added: LibraryFormat | None = None
-    if args.format not in CORE_FORMATS:
-        added = LIBRARY_FORMATS.find(args.format)
-    suffix = BESIDE.get(args.format) if added is None else added.beside
-    beside_path = str(Path(f"{args.output}{suffix}").resolve()) if args.output and suffix else None
+    format: LibraryFormat = LIBRARY_FORMATS.find(args.format)
+    beside_path: str | None = None
+    if args.output and format.beside:
+        beside_path = str(Path(f"{args.output}{format.beside}").resolve())
     with job.search() as say:
         effort = Effort(args.time_limit)
-        if added is not None:
-            wanted = LibraryRequest(
-                job.collective, job.router, effort, version, guard=not args.no_guard
-            )
-            made = added.write(wanted)
-        else:
-            made = export(
-                args.format,
+        made = format.write(
+            LibraryRequest(
                 job.collective,
                 job.router,
                 effort,
                 say,
-                version=version,
-                measured=args.measured,
-                size_bytes=job.size,
-                guard=not args.no_guard,
-                beside_path=beside_path,
-                hosts=args.hosts or 1,
+                args.nccl_version,
+                job.size,
+                args.hosts or 1,
+                not args.no_guard,
+                args.measured,
+                beside_path,
             )
+        )
         job.cut_short += effort.cut_short
     if made.reason is None:
         done = f"{args.format} written to FILE"

@@ -1,4 +1,4 @@
-"""topo-synth --explain: print the bottleneck, the links to improve first, and a rank order."""
+"""topo-synth --explain: print the bottleneck, the links to improve first, and what extras add."""
 
 from __future__ import annotations
 
@@ -22,21 +22,15 @@ if TYPE_CHECKING:
 
     from ...synth.bounds.certificate import Bound
     from ...synth.explanation_part import Explain, ExplanationPart
-    from ...synth.place.placement import Placement
 
-# Limits of the search for a rank order in which the stock collective is faster: number of GPUs, and
-# seconds. They are low because the result is only one line of the explanation.
-_MAX_ORDERED_RANKS, _ORDERING_S = 128, 10.0
 # Most links to improve to list: about a screenful.
 _MAX_LISTED = 8
-# Most characters of a rank order that still fit on its line.
-_MAX_ORDER = 60
 
 
 def run(job: SynthRun) -> None:
     """Synthesize a plan with every strategy, print it, and explain its limits.
 
-    These are the bottleneck, the links to improve first, and a better rank order, if there is one.
+    These are the bottleneck, the links to improve first, and what extras have to say.
     """
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
@@ -50,15 +44,10 @@ def run(job: SynthRun) -> None:
             worth = find_worth(result.plan, result.candidates, job.size, effort, say)
         parts = dict(_explain_more(job, result.plan.bound_one_way, effort))
         job.cut_short += effort.cut_short
-        placement = _try_orders(job)
     fields = explanation.to_json()
     if worth is not None:
         fields["helpers"] = worth.to_json()
     fields |= {name: part.to_json() for name, part in parts.items()}
-    if placement is not None:
-        whole = placement.to_json()
-        names = ("order", "for", "time_s", "given_time_s", "gain", "optimal")
-        fields["rank_order"] = {name: whole[name] for name in names}
 
     def section(console: Console) -> None:
         print_lines(console, f"bottleneck: {explanation.bottleneck}")
@@ -68,8 +57,6 @@ def run(job: SynthRun) -> None:
             print_lines(console, *_list_worth(worth, has_helpers=bool(result.plan.helpers)))
         for part in parts.values():
             print_lines(console, *part.list_lines())
-        if placement is not None:
-            print_lines(console, _order_text(placement))
 
     report(job, result, healthy, with_forests=True, more_json={"explain": fields}, more=section)
 
@@ -84,45 +71,6 @@ def _explain_more(
         part = explain_part(job.topology, job.collective, bound, effort)
         if part is not None:
             yield name, part
-
-
-def _try_orders(job: SynthRun) -> Placement | None:
-    """Return the rank order in which the stock collective is fastest.
-
-    The result is None if there is no model of the collective, if the machine is too large, or if
-    not all its GPUs take part.
-    """
-    from ...synth.place.job import STOCK
-    from ...synth.place.kinds import COLLECTIVES
-    from ...synth.place.placing import place
-
-    too_many = len(job.topology.ranks) > _MAX_ORDERED_RANKS
-    if too_many or not job.collective.has_all_gpus or job.collective.name not in COLLECTIVES:
-        return None
-    return place(
-        job.topology,
-        # Bandwidths alone decide which order is fastest, so any large size will do.
-        traffic=f"all={job.collective.name}:1G",
-        target=STOCK,
-        time_limit_s=_ORDERING_S,
-    )
-
-
-def _order_text(placement: Placement) -> str:
-    """Return a line on the gain of the stock collective from another rank order.
-
-    It does not apply to plans, which use the given order.
-    """
-    if placement.gain <= 1:
-        sure = "no other order makes gloo's own algorithm faster (proved)"
-        unsure = "found no other order that makes gloo's own algorithm faster"
-        return f"rank order: {sure if placement.is_optimal else unsure}"
-    order = ",".join(map(str, placement.order))
-    listed = f": {order}" if len(order) <= _MAX_ORDER else ""
-    return (
-        f"rank order: gloo's own algorithm is {float(placement.gain):.2f} times as fast in another "
-        f"one{listed} (topo-place --for stock)"
-    )
 
 
 def _list_worth(worth: HelpersWorth, *, has_helpers: bool) -> list[str]:

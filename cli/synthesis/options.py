@@ -6,7 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ...extras import EXPORTS, FILES, MODES, WORDS, Names
+from ...extras import (
+    CURVES,
+    EXPLANATIONS,
+    EXPORTS,
+    FILES,
+    MODES,
+    PROMISES,
+    WORDS,
+    Names,
+)
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
@@ -25,11 +34,8 @@ DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 PLAN = "plan"
-# Formats for other programs: files that tune libraries, those of the core and those of extras, and
-# those of extras that hold a schedule of the plan.
-CORE_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner")
-# Which of the options for such files each of the core's takes.
-_CORE_OPTIONS = {"nccl-graph": ("--nccl-version", "--no-guard"), "rccl-env": ("--no-guard",)}
+# Formats for other programs, of extras: files that tune libraries, and those that hold one of the
+# plan's schedules.
 LIBRARY_FORMATS = Names(FILES)
 SCHEDULE_FORMATS = Names(EXPORTS)
 # Options of extras that do something else with the topology; refused where their extra is not here.
@@ -72,14 +78,6 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-synth allreduce mesh:2x2 --spare links -o spared.json",
         "with plans for the loss of each link, to go on with",
     ),
-    (
-        "topo-synth allreduce dgx1 --reproducible",
-        "the same bits for an element in buffers of all sizes",
-    ),
-    (
-        "topo-synth all_reduce topo.xml --format nccl-graph",
-        "rings and chains for NCCL_GRAPH_FILE",
-    ),
     *list_examples(PROG),
     (
         "topo-synth alltoallv two-hosts.json --traffic bytes.csv",
@@ -105,7 +103,7 @@ class _Formats:
         return not is_of_schedules(name) or name in SCHEDULE_FORMATS
 
     def __iter__(self) -> Iterator[str]:
-        yield from (PLAN, *CORE_FORMATS)
+        yield PLAN
         yield from LIBRARY_FORMATS
         yield from SCHEDULE_FORMATS
 
@@ -242,16 +240,18 @@ def build_parser() -> Parser:
     add(
         "--explain",
         action="store_true",
-        help="show the bottleneck, what every strategy reaches at 8 sizes, and which links to "
-        "improve first (between hosts that cables join: which one more cable helps most); and "
-        "whether the stock collective would be faster in another order "
-        "of ranks",
+        help="; ".join(
+            (
+                "show the bottleneck, what every strategy reaches at 8 sizes, and which links to "
+                "improve first",
+                *Names(EXPLANATIONS).describe().values(),
+            )
+        ),
     )
     add(
         "--reproducible",
         action="store_true",
-        help="add every element up in one bracketing of ranks, in all schedules of the plan: "
-        "its bits then depend neither on the buffer's size nor on its place in it",
+        help=Names(PROMISES).describe().get("reproducible", argparse.SUPPRESS),
     )
     add(
         "--spare",
@@ -272,37 +272,44 @@ def build_parser() -> Parser:
         "--format",
         metavar="FORMAT",
         choices=_Formats(),
-        help="plan (default); nccl-graph (also by -o FILE.xml): rings and chains for "
-        "NCCL_GRAPH_FILE; rccl-env: RCCL_TREES, with rings beside them in FILE.xml for -o FILE; "
-        "nccl-tuner: the table of NVIDIA's example tuner plugin"
-        f"{_describe_added_formats()}",
+        help=f"plan (default){_describe_added_formats()}",
     )
     add(
         "--nccl-version",
         metavar="V",
-        help=f"with {' and '.join(_list_taking('--nccl-version'))}: the NCCL in use, such as 2.21 "
-        "(default: the newest); older ones take fewer channels, and do not start on all machines",
+        help=_of_formats(
+            "--nccl-version",
+            "the NCCL in use, such as 2.21 (default: the newest); older ones take fewer channels, "
+            "and do not start on all machines",
+        ),
     )
     add(
         "--hosts",
         type=int,
         metavar="N",
-        help="with nccl-graph: write the file for jobs of N hosts like the topology, which has the "
-        "NICs (default: one host)",
+        help=_of_formats(
+            "--hosts",
+            "write the file for jobs of N hosts like the topology, which has the NICs (default: "
+            "one host)",
+        ),
     )
     add(
         "--no-guard",
         action="store_true",
-        help=f"with {', '.join(_list_taking('--no-guard'))}: write the file even where stock NCCL "
-        "or RCCL may be as fast, or does not start with it",
+        help=_of_formats(
+            "--no-guard",
+            "write the file even where stock NCCL or RCCL may be as fast, or does not start with "
+            "it",
+        ),
     )
     add(
         "--measured",
         action="append",
         default=[],
         metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE",
-        help="with nccl-tuner: what topo-run --stock --json printed with these forced; may be "
-        "repeated",
+        help=_of_formats(
+            "--measured", "what topo-run --stock --json printed with these forced; may be repeated"
+        ),
     )
     add("--json", action="store_true", help="one JSON object on standard output")
     add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
@@ -315,8 +322,9 @@ def build_parser() -> Parser:
     add(
         "--plot",
         **OUTPUT,
-        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan, stock "
-        "NCCL or RCCL by a model (else a ring in rank order), the bound; with --pareto: the front",
+        help="write curves of bandwidth against size as .svg, .png or .pdf: "
+        + ", ".join(("the plan", *Names(CURVES).describe().values(), "the bound"))
+        + "; with --pareto: the front",
     )
     add_csv(parser, "the table's rows (with --pareto: the front's)")
     add_force(parser, "--trace", "--plot", "--csv")
@@ -327,7 +335,7 @@ def is_of_schedules(name: object) -> bool:
     """Return whether a value of --format is that of a schedule, if any: no plan, and no file for a
     library.
     """
-    if name in (PLAN, *CORE_FORMATS) or name in LIBRARY_FORMATS.describe():
+    if name == PLAN or name in LIBRARY_FORMATS.describe():
         return False
     return name in SCHEDULE_FORMATS.describe() or name not in LIBRARY_FORMATS
 
@@ -344,14 +352,26 @@ def _describe_added_formats() -> str:
 
 def _takes(name: str, option: str) -> bool:
     """Return whether a value of --format is that of a file which an option is for."""
-    if name in (PLAN, *CORE_FORMATS):
-        return option in _CORE_OPTIONS.get(name, ())
-    return not is_of_schedules(name) and option in LIBRARY_FORMATS.find(name).options
+    if name == PLAN or is_of_schedules(name):
+        return False
+    return option in LIBRARY_FORMATS.find(name).options
 
 
 def _list_taking(option: str) -> list[str]:
     """Return the formats that an option is for, but those of other packages."""
-    return [x for x in (*CORE_FORMATS, *LIBRARY_FORMATS.describe()) if _takes(x, option)]
+    return [name for name in LIBRARY_FORMATS.describe() if _takes(name, option)]
+
+
+def _of_formats(option: str, what: str) -> str:
+    """Return the help of an option that some formats take; none if none of them is here."""
+    names = _list_taking(option)
+    return f"with {', '.join(names)}: {what}" if names else argparse.SUPPRESS
+
+
+def _list_suffixes() -> dict[str, str]:
+    """Return the formats that the suffix of a file's name implies."""
+    suffixes = {LIBRARY_FORMATS.find(name).suffix: name for name in LIBRARY_FORMATS.describe()}
+    return {".json": PLAN, **{suffix: name for suffix, name in suffixes.items() if suffix}}
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -360,7 +380,7 @@ def check_options(args: argparse.Namespace) -> None:
     `args.collective` and `args.topology` are set from the arguments without an option.
     """
     _settle_request(args)
-    args.format = choose_format(args, {".json": PLAN, ".xml": "nccl-graph"}, PLAN, args.format)
+    args.format = choose_format(args, _list_suffixes(), PLAN, args.format)
     if Path(args.trace or "").suffix.lower() != ".json":
         check_pictures(args, "trace")
     check_pictures(args, "plot")
@@ -377,8 +397,8 @@ def check_options(args: argparse.Namespace) -> None:
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; expected at least {least}")
     _check_combinations(args)
-    # For ASTRA-sim -o is the beginning of several names.
-    outputs = () if args.format == "astra-sim" else ("output",)
+    # In formats of schedules -o may be the beginning of several names.
+    outputs = () if is_of_schedules(args.format) else ("output",)
     check_outputs(args, *outputs, "trace", "plot", "csv")
 
 
@@ -547,27 +567,19 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --format {args.format}: that format is for whole machines; leave one of "
             "them out",
         ),
-        (
-            _given({"--hosts": args.hosts}),
-            args.format != "nccl-graph",
-            "{} without --format nccl-graph: it has no effect then; leave it out",
-        ),
-        (
-            _given({"--nccl-version": args.nccl_version}),
-            not _takes(args.format, "--nccl-version"),
-            f"{{}} without --format {' or '.join(_list_taking('--nccl-version'))}: it has no "
-            "effect then; leave it out",
-        ),
-        (
-            _given({"--no-guard": args.no_guard}),
-            not _takes(args.format, "--no-guard"),
-            f"{{}} without --format {' or '.join(_list_taking('--no-guard'))}: it has no effect "
-            "then; leave it out",
-        ),
-        (
-            _given({"--measured": args.measured}),
-            args.format != "nccl-tuner",
-            "{} without --format nccl-tuner: it has no effect then; leave it out",
+        *(
+            (
+                _given({option: value}),
+                not _takes(args.format, option),
+                f"{{}} without --format {' or '.join(_list_taking(option))}: it has no effect "
+                "then; leave it out",
+            )
+            for option, value in (
+                ("--hosts", args.hosts),
+                ("--nccl-version", args.nccl_version),
+                ("--no-guard", args.no_guard),
+                ("--measured", args.measured),
+            )
         ),
         (
             _given({"-o": args.output, **files}),

@@ -128,7 +128,7 @@ def report(
             print_lines(console, what + reason, style="dim")
 
     def curves() -> str:
-        from ...synth.report.curves import draw_plan_alone
+        from ...synth.pictures.plan_curves import draw_plan_alone
 
         return draw_plan_alone(plan)
 

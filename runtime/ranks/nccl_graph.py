@@ -10,17 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...synth.export.formats import NCCL_GRAPH, export
-from ...synth.export.graph_check import check_graph_file
-from ...synth.export.graph_file import (
+from ...synth.extras.nccl_files.export import NCCL_GRAPH, export
+from ...synth.extras.nccl_files.graph_check import check_graph_file
+from ...synth.extras.nccl_files.graph_file import (
     MAX_CHARACTERS,
-    NEWEST,
     GraphFile,
     looks_like_graph_file,
-    parse_nccl_version,
     read_graph_file,
 )
-from ...synth.export.nccl_graph import COLLECTIVES
+from ...synth.extras.nccl_files.nccl_graph import COLLECTIVES
+from ...synth.extras.stock.nccl_version import NEWEST, parse_nccl_version
 from ...synth.numeric.effort import USUAL_LIMIT_S, Effort
 from ...synth.plan import Plan
 from ...synth.planner.synthesize import collective_on

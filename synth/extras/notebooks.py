@@ -16,12 +16,12 @@ from ..describe import (
 from ..ir.schedule import Schedule
 from ..pictures.drawing import STYLE
 from ..pictures.front import draw_front
+from ..pictures.plan_curves import draw_plan_alone
 from ..pictures.timeline import MAX_ROWS, draw_timeline
 from ..plan import Plan
 from ..planner.front import ParetoFront
-from ..report.curves import draw_plan_alone
-from ..report.html import make_details, make_figure, make_paragraph, make_table
-from ..report.plans import draw_schedule, list_entries
+from .report.html import make_details, make_figure, make_paragraph, make_table
+from .report.plans import draw_schedule, list_entries
 
 # Most transfers of a timeline: more are a matter of seconds, for a picture that nothing shows in.
 _MAX_TRANSFERS = 60_000

@@ -22,11 +22,12 @@ from ..bounds.single_path import Bounds
 from ..demands.demands import Demands
 from ..ir.collective import Collective, spell_ranks
 from ..numeric.effort import USUAL_LIMIT_S, Effort
+from ..promise import Costed
 from ..request import Request, TreeLimits
 from ..strategies import packing
 from .demands import synthesize_demands
 from .names import AUTO
-from .synthesize import Costed, Synthesis, cost_all, plan_of, synthesize
+from .synthesize import Synthesis, cost_all, plan_of, synthesize
 
 # Work for packing, in seconds of an idle core.
 _PACKING_WORK_S = 30.0

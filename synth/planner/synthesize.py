@@ -11,6 +11,7 @@ from math import ceil
 from operator import le
 from typing import Any
 
+from ...extras import PROMISES, Names
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.grouping import group_by_key
@@ -33,10 +34,9 @@ from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..packing.survey import survey
 from ..plan import Entry, Plan
-from ..reproducible.build import build_reproducible, choose_bracketing
-from ..reproducible.fitting import NAME as BRACKETED
+from ..promise import Costed, Promise
 from ..request import Request, Strategy, TreeLimits
-from ..strategies.built_in import LISTED_RANKS, MAIN_WORK_S
+from ..strategies.built_in import LISTED_RANKS
 from ..verify import verify
 from .names import AUTO
 from .registry import find_strategy, list_strategies
@@ -58,8 +58,6 @@ _MAX_LISTED_TRANSFERS = 20_000
 _SIMULATED_SIZES = tuple(4**i for i in range(5, 16))
 # alpha_us / beta_s_per_GB in bytes: 1e-6 s / (1 s / 1e9 B).
 _BYTES_PER_US_OVER_S_PER_GB = 1000
-
-Costed = list[tuple[Schedule, Cost]]
 
 
 @dataclass(frozen=True)
@@ -97,10 +95,10 @@ def synthesize(
     `topoplan.synthesize` calls it: this one takes objects only, and also returns how the search
     went. `thorough`: auto also tries the strategies that it expects to lose, and searches longer
     for the best placements. `reproducible`: all schedules of the plan add every element up in one
-    bracketing (see synth/reproducible). `router` gives the routes on which data is sent. The plan
-    depends on the request alone, unless `time_limit_s` stops a search, which `cut_short` then
-    names. A limit above a minute allows more work, in proportion. Raise InfeasibleError if there is
-    no plan, TimeLimitError if the time ended before one was found.
+    bracketing. `router` gives the routes on which data is sent. The plan depends on the request
+    alone, unless `time_limit_s` stops a search, which `cut_short` then names. A limit above a
+    minute allows more work, in proportion. Raise InfeasibleError if there is no plan,
+    TimeLimitError if the time ended before one was found.
     """
     started = time.monotonic()
     effort = Effort(time_limit_s)
@@ -112,8 +110,9 @@ def synthesize(
             f"{collective.name} adds nothing: its bits are the same by any plan; it needs no "
             "reproducible one"
         )
-    if reproducible and auto:
-        strategies = [Strategy(BRACKETED, build_reproducible, work_s=MAIN_WORK_S)]
+    promise: Promise | None = Names(PROMISES).find("reproducible") if reproducible else None
+    if promise is not None and auto:
+        strategies = [promise.strategy]
     check_connected(collective, topology)
     # Searches must not continue from those of an earlier request: the same request must always give
     # the same plan.
@@ -134,8 +133,8 @@ def synthesize(
     if not costed:
         reasons = "; ".join(search.declined.values())
         raise (TimeLimitError if search.is_timed_out else InfeasibleError)(reasons)
-    if reproducible:
-        bracketing, costed = choose_bracketing(costed, router, host_of(topology))
+    if promise is not None:
+        bracketing, costed = promise.choose(costed, router, host_of(topology))
     return Synthesis(
         plan_of(collective, router, bounds, costed, bracketing),
         time.monotonic() - started,

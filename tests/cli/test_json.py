@@ -16,7 +16,7 @@ from shown_commands import build_parser
 
 from topoplan.cli.commands import list_commands
 from topoplan.cli.topoplan import main
-from topoplan.synth.judge import judging
+from topoplan.synth.extras.judge import judging
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "output.schema.json").read_text())

@@ -18,13 +18,13 @@ from topoplan.synth.bounds.cuts import cut_bound
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
 from topoplan.synth.explain import explain
+from topoplan.synth.extras.report.gather import gather_report, report_plan
+from topoplan.synth.extras.report.page import write_page
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.packing.survey import survey
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
-from topoplan.synth.report.gather import gather_report, report_plan
-from topoplan.synth.report.page import write_page
 from topoplan.topo.clock import limit_time
 from topoplan.topo.errors import TimeLimitError
 from topoplan.topo.presets import preset

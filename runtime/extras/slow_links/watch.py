@@ -23,8 +23,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from ....synth.fault_text import describe_fault, describe_worth
 from ....synth.plan import Plan
-from ....synth.report.recoveries import describe_fault, describe_worth
 from ....topo.measured.flows import Hop
 from ...candidates import Candidate
 from ...choices import Entrant

@@ -22,13 +22,14 @@ def _find_bounds(request: LibraryRequest) -> Bounds:
 
 
 def _write_nccl_env(request: LibraryRequest) -> Export:
+    from ..stock.nccl_version import NEWEST, parse_nccl_version
     from .hosts import read_hosts
     from .nccl_env import advise_nccl
 
+    version = NEWEST if request.version is None else parse_nccl_version(request.version)
     hosts = read_hosts(request.router.topology)
     bounds = _find_bounds(request)
-    is_subnet_aware = request.version.is_subnet_aware
-    advice = advise_nccl(hosts, request.collective, bounds, is_subnet_aware=is_subnet_aware)
+    advice = advise_nccl(hosts, request.collective, bounds, is_subnet_aware=version.is_subnet_aware)
     if not request.guard:
         advice = replace(advice, reason=None)
     return Export(

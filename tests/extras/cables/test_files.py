@@ -21,7 +21,6 @@ from unhurried import make_effort
 from topoplan.cli.synth import main
 from topoplan.extras import FILES, Names
 from topoplan.synth.bounds.single_path import find_bounds
-from topoplan.synth.export.graph_file import parse_nccl_version
 from topoplan.synth.extras.cables.hosts import read_hosts
 from topoplan.synth.extras.cables.next_cable import find_next_cables
 from topoplan.synth.extras.cables.rings import list_rings
@@ -97,7 +96,7 @@ def write(
     topology: Topology, form: str = NCCL_ENV, name: str = "allreduce", version: str = "2.30.7"
 ) -> Export:
     wanted = LibraryRequest(
-        on(name, topology), Router(topology), make_effort(), parse_nccl_version(version)
+        on(name, topology), Router(topology), make_effort(), None, version, size_bytes=1 << 30
     )
     made: Export = Names(FILES).find(form).write(wanted)
     return made

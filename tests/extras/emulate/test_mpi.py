@@ -20,7 +20,7 @@ from launch import lives
 from reports import Reports, tell
 
 from topoplan.cli.extras import emulate as command
-from topoplan.cli.place import main as place
+from topoplan.cli.extras.place import main as place
 from topoplan.runtime.extras.emulate import emulate, parse_rate
 from topoplan.runtime.extras.emulate.mpi import Mpirun, enter_host, find_open_mpi, list_mpirun
 from topoplan.runtime.extras.emulate.network import Network

@@ -16,7 +16,7 @@ import pytest
 from emulated import EmulatedRank
 from ranks import place_reported
 
-from topoplan.cli.place import main
+from topoplan.cli.extras.place import main
 from topoplan.runtime.extras.emulate import Network, emulate
 from topoplan.runtime.extras.emulate.network import IDENTITY
 from topoplan.topo.graph import Device, Link, Topology, both_directions

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 
-from topoplan.cli.place import main as place
+from topoplan.cli.extras.place import main as place
 from topoplan.cli.probe import main as probe
 from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.errors import InputError

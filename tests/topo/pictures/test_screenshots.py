@@ -9,8 +9,8 @@ import patience
 import pytest
 from write_screenshots import IMAGES, browse
 
-from topoplan.synth.report.gather import gather_report
-from topoplan.synth.report.page import write_page
+from topoplan.synth.extras.report.gather import gather_report
+from topoplan.synth.extras.report.page import write_page
 from topoplan.topo.loader.resolve import resolve
 
 MOST_BYTES = 300_000

@@ -1,0 +1,163 @@
+"""The contents of a file about a machine's collectives, before any of it is judged."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ....topo.graph import Topology
+
+# A ring: every rank once.
+Order = tuple[int, ...]
+# Words of logs and tables, beside which XML is no more than the machine.
+HAS_RESULTS = re.compile(r"\bNCCL (?:INFO|WARN)\b|\balgbw\b|\bbusbw\b|\bOSU [MN]")
+# Names of what a table may be if its columns do not tell: nothing is compared with a bound then.
+ALLGATHER_OR_ALLTOALL = "allgather or alltoall"
+GATHER_OR_SCATTER = "gather or scatter"
+# A tree: the parent of each rank; -1 for the root.
+Parents = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Location:
+    """The location of a rank: its host, the number of its GPU there, and its PCI address.
+
+    Each is None if the file does not state it. `bus` has three forms: "0000:1b:00.0", "0000:1b:00"
+    and "1b" (the bus alone). `model` is the GPU's name ("NVIDIA A40").
+    """
+
+    host: str | None = None
+    dev: int | None = None
+    bus: str | None = None
+    # True if `dev` is NVML's number, which CUDA_VISIBLE_DEVICES does not change; else it is CUDA's.
+    physical: bool = False
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured call: its collective, the bytes of the buffer, and the rates in GB/s.
+
+    The collective may be "A or B" (GATHER_OR_SCATTER). `run` counts the runs of the file that
+    measured the same, from 1; it is 0 if there is only one.
+    `ranks` is 0 if the file does not state it. `how` is the variant that was measured
+    ("out-of-place", "in-place", "plan", "stock"), empty if there is only one; a type of elements
+    follows ("in-place half") if there are several. `wrong` is True if the result had wrong
+    elements. `locations` are those of the ranks of this run, empty if the text does not state them.
+    """
+
+    collective: str
+    ranks: int
+    size_bytes: int
+    algbw_GBps: float
+    busbw_GBps: float
+    time_us: float
+    how: str = ""
+    wrong: bool = False
+    run: int = 0
+    locations: Mapping[int, Location] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class BenchmarkResults:
+    """What a benchmark printed: measurements, places of ranks, and notes of what is left out."""
+
+    measurements: tuple[Measurement, ...]
+    locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The tuner's choice for a call: algorithm and protocol in capitals ("RING", "SIMPLE").
+
+    The collective is None if the log does not name it.
+    """
+
+    collective: str | None
+    size_bytes: int
+    algorithm: str
+    protocol: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of NCCL's search for one pattern of channels: rings, or a kind of trees.
+
+    `number` is NCCL's number of the pattern (4: rings). Rates are those of one channel in GB/s,
+    inside nodes and between them; types are those of the worst hops, such as NVL or PIX.
+    """
+
+    number: int
+    channels: int
+    intra_GBps: float
+    inter_GBps: float
+    type_intra: str
+    type_inter: str
+
+
+@dataclass(frozen=True)
+class FileFinding:
+    """A remark on a file: its name for programs, a sentence, and the remedy, empty if unknown."""
+
+    name: str
+    message: str
+    advice: str = ""
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class ObservedCommunicator:
+    """A communicator as a file describes it: its ranks, their locations and its channels.
+
+    `locations` are by rank. `rings` and `trees` hold complete channels only; `promised` is the
+    number of channels that the file announces. `patterns` are NCCL's search results. `transports`
+    counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many communicators of the
+    file have the same ranks and channels. `has_more` is True if the file does not state the number
+    of ranks, so that there may be more than those it names.
+    """
+
+    ranks: int
+    nodes: int | None = None
+    locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
+    rings: tuple[Order, ...] = ()
+    trees: tuple[Parents, ...] = ()
+    promised: int | None = None
+    patterns: tuple[SearchResult, ...] = ()
+    transports: Mapping[str, int] = field(default_factory=dict, hash=False)
+    alike: int = 1
+    uses_nvls: bool = False
+    has_more: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
+
+    `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
+    topology that the text names, `machine` the topology that the text itself has, in the form that
+    `machine_source` says. `group` are the
+    GPUs that took part, numbered as on the machine, if the file says so, and `helpers` the others
+    that helped them.
+    """
+
+    where: str
+    kind: str
+    library: str | None = None
+    measurements: tuple[Measurement, ...] = ()
+    communicators: tuple[ObservedCommunicator, ...] = ()
+    picks: tuple[Pick, ...] = ()
+    locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
+    findings: tuple[FileFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    topology_files: tuple[str, ...] = ()
+    is_graph_file: bool = False
+    machine: Topology | None = None
+    machine_source: str = ""
+    group: tuple[int, ...] = ()
+    helpers: tuple[int, ...] = ()
+
+
+def chain_parents(order: Sequence[int]) -> Parents:
+    """Return a chain, which begins at its root, as a tree."""
+    above = dict(zip(order[1:], order, strict=False))
+    return tuple(above.get(rank, -1) for rank in range(len(order)))

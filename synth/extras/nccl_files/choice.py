@@ -1,0 +1,291 @@
+"""The choice of the rings and chains that a graph file has, and whether it is worth writing.
+
+Candidates are the best channels at the machine's own rates, those that are also good at NCCL's
+constants with links between CPUs at one, two and four times theirs, and stock's own. NCCL's routes
+with NCCL_NVB_DISABLE=1 are tried where they differ.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ....topo.errors import InfeasibleError
+from ....topo.routes import Router
+from ...bounds.single_path import Bounds, find_bounds
+from ...channels.channels import CHAIN, RING, Channels
+from ...channels.rounding import Rounding, prepare
+from ...ir.collective import Collective
+from ...numeric.effort import Effort
+from ...request import Request
+from ..stock.model import NotModelled, StockModel, model_stock
+from ..stock.nccl_version import NcclVersion
+from ..stock.routes import NcclRouter
+from .guard import BETWEEN_CPUS, WORTH_WRITING, Comparison, StockHost
+from .nccl_graph import (
+    NcclGraphs,
+    Sized,
+    describe_channels,
+    find_graphs,
+    limit_channels,
+    match_counts,
+    prepare_finders,
+    rate_graphs,
+    repeat_channels,
+)
+from .robust import LinkRates, list_link_rates, list_routes, meet, rebuild_request
+
+# Work of the bound in seconds of an idle core, and its share of the time limit.
+_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
+# The same of each search at other rates.
+_ROBUST_WORK_S, _ROBUST_CLOCK = 4.0, 0.2
+# Share of the best rate from which candidates count as equally good.
+_EQUAL = Fraction(99, 100)
+# Shares of the best rate at the machine's own rates that may be given up to be above stock at all.
+_OWN_SHARES = tuple(Fraction(percent, 100) for percent in (100, 97, 94, 90, 85))
+# Share of a target that floating point may lose.
+_REACHED = 0.9999
+# Gain for which a file may need NCCL_NVB_DISABLE=1: a job that lacks the setting loses by the file.
+_WORTH_SETTING = Fraction(105, 100)
+
+
+@dataclass(frozen=True)
+class ChosenGraphs:
+    """The graphs of a file, and how they compare with stock NCCL.
+
+    `bounds` are over the routes of `graphs`. `comparison` and `host` are None if stock is not
+    modelled. `nvb` is false if the file needs NCCL_NVB_DISABLE=1. `is_written` is false if stock is
+    as good.
+    """
+
+    graphs: NcclGraphs
+    bounds: Bounds
+    stock: StockModel | NotModelled
+    host: StockHost | None = None
+    comparison: Comparison | None = None
+    nvb: bool = True
+
+    @property
+    def is_worth_writing(self) -> bool:
+        """Whether the file is above stock, as far as that is modelled."""
+        return self.comparison is None or self.comparison.is_safe
+
+
+_Rated = tuple[NcclGraphs, Comparison]
+
+
+def choose_graphs(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+    version: NcclVersion,
+    size_bytes: int,
+    guard: bool = True,
+) -> ChosenGraphs:
+    """Return the best graphs for a collective on one host, for a buffer of a size.
+
+    `router` has the hardware's routes. Without `guard` they are the best at the machine's own
+    rates, whatever stock does at NCCL's. Raise InfeasibleError as `find_graphs` does.
+    """
+    stock = model_stock(router.topology)
+    if isinstance(stock, NotModelled):
+        request, bounds = _bound_request(collective, router, effort, progress)
+        return ChosenGraphs(find_graphs(request, bounds.single_path, version), bounds, stock)
+    own = NcclRouter(router)
+    chosen = [
+        _choose_on(
+            _bound_request(collective, each, effort, progress),
+            stock,
+            StockHost(router.topology, stock, each is own),
+            version,
+            size_bytes,
+            guard,
+        )
+        for each in ([own, router] if own.relays else [own])
+    ]
+    return max(chosen, key=_judge_setting)
+
+
+def _judge_setting(chosen: ChosenGraphs) -> tuple[bool, Fraction]:
+    assert chosen.comparison is not None
+    needed = Fraction(1) if chosen.nvb else _WORTH_SETTING
+    is_worth = chosen.comparison.is_safe and chosen.comparison.gain >= needed
+    return is_worth, chosen.comparison.gain / needed
+
+
+def _bound_request(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+) -> tuple[Request, Bounds]:
+    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    topology = router.topology
+    return Request(
+        collective, topology, effort, progress, bounds.single_path, router=router
+    ), bounds
+
+
+def _choose_on(
+    bounded: tuple[Request, Bounds],
+    stock: StockModel,
+    host: StockHost,
+    version: NcclVersion,
+    size_bytes: int,
+    guard: bool,
+) -> ChosenGraphs:
+    """Return the best graphs on the routes of a request."""
+    request, bounds = bounded
+    rings_only = request.collective.name != "allreduce"
+    most = limit_channels(request.collective, version)
+    seen, rated = set[tuple[tuple[str, Channels], ...]](), list[_Rated]()
+
+    def rate(candidates: Iterable[Sized]) -> None:
+        for sized in candidates:
+            if tuple(sized.items()) in seen:
+                continue
+            seen.add(tuple(sized.items()))
+            try:
+                graphs = rate_graphs(request, bounds.single_path, sized)
+            except InfeasibleError:  # a hop of stock's, or of NCCL's graph, that the topology lacks
+                continue
+            for each in (graphs, replace(graphs, counted_GBps=_count_rates(graphs, host))):
+                compared = host.compare(describe_channels(each, version), rings_only, size_bytes)
+                rated.append((each, compared))
+                if compared.is_safe:
+                    break
+
+    search = _CandidateSearch(request, host)
+    rate([match_counts(request, search.finders, most, stock.channels)])
+    fastest, nvb = rated[0][0].fraction, isinstance(request.router, NcclRouter)
+    needed = WORTH_WRITING if nvb else _WORTH_SETTING
+    reachable = search.find_counted_optimum() / host.rate_picked_stock(rings_only, size_bytes)
+    if guard and reachable >= needed and not _is_good_enough(rated, fastest, reachable):
+        robust = list(search.find_robust())
+        rate(match_counts(request, each, most, stock.channels) for each in robust)
+        for each in (search.finders, *robust[-1:]):
+            if not _is_good_enough(rated, fastest, WORTH_WRITING):
+                rate(_list_counts(each, host, most))
+    graphs, compared = _choose(rated)
+    return ChosenGraphs(graphs, bounds, stock, host, compared, nvb)
+
+
+def _is_good_enough(rated: Sequence[_Rated], fastest: Fraction, reachable: Fraction) -> bool:
+    """Return whether a file is safe, as good as the fastest, and gains nearly what is reachable."""
+    return any(
+        compared.is_safe
+        and graphs.fraction >= fastest * _EQUAL
+        and compared.gain >= reachable * _EQUAL
+        for graphs, compared in rated
+    )
+
+
+def _choose(rated: Sequence[_Rated]) -> _Rated:
+    """Return the best of what is safe, if anything is.
+
+    It is near the best both at the machine's own rates and at NCCL's constants; among equals the
+    one with the largest least ratio to stock.
+    """
+    rated = [each for each in rated if each[1].is_safe] or rated
+    fastest = max(graphs.fraction for graphs, _ in rated)
+    most = max(compared.gain for _, compared in rated)
+    shares = [min(graphs.fraction / fastest, each.gain / most) for graphs, each in rated]
+    near = [
+        each for each, share in zip(rated, shares, strict=True) if share >= max(shares) * _EQUAL
+    ]
+    return max(near, key=lambda each: (each[1].least, each[0].fraction, not each[0].counted_GBps))
+
+
+def _count_rates(graphs: NcclGraphs, host: StockHost) -> dict[str, Fraction]:
+    """Return the algbw of each shape at NCCL's constants, in GB/s."""
+    given = (each for each in (graphs.rings, graphs.chains) if each is not None)
+    return {each.shape: host.rate(each) for each in given}
+
+
+def _list_counts(finders: list[Rounding], host: StockHost, most: int) -> Iterator[Sized]:
+    """Yield every number of channels, with rings as found and with those of stock."""
+    rings = host.list_stock()[RING]
+    for count in range(1, most + 1):
+        sized = {each.shape: each.name(each.round(count)) for each in finders}
+        yield sized
+        if count % len(rings.orders) == 0:
+            yield {**sized, RING: repeat_channels(rings, count)}
+
+
+class _CandidateSearch:
+    """Searches for rings and chains at the machine's own rates, and at NCCL's constants.
+
+    `finders` are those at its own.
+    """
+
+    def __init__(self, request: Request, host: StockHost) -> None:
+        self.finders = prepare_finders(request)
+        self._request, self._host = request, host
+        self._own = list_link_rates(request.router)
+        pairs = list_routes(request.router)
+        self._counted = {factor: host.list_link_rates(pairs, factor) for factor in BETWEEN_CPUS}
+        self._optima: dict[tuple[str, int], Fraction] = {}
+
+    def find_counted_optimum(self) -> Fraction:
+        """Return the best algbw of an allreduce at NCCL's constants, in GB/s."""
+        is_allreduce = self._request.collective.name == "allreduce"
+        rates = {finder.shape: self._find_optimum(finder, 1) for finder in self.finders}
+        return max(rates.values()) if is_allreduce else rates[RING] / 2
+
+    def find_robust(self) -> Iterator[list[Rounding]]:
+        """Yield searches for channels that are good at several rates, where that differs.
+
+        First for channels near the best at the machine's own rates, at NCCL's constants and with
+        faster links between CPUs; then for those that are above stock at all of NCCL's, and
+        otherwise as near as possible to the best at the machine's own.
+        """
+        if any(rates != self._own for rates in self._counted.values()):
+            yield [self._find_near(finder) for finder in self.finders]
+            yield [self._find_above(finder) for finder in self.finders]
+
+    def _find_near(self, finder: Rounding) -> Rounding:
+        targets = {factor: self._find_optimum(finder, factor) for factor in BETWEEN_CPUS}
+        return self._find_all(finder, Fraction(1), targets)
+
+    def _find_above(self, finder: Rounding) -> Rounding:
+        shape, reached = finder.shape, finder.optimum * _REACHED
+        targets = {f: _find_target(self._request, shape, self._host, f) for f in BETWEEN_CPUS}
+        tried = (self._find_all(finder, share, targets) for share in _OWN_SHARES)
+        return next((each for each in tried if each.optimum >= reached), finder)
+
+    def _find_all(
+        self, finder: Rounding, share: Fraction, targets: dict[int, Fraction]
+    ) -> Rounding:
+        """Return a search in which the optimum of `finder` means that all targets are reached.
+
+        They are `share` of that optimum at the machine's own rates, and `targets` at NCCL's.
+        """
+        best = Fraction(finder.optimum)
+        counted = [(self._counted[factor], target / best) for factor, target in targets.items()]
+        return self._search(meet([(self._own, share), *counted]), finder.shape)
+
+    def _find_optimum(self, finder: Rounding, between_cpus: int) -> Fraction:
+        rates, key = self._counted[between_cpus], (finder.shape, between_cpus)
+        if rates == self._own:
+            return Fraction(finder.optimum)
+        if key not in self._optima:
+            same = next((f for f in BETWEEN_CPUS if self._counted[f] == rates), between_cpus)
+            if same != between_cpus:
+                return self._find_optimum(finder, same)
+            self._optima[key] = Fraction(self._search(rates, finder.shape).optimum)
+        return self._optima[key]
+
+    def _search(self, rates: LinkRates, shape: str) -> Rounding:
+        effort = self._request.effort.grant(_ROBUST_WORK_S, _ROBUST_CLOCK)
+        reducing = Collective("allreduce", self._request.collective.ranks)
+        wanted = self._request if shape == RING else self._request.of(reducing)
+        return prepare(replace(rebuild_request(wanted, rates), effort=effort), shape)
+
+
+def _find_target(request: Request, shape: str, host: StockHost, between_cpus: int) -> Fraction:
+    """Return what the rings or chains of a collective must reach for the file to be safe."""
+    target = host.rate_stock(RING, between_cpus)
+    if shape == CHAIN:
+        target = max(target, host.rate_stock(CHAIN, between_cpus))
+        target *= WORTH_WRITING if between_cpus == 1 else 1
+    return target * (1 if request.collective.name == "allreduce" else 2)

@@ -1,0 +1,180 @@
+"""The choice of the rings and trees of a file for several equal hosts, beside stock NCCL's."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+from .....topo.graph import Topology
+from ....numeric.effort import Effort
+from ...stock.nccl_version import NcclVersion
+from ...stock.steps import BALANCED_TREE, RING, TREE
+from ...stock.system import LOCAL_kBps, PathType
+from ..guard import BETWEEN_CPUS, LEVELS, Comparison
+from .network import HostGraphs, HostNetwork, Row
+from .search import ChannelSearch
+
+# NCCL doubles the channels of a file, and has room for twice these.
+_MAX_CHANNELS = 16
+# Share of the best gain from which files count as equally good.
+_EQUAL = Fraction(995, 1000)
+# Work of each search in seconds of an idle core, and its share of the time limit.
+_WORK_S, _CLOCK = 6.0, 0.2
+# Share of the best rate that near NICs must reach for the search to be content.
+_REACHED = 0.99
+_kBps_PER_GBps = 10**6
+
+_Rates = dict[Row, Fraction]
+
+
+@dataclass(frozen=True)
+class ChosenHostGraphs:
+    """The graphs of a file, and how they compare with stock.
+
+    `bound_GBps` is the algbw of the collective that no channels of this form exceed, at NCCL's own
+    constants.
+    """
+
+    network: HostNetwork
+    graphs: HostGraphs
+    comparison: Comparison
+    bound_GBps: float
+    rings_only: bool
+
+    @property
+    def algbw_GBps(self) -> dict[str, Fraction]:
+        """The algbw in GB/s: of rings for the collective, of chains (trees) for allreduce."""
+        rates = dict(self.graphs.algbw_GBps)
+        if self.rings_only:
+            rates["rings"] *= 2  # an allreduce is two of these
+        return rates
+
+    @property
+    def fraction(self) -> float:
+        """The share of the bound that the faster graph for the collective reaches."""
+        rates = self.algbw_GBps
+        return float(rates["rings"] if self.rings_only else max(rates.values())) / self.bound_GBps
+
+
+def choose_host_graphs(
+    topology: Topology,
+    hosts: int,
+    effort: Effort,
+    version: NcclVersion,
+    size_bytes: int,
+    rings_only: bool,
+) -> ChosenHostGraphs:
+    """Return the best graphs for `hosts` hosts like the topology, for a buffer of a size.
+
+    With `rings_only` the collective runs on rings. Raise InfeasibleError if stock cannot be
+    modelled there, or there are too many GPUs.
+    """
+    network = HostNetwork(topology, hosts)
+    own, robust = [_list_rates(network, None, 1)] * 2, _list_robust_rates(network)
+    near = _search(network, own, effort, True)
+    every = _search(network, own, effort, False)
+    searches = [near, _search(network, robust, effort, True), every]
+    if any(near[pattern].optimum < every[pattern].optimum * _REACHED for pattern in near):
+        searches.append(_search(network, robust, effort, False))
+    most = _limit_channels(network, version)
+    files = dict.fromkeys(
+        graphs for each in searches for graphs in _list_graphs(network, each, most)
+    )
+    rated = [(graphs, network.compare(graphs, rings_only, size_bytes)) for graphs in files]
+    graphs, comparison = _choose(rated, network.models[None].channels)
+    # Stock's rings, which may exchange their NICs, are not among the search's channels.
+    best = {RING: max(every[RING].optimum, float(graphs.ring_GBps)), TREE: every[TREE].optimum}
+    bound = 2 * best[RING] if rings_only else max(best.values())
+    return ChosenHostGraphs(network, graphs, comparison, bound, rings_only)
+
+
+def _limit_channels(network: HostNetwork, version: NcclVersion) -> int:
+    # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs and two nets.
+    room = (version.max_elements - 3) // (2 * (len(network.gpus) + 3))
+    return max(min(_MAX_CHANNELS, version.max_channels, room), 1)
+
+
+def _list_rates(network: HostNetwork, level: PathType | None, between_cpus: int) -> _Rates:
+    """Return the rates of all links in GB/s at a level of P2P."""
+    gpu_paths, nics = network.paths[level]
+    paths = (each for table in (gpu_paths.paths, nics.back, nics.out) for each in table.values())
+    links = dict.fromkeys(link for path in paths for link in path.links)
+    return {
+        (level, link): Fraction(
+            link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), _kBps_PER_GBps
+        )
+        for link in links
+        if link.rate_kBps < LOCAL_kBps
+    }
+
+
+def _list_robust_rates(network: HostNetwork) -> list[_Rates]:
+    """Return rates relative to stock's, at all levels of P2P and rates between CPUs.
+
+    Channels that carry much at these are far above stock wherever that is hardest. The first are
+    for rings, the second for trees.
+    """
+    out: list[_Rates] = []
+    for kinds in (("rings",), ("rings", "chains")):
+        least: _Rates = {}
+        for level in LEVELS:
+            for factor in BETWEEN_CPUS:
+                target = max(network.rate_stock(kind, factor, level) for kind in kinds)
+                for row, rate in _list_rates(network, level, factor).items():
+                    least[row] = min(least.get(row, rate / target), rate / target)
+        out.append(least)
+    return out
+
+
+def _search(
+    network: HostNetwork, rates: Sequence[_Rates], effort: Effort, near: bool
+) -> dict[int, ChannelSearch]:
+    """Return searches for rings and trees at the rates for each."""
+    return {
+        pattern: ChannelSearch(network, pattern, each, effort.grant(_WORK_S, _CLOCK), near)
+        for pattern, each in zip((RING, TREE), rates, strict=True)
+    }
+
+
+def _list_graphs(
+    network: HostNetwork, searches: dict[int, ChannelSearch], most: int
+) -> Iterable[HostGraphs]:
+    """Yield rings and trees in every number up to `most`."""
+    for count in range(1, most + 1):
+        searched = network.build_graph(RING, searches[RING].round(count))
+        trees = searches[TREE].round(count)
+        # NCCL's tuner counts less for a tree whose first GPU has all neighbours. Stock's rings may
+        # exchange their NICs, which those of the search never do.
+        for rings, pattern in product(
+            (searched, network.repeat_stock_rings(count)), (TREE, BALANCED_TREE)
+        ):
+            if rings is not None:
+                with_speed, ring_GBps = network.set_speed(rings)
+                chosen, tree_GBps = network.set_speed(network.build_graph(pattern, trees))
+                yield HostGraphs(with_speed, chosen, ring_GBps, tree_GBps)
+
+
+def _choose(
+    rated: list[tuple[HostGraphs, Comparison]], least: int
+) -> tuple[HostGraphs, Comparison]:
+    """Return the best of what is safe, else what loses least.
+
+    It is near the best gain and, of these, as far above stock as possible at all rates. Of equals,
+    the one with the fewest channels from `least` on is taken.
+    """
+    safe = [each for each in rated if each[1].is_safe]
+    if not safe:
+        return max(rated, key=lambda each: (min(each[1].least, 1), each[1].gain))
+    best = max(compared.gain for _, compared in safe)
+    safe = [each for each in safe if each[1].gain >= best * _EQUAL]
+    strongest = max(compared.least for _, compared in safe)
+    safe = [each for each in safe if each[1].least >= strongest * _EQUAL]
+    enough = [each for each in safe if each[0].rings.channels >= least] or safe
+    return min(enough, key=_rank_equal)
+
+
+def _rank_equal(each: tuple[HostGraphs, Comparison]) -> tuple[int, int, Fraction]:
+    """Return a key by which files that are equally fast are sorted: those with near NICs first."""
+    graphs, compared = each
+    farthest = graphs.rings.nic_type + graphs.trees.nic_type
+    return farthest, graphs.rings.channels, -compared.least

@@ -1,0 +1,209 @@
+"""The best equal rings or trees of several equal hosts: a linear program, and its rounding.
+
+A channel is a circuit from a NIC through all GPUs of a host and back. The linear program's columns
+are priced NIC by NIC, by the cheapest of all such circuits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from .....topo.errors import InfeasibleError
+from ....channels.rounding import interleave
+from ....numeric.circuits import MAX_NODES, cheapest_circuits
+from ....numeric.effort import Effort
+from ....numeric.linear import ColumnGeneration, Floats, Ints, pack
+from ...stock.nic_rates import count_passes
+from ...stock.paths import StockPath
+from ...stock.steps import RING
+from ...stock.system import PathType
+from .network import HostChannel, HostNetwork, Row
+
+# Circuits that are taken for each NIC and set of prices.
+_OFFERS = 4
+# Share by which a column must improve the program: above rounding errors.
+_TOLERANCE = 1e-7
+# A link's price per GB/s beside its dual, relative to the mean price: near NICs and short paths
+# are taken where nothing else decides.
+_MIN_PRICE = 1e-5
+# Columns, after which no more are sought.
+_MAX_COLUMNS = 2000
+# Weight, relative to the busiest link, of the mean over all: fewer busy links are better.
+_SECOND = 1e-4
+# Least relative gain of an exchange of one channel for another.
+_BETTER = 1e-9
+# Seconds of an idle core per load compared in an exchange.
+_ENTRY_S = 2e-9
+
+
+@dataclass(frozen=True)
+class _Offer:
+    price: float
+    channel: HostChannel
+
+
+class ChannelSearch(ColumnGeneration[_Offer]):
+    """The search for channels of one pattern that carry most together.
+
+    `capacity` has the rates of links in GB/s. With `near` a channel takes a NIC only from and to
+    GPUs that are near it, if two are, or for a tree one. `optimum` is the algbw in GB/s that no set
+    of such channels exceeds, as far as the effort reached. Raise InfeasibleError if there are more
+    GPUs on a host than the search takes, or no channel goes through all of them.
+    """
+
+    def __init__(
+        self,
+        network: HostNetwork,
+        pattern: int,
+        capacity: Mapping[Row, Fraction],
+        effort: Effort,
+        near: bool = False,
+    ) -> None:
+        self._ends = [_list_ends(network, pattern, net, near) for net in range(len(network.nets))]
+        self.network, self.pattern, self.effort = network, pattern, effort
+        if len(network.gpus) + 1 > MAX_NODES:
+            raise InfeasibleError(
+                f"graph files for several hosts are made for at most {MAX_NODES - 1} GPUs on each, "
+                f"and here are {len(network.gpus)}"
+            )
+        self.rows = {row: number for number, row in enumerate(capacity)}
+        self.floats: Floats = np.array([float(rate) for rate in capacity.values()])
+        super().__init__(1 / self.floats / len(self.floats))
+        self.weights: Floats = np.zeros(0)
+        self.enough = np.inf
+        self.generate(effort, "channels between hosts")
+        self.optimum = float(self.weights.sum())
+        self.listed: list[HostChannel] = list(self.columns)
+        self.loads = np.zeros((len(self.listed), len(self.floats)))
+        for number, uses in enumerate(self.columns.values()):
+            self.loads[number, list(uses)] = list(uses.values())
+        self.loads /= self.floats
+
+    # -- the linear program
+
+    def price_columns(self) -> list[_Offer]:
+        """Return channels that improve the program; store the bound that the prices prove."""
+        offers = sorted(
+            (offer for net in range(len(self.network.nets)) for offer in self._price_nic(net)),
+            key=lambda offer: offer.price,
+        )
+        if not offers:
+            raise InfeasibleError("no path from a NIC through all GPUs of a host exists")
+        if offers[0].price > 0:
+            bound = float(self.floats @ self.prices) / offers[0].price
+            if bound < self.enough:
+                self.enough, self.best = bound, self.prices
+        return [offer for offer in offers if self._improves(offer.channel)]
+
+    def _price_nic(self, net: int) -> list[_Offer]:
+        distance = self._measure(net)
+        return [
+            _Offer(price, HostChannel(tuple(node - 1 for node in circuit), (net, net)))
+            for price, circuit in cheapest_circuits(distance, _OFFERS, self.effort)
+        ]
+
+    def _improves(self, channel: HostChannel) -> bool:
+        if not self.columns or channel in self.columns:
+            return not self.columns
+        uses = self._count_uses(channel)
+        return sum(float(self.dual[row]) * load for row, load in uses.items()) < 1 - _TOLERANCE
+
+    def _count_uses(self, channel: HostChannel) -> dict[int, float]:
+        loads = self.network.count_loads(self.pattern, channel)
+        return {self.rows[row]: float(load) for row, load in loads.items() if row in self.rows}
+
+    def solve(self, fresh: Sequence[_Offer], effort: Effort) -> bool:
+        """Add channels and solve the program; return False if it has no optimum."""
+        for offer in fresh:
+            self.columns[offer.channel] = self._count_uses(offer.channel)
+        solved = pack(list(self.columns.values()), self.floats, effort)
+        if solved is not None:
+            self.weights, self.dual = solved
+        return solved is not None
+
+    def is_enough(self) -> bool:
+        """Return whether the channels reach the bound, or are too many."""
+        reached = float(self.weights.sum()) >= self.enough * (1 - _TOLERANCE)
+        return bool(self.columns) and (reached or len(self.columns) > _MAX_COLUMNS)
+
+    def _describe(self) -> str:
+        return f"channels between hosts: {len(self.columns)}"
+
+    def _measure(self, net: int) -> Floats:
+        """Return the prices of hops: node 0 is the NIC `net`, node g + 1 is GPU g."""
+        count, is_ring = len(self.network.gpus), self.pattern == RING
+        passes, neighbours = count_passes(self.pattern, count, self.network.hosts)
+        out = np.zeros((count + 1, count + 1))
+        for level, (gpu_paths, nics) in self.network.paths.items():
+            hop = np.zeros((count, count))
+            for pair, path in gpu_paths.paths.items():
+                hop[pair] = self._price_path(level, path)
+            back, away = (
+                np.array([self._price_path(level, paths[gpu, net]) for gpu in range(count)])
+                for paths in (nics.back, nics.out)
+            )
+            out[1:, 1:] += float(passes) * (hop if is_ring else hop + hop.T)
+            # A tree has the NIC at its first GPU only.
+            out[0, 1:] += float(neighbours) * (back if is_ring else back + away)
+            out[1:, 0] += float(neighbours) * away if is_ring else 0.0
+        return out + self._ends[net]
+
+    def _price_path(self, level: PathType | None, path: StockPath) -> float:
+        if path.type == PathType.DIS:
+            return np.inf
+        least = _MIN_PRICE * float(self.prices.mean())
+        rows = (self.rows.get((level, link)) for link in path.links)
+        return sum(max(float(self.prices[row]), least) for row in rows if row is not None)
+
+    # -- rounding
+
+    def round(self, count: int) -> tuple[HostChannel, ...]:
+        """Return the best `count` equal channels found, in an order with balanced prefixes."""
+        shares = self.weights / self.weights.sum() * count
+        chosen = np.repeat(np.arange(len(shares)), np.floor(shares + _BETTER).astype(np.int64))
+        chosen = chosen[:count]
+        while len(chosen) < count:
+            total = self.loads[chosen].sum(axis=0)
+            chosen = np.append(chosen, int(np.argmin(_judge(total + self.loads))))
+        chosen = self._exchange(chosen)
+        return tuple(self.listed[chosen[at]] for at in interleave(self.loads[chosen]))
+
+    def _exchange(self, chosen: Ints) -> Ints:
+        """Return the channels after exchanges of one for another until nothing helps."""
+        now = float(_judge(self.loads[chosen].sum(axis=0)))
+        while not self.effort.is_over("channels between hosts"):
+            total = self.loads[chosen].sum(axis=0)
+            scores = [_judge(total - self.loads[number] + self.loads) for number in chosen]
+            self.effort.spend(_ENTRY_S * len(chosen) * self.loads.size)
+            best = min(range(len(chosen)), key=lambda at: float(scores[at].min()))
+            if scores[best].min() >= now * (1 - _BETTER):
+                break
+            now = float(scores[best].min())
+            chosen[best] = int(np.argmin(scores[best]))
+        return chosen
+
+
+def _list_ends(network: HostNetwork, pattern: int, net: int, near: bool) -> Floats:
+    """Return infinite prices for the hops from and to a NIC that are not wanted, else zero."""
+    count, nics = len(network.gpus), network.paths[None][1]
+    ends = np.zeros((count + 1, count + 1))
+    types = np.array(
+        [[paths[g, net].type for g in range(count)] for paths in (nics.back, nics.out)]
+    )
+    if pattern != RING:
+        types = types.max(axis=0, keepdims=True)
+    far = types > np.maximum(types.min(axis=1, keepdims=True), PathType.PXN)
+    allowed = ~far
+    # The two ends of a ring are different GPUs.
+    if near and allowed.any(axis=0).sum() >= min(len(types), count):
+        ends[0, 1:][far[0]] = np.inf
+        if pattern == RING:
+            ends[1:, 0][far[1]] = np.inf
+    return ends
+
+
+def _judge(load: Floats) -> Floats:
+    """Return a score for each row of loads: that of the busiest link, and a little of the mean."""
+    return np.asarray(load.max(axis=-1) + _SECOND * load.mean(axis=-1))

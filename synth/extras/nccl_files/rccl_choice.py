@@ -1,0 +1,239 @@
+"""The choice of the rings and chains of a graph file for RCCL, and whether it is worth writing.
+
+Candidates are the best channels at the machine's own rates, and those that are also good at RCCL's
+constants with links between CPUs at one, two and four times theirs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ....topo.routes import Router
+from ...bounds.single_path import Bounds, find_bounds
+from ...channels.channels import CHAIN, RING
+from ...channels.rounding import Rounding, prepare
+from ...ir.collective import Collective
+from ...numeric.effort import Effort
+from ...request import Request
+from ..stock.model import NotModelled
+from ..stock.rccl import RcclHost, model_rccl
+from .guard import BETWEEN_CPUS, PICKS, WORTH_WRITING
+from .nccl_graph import (
+    NcclGraphs,
+    Sized,
+    limit_channels,
+    match_counts,
+    prepare_finders,
+    rate_graphs,
+    repeat_channels,
+)
+from .rccl_guard import CHAIN_SHARE, RcclComparison, RcclGuard
+from .rccl_limits import RcclVersion, find_rccl_version
+from .robust import LinkRates, list_link_rates, list_routes, meet, rebuild_request
+
+# Work of the bound in seconds of an idle core, and its share of the time limit.
+_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
+# The same of each search at other rates.
+_SEARCH_WORK_S, _SEARCH_CLOCK = 4.0, 0.2
+# Shares of the best rate at the machine's own rates that may be given up to be safe.
+_OWN_SHARES = tuple(Fraction(percent, 100) for percent in (100, 97, 90))
+# Share of a target that floating point and rounded rates may lose.
+_REACHED = 0.998
+
+
+@dataclass(frozen=True)
+class ChosenRccl:
+    """The graphs of a file, and how they compare with stock RCCL.
+
+    `bounds` are over the hardware's routes. `guard` and `comparison` are None if RCCL's graph
+    cannot be made of the topology.
+    """
+
+    graphs: NcclGraphs
+    bounds: Bounds
+    version: RcclVersion
+    host: RcclHost | NotModelled
+    guard: RcclGuard | None = None
+    comparison: RcclComparison | None = None
+
+    @property
+    def is_worth_writing(self) -> bool:
+        """Whether the file gains, or cannot be slower where stock is not known."""
+        return self.comparison is not None and self.comparison.is_safe
+
+
+def choose_rccl_graphs(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+    guarded: bool = True,
+) -> ChosenRccl:
+    """Return the best graphs for a collective on one host.
+
+    Unless `guarded` they are the best at the machine's own rates, whatever stock does. Raise
+    InfeasibleError as `find_graphs` does.
+    """
+    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    request = Request(
+        collective, router.topology, effort, progress, bounds.single_path, router=router
+    )
+    version, host = find_rccl_version(router.topology), model_rccl(router.topology)
+    most = limit_channels(collective, version)
+    finders = prepare_finders(request)
+    first = _fill(match_counts(request, finders, most), version)
+    if isinstance(host, NotModelled):
+        graphs = rate_graphs(request, bounds.single_path, first)
+        return ChosenRccl(graphs, bounds, version, host)
+    guard = RcclGuard(request, host, list_routes(router))
+    # RCCL takes rings more often than NCCL, so numbers of channels that suit rings are tried too.
+    gathering = request.of(Collective("allgather", collective.ranks))
+    second = _fill(match_counts(gathering, finders, most), version)
+    rated = [(sized, guard.compare(sized)) for sized in (first, second)]
+    sized, compared = max(rated, key=lambda each: (each[1].is_safe, each[1].picked_GBps))
+    graphs = rate_graphs(request, bounds.single_path, sized)
+    best = ChosenRccl(graphs, bounds, version, host, guard, compared)
+    if not guarded or best.is_worth_writing or not _may_gain(guard, finders, collective):
+        return best
+    for sized in _list_candidates(request, guard, finders, most):
+        filled = _fill(sized, version)
+        compared = guard.compare(filled)
+        if compared.is_safe:
+            graphs = rate_graphs(request, bounds.single_path, filled)
+            return replace(best, graphs=graphs, comparison=compared)
+    return best
+
+
+def _fill(sized: Sized, version: RcclVersion) -> Sized:
+    """Return the channels repeated, each equally often, as long as RCCL takes more."""
+    count = max(len(each.orders) for each in sized.values())
+    times = max(1, version.usual // count)
+    return {shape: repeat_channels(each, count * times) for shape, each in sized.items()}
+
+
+def _may_gain(guard: RcclGuard, finders: list[Rounding], collective: Collective) -> bool:
+    """Return whether a file may exist that is safe: the optimum above stock, or all proved."""
+    shapes = [finder.shape for finder in finders]
+    optima = {shape: guard.find_optimum(shape, 1) for shape in shapes}
+    if not guard.is_known:
+        others = {shape: guard.find_other(shape, 1) for shape in shapes}
+        return all(0 < others[shape] * CHAIN_SHARE <= optima[shape] for shape in shapes)
+    rings, chains = guard.find_other(RING, 1), guard.find_other(CHAIN, 1)
+    if collective.name != "allreduce":
+        return optima[RING] >= rings * WORTH_WRITING
+    stock = chains if guard.host.pick(rings, chains) == CHAIN else rings
+    return max(optima.values()) >= stock * WORTH_WRITING
+
+
+def _list_candidates(
+    request: Request, guard: RcclGuard, finders: list[Rounding], most: int
+) -> Iterator[Sized]:
+    """Yield channels that may be safe, at the machine's own rates or at RCCL's too."""
+    own = list_link_rates(request.router)
+    if all(rates == own for rates in guard.rates.values()):
+        yield from _list_counts(finders, most)
+        return
+    for share in _OWN_SHARES:
+        robust = [_find_robust(request, guard, finder, share, own) for finder in finders]
+        if all(
+            each.optimum >= finder.optimum * _REACHED
+            for each, finder in zip(robust, finders, strict=True)
+        ):
+            yield match_counts(request, robust, most)
+            yield from _list_counts(robust, most)
+            return
+
+
+def _find_robust(
+    request: Request, guard: RcclGuard, finder: Rounding, share: Fraction, own: LinkRates
+) -> Rounding:
+    """Return a search in which the optimum of `finder` means that all targets are reached.
+
+    They are `share` of that optimum at the machine's own rates, and stock's rates at RCCL's.
+    """
+    shape, best = finder.shape, Fraction(finder.optimum)
+    reducing = Collective("allreduce", request.collective.ranks)
+    # The optimum of rings is that of the collective, twice an allreduce's for the others.
+    counted = best / (2 if shape == RING and request.collective.name != "allreduce" else 1)
+    kept = CHAIN_SHARE if shape == CHAIN and not guard.is_known else 1
+    targets = [(guard.rates[f], guard.find_other(shape, f) * kept / counted) for f in BETWEEN_CPUS]
+    effort = request.effort.grant(_SEARCH_WORK_S, _SEARCH_CLOCK)
+    wanted = request if shape == RING else request.of(reducing)
+    rebuilt = rebuild_request(wanted, meet([(own, share), *targets]))
+    return prepare(replace(rebuilt, effort=effort), shape)
+
+
+def _list_counts(finders: list[Rounding], most: int) -> Iterator[Sized]:
+    for count in range(1, most + 1):
+        yield {each.shape: each.name(each.round(count)) for each in finders}
+
+
+def describe_rccl_choice(chosen: ChosenRccl) -> list[str]:
+    """Return lines on stock RCCL and the reason for the file, for its comment and for people."""
+    compared = chosen.comparison
+    if compared is None or (not compared.is_known and not compared.is_safe):
+        assert isinstance(chosen.host, (RcclHost, NotModelled))
+        return [f"stock RCCL is not known: {chosen.host.reason}"]
+    file = _list_rates(compared.rates)
+    if not compared.is_known:
+        return [
+            f"written as proved optimal: by RCCL's own count {file}, and none can have more, also "
+            "with links between CPUs 2 and 4 times as fast; stock RCCL is not known",
+            "its table of machines may have this one, and then also sets a tuning model, MSCCL and "
+            "LL128, which a graph file leaves off: compare small sizes before use",
+        ]
+    times = ", ".join(f"{float(compared.find_ratio(f)):.3g}" for f in BETWEEN_CPUS)
+    return [
+        f"by RCCL's own count stock has {_list_rates(compared.others)}; the file {file}: {times} "
+        "times stock with links between CPUs at 1, 2, 4 times its constants"
+    ]
+
+
+def explain_rccl_refusal(chosen: ChosenRccl) -> str | None:
+    """Return in a line why no file is worth writing; None if one is."""
+    compared = chosen.comparison
+    if chosen.is_worth_writing:
+        return None
+    if compared is None or not compared.is_known:
+        why = f"stock RCCL is not known ({chosen.host.reason})"
+        proof = "and the file is not proved to be as good as any"
+        return f"no file written: {why}, {proof}"
+    file, stock = _list_rates(compared.rates), _list_rates(compared.others)
+    return (
+        f"no file written: stock RCCL is as good, or above with other links between CPUs: by its "
+        f"own count it has {stock}, the file {file}"
+    )
+
+
+def list_rccl_json(chosen: ChosenRccl) -> dict[str, object]:
+    """Return what the choice of a file rests on as JSON data.
+
+    `basis` is "above stock", "proved optimal", or null without a file; `over_stock` are the ratios
+    to stock with links between CPUs 1, 2 and 4 times as fast.
+    """
+    compared = chosen.comparison
+    known = compared is not None and compared.is_known
+    out: dict[str, object] = {
+        "library": "rccl",
+        "stock_model": None,
+        "stock_not_modelled": None if known else chosen.host.reason,
+        "basis": None,
+    }
+    if compared is not None and compared.is_safe:
+        out["basis"] = "above stock" if known else "proved optimal"
+    if compared is not None and known:
+        rates = {shape: compared.others[shape, 1] for shape in PICKS}
+        out["stock_model"] = {
+            "algbw_GBps": {PICKS[shape]: float(rate) for shape, rate in rates.items()},
+            "picked": PICKS[compared.host.pick(rates[RING], rates[CHAIN])],
+        }
+        out["over_stock"] = {str(f): float(compared.find_ratio(f)) for f in BETWEEN_CPUS}
+    return out
+
+
+def _list_rates(rates: dict[tuple[str, int], Fraction]) -> str:
+    return " and ".join(
+        f"{PICKS[shape]} {float(rate):.4g} GB/s"
+        for (shape, factor), rate in rates.items()
+        if factor == 1
+    )

@@ -1,0 +1,107 @@
+"""The faults after which a run of topo-run went on, read from its JSON, as text and on a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....topo.errors import InputError
+from ....topo.exact import load_json
+from ....topo.files import read_file
+from ...fault_text import LOST, describe_fault, describe_worth
+from ...pictures.timeline import MAX_ROWS, draw_spans
+from ...plan import Plan
+from ...sizes import show_size
+from .html import make_figure, make_paragraph, make_section, make_table
+
+# Most recoveries to list; a longer run is no rehearsal.
+_MAX_LISTED = 200
+
+
+@dataclass(frozen=True)
+class RecoveryRow:
+    """A fault noticed `at_s` seconds into a run, which went on `seconds` later.
+
+    `what` names the links; `worth` says what another plan for slow links was worth; `bound_GBps` is
+    the bound on algbw of what was left, None if no plan was needed.
+    """
+
+    at_s: float
+    what: str
+    seconds: float
+    resent_bytes: int
+    worth: str
+    bound_GBps: float | None
+
+
+def read_recoveries(path: str, plan: Plan) -> list[RecoveryRow]:
+    """Return the recoveries in the JSON of a run of topo-run, of that plan.
+
+    Raise InputError if the file is something else.
+    """
+    try:
+        run = load_json(read_file(path), exact=False)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+    if not isinstance(run, dict) or run.get("format") != "topoplan-run" or "recoveries" not in run:
+        raise InputError(
+            f"{path}: expected the JSON of a run of topo-run that goes on after faults, with its "
+            "recoveries"
+        )
+    if run.get("plan_hash") != plan.hash:
+        raise InputError(f"{path}: is the run of another plan; expected one of {plan.hash[:16]}")
+    try:
+        return [_read_row(row) for row in run["recoveries"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: a damaged list of recoveries: {error!r}") from None
+
+
+def _read_row(row: dict[str, Any]) -> RecoveryRow:
+    is_lost, bound = row["kind"] == LOST, row["bound_GBps"]
+    return RecoveryRow(
+        float(row["at"]),
+        describe_fault(row),
+        float(row["seconds"]),
+        int(row["resent_bytes"]) if is_lost else 0,
+        "" if is_lost else describe_worth(row),
+        None if bound is None else float(bound),
+    )
+
+
+def write_recoveries(recoveries: Sequence[RecoveryRow]) -> str:
+    """Return the section with a timeline and a table of recoveries."""
+    if not recoveries:
+        none = make_paragraph("No link was lost or slow in this run.")
+        return make_section("recoveries", "Recoveries", none)
+    spans = [
+        (x.what, x.at_s * 1e6, (x.at_s + x.seconds) * 1e6, f"{x.seconds:.2f} s")
+        for x in recoveries[:MAX_ROWS]
+    ]
+    title = "from noticing each fault to going on"
+    rows = [
+        (
+            f"{x.at_s:.2f}",
+            x.what,
+            f"{x.seconds:.2f}",
+            show_size(x.resent_bytes),
+            x.worth,
+            "-" if x.bound_GBps is None else f"{x.bound_GBps:.4g}",
+        )
+        for x in recoveries[:_MAX_LISTED]
+    ]
+    titles = (
+        "noticed at (s)",
+        "fault",
+        "went on after (s)",
+        "sent again",
+        "a call",
+        "bound left (GB/s)",
+    )
+    more = len(recoveries) - len(rows)
+    return make_section(
+        "recoveries",
+        "Recoveries",
+        make_figure(draw_spans(title, spans), f"{title}; times since the communicator was made"),
+        make_table(titles, rows, right=(0, 2, 3, 5)),
+        make_paragraph(f"and {more} more", soft=True) if more > 0 else "",
+    )

@@ -1,0 +1,9 @@
+"""The promise of --reproducible."""
+
+from ...promise import Promise
+from ...request import Strategy
+from ...strategies.built_in import MAIN_WORK_S
+from .build import build_reproducible, choose_bracketing
+from .fitting import NAME
+
+REPRODUCIBLE = Promise(Strategy(NAME, build_reproducible, work_s=MAIN_WORK_S), choose_bracketing)

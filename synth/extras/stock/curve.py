@@ -1,0 +1,24 @@
+"""The curve of the stock collective, beside a plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...pictures.curves import Curve
+from .stock_ring import StockRing, stock_of
+
+if TYPE_CHECKING:
+    from ...plan import Plan
+
+
+def draw_stock(plan: Plan, sizes: Sequence[int]) -> Curve | None:
+    """Return the curve of the stock collective of a plan's members, None if there is none."""
+    stock = stock_of(plan)
+    return None if stock is None else make_curve(stock, sizes)
+
+
+def make_curve(stock: StockRing, sizes: Sequence[int]) -> Curve:
+    """Return the curve of a stock collective at these sizes in bytes."""
+    name = f"{stock.name}, by a model" if stock.is_modelled else f"{stock.name}, not NCCL's"
+    return Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes))

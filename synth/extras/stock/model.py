@@ -1,0 +1,277 @@
+"""The model of stock NCCL: what it finds and picks on a host without a graph file."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from itertools import permutations
+
+from ....topo.derived.hosts import group_by_host
+from ....topo.facts import keys
+from ....topo.facts.keys import p2p_subject
+from ....topo.facts.view import WIRES
+from ....topo.formats.nccl_xml import is_amd
+from ....topo.formats.nccl_xml.made_up import view_machine
+from ....topo.graph import Topology
+from .nic_rates import rate_between_hosts
+from .nic_search import SearchTooLongError, find_host_chains, find_host_rings
+from .nics import NicPaths
+from .paths import GpuPaths, find_gpu_paths
+from .search import FALLBACK_MBps, StockGraph, find_chains, find_rings
+from .steps import RING
+from .system import GPU, NET, NVS, PathType, StockLink, StockSystem, build_system
+from .tuner import expect
+
+# Compute capability, times ten, from which NVSwitches add data for NCCL (NVLS).
+_NVLS_SM = 90
+_kBps_PER_GBps = 10**6
+_MBps_PER_GBps = 10**3
+
+
+@dataclass(frozen=True)
+class StockChannels:
+    """The rings or chains that NCCL finds, each an order of ranks.
+
+    `speed_GBps` is the speed that NCCL counts for a channel, `pattern` its number of the pattern,
+    and `path_type` the type of the farthest hop as NCCL names it. In a job of several hosts `nets`
+    has the two NICs of each channel by their `dev` numbers, at a speed of `nic_speed_GBps` over
+    paths of `nic_type`, and `cross_nic` is NCCL's (2: channels in pairs exchange their NICs).
+    `algbw_GBps` is that of an allreduce with equal shares on the channels that
+    NCCL uses, by the loads on the links of NCCL's own graph.
+    """
+
+    orders: tuple[tuple[int, ...], ...]
+    speed_GBps: Fraction
+    pattern: int
+    path_type: str
+    same_channels: bool
+    algbw_GBps: Fraction
+    nets: tuple[tuple[int, int], ...] = ()
+    nic_speed_GBps: Fraction = Fraction(0)
+    nic_type: str = ""
+    cross_nic: int = 0
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether NCCL finds none, and takes one in rank order at a rate that it makes up."""
+        return self.speed_GBps == Fraction(FALLBACK_MBps, _MBps_PER_GBps)
+
+
+@dataclass(frozen=True)
+class StockModel:
+    """What stock NCCL does on a host, or on each of several equal hosts.
+
+    It uses the first `channels` of the rings and of the chains. `p2p` has the ordered pairs of
+    ranks that it connects with P2P, `p2p_at_sys` those with NCCL_P2P_LEVEL=SYS. If `has_nvls`,
+    NVSwitches can add data, which NCCL may prefer to both and this model leaves out. `assumes` has
+    a line for each kind of fact that the topology lacks and NCCL finds on the machine. `expect`
+    takes a number of bytes and the least microseconds of a hop (0: as NCCL counts them); it returns
+    what NCCL's tuner picks for an allreduce of that size, and the microseconds that it expects.
+    """
+
+    rings: StockChannels
+    chains: StockChannels
+    channels: int
+    p2p: frozenset[tuple[int, int]]
+    p2p_at_sys: frozenset[tuple[int, int]]
+    has_nvls: bool
+    assumes: tuple[str, ...]
+    expect: Callable[[int, float], tuple[str, float]] = field(repr=False, compare=False)
+
+    def pick(self, size_bytes: int) -> str:
+        """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
+        return self.expect(size_bytes, 0.0)[0]
+
+    @property
+    def algbw_GBps(self) -> dict[str, Fraction]:
+        """The algbw of an allreduce in GB/s at large sizes, of `rings` and of `chains`."""
+        return {"rings": self.rings.algbw_GBps, "chains": self.chains.algbw_GBps}
+
+    def to_json(self, size_bytes: int) -> dict[str, object]:
+        """Return the rates, and what NCCL picks for an allreduce of a size, as JSON."""
+        rates = {kind: float(rate) for kind, rate in self.algbw_GBps.items()}
+        return {"algbw_GBps": rates, "picked": self.pick(size_bytes)}
+
+
+@dataclass(frozen=True)
+class NotModelled:
+    """Why there is no model of a topology."""
+
+    reason: str
+
+
+# Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.
+@lru_cache(maxsize=32)
+def model_stock(
+    topology: Topology, p2p_level: str | None = None, nvb: bool = True, hosts: int = 1
+) -> StockModel | NotModelled:
+    """Return what NCCL does by itself on a host, or in a job of `hosts` such hosts.
+
+    `p2p_level` is the value of NCCL_P2P_LEVEL, a type of path such as SYS; None is NCCL's default.
+    With `nvb` false, NCCL_NVB_DISABLE=1 is set. The facts are those of NCCL's XML: PCI tree, PCIe
+    speeds, CPU models, compute capabilities, numbers of NVLinks; the rates of links do not count.
+    The result is cached. Raise KeyError if `p2p_level` is not a type of path.
+    """
+    reason = _find_obstacle(topology)
+    if reason is not None:
+        return NotModelled(reason)
+    system = build_system(topology)
+    level = None if p2p_level is None else PathType[p2p_level]
+    refused = list_refused_p2p(topology)
+    gpu_paths = find_gpu_paths(system, level, nvb, refused)
+    if any(path.type == PathType.DIS for path in gpu_paths.paths.values()):
+        return NotModelled("some GPUs are not connected by PCIe or NVLink in the topology")
+    nics = None
+    if hosts == 1:
+        rings = find_rings(system, gpu_paths)
+        chains = find_chains(system, gpu_paths, rings.channels)
+    else:
+        if not system.nodes[NET]:
+            return NotModelled("the topology has no NICs, which jobs of several hosts need")
+        nics = NicPaths(system, gpu_paths, nvb)
+        try:
+            rings = find_host_rings(system, gpu_paths, nics)
+            chains = find_host_chains(system, gpu_paths, nics, rings.channels)
+        except SearchTooLongError:
+            return NotModelled("NCCL's search between such hosts takes too long to repeat")
+        if not (rings.nets and chains.nets):
+            return NotModelled("NCCL finds no channels between hosts, and takes the simplest one")
+    used = min(rings.channels, chains.channels)
+    at_sys = find_gpu_paths(system, PathType.SYS, nvb, refused).p2p
+    described = [
+        _describe(
+            graph,
+            system,
+            rate_orders(graph.pattern == RING, graph.orders[:used], gpu_paths)
+            if nics is None
+            else rate_between_hosts(graph, used, gpu_paths, nics, hosts),
+        )
+        for graph in (rings, chains)
+    ]
+    return StockModel(
+        rings=described[0],
+        chains=described[1],
+        channels=used,
+        p2p=_name_pairs(gpu_paths.p2p, system),
+        p2p_at_sys=_name_pairs(at_sys, system),
+        has_nvls=bool(system.nodes[NVS]) and system.min_sm >= _NVLS_SM,
+        assumes=tuple(_list_assumptions(system, hosts)),
+        expect=lambda size_bytes, hop_us: expect(system, rings, chains, size_bytes, hosts, hop_us),
+    )
+
+
+def _find_obstacle(topology: Topology) -> str | None:
+    """Return why NCCL's graph cannot be made of a topology, None if it can."""
+    gpus = [topology.by_id[name] for name in topology.ranks]
+    if len(gpus) < 2:
+        return "NCCL needs two GPUs for a collective"
+    if is_amd(topology):
+        return "RCCL's search on AMD GPUs is not modelled"
+    if any(gpu.extra.get("stands_for") for gpu in gpus):
+        return "the topology has ranks without a GPU"
+    if len(group_by_host(gpus)) > 1:
+        return "GPUs are on several hosts"
+    linked = {
+        end
+        for link in topology.links
+        if link.kind in ("pcie", "nvlink", "c2c") or _is_in_pci_tree(topology, link.src, link.dst)
+        for end in (link.src, link.dst)
+    }
+    if not linked.issuperset(topology.ranks):
+        return "the topology is a graph without PCIe or NVLink, so NCCL's search does not apply"
+    return None
+
+
+def _is_in_pci_tree(topology: Topology, src: str, dst: str) -> bool:
+    ends = [topology.by_id[name] for name in (src, dst)]
+    return any(end.kind == "cpu" or end.family in ("pcie", "nvswitch") for end in ends)
+
+
+def list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
+    """Return the ordered pairs of ranks to which the driver refuses P2P, as far as is known.
+
+    It says so itself, or it is known to have none over PCIe for one of their boards.
+    """
+    view = view_machine(topology)
+    indices = [view.find_gpu_index(name) for name in topology.ranks]
+    wired = {(link.src, link.dst) for link in topology.links if link.kind in WIRES}
+    return frozenset(
+        (a, b)
+        for (a, gpu), (b, other) in permutations(enumerate(topology.ranks), 2)
+        if any(
+            view.facts.get_text(p2p_subject(indices[a], indices[b]), key) not in (None, "ok")
+            for key in (keys.P2P_READ, keys.P2P_WRITE)
+        )
+        or ((gpu, other) not in wired and view.find_board_without_p2p(gpu, other))
+    )
+
+
+def _name_pairs(
+    pairs: frozenset[tuple[int, int]], system: StockSystem
+) -> frozenset[tuple[int, int]]:
+    gpus = system.nodes[GPU]
+    return frozenset((gpus[a].rank, gpus[b].rank) for a, b in pairs)
+
+
+def _describe(graph: StockGraph, system: StockSystem, algbw_GBps: Fraction) -> StockChannels:
+    ranks = [gpu.rank for gpu in system.nodes[GPU]]
+    devs = [net.element.get_integer("dev", 0) or 0 for net in system.nodes[NET]]
+    return StockChannels(
+        orders=tuple(tuple(ranks[gpu] for gpu in order) for order in graph.orders),
+        speed_GBps=Fraction(graph.speed_MBps, _MBps_PER_GBps),
+        pattern=graph.pattern,
+        path_type=graph.path_type.name,
+        same_channels=graph.same_channels,
+        algbw_GBps=algbw_GBps,
+        nets=tuple((devs[first], devs[last]) for first, last in graph.nets),
+        nic_speed_GBps=Fraction(graph.inter_MBps if graph.nets else 0, _MBps_PER_GBps),
+        nic_type=graph.nic_type.name if graph.nets else "",
+        cross_nic=graph.cross_nic,
+    )
+
+
+def rate_orders(
+    is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths, between_cpus: int = 1
+) -> Fraction:
+    """Return the algbw of an allreduce in GB/s from the loads on the links.
+
+    Orders are of GPUs in NCCL's order. Links between CPUs have `between_cpus` times their rates. In
+    a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one direction and
+    the results the other, so each hop carries all of it both times.
+    """
+    hops: Counter[tuple[int, int]] = Counter()
+    for order in orders:
+        following = (*order[1:], order[0]) if is_ring else order[1:]
+        hops.update(zip(order, following, strict=False))
+        if not is_ring:
+            hops.update(zip(order[1:], order, strict=False))
+    loads: Counter[StockLink] = Counter()
+    for pair, count in hops.items():
+        for link in gpu_paths.paths[pair].links:
+            loads[link] += count
+    slowest = min(
+        Fraction(link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), count)
+        for link, count in loads.items()
+    )
+    gpus = len(orders[0])
+    factor = Fraction(gpus, 2 * (gpus - 1)) if is_ring else Fraction(1)
+    return slowest * len(orders) * factor / _kBps_PER_GBps
+
+
+def _list_assumptions(system: StockSystem, hosts: int) -> Iterator[str]:
+    """Yield a line for each kind of fact that was made up, or left to NCCL's default."""
+    made_up = {"cpu": "CPU models", "gpu": "compute capabilities", "pci": "PCI addresses"}
+    kinds = {e.tag for e in system.root.walk() if "topoplan_made_up" in e.attributes}
+    yield from (f"{made_up[kind]} are not in the topology" for kind in made_up if kind in kinds)
+    for key, name, default in (
+        ("link_speed", "speed", "Gen3"),
+        ("link_width", "width", "x16"),
+    ):
+        unknown = [e for e in system.root.walk() if e.tag == "pci" and e.get(key) in (None, "0")]
+        if unknown:
+            yield f"the PCIe {name} of {len(unknown)} devices is unknown; NCCL counts {default}"
+    nets = system.nodes[NET] if hosts > 1 else []
+    for key, default in (("speed", "10 Gb/s"), ("gdr", "that they have GPUDirect")):
+        if any(not net.get(key) for net in nets):
+            yield f"the {key} of some NICs is unknown; the model takes {default}"

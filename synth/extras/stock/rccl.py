@@ -1,0 +1,197 @@
+"""The model of stock RCCL: what it finds on a host of AMD GPUs without a graph file.
+
+RCCL first compares a host with a table of machines, and searches only if none fits. The table is
+not modelled, but what it can hold is: which machines it may decide follows from counts. Two kinds
+of machines it always decides, with rings that use every xGMI link equally. From graph/search.cc and
+graph/rome_models.cc of October 2024.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from ....topo.derived.hosts import group_by_host
+from ....topo.formats.nccl_xml import is_amd
+from ....topo.graph import Topology
+from ...channels.channels import CHAIN, RING
+from .model import NotModelled, rate_orders
+from .paths import GpuPaths
+from .rccl_search import MAX_RINGS, find_rccl_chains, find_rccl_rings
+from .rccl_system import build_rccl_system, find_architecture, find_paths_to, find_rccl_paths
+from .search import StockGraph
+from .system import CPU, GPU, NET, PathType, StockNode, StockSystem, is_cpu
+
+TABLE = "decided by RCCL's model table"
+# The table's machines, by GPUs: the numbers of other GPUs to which each has xGMI links.
+_TABLE_PEERS = {8: ({2}, {3}), 16: ({3}, {4}, {3, 4})}
+# Those with trees that branch have so many CPUs, with equally many GPUs at each.
+_BRANCHING_CPUS = 4
+# Machines that the table always decides have eight GPUs, each with xGMI to six or seven others.
+_MESH_GPUS, _MESH_PEERS = 8, (6, 7)
+# EPYC CPUs of the table: from Rome on, as family and least model.
+_EPYC = ((143, 49), (175, 0))
+_kBps_PER_GBps = 10**6
+# What RCCL's tuner expects of chains at large sizes, as a share of their rate; of rings all of it.
+# On one host of MI300 it has no chains at large sizes.
+_CHAIN_SHARE, _CHAIN_SHARE_MI300 = Fraction(82, 100), Fraction(0)
+
+
+@dataclass(frozen=True)
+class RcclStock:
+    """What stock RCCL does on a host; orders are those of a search, None for a table's.
+
+    `known_GBps` is then the algbw of an allreduce in GB/s by shape, which no socket link limits.
+    """
+
+    rings: StockGraph | None
+    chains: StockGraph | None
+    known_GBps: dict[str, Fraction]
+
+    @property
+    def channels(self) -> int:
+        """The number of channels of a searched graph; 0 if a table decides."""
+        return self.rings.channels if self.rings else 0
+
+
+class RcclHost:
+    """A host as RCCL sees it, to rate channels beside those of stock RCCL.
+
+    `stock` is None if the table may decide or RCCL may use NICs (`reason` says which). With the
+    table, `is_provable` is whether all routes between GPUs are known, so that bounds hold, and
+    `may_branch` whether it may have trees that branch.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.system = build_rccl_system(topology)
+        self.paths = find_rccl_paths(self.system)
+        self.rank_of = {gpu.index: gpu.rank for gpu in self.system.nodes[GPU]}
+        self._index = {rank: index for index, rank in self.rank_of.items()}
+        wires = count_wires(self.system)
+        peers = {len(row) for row in wires.values()}
+        self.may_branch = _may_branch(self.system)
+        is_mi300 = find_architecture(topology).lower().removeprefix("gfx").startswith("94")
+        self._chain_share = _CHAIN_SHARE_MI300 if is_mi300 else _CHAIN_SHARE
+        self.reason = _find_doubt(self.system, wires, peers)
+        self.is_provable = self.reason in ("", TABLE)
+        self.stock = None if self.reason else _find_stock(self.system, self.paths, wires, peers)
+
+    def pick(self, rings_GBps: Fraction, chains_GBps: Fraction) -> str:
+        """Return RING or CHAIN: what RCCL's tuner picks for a large allreduce, as in tuning.cc."""
+        return CHAIN if chains_GBps * self._chain_share > rings_GBps else RING
+
+    def rate(self, shape: str, orders: tuple[tuple[int, ...], ...], between_cpus: int) -> Fraction:
+        """Return the algbw of an allreduce in GB/s over orders of ranks, by RCCL's constants.
+
+        Links between CPUs are `between_cpus` times as fast.
+        """
+        indices = [[self._index[rank] for rank in order] for order in orders]
+        return rate_orders(shape == RING, indices, self.paths, between_cpus)
+
+    def rate_stock(self, shape: str, between_cpus: int) -> Fraction:
+        """Return the algbw of stock's rings or chains for an allreduce, in GB/s."""
+        assert self.stock is not None
+        graph = self.stock.rings if shape == RING else self.stock.chains
+        if graph is None:
+            return self.stock.known_GBps[shape]
+        return rate_orders(shape == RING, graph.orders, self.paths, between_cpus)
+
+
+# Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.
+@lru_cache(maxsize=32)
+def model_rccl(topology: Topology) -> RcclHost | NotModelled:
+    """Return the host as RCCL sees it, with what it does by itself. The result is cached."""
+    gpus = [topology.by_id[name] for name in topology.ranks]
+    if len(gpus) < 2:
+        return NotModelled("RCCL needs two GPUs for a collective")
+    if not is_amd(topology):
+        return NotModelled("RCCL runs on AMD GPUs, of which the topology has none")
+    if len(group_by_host(gpus)) > 1:
+        return NotModelled("GPUs are on several hosts")
+    host = RcclHost(topology)
+    if any(path.type == PathType.DIS for path in host.paths.paths.values()):
+        return NotModelled("some GPUs are not connected by PCIe or xGMI in the topology")
+    return host
+
+
+def count_wires(system: StockSystem) -> dict[StockNode, dict[StockNode, int]]:
+    """Return the kB/s over xGMI from each GPU to each other that it has links to."""
+    return {
+        gpu: {x.end: x.rate_kBps for x in gpu.links if x.type == PathType.NVL and x.end.kind == GPU}
+        for gpu in system.nodes[GPU]
+    }
+
+
+def _find_doubt(
+    system: StockSystem, wires: dict[StockNode, dict[StockNode, int]], peers: set[int]
+) -> str:
+    """Return why stock's graphs are not known; empty if they are."""
+    may_be_epyc = _may_be_epyc(system)
+    # With NICs near all GPUs it counts NICs in, and may send over them inside the host.
+    if not _is_joined(wires) and _may_keep_nics(system, may_be_epyc):
+        return "RCCL may use NICs inside the host, as not all GPUs are joined by xGMI"
+    return TABLE if may_be_epyc and peers in _TABLE_PEERS.get(len(wires), ()) else ""
+
+
+def _may_be_epyc(system: StockSystem) -> bool:
+    """Return whether the CPUs are EPYC of the table, or unknown."""
+    cpus = system.nodes[CPU]
+    return any("topoplan_made_up" in cpu.element.attributes for cpu in cpus) or any(
+        is_cpu(cpu, "x86_64", "AuthenticAMD")
+        and (cpu.element.get_integer("familyid", 0) or 0) == family
+        and (cpu.element.get_integer("modelid", 0) or 0) >= least
+        for cpu in cpus
+        for family, least in _EPYC
+    )
+
+
+def _may_branch(system: StockSystem) -> bool:
+    """Return whether the table may have trees that branch for a machine."""
+    cpus = [cpu.element for cpu in system.nodes[CPU]]
+    below = {sum(e.tag == "gpu" for e in cpu.walk()) for cpu in cpus}
+    is_unknown = any("topoplan_made_up" in cpu.attributes for cpu in cpus)
+    return is_unknown or (len(cpus) == _BRANCHING_CPUS and len(below) == 1)
+
+
+def _may_keep_nics(system: StockSystem, may_be_epyc: bool) -> bool:
+    """Return whether RCCL may keep the NICs: if each GPU has one near that reaches its memory."""
+    farthest = PathType.PHB if may_be_epyc else PathType.PXB
+    to_net = [find_paths_to(net) for net in system.nodes[NET] if net.get("gdr") != "0"]
+    return all(
+        gpu.get("gdr") != "0"
+        and any(gpu in paths and paths[gpu].type <= farthest for paths in to_net)
+        for gpu in system.nodes[GPU]
+    )
+
+
+def _is_joined(wires: dict[StockNode, dict[StockNode, int]]) -> bool:
+    """Return whether xGMI links lead from any GPU to all others."""
+    first = next(iter(wires))
+    seen, left = {first}, [first]
+    while left:
+        fresh = wires[left.pop()].keys() - seen
+        seen |= fresh
+        left += fresh
+    return len(seen) == len(wires)
+
+
+def _find_stock(
+    system: StockSystem,
+    paths: GpuPaths,
+    wires: dict[StockNode, dict[StockNode, int]],
+    peers: set[int],
+) -> RcclStock:
+    """Return what RCCL does where that is known."""
+    rates = Counter(rate for row in wires.values() for rate in row.values())
+    if len(wires) == _MESH_GPUS and len(peers) == 1 and peers <= set(_MESH_PEERS):
+        n, links, slowest = len(wires), min(peers), Fraction(min(rates), _kBps_PER_GBps)
+        if links < n - 1 or len(rates) == 1:
+            # Each ring uses one link of every GPU, and together they use all links equally often.
+            # Each chain lacks one hop of its ring: of six, some link still has two.
+            rings = slowest * links * n / (2 * (n - 1))
+            chains = slowest * (links // 2 if links < n - 1 else Fraction(n, 2))
+            return RcclStock(None, None, {RING: rings, CHAIN: chains})
+    searched = find_rccl_rings(system, paths)
+    return RcclStock(
+        searched, find_rccl_chains(system, paths, min(searched.channels, MAX_RINGS)), {}
+    )

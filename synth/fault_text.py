@@ -1,0 +1,32 @@
+"""The faults after which calls went on, by the rows of topo-run's JSON, as text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .sizes import show_size
+
+# The kind of fault that a lost link is; others are of slow links.
+LOST = "lost"
+
+
+def describe_fault(row: Mapping[str, Any]) -> str:
+    """Return what has happened, by a row of the JSON: "link A - B was lost"."""
+    if row["kind"] == LOST:
+        lost = " and ".join(map(str, row["lost_links"]))
+        return f"link {lost} was lost" if lost else "a connection was lost"
+    links = [
+        f"{link} {'recovered' if factor == 1 else f'is at {factor:g} of its rate'}"
+        for link, factor in row["links"].items()
+    ]
+    return f"link {', '.join(links)}"
+
+
+def describe_worth(row: Mapping[str, Any]) -> str:
+    """Return what planning for slow links was worth, by a row of the JSON, as text."""
+    if row["after_s"] is None:
+        return "no schedule tried yet"
+    before = "" if row["before_s"] is None else f"{row['before_s'] * 1e3:.4g} ms before, "
+    return (
+        f"{show_size(row['size_bytes'])} took {before}{row['during_s'] * 1e3:.4g} ms by the "
+        f"schedule in use, {row['after_s'] * 1e3:.4g} ms since"
+    )
