@@ -479,7 +479,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("nccl-files", "place"),
+        needs=("stock", "nccl-files", "place"),
     ),
     Extra(
         "report",

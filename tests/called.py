@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from importlib import import_module
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+
+from topoplan.cli.commands import import_command
 
 
 def call_command(name: str, *arguments: str, cwd: Path | None = None) -> CompletedProcess[str]:
@@ -26,8 +27,8 @@ def call_command(name: str, *arguments: str, cwd: Path | None = None) -> Complet
         if cwd is not None:
             patch.chdir(cwd)
         try:
-            code = import_module(f"topoplan.cli.{name}").main(list(arguments))
+            code = import_command(name).main(list(arguments))
         except SystemExit as ended:
-            code = ended.code
+            code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     said = [into.getvalue().decode("utf-8") for into in raw]
-    return CompletedProcess([name, *arguments], code or 0, *said)
+    return CompletedProcess([name, *arguments], code, *said)

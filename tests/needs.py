@@ -11,12 +11,15 @@ import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from write_screenshots import find_browser
 
+from topoplan.cli.commands import list_commands
 from topoplan.extras import BY_NAME
+
+T = TypeVar("T")
 
 # Why tests may be skipped on CI, which has no GPUs and one version of torch. Recorded machines lie
 # outside the checkout.
@@ -27,6 +30,19 @@ _NOT_RECORDED = re.compile(r"Skipped: (recorded machine|input) .* is not here")
 def has_extra(name: str) -> bool:
     """Return whether an extra is in this copy: the core's tests leave out what it adds."""
     return BY_NAME[name].is_here
+
+
+def list_runnable(cases: Iterable[T]) -> list[T]:
+    """Return a test's cases whose command is in this copy: a line, or a tuple that begins with the
+    command's name, a line or a list of arguments.
+    """
+    here = list_commands()
+
+    def find_command(case: Any) -> str:
+        first = case if isinstance(case, str) else case[0]
+        return first.split()[0] if isinstance(first, str) else str(first[0])
+
+    return [case for case in cases if find_command(case) in here]
 
 
 @cache

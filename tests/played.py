@@ -25,7 +25,6 @@ from topoplan.runtime.program.instructions import (
     Program,
     Span,
 )
-from topoplan.synth.extras.reproducible.bracket import Bracket, parse_bracket
 
 Array = np.ndarray
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")
@@ -338,22 +337,3 @@ def play(
             y[d.to : d.to + d.hi - d.lo] = player.work[d.lo : d.hi]
         out.append(y)
     return out
-
-
-def add_up(bracketing: str, contributions: Sequence[Array]) -> Array:
-    """Return the sum of the ranks' arrays in a bracketing written by `find_bracketing`.
-
-    `contributions` holds one array per rank; they are added in their own dtype.
-    """
-    done: list[Array] = []
-    rest: list[Bracket | None] = [parse_bracket(bracketing)]
-    while rest:
-        item = rest.pop()
-        if item is None:
-            second, first = done.pop(), done.pop()
-            done.append(first + second)
-        elif isinstance(item, int):
-            done.append(contributions[item])
-        else:
-            rest += [None, item[1], item[0]]
-    return done[0]

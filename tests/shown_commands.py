@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from judge_options import find_options_once
 from launch import run_command
 
 from topoplan.cli.commands import import_command, list_commands
@@ -143,18 +142,25 @@ def _without_ranks() -> Iterator[None]:
     and end there with 0.
     """
     from topoplan.runtime.ranks import launch
-    from topoplan.synth.extras.judge import judging
 
     with contextlib.ExitStack() as patches:
         for where, what, instead in (
             (launch, "launch", lambda *_: 0),
-            (judging, "find_options", find_options_once),
+            *(_list_judgements() if BY_NAME["judge"].is_here else ()),
             *(_list_measurements() if BY_NAME["measuring"].is_here else ()),
             *(_list_cables() if BY_NAME["cables"].is_here else ()),
             *(_list_emulations() if BY_NAME["emulate"].is_here else ()),
         ):
             patches.enter_context(mock.patch.object(where, what, instead))
         yield
+
+
+def _list_judgements() -> list[tuple[object, str, object]]:
+    from judge_options import find_options_once
+
+    from topoplan.synth.extras.judge import judging
+
+    return [(judging, "find_options", find_options_once)]
 
 
 def _list_measurements() -> list[tuple[object, str, object]]:

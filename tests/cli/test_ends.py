@@ -12,7 +12,7 @@ from launch import Ended, run_command
 from topoplan.cli.commands import import_command
 from topoplan.cli.topoplan import main
 
-COMMANDS = ("probe", "synth", "run", "judge")
+COMMANDS = ("probe", "synth", "run")
 INTERRUPTED_AT = """
 import os, signal, sys
 class Interrupt:

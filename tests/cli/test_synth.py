@@ -338,10 +338,6 @@ def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
         "--collective", "allreduce", "--topology", "dgx1", "--strategy", "packing", "--explain"
     ).stdout
     assert "bottleneck: the links between all 8 GPUs" in shown and "links to improve first" in shown
-    assert (
-        "rank order: gloo's own algorithm is 2.00 times as fast in another one: 0,1,3,2,6,7,5,4 "
-        "(topo-place" in shown
-    )
 
 
 def test_a_time_limit_with_a_plan_in_hand_is_no_failure() -> None:

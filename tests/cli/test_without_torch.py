@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from launch import run_command
+from needs import list_runnable
 
 import topoplan
 from topoplan.extras import BY_NAME
@@ -22,7 +23,7 @@ SAYS = "torch cannot be imported (import of torch halted; None in sys.modules); 
 INSTALL = "pip install 'topoplan[run]'"
 ALLREDUCE = ["--collective", "allreduce", "--topology", "topo.xml"]
 # What each command that plans writes or prints, by its arguments.
-PLANNING = {
+_PLANNING = {
     "probe": (["topo.xml", "--format", "svg", "-o", "out-probe"], "<svg"),
     "synth": (
         [*ALLREDUCE, "--time-limit", "0.1", "-o", "out-synth"],
@@ -32,6 +33,7 @@ PLANNING = {
     "place": (["topo.xml", "--json"], '"order"'),
     "report": (["topo.xml", "--time-limit", "0.1", "-o", "out-report"], "</html>"),
 }
+PLANNING = {name: _PLANNING[name] for name in list_runnable(_PLANNING)}
 RUNNING = {
     "run": ["--stock", "--nproc", "2"],
     **({"probe": ["ring:2", "--measure"]} if BY_NAME["measuring"].is_here else {}),

@@ -220,7 +220,7 @@ def test_an_installed_packages_file_takes_the_options_that_it_names(
     file, asked = tmp_path / "file", ["allreduce", "ring:4", "--format"]
     options = ["--nccl-version", "2.20.5", "--no-guard", "-o", str(file)]
     assert synth.main([*asked, "guarded", *options]) == 0
-    assert file.read_text().split() == ["2.20", "False"]
+    assert file.read_text().split() == ["2.20.5", "False"]
     capsys.readouterr()
     assert synth.main([*asked, "plain", *options]) == 2
     assert "--nccl-version without --format" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import run_joined
 from nccl_standin import NcclStandIn
+from sample_schedules import built
 
 from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.compiled import Buffers
@@ -27,8 +28,6 @@ from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import reroute, time_us
 from topoplan.synth.cost.transfer_times import predict_times
-from topoplan.synth.extras.stock.stock_ring import build_ring
-from topoplan.synth.ir.collective import Collective
 from topoplan.synth.pictures.chrome_trace import write_plan_trace
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
@@ -113,7 +112,7 @@ def test_predicted_times_agree_with_the_cost(
     ranks: int, bits: int, segments: int, stepwise: bool
 ) -> None:
     machine = preset(f"switch:{ranks}")
-    ring = build_ring(Collective("allreduce", ranks), Router(machine), tuple(range(ranks)))
+    ring = built("ring", f"switch:{ranks}")
     schedule = replace(ring, segments=segments, stepwise=stepwise and segments > 1)
     times = predict_times(schedule, machine, 1 << bits)
     assert len(times) == len(schedule.transfers) * segments
@@ -125,7 +124,7 @@ def test_predicted_times_agree_with_the_cost(
 @given(st.integers(8, 22), st.sampled_from([1, 2, 8]))
 def test_messages_that_are_played_end_when_the_simulation_does(bits: int, segments: int) -> None:
     machine, host = preset("switch:4"), HostCosts()
-    ring = build_ring(Collective("allreduce", 4), Router(machine), (0, 1, 2, 3))
+    ring = built("ring", "switch:4")
     schedule = replace(reroute(ring, Router(machine)), segments=segments)
     times = predict_times(schedule, machine, 1 << bits, host)
     assert len(times) == len(schedule.transfers) * segments
@@ -175,7 +174,7 @@ def test_what_lands_later_ends_later() -> None:
     """Two ranks exchange halves: every stamp finds its message, and pieces follow each other in
     it.
     """
-    schedule = build_ring(Collective("allreduce", 2), Router(preset("switch:2")), (0, 1))
+    schedule = built("ring", "switch:2")
     stamps = [
         [(True, 1, 0, 1.0), (False, 1, 0, 5.0), (True, 1, 1, 6.0), (False, 1, 1, 9.0)],
         [(True, 0, 0, 2.0), (False, 0, 0, 4.0), (True, 0, 1, 5.0), (False, 0, 1, 8.0)],
@@ -196,10 +195,7 @@ def test_batches_are_stamped_too() -> None:
     """Over NCCL, here a stand-in with its rules: every message of every batch has its times, and
     sums stay right.
     """
-    machine = preset("switch:4")
-    schedule = replace(
-        build_ring(Collective("allreduce", 4), Router(machine), (0, 1, 2, 3)), segments=3
-    )
+    schedule = replace(built("ring", "switch:4"), segments=3)
     standin = NcclStandIn(4)
     tensors = [torch.full((120,), float(rank)) for rank in range(4)]
     stamps_of = []

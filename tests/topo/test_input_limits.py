@@ -20,10 +20,6 @@ import pytest
 
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.synth.demands.demands import read_demands
-from topoplan.synth.extras.judge.readers.detect import read_file as read_log
-from topoplan.synth.extras.judge.readers.json_results import read_json
-from topoplan.synth.extras.msccl.read import read_algorithm
-from topoplan.synth.extras.nccl_files.nccl_tuner import read_measured
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
@@ -239,7 +235,7 @@ def test_deep_json_is_one_line(depth: int, opening: str, closing: str) -> None:
     deep = opening * depth + "1" + closing * depth
     with pytest.raises(ValueError, match="nested deeper than 64"):
         load_json(deep)
-    for read in (Topology.loads, Plan.loads, read_topology_text, read_json):
+    for read in (Topology.loads, Plan.loads, read_topology_text):
         for text in (f'{{"{name}": {deep}}}' for name in ("devices", "instances", "items")):
             with pytest.raises(InputError, match="nested deeper than 64") as error:
                 read(text, "deep.json")
@@ -332,9 +328,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "traffic.csv": lambda path: read_matrix(path, 2),
     "traffic.npy": lambda path: read_matrix(path, 2),
     "demands.json": lambda path: read_demands(path, 2),
-    "msccl.xml": lambda path: read_algorithm(path, Collective("allreduce", 2)),
-    "log": read_log,
-    "times.json": lambda path: read_measured(f"Ring/LL/1={path}", Collective("allreduce", 2)),
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from called import call_command
+from needs import list_runnable
 
 from topoplan.synth.describe import describe_plan
 from topoplan.synth.ir.collective import Collective
@@ -104,24 +105,34 @@ def test_xml_names_such_characters_by_number_and_json_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("command", "arguments", "code"),
-    [
-        ("probe", ["FILE", "--check"], 1),
-        ("probe", ["FILE", "--format", "smi"], 0),
-        (
-            "synth",
-            ["--collective", "allreduce", "--topology", "FILE", "--strategy", "ring", "--explain"],
-            0,
-        ),
-        (
-            "synth",
-            ["--collective", "broadcast", "--root", "0", "--topology", "FILE", "--bound-only"],
-            0,
-        ),
-        ("place", ["FILE", "--traffic", "all=allreduce:1M"], 0),
-        ("judge", ["FILE"], 2),
-        ("probe", ["\x1b[31m\u202e/no.json"], 2),
-        ("probe", ["--\x1b[31m\u202e"], 2),
-    ],
+    list_runnable(
+        [
+            ("probe", ["FILE", "--check"], 1),
+            ("probe", ["FILE", "--format", "smi"], 0),
+            (
+                "synth",
+                [
+                    "--collective",
+                    "allreduce",
+                    "--topology",
+                    "FILE",
+                    "--strategy",
+                    "ring",
+                    "--explain",
+                ],
+                0,
+            ),
+            (
+                "synth",
+                ["--collective", "broadcast", "--root", "0", "--topology", "FILE", "--bound-only"],
+                0,
+            ),
+            ("place", ["FILE", "--traffic", "all=allreduce:1M"], 0),
+            ("judge", ["FILE"], 2),
+            ("probe", ["\x1b[31m\u202e/no.json"], 2),
+            ("probe", ["--\x1b[31m\u202e"], 2),
+        ]
+    ),
 )
 def test_commands_print_nothing_raw(
     command: str, arguments: list[str], code: int, tmp_path: Path

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,17 +17,18 @@ from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
-from played import Array, add_up, play
+from played import Array, play
 from random_graphs import graphs, on
 from ranks import same_bits
 from thorough import count_examples
 from unhurried import make_effort
 
+import topoplan
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.segmentation import families
-from topoplan.synth.extras.reproducible.bracket import list_leaves, parse_bracket
+from topoplan.synth.extras.reproducible.bracket import Bracket, list_leaves, parse_bracket
 from topoplan.synth.extras.reproducible.build import build_reproducible
 from topoplan.synth.ir.addition_order import find_bracketing
 from topoplan.synth.ir.collective import Collective
@@ -42,6 +44,25 @@ from topoplan.topo.routes import Router
 
 ADDING = ("allreduce", "reduce-scatter", "reduce")
 CASES = 10_000
+
+
+def add_up(bracketing: str, contributions: Sequence[Array]) -> Array:
+    """Return the sum of the ranks' arrays in a bracketing written by `find_bracketing`.
+
+    `contributions` holds one array per rank; they are added in their own dtype.
+    """
+    done: list[Array] = []
+    rest: list[Bracket | None] = [parse_bracket(bracketing)]
+    while rest:
+        item = rest.pop()
+        if item is None:
+            second, first = done.pop(), done.pop()
+            done.append(first + second)
+        elif isinstance(item, int):
+            done.append(contributions[item])
+        else:
+            rest += [None, item[1], item[0]]
+    return done[0]
 
 
 def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
@@ -253,3 +274,12 @@ def test_whole_in_pieces_and_elsewhere_on_real_ranks(plan: Plan, tmp_path: Path)
     results = run_ranks(same_bits.everywhere, 4, str(tmp_path))
     for differing in results:
         assert differing == {"communicator": 0, "backend": 0}
+
+
+def test_a_reproducible_plan_of_a_group_uses_no_helpers() -> None:
+    plan = topoplan.synthesize("allreduce", "mi300x", group=[1, 3, 4], reproducible=True)
+    assert plan.helpers == ()
+    assert plan.bracketing is not None
+    plan.check_one_bracketing()
+    assert plan.bound_with_helpers is not None
+    assert plan.bound_with_helpers.s_per_GB < plan.bound_one_way.s_per_GB

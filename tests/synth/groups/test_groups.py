@@ -212,15 +212,6 @@ def test_members_that_reach_each_other_only_through_others_need_help() -> None:
     assert Plan.loads(json.dumps(plan.to_json())) == plan
 
 
-def test_a_reproducible_plan_of_a_group_uses_no_helpers() -> None:
-    plan = topoplan.synthesize("allreduce", "mi300x", group=[1, 3, 4], reproducible=True)
-    assert plan.helpers == ()
-    assert plan.bracketing is not None
-    plan.check_one_bracketing()
-    assert plan.bound_with_helpers is not None
-    assert plan.bound_with_helpers.s_per_GB < plan.bound_one_way.s_per_GB
-
-
 def test_plans_of_groups_offer_schedules_without_help(tmp_path: Path) -> None:
     plan = topoplan.synthesize("allreduce", "mi300x", group=[0, 1])
     assert not plan.entry_for(0).schedule.helpers

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 
-from topoplan.cli.extras.place import main as place
 from topoplan.cli.probe import main as probe
 from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.errors import InputError
@@ -173,13 +172,9 @@ def test_commands_take_them_with_a_box(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(TREE)
     assert probe([str(path), "--box", "dgx-h100", "--json"]) == 0
     assert Topology.loads(capsys.readouterr().out, "out").ranks[8] == "n1/gpu0"
-    assert place([str(path), "--box", "dgx-h100"]) == 0
-    assert "note: no file gives the links between switches" in capsys.readouterr().out
-    assert place([str(path), "--box", "dgx-h100", "--network", "100"]) == 0
-    assert "note:" not in capsys.readouterr().out
-    assert place([str(path)]) == 2
+    assert probe([str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert place([str(path), "--box", "dgx-h100", "--network", "much"]) == 2
+    assert probe([str(path), "--box", "dgx-h100", "--network", "much"]) == 2
 
 
 BLOCKS = (
