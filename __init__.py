@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from .runtime.extras.helpers.new_group import new_group
     from .runtime.extras.joint.mesh import mesh_groups
     from .runtime.extras.mpi.launched import join_mpi
+    from .runtime.extras.nccl_graph.around_group import nccl_graph
     from .runtime.extras.reshard.state_dict import reshard_state_dict
     from .runtime.extras.reshard.transfer import Reshard, reshard
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.mesh import device_mesh
-    from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
     from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
@@ -134,7 +134,6 @@ _HOMES = {
     "ddp_hook": "runtime.ddp",
     "device_mesh": "runtime.ranks.mesh",
     "load": "topo.loader.resolve",
-    "nccl_graph": "runtime.ranks.nccl_graph",
     "pareto": "synth.planner.api",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",

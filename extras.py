@@ -248,6 +248,18 @@ EXTRAS = (
         },
     ),
     Extra(
+        "nccl-graph",
+        ("runtime/extras/nccl_graph", "tests/extras/nccl_graph"),
+        {
+            NAMES: {
+                "nccl_graph": (
+                    "runtime.extras.nccl_graph.around_group:nccl_graph",
+                    "has NCCL read a graph file",
+                )
+            }
+        },
+    ),
+    Extra(
         "emulate",
         (
             "runtime/extras/emulate",
