@@ -13,6 +13,7 @@ The groups, and what an entry of each is:
   add.
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
+- `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
-LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
+LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
@@ -141,6 +142,18 @@ EXTRAS = (
         {},
     ),
     Extra(
+        "culprits",
+        ("runtime/extras/culprits", "tests/extras/culprits"),
+        {
+            CULPRITS: {
+                "reports": (
+                    "runtime.extras.culprits.finder",
+                    "names the rank or link at fault after a failure, by the reports of all ranks",
+                )
+            }
+        },
+    ),
+    Extra(
         "recovery",
         (
             *("runtime/extras/recovery", "tests/extras/recovery", "tests/ranks/recovering.py"),
@@ -154,7 +167,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("replanning",),
+        needs=("replanning", "culprits"),
     ),
     Extra(
         "slow-links",

@@ -24,8 +24,7 @@ from ..option_names import ON_FAULTS
 from ..program.layout import MEETING
 from ..ranks.addresses import Addresses
 from ..ranks.groups import GroupMaker, make_group
-from ..ranks.roll_call import is_answering
-from ..ranks.set_up import end_past_waits
+from ..ranks.set_up import end_past_waits, is_answering
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
