@@ -14,6 +14,7 @@ The groups, and what an entry of each is:
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
 - `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
+- `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
@@ -51,6 +52,7 @@ EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
+ACCOUNTS = "accounts"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -270,6 +272,24 @@ EXTRAS = (
                     "has NCCL read a graph file",
                 )
             }
+        },
+    ),
+    Extra(
+        "summaries",
+        (*("runtime/extras/summaries", "tests/extras/summaries", "tests/ranks/summaries.py"),),
+        {
+            ACCOUNTS: {
+                "summaries": (
+                    "runtime.extras.summaries.account:accounts",
+                    "counts calls, and says what plans save",
+                )
+            },
+            NAMES: {
+                "GroupSummary": ("runtime.extras.summaries.summary:GroupSummary", "a group's part"),
+                "SizeSummary": ("runtime.extras.summaries.summary:SizeSummary", "that of a size"),
+                "Summary": ("runtime.extras.summaries.summary:Summary", "what calls ran by"),
+                "summary": ("runtime.extras.summaries.account:summary", "that of this process"),
+            },
         },
     ),
     Extra(

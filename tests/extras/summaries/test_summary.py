@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from launch import run_ranks
 from ranks import summaries
 
 from topoplan import GroupSummary, SizeSummary, Summary
+from topoplan.runtime.accounts import Accountable
+from topoplan.runtime.extras.summaries.account import accounts
 
 SAVED = (
     r"(an estimated \d+ % of communication time saved against stock \(.* s for .* s, by races of "
@@ -85,3 +88,17 @@ def test_calls_without_a_race_have_no_estimate() -> None:
         "(7 calls), reduce to 0 64 B by ring (1 call); 10 calls without an estimate"
     )
     assert str(Summary(())) == ("no estimate of what plans save: no size has raced against stock")
+
+
+@pytest.mark.parametrize(
+    ("stock", "says"),
+    [("nccl2", "group 0, ranks 0-3, stock by nccl2: "), ("gloo", "group 0, ranks 0-3: ")],
+)
+def test_the_backends_line_names_the_engine(
+    stock: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "topoplan"):
+        accounts.open(Accountable("group 0", range(4), dict, "race", True, stock)).close()
+    assert [record.getMessage() for record in caplog.records][:1] == [
+        f"{says}no collective that plans are for"
+    ]
