@@ -139,6 +139,11 @@ EXTRAS = (
         },
     ),
     Extra(
+        "sockets",
+        ("runtime/extras/sockets.py",),
+        {},
+    ),
+    Extra(
         "replanning",
         ("runtime/extras/replanning",),
         {},
@@ -169,7 +174,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("replanning", "culprits"),
+        needs=("replanning", "culprits", "sockets"),
     ),
     Extra(
         "slow-links",
@@ -261,6 +266,7 @@ EXTRAS = (
                 ),
             },
         },
+        needs=("sockets",),
     ),
     Extra(
         "nccl-graph",

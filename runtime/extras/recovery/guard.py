@@ -35,9 +35,9 @@ from ...dispatcher import CallPath
 from ...layers import Layer, MakePath
 from ...ranks.addresses import find_ended
 from ...ranks.set_up import end_past_waits
-from ...ranks.sockets import find_listening_ports
 from ...ranks.transport import Transport
 from ..culprits.blame import describe_link, explain_silence, list_ranks
+from ..sockets import find_listening_ports
 from .agreement import (
     Decision,
     RankLostError,
