@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import has_extra
 from played import PARTED, expected, play
 from sample_helped import build_helped
 from sample_schedules import ALLREDUCES, SCHEDULES
@@ -30,6 +31,8 @@ from topoplan.synth.ir.addition_order import is_uniform
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer
+
+WAYS = ["run", "batched", *(["run_in_any_order", "run_in_waves"] if has_extra("mpi") else [])]
 
 
 def check(
@@ -94,7 +97,7 @@ def test_averages_are_divided_once_where_sums_are_completed(
     gpus=st.integers(3, 7),
     part=st.integers(0, 60),
     cut=st.sampled_from(["whole", "x3", "/3"]),
-    how=st.sampled_from(["run", "batched", "run_in_any_order", "run_in_waves"]),
+    how=st.sampled_from(WAYS),
     averages=st.booleans(),
     seed=st.integers(0, 10**6),
 )
