@@ -156,8 +156,8 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
     except RuntimeError as error:
         raise ExecutionError(
             f"rank {rank} of a group of {ranks}: not all ranks came within "
-            f"{timeout.total_seconds():g} s; are all of them "
-            "running, and can they reach the store at MASTER_ADDR?"
+            f"{timeout.total_seconds():g} s; are all of them running, and can they reach the store "
+            "at MASTER_ADDR?"
         ) from error
 
 
