@@ -25,7 +25,6 @@ from .topo.version import VERSION
 
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
-    from .runtime.backend.account import summary
     from .runtime.backend.options import Plans, backend_options
     from .runtime.backend.reconfigure import reconfigure, reconfigure_handle
     from .runtime.candidates import Choice
@@ -35,13 +34,14 @@ if TYPE_CHECKING:
     from .runtime.extras.helpers.new_group import new_group
     from .runtime.extras.joint.mesh import mesh_groups
     from .runtime.extras.mpi.launched import join_mpi
+    from .runtime.extras.nccl_graph.around_group import nccl_graph
     from .runtime.extras.reshard.state_dict import reshard_state_dict
     from .runtime.extras.reshard.transfer import Reshard, reshard
+    from .runtime.extras.summaries.account import summary
+    from .runtime.extras.summaries.summary import GroupSummary, SizeSummary, Summary
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
-    from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
-    from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
     from .synth.extras.joint.bound import JointBound
@@ -98,7 +98,6 @@ _HOMES = {
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",
-    "GroupSummary": "runtime.summaries.summary",
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
@@ -113,9 +112,7 @@ _HOMES = {
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
-    "SizeSummary": "runtime.summaries.summary",
     "StrategyError": "topo.errors",
-    "Summary": "runtime.summaries.summary",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
@@ -128,13 +125,11 @@ _HOMES = {
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
     "load": "topo.loader.resolve",
-    "nccl_graph": "runtime.ranks.nccl_graph",
     "pareto": "synth.planner.api",
     "probe": "topo.loader.resolve",
     "reconfigure": "runtime.backend.reconfigure",
     "reconfigure_handle": "runtime.backend.reconfigure",
     "strategy": "synth.planner.registry",
-    "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
     "verify": "synth.planner.api",
 }

@@ -15,6 +15,8 @@ The groups, and what an entry of each is:
   add.
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
+- `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
+- `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
@@ -59,10 +61,11 @@ if TYPE_CHECKING:
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS = "codecs"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
-LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
+LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
+ACCOUNTS = "accounts"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -143,6 +146,7 @@ EXTRAS = (
         "nccl-files",
         (
             *("synth/extras/nccl_files", "tests/extras/nccl_files"),
+            *("runtime/extras/nccl_graph", "tests/extras/nccl_graph"),
             *("benchmarks/nccl_graphs.py", "benchmarks/rccl_graphs.py"),
         ),
         {
@@ -159,6 +163,12 @@ EXTRAS = (
                     "synth.extras.nccl_files.formats:NCCL_TUNER",
                     "the table of NVIDIA's example tuner plugin",
                 ),
+            },
+            NAMES: {
+                "nccl_graph": (
+                    "runtime.extras.nccl_graph.around_group:nccl_graph",
+                    "has NCCL read a graph file",
+                )
             },
             EXAMPLES: {
                 "topo-synth all_reduce topo.xml --format nccl-graph": (
@@ -252,9 +262,26 @@ EXTRAS = (
         },
     ),
     Extra(
+        "sockets",
+        ("runtime/extras/sockets.py",),
+        {},
+    ),
+    Extra(
         "replanning",
         ("runtime/extras/replanning",),
         {},
+    ),
+    Extra(
+        "culprits",
+        ("runtime/extras/culprits", "tests/extras/culprits"),
+        {
+            CULPRITS: {
+                "reports": (
+                    "runtime.extras.culprits.finder",
+                    "names the rank or link at fault after a failure, by the reports of all ranks",
+                )
+            }
+        },
     ),
     Extra(
         "recovery",
@@ -270,7 +297,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("replanning",),
+        needs=("replanning", "culprits", "sockets"),
     ),
     Extra(
         "measuring",
@@ -415,7 +442,25 @@ EXTRAS = (
                 ),
             },
         },
-        needs=("stock",),
+        needs=("stock", "sockets"),
+    ),
+    Extra(
+        "summaries",
+        (*("runtime/extras/summaries", "tests/extras/summaries", "tests/ranks/summaries.py"),),
+        {
+            ACCOUNTS: {
+                "summaries": (
+                    "runtime.extras.summaries.account:accounts",
+                    "counts calls, and says what plans save",
+                )
+            },
+            NAMES: {
+                "GroupSummary": ("runtime.extras.summaries.summary:GroupSummary", "a group's part"),
+                "SizeSummary": ("runtime.extras.summaries.summary:SizeSummary", "that of a size"),
+                "Summary": ("runtime.extras.summaries.summary:Summary", "what calls ran by"),
+                "summary": ("runtime.extras.summaries.account:summary", "that of this process"),
+            },
+        },
     ),
     Extra(
         "emulate",

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import ExecutionError, InputError
+from ..accounts import Account, Accountable, find_accounts
 from ..communicator import Communicator
 from ..ranks.addresses import Addresses, publish_in, read_published
 from ..ranks.cabled import find_cabling, find_networks
@@ -22,7 +23,6 @@ from ..ranks.groups import find_engine, list_members
 from ..ranks.set_up import Known, meet_made, set_up_in_time
 from ..ranks.store import agree_on_attempt, find_client, poll_store
 from ..works import get_done_work
-from .account import Account, accounts
 from .call_check import CallCheck
 from .communicators import Communicators, Key
 from .handles import make_handle, make_nonce
@@ -92,7 +92,7 @@ class MemberGroup(PlainCalls):
         self._set_up(place, place.store, Known(), is_remade=True)
         self._rank, self._size = place.group_rank, place.group_size
         if self is dist.group.WORLD:
-            accounts.is_rank_0 = self._rank == 0
+            find_accounts().is_rank_0 = self._rank == 0
         if before is not None:  # now: the run's last line comes with the last account
             before.close()
 
@@ -167,13 +167,15 @@ class MemberGroup(PlainCalls):
             addresses,
         )
         self.check = CallCheck(own_store, place.group_rank, self.ranks, self._break_off)
-        self.account = Account(
-            f"group {place.group_id}",
-            self.ranks,
-            None if self.options.off else partial(_name_used, self.planned.by_key),
-            self.options.policy.choose,
-            is_first=place.group_rank == 0,
-            stock=find_engine(self.plain, torch.device("cuda")),
+        self.account = find_accounts().open(
+            Accountable(
+                f"group {place.group_id}",
+                self.ranks,
+                None if self.options.off else partial(_name_used, self.planned.by_key),
+                self.options.policy.choose,
+                is_first=place.group_rank == 0,
+                stock=find_engine(self.plain, torch.device("cuda")),
+            )
         )
         self._number, self._called_abort_hooks = 0, False
         if self._abort_hooks:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ...backend.base_group import BaseGroup
 from ...backend.options import BackendOptions, Helped, Plans, backend_options
 from ...codec import find_codec
 from ...option_names import REPLAN
-from ...ranks.groups import make_group, uses_nccl
+from ...ranks.groups import PlainGroupMaker, uses_nccl
 from ...ranks.places import find_machine
 from ...ranks.store import find_client, take
 from ...ranks.transport import Transport
@@ -157,7 +156,7 @@ def _connect(
     """Connect members and helpers, and begin to serve on a helper. Collective over both."""
     participants = sorted((*helped.members, *helped.helpers))
     kind = "nccl" if helped.device == "cuda" else "gloo"
-    make = partial(make_group, name, participants, kind)
+    make = PlainGroupMaker(name, participants, kind)
     transport = Transport(make, timeout, options.transport, labels=participants)
     if isinstance(group, BaseGroup):
         group.planned.attach(helped.device, Announcer(transport, helped.members, helped.helpers))
