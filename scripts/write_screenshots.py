@@ -14,10 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from topoplan.synth.extras.report.gather import gather_report
-from topoplan.synth.extras.report.page import write_page
-from topoplan.topo.loader.resolve import resolve
-
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 BRIDGED = ROOT.parent / "shared/inputs/nccl_graphs/ncv4-bridged.topology.xml"
@@ -64,6 +60,11 @@ def shoot(
 
 def main() -> int:
     """Write all pictures; return the exit code."""
+    # Here, since tests of the core ask for find_browser.
+    from topoplan.synth.extras.report.gather import gather_report
+    from topoplan.synth.extras.report.page import write_page
+    from topoplan.topo.loader.resolve import resolve
+
     if find_browser() is None:
         print("no chromium here (Debian: apt-get install chromium)", file=sys.stderr)
         return 1
