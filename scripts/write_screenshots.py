@@ -60,11 +60,6 @@ def shoot(
 
 def main() -> int:
     """Write all pictures; return the exit code."""
-    # Here, since tests of the core ask for find_browser.
-    from topoplan.synth.extras.report.gather import gather_report
-    from topoplan.synth.extras.report.page import write_page
-    from topoplan.topo.loader.resolve import resolve
-
     if find_browser() is None:
         print("no chromium here (Debian: apt-get install chromium)", file=sys.stderr)
         return 1
@@ -79,6 +74,11 @@ def main() -> int:
 
 def _write_pictures(name: str, subject: str, folder: Path) -> None:
     """Write the three pictures of one report: its top, its plan, and the phone in the dark."""
+    # Here, since tests of the core ask for find_browser.
+    from topoplan.synth.extras.report.gather import gather_report
+    from topoplan.synth.extras.report.page import write_page
+    from topoplan.topo.loader.resolve import resolve
+
     written, alone = folder / "report.html", folder / "plan.html"
     text = write_page(gather_report(resolve(subject), 60))
     written.write_text(text, encoding="utf-8")
