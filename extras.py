@@ -435,6 +435,14 @@ EXTRAS = (
                     "topo-synth",
                     "NCCL's settings and order of hosts where cables join them",
                 ),
+                "topo-emulate ring:4 --cables -- topo-probe --fabric -o ring.json": (
+                    "topo-emulate",
+                    "four hosts wired in a ring: a subnet for each cable, and nothing forwards",
+                ),
+                "topo-emulate ring:4 --cables --mpi -- topo-probe --fabric --check": (
+                    "topo-emulate",
+                    "the same hosts, on which mpirun starts the ranks",
+                ),
                 "torchrun --nproc-per-node 1 -m topoplan.cli.probe --fabric --check": (
                     "topo-probe",
                     "find the cables between hosts (--nnodes, --rdzv-endpoint): who reaches whom "
@@ -468,6 +476,7 @@ EXTRAS = (
             "runtime/extras/emulate",
             "cli/extras/emulate.py",
             "tests/extras/emulate",
+            "tests/extras/place/test_torchrun.py",
             "tests/emulated.py",
             "tests/emulated_mpi_rank.py",
         ),
@@ -479,6 +488,22 @@ EXTRAS = (
                 )
             }
         },
+    ),
+    Extra(
+        "judge",
+        (
+            *("synth/extras/judge", "cli/extras/judge.py", "tests/extras/judge"),
+            *("tests/judge_options.py", "benchmarks/judge_graphs.py", "benchmarks/published.py"),
+        ),
+        {
+            COMMANDS: {
+                "judge": (
+                    "cli.extras.judge",
+                    "compare logs and measurements of what runs today with the bound",
+                )
+            }
+        },
+        needs=("stock", "nccl-files", "place"),
     ),
     Extra(
         "place",
@@ -511,28 +536,18 @@ EXTRAS = (
         },
     ),
     Extra(
-        "judge",
-        (
-            *("synth/extras/judge", "cli/extras/judge.py", "tests/extras/judge"),
-            *("tests/judge_options.py", "benchmarks/judge_graphs.py", "benchmarks/published.py"),
-        ),
-        {
-            COMMANDS: {
-                "judge": (
-                    "cli.extras.judge",
-                    "compare logs and measurements of what runs today with the bound",
-                )
-            }
-        },
-        needs=("stock", "nccl-files", "place"),
-    ),
-    Extra(
         "report",
         ("synth/extras/report", "cli/extras/report.py", "tests/extras/report"),
         {
             COMMANDS: {
                 "report": ("cli.extras.report", "write an HTML page about a machine or a plan")
-            }
+            },
+            EXAMPLES: {
+                "topoplan report dgx1 -o report.html": (
+                    "topoplan",
+                    "a page about a machine, to read and to share",
+                )
+            },
         },
         needs=("stock",),
     ),

@@ -314,7 +314,9 @@ def find_bound_GBps(
     topology: Topology, links: Sequence[tuple[str, str]], *, is_slow: bool
 ) -> float:
     """Return the certified bound of an allreduce on what is left, in GB/s."""
-    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from planned import synthesize
+
+    from topoplan.synth.ir.collective import collective_on
     from topoplan.topo.derived.degrade import Change, degrade
 
     named = tuple(f"{a}:{b}" for a, b in links)
@@ -532,8 +534,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no run after so many seconds")
     parser.add_argument("--seed", type=int, default=1)
     args, began = parser.parse_args(), time.monotonic()
+    from planned import synthesize
+
+    from topoplan.synth.ir.collective import collective_on
     from topoplan.synth.planner.spares import add_spares
-    from topoplan.synth.planner.synthesize import collective_on, synthesize
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     context = multiprocessing.get_context("forkserver")

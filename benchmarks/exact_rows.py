@@ -8,9 +8,9 @@ on a machine with 2 cores, or "paper".
 
 import time
 
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router

@@ -258,8 +258,10 @@ def main(argv: list[str] | None = None) -> None:
         code = work(args.worker, args.timeout, args.store)
         sys.stdout.flush()
         os._exit(code)
+    from planned import synthesize
+
     from topoplan.runtime.extras.emulate import blueprint, parse_rate
-    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from topoplan.synth.ir.collective import collective_on
     from topoplan.topo.loader.resolve import resolve
 
     moments = random.Random(args.seed)

@@ -277,7 +277,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from planned import synthesize
+
+    from topoplan.synth.ir.collective import collective_on
     from topoplan.topo.loader.resolve import resolve
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported

@@ -24,9 +24,10 @@ from typing import Any
 from damage import COLLECTIVES
 from harness import Results, Table, add_sample, make_parser
 from machine_kinds import make_machine
+from planned import synthesize
 
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import load

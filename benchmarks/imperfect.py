@@ -19,11 +19,13 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+from planned import synthesize
+
 from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.bounds.multipath import cut_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset

@@ -19,9 +19,9 @@ from harness import Table, make_parser
 
 from topoplan.runtime.extras.kernels.model import LAUNCH_us, measure_hop_us, predict_us
 from topoplan.synth.extras.stock.model import NotModelled, model_stock
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request, Send, build_schedule
 from topoplan.synth.verify import verify
 from topoplan.topo.graph import Topology

@@ -35,13 +35,13 @@ import numpy as np
 from harness import Results, Table, list_of, make_parser
 from machine_kinds import make_machine
 from place import build_two_hosts
+from planned import synthesize
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.demands.demands import Demand, Demands, from_matrix
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.demands import synthesize_demands
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.loader.resolve import load_for_planning
@@ -219,7 +219,7 @@ def judge_bound(number: int) -> dict[str, Any]:
     flow_s = find_flow_s_per_GB(demands, router)
     others = [rank for rank in range(len(topology.ranks)) if rank not in demands.members]
     try:
-        plan = synthesize_demands(demands, others, topology, router=router).plan
+        plan = synthesize(demands, topology, router=router, helpers=others).plan
     except InfeasibleError as error:
         faults = [] if flow_s is None else [f"impossible: {error}"]
         return {**row, "impossible": True, "how": "; ".join(faults), "met": not faults}
@@ -300,7 +300,7 @@ def judge_machine(case: str) -> dict[str, Any]:
     demands = draw(gpus)
     helpers = [rank for rank in range(gpus) if rank not in demands.members]
     started = time.monotonic()
-    plan = synthesize_demands(demands, helpers, topology, router=router).plan
+    plan = synthesize(demands, topology, router=router, helpers=helpers).plan
     seconds = time.monotonic() - started
     limit, bound = find_limit(plan), plan.bound_one_way
     time_s = plan.time_s(plan.entry_for(demands.size), demands.size)
@@ -315,7 +315,7 @@ def judge_machine(case: str) -> dict[str, Any]:
     if demands.name == "alltoallv":
         largest = max(piece.size for piece in demands.pieces)
         even = from_matrix(np.full((gpus, gpus), largest), gpus)
-        padded = find_limit(synthesize_demands(even, (), topology, router=router).plan)
+        padded = find_limit(synthesize(even, topology, router=router).plan)
         row["padded"] = float(padded * even.size / (limit * demands.size))
     return {**row, "met": row["share"] >= _SHARE}
 
@@ -369,7 +369,7 @@ def judge_large(case: str) -> dict[str, Any]:
     demands = _LARGE_CASES[case](gpus)
     members = set(demands.members)
     helpers = [rank for rank in range(gpus) if rank not in members]
-    plan = synthesize_demands(demands, helpers, topology, router=router).plan
+    plan = synthesize(demands, topology, router=router, helpers=helpers).plan
     seconds = time.monotonic() - started
     schedule = plan.entries[-1].schedule
     gap = float(1 - plan.bound_one_way.s_per_GB / find_limit(plan))

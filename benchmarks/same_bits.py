@@ -39,7 +39,9 @@ LARGE_BYTES = 1 << 30
 
 
 def make_plan(topology: str, collective: str, *, reproducible: bool) -> Any:
-    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from planned import synthesize
+
+    from topoplan.synth.ir.collective import collective_on
     from topoplan.topo.loader.resolve import load_for_planning
 
     machine = load_for_planning(topology)[0]

@@ -158,8 +158,10 @@ def open_machine(file: str | None, text: str | None) -> Topology | None:
 
 def measure(machine: Machine) -> dict[str, Any] | None:
     """Return the figures of a machine, in GB/s; None where its file is absent."""
+    from planned import synthesize
+
     from topoplan.synth.bounds.certificate import check_bound
-    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from topoplan.synth.ir.collective import collective_on
 
     name, file, text, wanted = machine
     topology = open_machine(file, text)

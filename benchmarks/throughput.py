@@ -72,9 +72,11 @@ ROWS: list[dict[str, object]] = [
 def measure(row: dict[str, object]) -> dict[str, object]:
     from dataclasses import replace
 
+    from planned import synthesize
+
     from topoplan.synth.bounds.multipath import bound
+    from topoplan.synth.ir.collective import collective_on
     from topoplan.synth.numeric.effort import Effort
-    from topoplan.synth.planner.synthesize import collective_on, synthesize
     from topoplan.synth.request import TreeLimits
     from topoplan.topo.derived.degrade import Change, degrade
     from topoplan.topo.graph import Topology

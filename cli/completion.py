@@ -103,7 +103,7 @@ def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None
     """Attach completions to the options of a parser: known words, or files."""
     from ..runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES
     from ..synth.ir.collective import COLLECTIVES
-    from ..synth.planner.names import STRATEGY_NAMES
+    from ..synth.strategy_names import STRATEGY_NAMES
 
     values = {
         "collective": COLLECTIVES,

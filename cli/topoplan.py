@@ -5,7 +5,7 @@ import sys
 from itertools import takewhile
 
 from .commands import import_command, is_command, list_commands
-from .shared.common import Example, Parser, call_as, run_command
+from .shared.common import Example, Parser, call_as, list_examples, run_command
 
 PROG = "topoplan"
 # `topoplan help COMMAND` is `topoplan COMMAND --help`.
@@ -19,7 +19,7 @@ EXAMPLES: tuple[Example, ...] = (
         "a plan for a DGX-1, with its bound",
     ),
     ("topoplan run plan.json", "the plan on processes of this host, beside the stock allreduce"),
-    ("topoplan report dgx1 -o report.html", "a page about a machine, to read and to share"),
+    *list_examples(PROG),
     ('eval "$(topoplan completion bash)"', "let the shell complete these commands"),
 )
 ABOUT = """\

@@ -23,6 +23,7 @@ from .ir.collective import COLLECTIVES, Chunk, Collective
 from .ir.schedule import Schedule
 from .ir.transfers import OPS, Op, Transfers
 from .numeric.effort import Effort
+from .strategy_names import AUTO
 
 # Numbers of segments that pipelines may have; the cost model chooses among them by size.
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -79,13 +80,19 @@ class TreeLimits:
 
 @dataclass
 class Request:
-    """The argument of a strategy: a collective, a topology, and how to plan.
+    """What is planned: a collective on a topology, and how. Planners and strategies take it.
 
-    `effort` limits the searches; `bound` is the bound to reach (in `synthesize`, the single-path
-    bound), None if unknown; `limits` restrict trees; `quick` asks for short searches. `progress` is
-    called with lines of text. `router` knows the hardware's route between two ranks. The packing
-    strategy appends to `table` a row for each forest that it considered, with the keys trees,
-    depth, algbw_GBps, gap, how and kept.
+    `effort` limits the searches, and `limits` restrict trees. `progress` is called with lines of
+    text. `router` knows the hardware's route between two ranks.
+
+    For strategies `bound` is the bound to reach, the single-path one; None if it is unknown.
+    `quick` asks for short searches. The packing strategy appends to `table` a row for each forest
+    that it considered, with the keys trees, depth, algbw_GBps, gap, how and kept.
+
+    Planners are told more: `strategy` is the name of the one to use, or "auto". `thorough`: auto
+    also tries the strategies that it expects to lose, and searches longer for the best placements.
+    `reproducible`: all schedules of the plan add every element up in one bracketing. `helpers` are
+    the ranks that may help the collective's members, if not all GPUs are members.
     """
 
     collective: Collective
@@ -97,6 +104,10 @@ class Request:
     quick: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
     router: Router = HARDWARE
+    strategy: str = AUTO
+    thorough: bool = False
+    reproducible: bool = False
+    helpers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.router = self.router.on(self.topology)

@@ -15,11 +15,12 @@ import patience
 import pytest
 from hypothesis import HealthCheck, settings
 from needs import list_unexpected_skips, why_unmet
+from planned import synthesize
 from thorough import VARIABLE, count_examples
 
 from topoplan.extras import BY_NAME
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.presets import preset
 
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"

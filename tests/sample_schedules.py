@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from unhurried import make_effort
 
-from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule, reverse
 from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
-from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.topo.presets import preset

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ...topo.errors import InputError
-from ..shared.common import Example, Parser, run_command
+from ..shared.common import Example, Parser, list_examples, run_command
 from ..shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -52,14 +52,7 @@ EXAMPLES: tuple[Example, ...] = (
         "rehearse a fault; with topo-run --on-fault replan calls go on after a cut link, and with "
         "--on-slow replan the plan follows a slow one",
     ),
-    (
-        "topo-emulate ring:4 --cables -- topo-probe --fabric -o ring.json",
-        "four hosts wired in a ring: a subnet for each cable, and nothing forwards",
-    ),
-    (
-        "topo-emulate ring:4 --cables --mpi -- topo-probe --fabric --check",
-        "the same hosts, on which mpirun starts the ranks",
-    ),
+    *list_examples(PROG),
 )
 ABOUT = """\
 Every device becomes a network namespace and every link a rate-limited virtual cable. Each pair of

@@ -17,7 +17,7 @@ from ...extras import (
     Names,
 )
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
-from ...synth.planner.names import STRATEGY_NAMES, check_name
+from ...synth.strategy_names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
 from ..shared.common import Example, Parser, list_examples, shown_name
 from ..shared.formats import check_pictures, choose_format

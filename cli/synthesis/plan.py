@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.describe import limit_text, show_us
+from ...synth.numeric.effort import Effort
 from ...synth.plan import Plan
-from ...synth.planner.groups import synthesize_any
-from ...synth.planner.synthesize import Synthesis
+from ...synth.planner.synthesize import synthesize
+from ...synth.planner.whole import Synthesis
+from ...synth.request import Request
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
 from .bound import find_lost_help
@@ -50,34 +53,34 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
     That plan is None if the machine was not changed, or is not compared. `say` receives progress
     messages. The job's `cut_short` and `in_network` are set.
     """
-    args, limits = job.args, parse_limits(job.args)
+    args = job.args
     is_compared = job.topology is not job.machine and len(job.machine.ranks) <= _MAX_COMPARED_RANKS
     seconds = args.time_limit * (_CHANGED_SHARE if is_compared else 1.0)
-    result = synthesize_any(
+    wanted = Request(
         job.collective,
-        job.helpers,
         job.topology,
-        args.strategy,
-        seconds,
+        Effort(seconds),
         say,
-        limits,
+        limits=parse_limits(args),
+        router=job.router,
+        strategy=args.strategy,
         thorough=args.explain,
         reproducible=args.reproducible,
-        router=job.router,
+        helpers=job.helpers,
     )
+    result = synthesize(wanted)
     job.cut_short += result.cut_short
     healthy = None
     if is_compared:
-        before = synthesize_any(
-            job.given,
-            job.helpers,
-            job.machine,
-            args.strategy,
-            args.time_limit - seconds,
-            say,
-            limits,
-            reproducible=args.reproducible,
-            router=job.given_router,
+        before = synthesize(
+            replace(
+                wanted,
+                collective=job.given,
+                topology=job.machine,
+                effort=Effort(args.time_limit - seconds),
+                router=job.given_router,
+                thorough=False,
+            )
         )
         healthy = before.plan
         job.cut_short += before.cut_short

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...synth.plan import Plan
-    from ...synth.planner.synthesize import Synthesis
+    from ...synth.planner.whole import Synthesis
 
 
 def add_spares(job: SynthRun, result: Synthesis, say: Callable[[str], None]) -> Synthesis:

@@ -17,7 +17,7 @@ from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...synth.plan_file import FORMAT, HEAD_BYTES, MAX_PLAN_BYTES, PlanHead, find_format
 from ...synth.plan_text import read_text
-from ...synth.planner.names import DECORATED
+from ...synth.strategy_names import DECORATED
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
 from ...topo.files import read_file, read_start
 from ...topo.graph import Topology
@@ -29,7 +29,7 @@ from .plan_sets import PlanSet, PlanSetFormat
 
 if TYPE_CHECKING:
     from ...synth.planner.apart import FoundPlan
-    from ...synth.planner.synthesize import Synthesis
+    from ...synth.planner.whole import Synthesis
 
 log = logging.getLogger("topoplan")
 
@@ -284,13 +284,30 @@ def load_or_synthesize(
 
 
 def _synthesize_here(
-    collective: Collective, helpers: Sequence[int], topology: Topology, **options: Any
+    collective: Collective,
+    helpers: Sequence[int],
+    topology: Topology,
+    time_limit_s: float,
+    *,
+    router: Router,
+    reproducible: bool,
 ) -> "Synthesis":
     # The planner's imports take more than a second of a core, and only the first rank of the first
     # start needs them.
-    from ...synth.planner.groups import synthesize_any
+    from ...synth.numeric.effort import Effort
+    from ...synth.planner.synthesize import synthesize
+    from ...synth.request import Request
 
-    return synthesize_any(collective, helpers, topology, **options)
+    return synthesize(
+        Request(
+            collective,
+            topology,
+            Effort(time_limit_s),
+            router=router,
+            reproducible=reproducible,
+            helpers=tuple(helpers),
+        )
+    )
 
 
 def _cache(plan: Plan, folder: Path | None, name: str) -> None:

@@ -19,9 +19,10 @@ USUAL_LIMIT_S = 60.0
 class Effort:
     """An allowance of work, with a time limit.
 
-    `left_s` is the work left in seconds of an idle core, and `ends_at` the time limit on
-    time.monotonic. `cut_short` lists the names of the searches that the clock has stopped; all
-    allowances derived from one share this list, except those of `watch`.
+    `limit_s` is the time limit in seconds, `left_s` the work left in seconds of an idle core, and
+    `ends_at` the end of the time limit on time.monotonic. `cut_short` lists the names of the
+    searches that the clock has stopped; all allowances derived from one share this list, except
+    those of `watch`.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Effort:
     ) -> None:
         """Begin the time limit now, or at `began` (time.monotonic)."""
         # A shorter limit does not lower the work, or plans would depend on the machine's speed.
+        self.limit_s = time_limit_s
         self.scale = max(1.0, time_limit_s / usual_limit_s)
         self.ends_at = (time.monotonic() if began is None else began) + time_limit_s
         # The lists that a stopped search is recorded in; the first is this allowance's own.
@@ -62,7 +64,8 @@ class Effort:
         """
         # The constructor is not used here: it would start a new time limit.
         part = Effort.__new__(Effort)
-        part.scale, part._records, part._parent = self.scale, self._records, self
+        part.limit_s, part.scale = self.limit_s, self.scale
+        part._records, part._parent = self._records, self
         part._left_s = work_s * self.scale
         part.ends_at = self.ends_at - max(0.0, self.clock_s) * (1 - share_of_clock)
         return part
@@ -85,6 +88,13 @@ class Effort:
         part = self.grant(work_s)
         part._parent = None
         return part
+
+    def begin_anew(self, share: float) -> Effort:
+        """Return an allowance that begins now, with a share of this one's time limit.
+
+        Work spent in it does not count in this one, and it has a `cut_short` of its own.
+        """
+        return Effort(self.limit_s * share)
 
     def spend(self, work_s: float) -> None:
         """Count work as done, in this allowance and in those it was derived from."""

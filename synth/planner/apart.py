@@ -116,18 +116,22 @@ def _wait(
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request, in the process of its own."""
-    from .groups import synthesize_any
+    from ..numeric.effort import Effort
+    from ..request import Request
+    from .synthesize import synthesize
 
     topology, router = load_for_planning(Topology.from_json(request["topology"]))
     name, ranks, root = request["collective"]
     try:
-        result = synthesize_any(
-            Collective(name, ranks, root, request["members"]),
-            request["helpers"],
-            topology,
-            time_limit_s=max(_LEAST_S, request["ends"] - time.monotonic()),
-            reproducible=request["reproducible"],
-            router=router,
+        result = synthesize(
+            Request(
+                Collective(name, ranks, root, request["members"]),
+                topology,
+                Effort(max(_LEAST_S, request["ends"] - time.monotonic())),
+                router=router,
+                reproducible=request["reproducible"],
+                helpers=tuple(request["helpers"]),
+            )
         )
     except TopoplanError as error:
         return {"error": type(error).__name__, "message": str(error)}

@@ -15,18 +15,17 @@ from ...topo.errors import InputError, VerificationError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
 from ..groups.ranks import Helpers, choose_helpers, group_on
-from ..ir.collective import Collective, CollectiveName
+from ..ir.collective import Collective, CollectiveName, collective_on
 from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Plan
-from ..request import TreeLimits
+from ..request import Request, TreeLimits
 from ..sizes import count_bytes
+from ..strategy_names import AUTO
 from ..verify import verify as verify_schedule
 from .front import ParetoFront, find_front
-from .groups import synthesize_any
-from .names import AUTO
 from .spares import add_spares
-from .synthesize import collective_on
+from .synthesize import synthesize as run_planner
 
 log = logging.getLogger("topoplan")
 
@@ -77,17 +76,19 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     size_bytes = None if size is None else count_bytes(size)
     machine, router = load_for_planning(topology)
     wanted = _find_collective(collective, machine, root, group)
-    result = synthesize_any(
-        wanted,
-        choose_helpers(helpers, wanted, machine, reproducible=reproducible),
-        machine,
-        strategy,
-        time_limit_s,
-        progress,
-        limits,
-        thorough=thorough,
-        reproducible=reproducible,
-        router=router,
+    result = run_planner(
+        Request(
+            wanted,
+            machine,
+            Effort(time_limit_s),
+            progress,
+            limits=limits or TreeLimits(),
+            router=router,
+            strategy=strategy,
+            thorough=thorough,
+            reproducible=reproducible,
+            helpers=choose_helpers(helpers, wanted, machine, reproducible=reproducible),
+        )
     )
     _warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
     plan = result.plan

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Topology
-from ...topo.routes import HARDWARE, Router
 from ..bounds.certificate import Bound, Bounds
 from ..bounds.demand_bounds import find_demand_bounds
 from ..bounds.demand_cuts import is_large
@@ -21,45 +19,34 @@ from ..demands.rounds import divide_into_rounds
 from ..demands.schedules import NAME, draw_schedule
 from ..ir.schedule import Schedule
 from ..machine.routes import OwnRoutes
-from ..numeric.effort import USUAL_LIMIT_S, Effort
-from ..request import TreeLimits, segment_counts
-from .names import AUTO
-from .synthesize import Synthesis, cost_all, plan_of
+from ..numeric.effort import Effort
+from ..request import Request, TreeLimits, segment_counts
+from ..strategy_names import AUTO
+from .whole import Synthesis, cost_all, plan_of
 
 # Share of the work and of the time for the plan's own packing, and for that without help before.
 _MAIN, _ALONE = 0.5, 0.25
 
 
-def synthesize_demands(
-    demands: Demands,
-    helpers: Sequence[int],
-    topology: Topology,
-    strategy_name: str = AUTO,
-    time_limit_s: float = USUAL_LIMIT_S,
-    progress: Callable[[str], None] | None = None,
-    limits: TreeLimits | None = None,
-    *,
-    thorough: bool = False,
-    reproducible: bool = False,
-    router: Router = HARDWARE,
-) -> Synthesis:
-    """Return the verified plan for demands, in which `helpers` may relay for the members.
+def synthesize_demands(request: Request) -> Synthesis:
+    """Return the verified plan for demands, in which the request's helpers may relay.
 
-    The arguments are those of `synthesize_group`; `thorough` has no effect. Raise InputError for
-    another strategy than packing, limits on trees or a reproducible plan, InfeasibleError if a
-    piece cannot reach its receivers.
+    `thorough` has no effect. Raise InputError for another strategy than packing, limits on trees or
+    a reproducible plan, InfeasibleError if a piece cannot reach its receivers.
     """
-    started, effort = time.monotonic(), Effort(time_limit_s)
-    if strategy_name not in (AUTO, NAME):
+    started = time.monotonic()
+    demands, helpers, effort = request.collective, request.helpers, request.effort
+    router, progress = request.router, request.progress
+    assert isinstance(demands, Demands)
+    if request.strategy not in (AUTO, NAME):
         raise InputError(
-            f"strategy {strategy_name} has no {demands.name}; expected auto or {NAME}",
+            f"strategy {request.strategy} has no {demands.name}; expected auto or {NAME}",
             parameter="strategy",
         )
-    if reproducible or (limits or TreeLimits()) != TreeLimits():
+    if request.reproducible or request.limits != TreeLimits():
         raise InputError(
             f"{demands.name} adds nothing up and takes no limits on trees; leave them out"
         )
-    router = router.on(topology)
     part = SubMachine.of(demands, router, (*demands.members, *helpers))
     alone: Bound | None = None
     start: list[Schedule] = []
@@ -78,10 +65,10 @@ def synthesize_demands(
     )
     plan = plan_of(demands, router, bounds, costed)
     if not demands.has_all_gpus:
-        everyone = range(len(topology.ranks))
+        everyone = range(len(request.topology.ranks))
         plan = replace(
             plan,
-            helpers=tuple(helpers),
+            helpers=helpers,
             bound_alone=alone,
             bound_with_helpers=bounds.single_path
             if helpers

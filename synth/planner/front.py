@@ -17,7 +17,7 @@ from ..ir.collective import Collective
 from ..ksync.pareto import Front, ParetoRow, decide, pareto
 from ..numeric.effort import Effort
 from ..plan import Plan
-from .synthesize import cost_all, plan_of
+from .whole import cost_all, plan_of
 
 
 @dataclass(frozen=True)

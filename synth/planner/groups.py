@@ -9,25 +9,20 @@ each size; the others are alternatives for the runtime to try.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.graph import Topology
-from ...topo.routes import HARDWARE, Router
 from ..bounds.group_bounds import GroupBounds, SubMachine, find_group_bounds
 from ..bounds.multipath import check_connected
 from ..bounds.single_path import Bounds
-from ..demands.demands import Demands
 from ..ir.collective import Collective, spell_ranks
-from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..promise import Costed
-from ..request import Request, TreeLimits
+from ..request import Request
 from ..strategies import packing
-from .demands import synthesize_demands
-from .names import AUTO
-from .synthesize import Synthesis, cost_all, plan_of, synthesize
+from ..strategy_names import AUTO
+from .whole import Synthesis, cost_all, plan_of, synthesize_whole
 
 # Work for packing, in seconds of an idle core.
 _PACKING_WORK_S = 30.0
@@ -35,62 +30,32 @@ _PACKING_WORK_S = 30.0
 _ALONE_CLOCK = 0.6
 
 
-def synthesize_any(
-    collective: Collective,
-    helpers: Sequence[int],
-    topology: Topology,
-    *args: Any,
-    **options: Any,
-) -> Synthesis:
-    """Return the plan of `synthesize`, or of `synthesize_group` if not all GPUs are members.
+def synthesize_group(request: Request) -> Synthesis:
+    """Return the verified plan for a group, which the request's helpers may help.
 
-    The arguments are those of `synthesize_group`; demands are planned by `synthesize_demands`.
+    The collective has members, numbered as on the topology, as the helpers are. The errors are
+    those of `synthesize_whole`. Schedules of strategies other than packing, and reproducible ones,
+    use no helpers.
     """
-    if isinstance(collective, Demands):
-        return synthesize_demands(collective, helpers, topology, *args, **options)
-    if collective.has_all_gpus:
-        return synthesize(collective, topology, *args, **options)
-    return synthesize_group(collective, helpers, topology, *args, **options)
-
-
-def synthesize_group(
-    collective: Collective,
-    helpers: Sequence[int],
-    topology: Topology,
-    strategy_name: str = AUTO,
-    time_limit_s: float = USUAL_LIMIT_S,
-    progress: Callable[[str], None] | None = None,
-    limits: TreeLimits | None = None,
-    *,
-    thorough: bool = False,
-    reproducible: bool = False,
-    router: Router = HARDWARE,
-) -> Synthesis:
-    """Return the verified plan for a group, which `helpers` may help.
-
-    The collective has members, numbered as on the topology, as the helpers are. The other arguments
-    and the errors are those of `synthesize`. Schedules of strategies other than packing, and
-    reproducible ones, use no helpers.
-    """
-    started, effort = time.monotonic(), Effort(time_limit_s)
-    router = router.on(topology)
+    started = time.monotonic()
+    collective, helpers, effort = request.collective, request.helpers, request.effort
+    router = request.router
     part = SubMachine.of(collective, router, (*collective.members, *helpers))
-    _check_reach(part, collective, topology)
+    _check_reach(part, collective, request.topology)
     own = SubMachine.of(collective, router, collective.members)
     alone: Synthesis | None = None
     failed: InfeasibleError | TimeLimitError | None = None
     try:
-        alone = synthesize(
-            own.collective, own.router.topology, strategy_name, time_limit_s * _ALONE_CLOCK,
-            progress, limits, thorough=thorough, reproducible=reproducible, router=own.router,
-        )  # fmt: skip
+        alone = synthesize_whole(
+            replace(_on_part(request, own), effort=effort.begin_anew(_ALONE_CLOCK))
+        )
     except (InfeasibleError, TimeLimitError) as error:
         failed = error
-    helped = bool(helpers) and strategy_name in (AUTO, "packing") and not reproducible
+    helped = bool(helpers) and request.strategy in (AUTO, "packing") and not request.reproducible
     if alone is None and not helped:
         assert failed is not None
         raise failed
-    bounds = _complete_bounds(alone, collective, helpers, router, effort, progress)
+    bounds = _complete_bounds(alone, request)
     costed: Costed = []
     declined, table = dict[str, str](), list[dict[str, Any]]()
     if alone is not None:
@@ -98,13 +63,15 @@ def synthesize_group(
         costed += cost_all(router, own.lift(candidates, collective))
         declined, table = alone.declined, alone.table
     if helped:
-        request = Request(
-            part.collective, part.router.topology, effort.grant(_PACKING_WORK_S), progress,
-            bounds.allowed.single_path, limits or TreeLimits(), router=part.router,
-        )  # fmt: skip
+        wanted = replace(
+            _on_part(request, part),
+            effort=effort.grant(_PACKING_WORK_S),
+            bound=bounds.allowed.single_path,
+            table=[],
+        )
         try:
-            costed += cost_all(router, part.lift(packing.build(request), collective))
-            table = request.table
+            costed += cost_all(router, part.lift(packing.build(wanted), collective))
+            table = wanted.table
         except (InfeasibleError, TimeLimitError) as error:
             if alone is None:
                 raise
@@ -114,13 +81,21 @@ def synthesize_group(
             collective, router, bounds.allowed, costed,
             alone.plan.bracketing if alone is not None else None,
         ),
-        helpers=tuple(helpers),
+        helpers=helpers,
         bound_alone=bounds.alone,
         bound_with_helpers=bounds.with_helpers,
     )  # fmt: skip
     cut_short = (*(alone.cut_short if alone is not None else ()), *effort.cut_short)
     seconds = time.monotonic() - started
     return Synthesis(plan, seconds, declined, tuple(costed), table, cut_short)
+
+
+def _on_part(request: Request, part: SubMachine) -> Request:
+    """Return the request for the collective on a part of the machine, all of whose GPUs use it."""
+    router = part.router
+    return replace(
+        request, collective=part.collective, topology=router.topology, router=router, helpers=()
+    )
 
 
 def _check_reach(part: SubMachine, collective: Collective, topology: Topology) -> None:
@@ -136,19 +111,14 @@ def _check_reach(part: SubMachine, collective: Collective, topology: Topology) -
         ) from None
 
 
-def _complete_bounds(
-    alone: Synthesis | None,
-    collective: Collective,
-    helpers: Sequence[int],
-    router: Router,
-    effort: Effort,
-    progress: Callable[[str], None] | None,
-) -> GroupBounds:
+def _complete_bounds(alone: Synthesis | None, request: Request) -> GroupBounds:
     """Return the bounds of `find_group_bounds`; those of the plan without help are not repeated."""
+    collective, helpers, router = request.collective, request.helpers, request.router
     if alone is None:
-        return find_group_bounds(collective, helpers, router, effort, progress)
+        return find_group_bounds(collective, helpers, router, request.effort, request.progress)
     own = Bounds(alone.plan.bound, alone.plan.bound_one_way)
     everyone = range(len(router.topology.ranks))
     ranks = (*collective.members, *helpers) if helpers else everyone
-    helped = SubMachine.of(collective, router, ranks).find_bounds(effort, progress)
+    part = SubMachine.of(collective, router, ranks)
+    helped = part.find_bounds(request.effort, request.progress)
     return GroupBounds(helped if helpers else own, own.single_path, helped.single_path)

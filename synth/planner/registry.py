@@ -36,8 +36,8 @@ from ...topo.errors import (
 from ..ir.schedule import MAX_SEGMENTS, Schedule
 from ..request import Request, Strategy
 from ..strategies.built_in import STRATEGIES
+from ..strategy_names import AUTO, DECORATED, GROUP, find_word, refuse_unknown
 from ..verify import verify
-from .names import AUTO, DECORATED, GROUP, find_word, refuse_unknown
 
 log = logging.getLogger("topoplan")
 

@@ -9,8 +9,10 @@ from ...topo.derived.lost_links import Link, Pair, PairRoutes, ReachedRouter, wi
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from ..plan import Plan, Spare
-from .synthesize import synthesize
+from ..request import Request
+from .whole import synthesize_whole
 
 # The allowance of work for one spare, in seconds.
 _MIN_S, _MAX_S = 1.0, 10.0
@@ -70,12 +72,14 @@ def plan_without(
     Raise InfeasibleError if there is none.
     """
     left = without_links(topology, links)
-    return synthesize(
-        collective,
-        left,
-        time_limit_s=seconds,
-        router=ReachedRouter(left, unreached),
-        reproducible=reproducible,
+    return synthesize_whole(
+        Request(
+            collective,
+            left,
+            Effort(seconds),
+            router=ReachedRouter(left, unreached),
+            reproducible=reproducible,
+        )
     ).plan
 
 

@@ -172,8 +172,8 @@ def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> 
     torch = pytest.importorskip("torch")
     from topoplan.runtime.measuring.bench_data import DTYPES, OPS
     from topoplan.runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES, spell_dtype
-    from topoplan.synth.planner.names import STRATEGY_NAMES
     from topoplan.synth.strategies.built_in import STRATEGIES
+    from topoplan.synth.strategy_names import STRATEGY_NAMES
 
     assert set(STRATEGY_NAMES) == set(STRATEGIES)
     assert (set(DTYPE_NAMES), set(OP_NAMES)) == (set(DTYPES), set(OPS))

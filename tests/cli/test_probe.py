@@ -14,10 +14,10 @@ import patience
 import pytest
 from called import call_command
 from launch import Ended, run_command
+from planned import synthesize
 
 from topoplan.cli.probe import main
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology

@@ -15,11 +15,12 @@ from typing import Any
 import patience
 import pytest
 from launch import Ended, lives, run_command, run_joined, run_module
+from planned import synthesize
 from stacks import list_descendants
 
 from topoplan.runtime.ranks.launch import end_on_signals, run_together
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.presets import preset
 
 ROW = {

@@ -12,10 +12,8 @@ import pytest
 import extras as script
 import topoplan
 from topoplan import extras
-from topoplan.cli import entry, probe, run, synth
+from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
-from topoplan.cli.running.options import build_parser as build_run_parser
-from topoplan.cli.synthesis.options import build_parser
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     CHECKS,
@@ -73,7 +71,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(c, Check) for name in checks.describe() for c in checks.find(name))
     networks = Names(NETWORKS)
     assert all(callable(networks.find(name).join) for name in networks.describe())
-    parsers = probe.build_parser(), build_parser(), build_run_parser()
+    parsers = [import_command(name).build_parser() for name in (*list_commands(), "topoplan")]
     notebooks = Names(NOTEBOOKS)
     assert all(isinstance(notebooks.find(name), Renderer) for name in notebooks.describe())
     assert all(callable(Names(WORDS).find(name)) for name in Names(WORDS).describe())

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from installed import install_metadata
 from launch import run_command
+from planned import synthesize
 
 import topoplan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.presets import preset
 
 ROOT = Path(__file__).resolve().parents[2]

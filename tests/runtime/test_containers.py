@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import pytest
 from launch import run_ranks
+from planned import synthesize
 from ranks import containers
 
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.presets import preset
 
 

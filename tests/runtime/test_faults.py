@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from culprit import is_named
 from launch import run_ranks
+from planned import synthesize
 from ranks import faults
 
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
 

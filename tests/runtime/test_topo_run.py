@@ -13,9 +13,10 @@ import patience
 import pytest
 from culprit import is_named
 from launch import run_ranks
+from planned import synthesize
 from ranks import agreement, choices, collectives, faults, memory
 
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 
 Plans = Callable[..., str]
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import run_joined
 from nccl_standin import NcclStandIn
+from planned import synthesize
 from sample_schedules import built
 
 from topoplan.runtime.candidates import Candidate
@@ -28,9 +29,9 @@ from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import reroute, time_us
 from topoplan.synth.cost.transfer_times import predict_times
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.pictures.chrome_trace import write_plan_trace
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 

@@ -10,6 +10,7 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from random_graphs import graphs, on, partition_bound
 from thorough import count_examples
 
@@ -17,7 +18,6 @@ from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.bounds.prices import path_distances, path_tree_price
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 from thorough import count_examples
@@ -30,9 +31,10 @@ from topoplan.synth.channels.columns import find_exact_rates, pack_orders
 from topoplan.synth.channels.orders import hops
 from topoplan.synth.channels.rounding import LOSS, find_channels
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, shared_s_per_GB
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.numeric.circuits import cheapest_circuits, near_circuits, search_circuit
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.planner.synthesize import Synthesis, collective_on, synthesize
+from topoplan.synth.planner.whole import Synthesis
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, InputError

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from thorough import count_examples
 
-from topoplan.synth.ir.collective import Chunk
+from topoplan.synth.ir.collective import Chunk, collective_on
 from topoplan.synth.ir.columns import ColumnFields, read_columns, write_columns
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transfers import Transfer, Transfers
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_text import hash_of
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, TopoplanError, VerificationError
 from topoplan.topo.presets import preset
 from topoplan.topo.schema import MOST, read_as

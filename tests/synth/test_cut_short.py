@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from called import call_command
+from planned import synthesize
 
 from topoplan.synth.bounds import cuts
 from topoplan.synth.bounds.certificate import Bounds, check_bound
@@ -18,11 +19,10 @@ from topoplan.synth.bounds.cuts import cut_bound
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
 from topoplan.synth.explain import explain
-from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.packing.survey import survey
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.clock import limit_time
 from topoplan.topo.errors import TimeLimitError
 from topoplan.topo.presets import preset

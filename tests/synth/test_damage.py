@@ -7,6 +7,7 @@ from itertools import pairwise, permutations
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from random_graphs import graphs
 from thorough import count_examples
 
@@ -14,9 +15,9 @@ from topoplan import Topology
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.forest.level_trees import LevelTrees
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.machine.routes import OwnRoutes
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.synth.verify import verify

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 import pytest
 from called import call_command
 from launch import Ended, run_command, run_module
+from planned import synthesize
 
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 MODULE = "topoplan.cli.synth"

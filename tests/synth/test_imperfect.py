@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from random_graphs import graphs
 from thorough import count_examples
 from unhurried import make_effort
@@ -21,6 +22,7 @@ from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.explain import explain
 from topoplan.synth.forest.combs import comb_trees
 from topoplan.synth.forest.level_trees import LevelTrees
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.machine.boxes import find_boxes
 from topoplan.synth.machine.partitions import find_narrow_groups
@@ -28,7 +30,7 @@ from topoplan.synth.packing.level_paths import LevelPaths
 from topoplan.synth.packing.paths import level_schedule
 from topoplan.synth.packing.survey import mend
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import Synthesis, collective_on, synthesize
+from topoplan.synth.planner.whole import Synthesis
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import VerificationError

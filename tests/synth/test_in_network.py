@@ -17,7 +17,7 @@ from thorough import count_examples
 
 from topoplan.synth.bounds.in_network import bound_in_network, list_possible, switch_on
 from topoplan.synth.bounds.multipath import bound
-from topoplan.synth.planner.synthesize import collective_on
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.devices import ABILITIES, InNetwork
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml, smi

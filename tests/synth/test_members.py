@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned import synthesize
 
 from topoplan.synth.bounds.certificate import Bound, bound_of
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, tighten
@@ -18,13 +19,12 @@ from topoplan.synth.cost.segmentation import families, fastest
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.describe import describe_plan
 from topoplan.synth.ir.addition_order import find_bracketing, is_uniform, rounded
-from topoplan.synth.ir.collective import COLLECTIVES, Collective
+from topoplan.synth.ir.collective import COLLECTIVES, Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule, reverse
 from topoplan.synth.ir.schedule_text import describe_schedule
 from topoplan.synth.ir.transfers import Transfer, Transfers
 from topoplan.synth.plan import Entry, Plan
 from topoplan.synth.plan_text import hash_of
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.presets import preset

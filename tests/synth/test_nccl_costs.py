@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 from called import call_command
+from planned import synthesize
 
 from topoplan.synth.cost.affine import costs, costs_between_gpus
 from topoplan.synth.cost.host_costs import (
@@ -20,7 +21,7 @@ from topoplan.synth.cost.host_costs import (
     with_host,
 )
 from topoplan.synth.cost.simulate import predict_us
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.hosts import join_cpu_hosts
 from topoplan.topo.graph import Topology

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from planned import synthesize
 from star_scatter import STAR, scatter_over_star
 
 from topoplan.synth.cost.affine import (
@@ -19,7 +20,7 @@ from topoplan.synth.cost.affine import (
 )
 from topoplan.synth.cost.sharing import end_messages
 from topoplan.synth.cost.transfer_times import predict_times
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.presets import preset
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from random_graphs import graphs, on
 from thorough import count_examples
 from unhurried import make_effort
@@ -20,9 +21,9 @@ from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.host_costs import HostCosts, host_of, with_host
 from topoplan.synth.cost.segmentation import families, fastest, reroute, time_us
 from topoplan.synth.cost.simulate import MAX_GROUPS, predict_us, shape_of
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.synth.verify import verify

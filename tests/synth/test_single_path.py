@@ -18,6 +18,7 @@ import pytest
 from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 from thorough import count_examples
@@ -29,7 +30,6 @@ from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.transfers import Transfers
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_text import hash_of
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load_for_planning

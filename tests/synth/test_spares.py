@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from called import call_command
+from planned import synthesize
 
 import topoplan
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.spares import add_spares, list_losses, plan_without
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.lost_links import PairRoutes
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology

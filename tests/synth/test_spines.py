@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
+from planned import synthesize
 from random_graphs import on
 from ranks import collectives
 from thorough import count_examples
@@ -21,7 +22,6 @@ from topoplan.cli.synth import main
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.derived.stripes import merge_switches
 from topoplan.topo.errors import PlanMismatchError
 from topoplan.topo.graph import Device, Link, Topology, both_directions

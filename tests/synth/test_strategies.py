@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import long_cases
+from planned import synthesize
 from thorough import count_examples
 
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
-from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.machine.boxes import binary
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.planner.synthesize import collective_on, lower_envelope, synthesize
+from topoplan.synth.planner.whole import lower_envelope
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.synth.verify import verify

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned import synthesize
 
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.synth.demands.demands import read_demands
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.synth.traffic import read_matrix
 from topoplan.topo import files
 from topoplan.topo.errors import InputError

@@ -11,9 +11,10 @@ from typing import Any
 
 import networkx as nx
 import pytest
+from planned import synthesize
 
 from topoplan.synth.bounds.single_path import find_bounds
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml

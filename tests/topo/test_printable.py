@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from called import call_command
 from needs import list_runnable
+from planned import synthesize
 
 from topoplan.synth.describe import describe_plan
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.formats.nccl_xml import write as write_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import dot, table, text_tree

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from needs import long_cases
+from planned import synthesize
 from recorded_machines import READ
 from referencing import Registry, Resource
 
 from examples.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import probe_json
 from topoplan.topo.graph import Topology

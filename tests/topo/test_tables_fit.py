@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import has_extra
+from planned import synthesize
 from rich.console import Console
 from thorough import count_examples
 
 from topoplan.cli.running.rows import Run, print_run
 from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.synth.describe import print_plan
-from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.pictures.fit import choose_columns, wrap_text
 from topoplan.topo.pictures.table import write
 from topoplan.topo.presets import preset

@@ -21,9 +21,9 @@ from ....synth.extras.nccl_files.graph_file import (
 )
 from ....synth.extras.nccl_files.nccl_graph import COLLECTIVES
 from ....synth.extras.stock.nccl_version import NEWEST, parse_nccl_version
+from ....synth.ir.collective import collective_on
 from ....synth.numeric.effort import USUAL_LIMIT_S, Effort
 from ....synth.plan import Plan
-from ....synth.planner.synthesize import collective_on
 from ....topo.errors import InputError
 from ....topo.graph import Topology
 from ....topo.loader.resolve import load_for_planning

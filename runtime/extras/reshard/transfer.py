@@ -346,7 +346,9 @@ def make_plan(
 ) -> Plan:
     """Return the plan for demands on a machine whose GPU i runs rank i."""
     from ....synth.groups.ranks import choose_helpers
-    from ....synth.planner.demands import synthesize_demands
+    from ....synth.numeric.effort import Effort
+    from ....synth.planner.synthesize import synthesize
+    from ....synth.request import Request
     from ....topo.loader.resolve import load_for_planning
 
     assert demands is not None
@@ -357,10 +359,8 @@ def make_plan(
             "start as many"
         )
     others = choose_helpers("none" if topology is None else helpers, demands, machine)
-    synthesis = synthesize_demands(
-        demands, others, machine, time_limit_s=time_limit_s, router=router
-    )
-    return synthesis.plan
+    wanted = Request(demands, machine, Effort(time_limit_s), router=router, helpers=others)
+    return synthesize(wanted).plan
 
 
 def agree(transport: Transport, make: Callable[[], _T]) -> _T:

@@ -32,15 +32,20 @@ def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
 
     Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
     """
-    from ....synth.planner.synthesize import synthesize  # which only the rank that plans needs
+    # Which only the rank that plans needs.
+    from ....synth.numeric.effort import Effort
+    from ....synth.planner.synthesize import synthesize
+    from ....synth.request import Request
 
     topology = slow_down(plan.topology, factors)
     new = synthesize(
-        plan.collective,
-        topology,
-        time_limit_s=_PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks,
-        router=SameRoutes(plan.router, topology),
-        reproducible=plan.bracketing is not None,
+        Request(
+            plan.collective,
+            topology,
+            Effort(_PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks),
+            router=SameRoutes(plan.router, topology),
+            reproducible=plan.bracketing is not None,
+        )
     ).plan
     if plan.collective.name == "allreduce":
         new.check_same_bits()

@@ -29,7 +29,7 @@ from ...groups.ranks import REST
 from ...machine.routes import OwnRoutes
 from ...numeric.effort import USUAL_LIMIT_S, Effort
 from ...plan import Entry, Plan
-from ...planner.synthesize import lower_envelope
+from ...planner.whole import lower_envelope
 from ...request import segment_counts
 from .bound import JointBound
 from .calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_calls

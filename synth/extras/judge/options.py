@@ -24,8 +24,8 @@ from ...bounds.single_path import find_bounds
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...plan import Plan
-from ...planner.groups import synthesize_group
 from ...planner.synthesize import synthesize
+from ...request import Request
 from ..nccl_files.choice import choose_graphs
 from ..place.job import WHOLE
 from ..place.placing import place
@@ -262,8 +262,15 @@ def find_helped_options(
     root = None if collective.root is None else members[collective.root]
     group = Collective(collective.name, len(members), root, members)
     try:
-        made = synthesize_group(
-            group, helpers, router.topology, "packing", TIME_LIMIT_S, router=router
+        made = synthesize(
+            Request(
+                group,
+                router.topology,
+                Effort(TIME_LIMIT_S),
+                router=router,
+                strategy="packing",
+                helpers=tuple(helpers),
+            )
         )
     except TopoplanError as error:
         return Options((), None, (f"plan: {error}",))
@@ -330,9 +337,9 @@ def find_options(collective: Collective, router: Router) -> Options:
         )
     else:
         try:
-            plan = synthesize(
-                collective, router.topology, "packing", TIME_LIMIT_S, router=router
-            ).plan
+            effort = Effort(TIME_LIMIT_S)
+            wanted = Request(collective, router.topology, effort, router=router, strategy="packing")
+            plan = synthesize(wanted).plan
         except TopoplanError as error:
             missing.append(f"plan: {error}")
     limits = (

@@ -19,12 +19,13 @@ from ...bounds.in_network import bound_in_network
 from ...bounds.single_path import Bounds, find_bounds
 from ...cost.affine import Cost
 from ...explain import Explanation, explain
-from ...ir.collective import Collective
+from ...ir.collective import Collective, collective_on
 from ...ir.schedule import Schedule
 from ...numeric.effort import Effort
 from ...plan import Plan
-from ...planner.names import AUTO
-from ...planner.synthesize import collective_on, synthesize
+from ...planner.synthesize import synthesize
+from ...request import Request
+from ...strategy_names import AUTO
 from ..stock.stock_ring import StockRing, stock_of
 from . import USUAL_LIMIT_S
 from .recoveries import RecoveryRow
@@ -141,7 +142,15 @@ def _gather_section(name: str, router: Router, seconds: float) -> Section:
     else:
         try:
             strategy, limit_s = "packing" if n > _LARGE_RANKS else AUTO, seconds * _PLAN_SHARE
-            made = synthesize(section.collective, topology, strategy, limit_s, router=router)
+            made = synthesize(
+                Request(
+                    section.collective,
+                    topology,
+                    Effort(limit_s),
+                    router=router,
+                    strategy=strategy,
+                )
+            )
             section.plan, section.candidates = made.plan, made.candidates
             section.cut_short += made.cut_short
             section.bounds = Bounds(made.plan.bound, made.plan.bound_one_way)

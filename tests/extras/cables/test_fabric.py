@@ -12,9 +12,10 @@ from itertools import permutations
 
 import msgspec
 import pytest
+from planned import synthesize
 
 from topoplan.synth.extras.cables.hosts import read_hosts
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.extras.cables import (

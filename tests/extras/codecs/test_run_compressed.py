@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from called import call_command
 from launch import run_joined
+from planned import synthesize
 
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.presets import preset
 
 

@@ -21,6 +21,7 @@ from called import call_command
 from emulated import run_emulated
 from hypothesis import given, settings
 from launch import lives, run_command
+from planned import synthesize
 from random_graphs import graphs
 from reports import Reports
 from thorough import count_examples
@@ -29,7 +30,7 @@ from topoplan.cli.topoplan import main
 from topoplan.runtime.extras.emulate import Blueprint, Network, blueprint, emulate, parse_rate
 from topoplan.runtime.extras.emulate.blueprint import parse_order
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.derived.stripes import merge_switches
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Link, Topology
@@ -150,7 +151,7 @@ def command(*args: str) -> list[str]:
     ],
 )
 def test_bad_input_is_one_line(args: list[str], code: int, says: str) -> None:
-    done = call_command("extras.emulate", *args)
+    done = call_command("emulate", *args)
     assert done.returncode == code
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -20,9 +20,8 @@ from topoplan.runtime.extras.one_sided.instructions import OneSidedProgram, Sign
 from topoplan.runtime.extras.one_sided.lowering import lower_one_sided
 from topoplan.runtime.extras.one_sided.replay import Memory, OneSidedReplay
 from topoplan.runtime.program.layout import IN_PLACE
-from topoplan.synth.ir.collective import COLLECTIVES, Collective
+from topoplan.synth.ir.collective import COLLECTIVES, Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.topo.errors import InfeasibleError, VerificationError

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from planned import synthesize
 
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.describe import CUT_SHORT
 from topoplan.synth.extras.report.gather import gather_report, report_plan
 from topoplan.synth.extras.report.page import write_page
-from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.numeric.effort import Effort
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 

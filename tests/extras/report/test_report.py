@@ -13,6 +13,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from called import call_command
+from planned import synthesize
 
 from topoplan.runtime.measuring.bench import BenchRow, draw_rows
 from topoplan.synth.channels.channels import Channels, algbw_GBps, schedule_channels
@@ -31,7 +32,6 @@ from topoplan.synth.pictures.curves import Curve, draw_curves
 from topoplan.synth.pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_flow, list_flows
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts

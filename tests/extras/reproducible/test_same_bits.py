@@ -17,6 +17,7 @@ from called import call_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
+from planned import synthesize
 from played import Array, play
 from random_graphs import graphs, on
 from ranks import same_bits
@@ -31,10 +32,10 @@ from topoplan.synth.cost.segmentation import families
 from topoplan.synth.extras.reproducible.bracket import Bracket, list_leaves, parse_bracket
 from topoplan.synth.extras.reproducible.build import build_reproducible
 from topoplan.synth.ir.addition_order import find_bracketing
-from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, cost_all, synthesize
+from topoplan.synth.planner.whole import cost_all
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError

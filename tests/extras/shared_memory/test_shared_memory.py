@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from launch import list_memory, run_module, run_ranks
 from needs import long_cases
+from planned import synthesize
 from ranks import one_sided
 from sample_helped import build_helped, build_plan
 
 from topoplan.runtime.extras.native.library import load_library
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.ir.collective import COLLECTIVES
-from topoplan.synth.planner.synthesize import collective_on, synthesize
+from topoplan.synth.ir.collective import COLLECTIVES, collective_on
 from topoplan.topo.presets import preset
 
 Plans = Callable[..., str]

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import run_ranks
 from needs import long_cases
+from planned import synthesize
 from ranks import slowing
 from reports import Reports
 from thorough import count_examples
@@ -32,9 +33,9 @@ from topoplan.runtime.extras.slow_links.probe import (
 )
 from topoplan.runtime.extras.slow_links.watch import find_change
 from topoplan.synth.cost.segmentation import families
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.measured.flows import Hop
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import HARDWARE

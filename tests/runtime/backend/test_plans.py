@@ -17,6 +17,7 @@ import pytest
 from launch import run_ranks
 from needs import has_extra
 from patience import PLANNING_S
+from planned import synthesize
 from ranks import backend_plans
 from torch._C._distributed_c10d import HashStore
 
@@ -30,7 +31,6 @@ from topoplan.runtime.ranks.places import restrict
 from topoplan.synth.demands.demands import Demand, Demands
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

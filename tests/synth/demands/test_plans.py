@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import long_cases
+from planned import synthesize
 from played import play
 from random_graphs import graphs
 from scipy.optimize import linprog
@@ -23,7 +24,6 @@ from topoplan.synth.bounds.demand_cuts import is_large
 from topoplan.synth.demands.demands import Demand, Demands, from_matrix
 from topoplan.synth.numeric.steiner import SteinerTrees, close
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.demands import synthesize_demands
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.loader.resolve import load_for_planning
@@ -89,7 +89,7 @@ def test_bounds_are_those_of_flows_and_plans_reach_them(data: st.DataObject) -> 
     most = data.draw(st.sampled_from([1, 3]))
     demands = data.draw(demands_on(gpus, most))
     others = [rank for rank in range(gpus) if rank not in demands.members]
-    plan = synthesize_demands(demands, others, topology, router=router).plan
+    plan = synthesize(demands, topology, router=router, helpers=others).plan
     proved, flow = float(plan.bound_one_way.s_per_GB), find_flow_s_per_GB(demands, topology)
     assert plan.bound_one_way.s_per_GB == plan.bound.s_per_GB
     if most == 1:
@@ -108,7 +108,7 @@ def test_plans_through_switches_deliver_what_they_say(data: st.DataObject) -> No
     demands = data.draw(demands_on(gpus))
     others = [rank for rank in range(gpus) if rank not in demands.members]
     try:
-        plan = synthesize_demands(demands, others, topology, router=router).plan
+        plan = synthesize(demands, topology, router=router, helpers=others).plan
     except InfeasibleError:  # a switch in the middle of nowhere
         return
     assert abs(plan.gap_of(plan.entries[-1])) < NEAR
@@ -151,12 +151,12 @@ def test_nics_of_idle_ranks_carry_their_part() -> None:
     """One rank of a host has the weights, the four of another need them: verl's issue 7167."""
     topology, router = load_for_planning(build_hosts(2))
     demands = Demands.of([Demand(1 << 30, (0,), (4, 5, 6, 7))], 8)
-    plan = synthesize_demands(demands, (1, 2, 3), topology, router=router).plan
+    plan = synthesize(demands, topology, router=router, helpers=(1, 2, 3)).plan
     assert plan.bound_alone is not None
     assert [plan.bound_alone.algbw_GBps, plan.bound_one_way.algbw_GBps] == [25, 100]
     assert plan.used_helpers == [1, 2, 3]
     assert plan.gap_of(plan.entry_for(1 << 33)) < Fraction(1, 10**6)
-    without = synthesize_demands(demands, (), topology, router=router).plan
+    without = synthesize(demands, topology, router=router).plan
     assert without.used_helpers == []
     assert without.bound_with_helpers is not None
     assert without.bound_with_helpers.algbw_GBps == 100 == 4 * without.bound_one_way.algbw_GBps
@@ -175,7 +175,7 @@ def test_sends_are_early_where_others_would_be_as_fast() -> None:
     serving = tuple(range(8, 16, 2))
     pieces = [Demand(1 << 22, (rank,), serving) for rank in range(0, 8, 2)]
     demands = Demands.of(pieces, 16, members=(0, 2, 4, 6, *serving))
-    made = synthesize_demands(demands, tuple(range(1, 16, 2)), topology, router=router)
+    made = synthesize(demands, topology, router=router, helpers=tuple(range(1, 16, 2)))
     costs = {x.segments: (x.depth, cost) for x, cost in made.candidates if x.helpers}
     depth, cost = costs[32]
     assert depth == 3  # over the idle rank of either host
@@ -195,7 +195,7 @@ def test_the_search_for_early_sends_may_end_before_its_optimum() -> None:
         )
         for rank in range(9)
     ]
-    plan = synthesize_demands(Demands.of(pieces, 9), (), topology, router=router).plan
+    plan = synthesize(Demands.of(pieces, 9), topology, router=router).plan
     assert plan.gap_of(plan.entries[-1]) < NEAR
 
 
@@ -205,7 +205,7 @@ def test_a_hot_expert_is_at_the_bound(name: str) -> None:
     gpus = len(topology.ranks)
     matrix = np.full((gpus, gpus), 1 << 20)
     matrix[:, gpus // 2] *= 10
-    plan = synthesize_demands(from_matrix(matrix, gpus), (), topology, router=router).plan
+    plan = synthesize(from_matrix(matrix, gpus), topology, router=router).plan
     assert abs(plan.gap_of(plan.entries[-1])) < 1e-6
     assert plan.bound_alone is None
 
@@ -231,7 +231,7 @@ def test_many_receivers_are_bounded_by_dual_ascent() -> None:
 def test_certificates_prove_what_they_claim_and_no_more() -> None:
     topology, router = load_for_planning(build_hosts(2))
     demands = Demands.of([Demand(9, (0,), (4, 5, 6, 7)), Demand(3, (1, 5), (6,))], 8)
-    plan = synthesize_demands(demands, (2, 3), topology, router=router).plan
+    plan = synthesize(demands, topology, router=router, helpers=(2, 3)).plan
     check_bound(plan.bound, demands, topology)
     bound = plan.bound_one_way
     with pytest.raises(VerificationError, match="not the claimed"):
@@ -250,9 +250,9 @@ def test_what_cannot_be_is_said() -> None:
     # GPUs 1 and 2 alone are ranks 0 and 1 of their part of the machine.
     for helpers in ((), (0,)):
         with pytest.raises(InfeasibleError, match=r"no route leads to g2 from g1$"):
-            synthesize_demands(demands, helpers, topology)
+            synthesize(demands, topology, helpers=helpers)
     with pytest.raises(InputError, match="strategy ring has no reshard"):
-        synthesize_demands(demands, (0,), topology, "ring")
+        synthesize(demands, topology, "ring", helpers=(0,))
 
 
 @cache
@@ -284,7 +284,7 @@ def test_many_gpus_are_planned_without_a_linear_program(case: str) -> None:
     demands = Demands.of(pieces, 136)
     assert is_large(demands, topology)
     others = [rank for rank in range(136) if rank not in demands.members]
-    plan = synthesize_demands(demands, others, topology, router=router).plan
+    plan = synthesize(demands, topology, router=router, helpers=others).plan
     assert plan.bound_one_way.kind == "cut"
     assert 0 <= plan.gap_of(plan.entries[-1]) < 0.05
     if case == "one":
@@ -300,7 +300,7 @@ def test_rounds_crowd_no_receiver_and_lose_no_time(hot: bool) -> None:
         matrix = np.full((6, 6), 3)
         matrix[:, 2] *= 10
     demands = from_matrix(matrix, 6)
-    plan = synthesize_demands(demands, (), topology, router=router).plan
+    plan = synthesize(demands, topology, router=router).plan
     plan.verify()
     (rounds,) = [s for s in plan.alternatives if s.strategy == "rounds"]
     for sends in rounds.by_step:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned import synthesize
 from random_graphs import graphs, on
 from scipy.optimize import linprog
 from thorough import count_examples
@@ -37,7 +38,7 @@ from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
 from topoplan.synth.packing.survey import Survey
 from topoplan.synth.packing.trees import levels, root_tree
 from topoplan.synth.packing.weigh import find_best_shares, find_max_load, round_shares
-from topoplan.synth.planner.synthesize import Synthesis, synthesize
+from topoplan.synth.planner.whole import Synthesis
 from topoplan.synth.request import TreeLimits
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError
@@ -51,7 +52,9 @@ AT_BOUND = Fraction(1, 10**6)
 def pack(
     topology: Topology, collective: str = "allreduce", limits: TreeLimits | None = None
 ) -> Synthesis:
-    return synthesize(on(collective, topology), topology, "packing", 60, limits=limits)
+    return synthesize(
+        on(collective, topology), topology, "packing", 60, limits=limits or TreeLimits()
+    )
 
 
 @cache

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from patience import PLANNING_S
+from planned import synthesize
 from reports import Reports
 
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.planner import apart
 from topoplan.synth.planner.apart import FoundPlan, synthesize_apart
-from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from ...extras import WORDS, Names
-from ...topo.errors import InputError, suggest
+from ..extras import WORDS, Names
+from ..topo.errors import InputError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..request import Strategy
+    from .request import Strategy
 
 AUTO = "auto"
 # The entry points with which installed packages add strategies.
