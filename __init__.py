@@ -27,12 +27,12 @@ TYPE_CHECKING = False  # not from typing, whose import takes longer than all els
 if TYPE_CHECKING:
     from .runtime.backend.account import summary
     from .runtime.backend.options import Plans, backend_options
-    from .runtime.backend.reconfigure import reconfigure, reconfigure_handle
     from .runtime.candidates import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
     from .runtime.extras.helpers.new_group import new_group
     from .runtime.extras.joint.mesh import mesh_groups
+    from .runtime.extras.membership.reconfigure import reconfigure, reconfigure_handle
     from .runtime.extras.mpi.launched import join_mpi
     from .runtime.extras.reshard.state_dict import reshard_state_dict
     from .runtime.extras.reshard.transfer import Reshard, reshard
@@ -138,8 +138,6 @@ _HOMES = {
     "pareto": "synth.planner.api",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
-    "reconfigure": "runtime.backend.reconfigure",
-    "reconfigure_handle": "runtime.backend.reconfigure",
     "strategy": "synth.planner.registry",
     "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",

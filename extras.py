@@ -29,6 +29,10 @@ The groups, and what an entry of each is:
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does; the line
   about it is the option's help. Only the extras here add.
+- `options`: a function that checks what backend_options is given for its option NAME, and returns
+  it as the groups' options have it; only the extras here add.
+- `process_groups`: a subclass of CollectiveGroup (runtime/backend/collectives.py), of which the
+  backend's groups are instances; likewise.
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
   backend is given; only the extras here add.
 - `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
@@ -55,6 +59,7 @@ FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
+OPTIONS, PROCESS_GROUPS = "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
@@ -146,6 +151,52 @@ EXTRAS = (
                     "topo-run",
                     "run it on 4 ranks, with the others as helpers",
                 ),
+            },
+        },
+    ),
+    Extra(
+        "membership",
+        (
+            *("runtime/extras/membership", "tests/extras/membership"),
+            *("tests/ranks/reconfigured.py", "scripts/fault_tolerance_suite.py"),
+        ),
+        {
+            NAMES: {
+                "reconfigure": (
+                    "runtime.extras.membership.reconfigure:reconfigure",
+                    "gives the default group other ranks",
+                ),
+                "reconfigure_handle": (
+                    "runtime.extras.membership.reconfigure:reconfigure_handle",
+                    "what others need to find a rank",
+                ),
+            },
+            PROCESS_GROUPS: {
+                "membership": (
+                    "runtime.extras.membership.group:MemberGroup",
+                    "their ranks can change",
+                )
+            },
+        },
+    ),
+    Extra(
+        "uneven-alltoall",
+        (
+            *("runtime/extras/uneven_alltoall", "tests/extras/uneven_alltoall"),
+            "tests/ranks/uneven.py",
+        ),
+        {
+            OPTIONS: {
+                "expected_splits": (
+                    "runtime.extras.uneven_alltoall.splits:read_splits",
+                    "announces the sizes of an alltoall's parts",
+                )
+            },
+            PROCESS_GROUPS: {
+                "uneven-alltoall": (
+                    "runtime.extras.uneven_alltoall.group:UnevenGroup",
+                    "their alltoalls of announced sizes go by plans",
+                )
             },
         },
     ),

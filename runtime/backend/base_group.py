@@ -19,7 +19,7 @@ from ..works import get_done_work, start
 from . import NAME
 from .call_check import explain_difference
 from .communicators import Key, Size
-from .membership import MemberGroup
+from .lifetime import GroupLifetime
 from .torch_tools import show_as
 
 # The names of collectives in torch's API, as profiles show them.
@@ -64,7 +64,7 @@ class GroupCall:
             )
 
 
-class BaseGroup(MemberGroup):
+class BaseGroup(GroupLifetime):
     """The calls of a TopoGroup; all other methods are the plain group's."""
 
     @property

@@ -213,7 +213,7 @@ class Communicators:
             may_wait = (
                 (
                     (self.options.plans == AUTO and self.options.policy.choose in ("race", "model"))
-                    or self.plans.is_remade
+                    or not self.plans.scope.insists
                 )
                 and self._codec(name) is None
                 and not self.must_plan(tensor, op)
@@ -405,16 +405,13 @@ class Communicators:
         Its ranks have their numbers in the group, or `in_launch`, for plans that number the ranks
         so. Collective the first time on GPUs.
         """
-        helped = self.options.helped
-        is_helped = helped is not None and helped.device == device
-        key = device, in_launch or is_helped
+        in_launch = in_launch or self.plans.scope.is_within(device)
+        key = device, in_launch
         if key not in self._shared:
             name, timeout = f"topoplan/{self.name}/{device}", self.plans.timeout
             labels: Sequence[int] | None = None
-            if helped is not None and is_helped:
-                labels = helped.members
-            elif in_launch:
-                labels, name = self.plans.seats, f"{name}/launch"
+            if in_launch:
+                labels, name = self.plans.scope.seats, f"{name}/launch"
             transport = self.transports.get(device, "gloo")
             if transport == "gloo":
                 store = PrefixStore("launch", self._store) if in_launch else self._store

@@ -1,13 +1,14 @@
 """Read the options of the backend "topo" from `backend_options` or environment variables."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import Store
-
+from ...extras import OPTIONS, Names
 from ...synth.groups.ranks import Helpers
 from ...synth.plan import Plan
 from ...topo.errors import InputError
@@ -19,41 +20,29 @@ from ..policy import ChooseMode, Policy, make_policy
 from ..ranks.links import check_transport, find_kind
 from .account import heed_log_level
 
+if TYPE_CHECKING:
+    from .scope import Scope
+
 AUTO, OFF = "auto", "off"
 _OFF_NAMES = (OFF, "stock")
 # A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
 # "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
-# The sizes of the parts that each rank sends to each other, or those that this rank sends.
-ExpectedSplits = tuple[tuple[int, ...], ...] | tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Helped:
-    """The launch around a group that has helpers, in the launch's numbers.
-
-    `ranks` is the number of all ranks, `rank` this one; `store` is shared by all of them. Tensors
-    on the device type `device` are helped with.
-    """
-
-    members: tuple[int, ...]
-    helpers: tuple[int, ...]
-    rank: int
-    ranks: int
-    store: Store
-    device: str
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The options of the backend, validated; `backend_options` explains and creates them."""
+    """The options of the backend, validated; `backend_options` explains and creates them.
+
+    `scope` says what a group's plans are for, if not for the GPUs of its own ranks alone.
+    """
 
     plans: Plans
     policy: Policy
     even_alltoall: bool = False
     transport: str = "auto"
-    helped: Helped | None = None
-    expected_splits: ExpectedSplits = ()
+    scope: Scope | None = None
+    expected_splits: tuple[Any, ...] = ()
 
     @property
     def layer(self) -> str | None:
@@ -174,30 +163,12 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
             read_yes(environment.EVEN_ALLTOALL) if even_alltoall is None else even_alltoall
         ),
         transport=transport,
-        expected_splits=_read_splits(expected_splits),
+        expected_splits=(
+            ()
+            if expected_splits is None
+            else Names(OPTIONS).find("expected_splits")(expected_splits)
+        ),
     )
-
-
-def _read_splits(given: Sequence[Any] | None) -> ExpectedSplits:
-    """Return announced sizes of parts; raise InputError if they are no row and no matrix."""
-    if given is None:
-        return ()
-    listed = given.tolist() if hasattr(given, "tolist") else given
-    try:
-        if all(isinstance(size, int) for size in listed):
-            rows = [list(listed)]
-        else:
-            rows = [[int(size) for size in row] for row in listed]
-            if len({len(rows), *map(len, rows)}) > 1:
-                raise ValueError
-        if not rows[0] or min(map(min, rows)) < 0:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise InputError(
-            f"expected_splits={given!r:.60}: expected sizes of 0 or more, as a square matrix or as "
-            "this rank's row"
-        ) from None
-    return tuple(rows[0]) if isinstance(listed[0], int) else tuple(map(tuple, rows))
 
 
 def are_plans_off() -> bool:

@@ -92,7 +92,6 @@ class PlainCalls(dist.ProcessGroup):
     transports: Mapping[str, str]
     ranks: Sequence[int]
     check: CallCheck
-    _rank: int
     _number = 0
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
@@ -147,7 +146,7 @@ class PlainCalls(dist.ProcessGroup):
         opts = kwargs.get("opts", args[-1] if args else None)
 
         def carry_out() -> None:
-            EXCHANGED[name](self.planned.open_layer().exchange, self._rank, *args, **kwargs)
+            EXCHANGED[name](self.planned.open_layer().exchange, self.rank(), *args, **kwargs)
 
         return self.planned.queue(torch.empty(0)).carry_out(
             carry_out,
@@ -349,9 +348,11 @@ FORWARDED = (
     "get_group_store",
     "merge_remote_group",
     "new_window",
+    "register_abort_hook",
     "register_post_hook",  # hooks see the calls that no plan carries out
     "register_pre_hook",
     "split_group",
+    "unregister_abort_hook",
     "unregister_post_hook",
     "unregister_pre_hook",
 )

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
@@ -28,7 +28,6 @@ from ...topo import errors
 from ...topo.errors import (
     ExecutionError,
     InfeasibleError,
-    PlanMismatchError,
     TimeLimitError,
     TopoplanError,
 )
@@ -39,8 +38,9 @@ from ..ranks.links import AUTO as OWN_LINKS
 from ..ranks.links import check_transport
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
-from .options import AUTO, BackendOptions, Helped, Plans
+from .options import AUTO, BackendOptions, Plans
 from .plan_files import PlanFiles, find_set_format, is_plan_file, load_or_synthesize
+from .scope import Scope
 
 if TYPE_CHECKING:
     from .plan_sets import PlanSet
@@ -61,37 +61,28 @@ _BUILD_S = 10.0
 class PlanFinder:
     """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
 
-    `whole` says that the group has all ranks of the launch: then the plans that the user named must
-    fit it. Other groups go without a plan if none fits. After a change of membership, `seats` are
-    the ranks' GPUs on the machine that the user named: a plan for these is used, or synthesized.
+    `scope` has both, and says what the plans are for.
     """
 
     def __init__(
         self,
         options: BackendOptions,
         store: Store,
-        rank: int,
-        ranks: Sequence[int],
+        scope: Scope,
         timeout: timedelta,
-        *,
-        whole: bool,
-        seats: Sequence[int] | None = None,
     ) -> None:
-        self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
+        self.options, self.store, self.scope, self.timeout = options, store, scope, timeout
         self._auto = options.plans == AUTO
-        self.rank, self.ranks = rank, list(ranks)
-        self.is_remade = seats is not None
-        """Whether the group's membership has changed."""
-        self.seats = list(ranks) if seats is None else list(seats)
-        self.off = options.off or len(ranks) < 2
+        self.rank, self.ranks = scope.rank, scope.ranks
+        self.off = options.off or len(scope.ranks) < 2
         """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
         """Set when the group closes: ends all searches, at once."""
         self.is_closing = threading.Event()
         """Set some seconds earlier: rank 0 ends its searches, but answers the other ranks."""
         self._wait_s = options.policy.time_limit_s + _BUILD_S
-        self.demands: Demands | None = None
-        """What an alltoall whose part sizes are announced has to move."""
+        self.listed: dict[str, Demands] = {}
+        """The collectives whose pieces are listed, by name."""
         self.addresses: Addresses | None = None
         """Where the ranks receive reports of trouble, by their global numbers."""
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
@@ -126,14 +117,8 @@ class PlanFinder:
         over the group. Raises the same error on every rank if a named plan cannot be
         used, and ExecutionError if a rank does not answer.
         """
-        helped = self._find_help(device)
-        members = () if helped is None else helped.members
-        if members and root is not None:
-            root = members[root]
-        wanted: Collective | None = self.demands
-        if wanted is None or name != wanted.name:
-            wanted = Collective(name, len(self.ranks), root, members)
-        key = f"plan/{device.type}/{name}/{root}"
+        wanted = self.listed.get(name) or self.scope.describe(name, root, device.type)
+        key = f"plan/{device.type}/{name}/{wanted.root}"
         try:
             machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
@@ -189,7 +174,7 @@ class PlanFinder:
             machine = self._find_machine(torch.device("cpu")) if self._auto else None
             ends = time.monotonic() + self._wait_s
             plan, answer = self._make_answer(
-                Collective(name, len(self.ranks), root), machine, lambda: time.monotonic() > ends
+                self.scope.describe(name, root, "cpu"), machine, lambda: time.monotonic() > ends
             )
             if plan is not None and not plan.collective.has_all_gpus:
                 message = (
@@ -240,27 +225,13 @@ class PlanFinder:
         """
         with self._finds_machine:
             if device.type not in self._machines:
-                from ..ranks.places import find_machine
-
-                helped = self._find_help(device)
                 try:
-                    self._machines[device.type] = find_machine(
-                        PrefixStore(device.type, self.store) if helped is None else helped.store,
-                        self.rank if helped is None else helped.rank,
-                        self.seats if helped is None else range(helped.ranks),
-                        device.index if device.type == "cuda" else None,
-                        self.timeout,
-                        self.stop,
-                        0 if helped is None else helped.members[0],
+                    self._machines[device.type] = self.scope.find_machine(
+                        self.store, device, self.timeout, self.stop
                     )
                 except TopoplanError as error:
                     self._machines[device.type] = error
             return self._machines[device.type]
-
-    def _find_help(self, device: torch.device) -> Helped | None:
-        """Return the launch around the group, if others may help with tensors of a device."""
-        helped = self.options.helped
-        return helped if helped is not None and helped.device == device.type else None
 
     def _make_answer(
         self,
@@ -287,8 +258,8 @@ class PlanFinder:
             if (
                 self._auto
                 or is_ended
-                or self.is_remade
-                or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
+                or not self.scope.insists
+                or (not self.scope.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
                 why = str(error)
                 if is_ended and not closes:
@@ -334,7 +305,7 @@ class PlanFinder:
                 reproducible=self.options.policy.keeps_bits and wanted.reduces,
                 router=router,
                 is_stopped=None if is_listed else is_stopped,
-                helpers=() if self.options.helped is None else self.options.helped.helpers,
+                helpers=self.scope.helpers,
             )
         finally:
             _SYNTHESIZES.release()
@@ -344,62 +315,8 @@ class PlanFinder:
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
-        if self.is_remade:
-            return self._pick_spare(wanted, self._source, is_over)
-        helped = None if wanted.has_all_gpus else self.options.helped
-        if isinstance(self._source, PlanFiles):
-            if isinstance(wanted, Demands):  # files say nothing of a rank's part for itself
-                return None
-            plan = self._source.find(wanted, strict=self.whole, ranks=self.ranks)
-            if plan is not None and helped is not None:
-                _check_launch(plan.topology, helped)
-            return plan
-        machine = self._source
-        if helped is not None:
-            _check_launch(machine, helped)
-            return self._synthesize(wanted, machine, is_over)
-        if self.whole and len(machine.ranks) != wanted.ranks:
-            raise PlanMismatchError(
-                f"topology {machine.name!r} has {len(machine.ranks)} GPUs, the group has "
-                f"{wanted.ranks} ranks; start as many"
-            )
-        if max(self.ranks) >= len(machine.ranks):
-            return None
-        from ..ranks.places import restrict
-
-        return self._synthesize(wanted, restrict(machine, self.ranks), is_over)
-
-    def _pick_spare(
-        self, wanted: Collective, source: PlanFiles | Topology, is_over: Callable[[], bool]
-    ) -> Plan:
-        """Return the user's plan for the GPUs that the group now has, or synthesize one.
-
-        Raise InfeasibleError if the machine is not known, or has no GPU for a rank.
-        """
-        machine: Topology | None
-        if isinstance(source, PlanFiles):
-            machine = source.find_machine(max(self.seats) + 1)
-            plan = source.find_spare(wanted, self.seats, machine)
-            if plan is not None:
-                return plan
-        else:
-            machine = source if max(self.seats) < len(source.ranks) else None
-        if machine is None:
-            raise InfeasibleError(
-                f"the machine that was named has no GPU for each of {len(self.seats)} ranks"
-            )
-        from ..ranks.places import restrict
-
-        return self._synthesize(wanted, restrict(machine, self.seats), is_over)
-
-
-def _check_launch(topology: Topology, helped: Helped) -> None:
-    """Raise PlanMismatchError unless a topology has a GPU for each rank of the launch."""
-    if len(topology.ranks) != helped.ranks:
-        raise PlanMismatchError(
-            f"topology {topology.name!r} has {len(topology.ranks)} GPUs, {helped.ranks} ranks run; "
-            "a group with helpers needs a topology of all of them"
-        )
+        picked = self.scope.pick(self._source, wanted)
+        return self._synthesize(wanted, picked, is_over) if isinstance(picked, Topology) else picked
 
 
 class Preparation:

@@ -30,7 +30,9 @@ from topoplan.extras import (
     MODES,
     NAMES,
     NETWORKS,
+    OPTIONS,
     PLANS,
+    PROCESS_GROUPS,
     RUNS,
     SCHEMAS,
     SOURCES,
@@ -39,6 +41,7 @@ from topoplan.extras import (
 )
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.runtime.backend.plan_sets import PlanSetFormat
+from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.codec import Codec
 from topoplan.runtime.ranks.links import NamedLinks
 from topoplan.synth.library_format import LibraryFormat
@@ -70,11 +73,13 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(c, Check) for name in checks.describe() for c in checks.find(name))
     networks = Names(NETWORKS)
     assert all(callable(networks.find(name).join) for name in networks.describe())
+    classes = Names(PROCESS_GROUPS)
+    assert all(issubclass(TopoGroup, classes.find(name)) for name in classes.describe())
     parsers = probe.build_parser(), build_parser(), build_run_parser()
     codecs = Names(CODECS)
     assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
-    for group in (MODES, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
+    for group in (MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
 
@@ -134,6 +139,15 @@ def test_the_facade_refuses_a_name_of_what_is_deleted(monkeypatch: pytest.Monkey
     assert "reshard" not in dir(topoplan)
     with pytest.raises(InputError, match="reshard: the extra 'reshard' is not in this copy"):
         topoplan.reshard  # noqa: B018
+
+
+def test_an_option_of_the_backend_is_refused_where_it_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "uneven-alltoall"))
+    topoplan.backend_options()
+    with pytest.raises(InputError, match="expected_splits: the extra 'uneven-alltoall' is not in"):
+        topoplan.backend_options(expected_splits=[[0, 1], [1, 0]])
 
 
 def test_a_joint_plan_is_refused_where_it_is_deleted(
