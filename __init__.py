@@ -25,7 +25,6 @@ from .topo.version import VERSION
 
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
-    from .runtime.backend.account import summary
     from .runtime.backend.options import Plans, backend_options
     from .runtime.candidates import Choice
     from .runtime.communicator import Communicator
@@ -34,14 +33,15 @@ if TYPE_CHECKING:
     from .runtime.extras.joint.mesh import mesh_groups
     from .runtime.extras.membership.reconfigure import reconfigure, reconfigure_handle
     from .runtime.extras.mpi.launched import join_mpi
+    from .runtime.extras.nccl_graph.around_group import nccl_graph
     from .runtime.extras.reshard.state_dict import reshard_state_dict
     from .runtime.extras.reshard.transfer import Reshard, reshard
+    from .runtime.extras.summaries.account import summary
+    from .runtime.extras.summaries.summary import GroupSummary, SizeSummary, Summary
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.mesh import device_mesh
-    from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
-    from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
     from .synth.extras.joint.bound import JointBound
@@ -98,7 +98,6 @@ _HOMES = {
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",
-    "GroupSummary": "runtime.summaries.summary",
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
@@ -116,10 +115,8 @@ _HOMES = {
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
-    "SizeSummary": "runtime.summaries.summary",
     "Step": "synth.place.placement",
     "StrategyError": "topo.errors",
-    "Summary": "runtime.summaries.summary",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
@@ -134,12 +131,10 @@ _HOMES = {
     "ddp_hook": "runtime.ddp",
     "device_mesh": "runtime.ranks.mesh",
     "load": "topo.loader.resolve",
-    "nccl_graph": "runtime.ranks.nccl_graph",
     "pareto": "synth.planner.api",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
     "strategy": "synth.planner.registry",
-    "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
     "verify": "synth.planner.api",
 }

@@ -13,6 +13,8 @@ The groups, and what an entry of each is:
   add.
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
+- `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
+- `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
@@ -56,8 +58,9 @@ if TYPE_CHECKING:
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS = "codecs"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
-LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
+LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
+ACCOUNTS = "accounts"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 OPTIONS, PROCESS_GROUPS = "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
@@ -201,9 +204,26 @@ EXTRAS = (
         },
     ),
     Extra(
+        "sockets",
+        ("runtime/extras/sockets.py",),
+        {},
+    ),
+    Extra(
         "replanning",
         ("runtime/extras/replanning",),
         {},
+    ),
+    Extra(
+        "culprits",
+        ("runtime/extras/culprits", "tests/extras/culprits"),
+        {
+            CULPRITS: {
+                "reports": (
+                    "runtime.extras.culprits.finder",
+                    "names the rank or link at fault after a failure, by the reports of all ranks",
+                )
+            }
+        },
     ),
     Extra(
         "recovery",
@@ -219,7 +239,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("replanning",),
+        needs=("replanning", "culprits", "sockets"),
     ),
     Extra(
         "measuring",
@@ -362,6 +382,37 @@ EXTRAS = (
                     "find the cables between hosts (--nnodes, --rdzv-endpoint): who reaches whom "
                     "over which port, and what is wrong with the cabling",
                 ),
+            },
+        },
+        needs=("sockets",),
+    ),
+    Extra(
+        "nccl-graph",
+        ("runtime/extras/nccl_graph", "tests/extras/nccl_graph"),
+        {
+            NAMES: {
+                "nccl_graph": (
+                    "runtime.extras.nccl_graph.around_group:nccl_graph",
+                    "has NCCL read a graph file",
+                )
+            }
+        },
+    ),
+    Extra(
+        "summaries",
+        (*("runtime/extras/summaries", "tests/extras/summaries", "tests/ranks/summaries.py"),),
+        {
+            ACCOUNTS: {
+                "summaries": (
+                    "runtime.extras.summaries.account:accounts",
+                    "counts calls, and says what plans save",
+                )
+            },
+            NAMES: {
+                "GroupSummary": ("runtime.extras.summaries.summary:GroupSummary", "a group's part"),
+                "SizeSummary": ("runtime.extras.summaries.summary:SizeSummary", "that of a size"),
+                "Summary": ("runtime.extras.summaries.summary:Summary", "what calls ran by"),
+                "summary": ("runtime.extras.summaries.account:summary", "that of this process"),
             },
         },
     ),

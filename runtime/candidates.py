@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..synth.ir.schedule import Schedule
-from .summaries.summary import STOCK
 
 # The runner that sends a schedule's messages over the links of a group.
 MESSAGES: Final = "messages"
+# The label of the stock collective, among those of schedules.
+STOCK: Final = "stock"
 
 
 @dataclass(frozen=True)

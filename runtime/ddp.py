@@ -18,16 +18,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .backend.account import Account, accounts, heed_log_level
+from .accounts import Account, Accountable, Summary, find_accounts
 from .backend.options import OFF, are_plans_off, bits_without_plans
 from .backend.torch_tools import show_as
 from .communicator import Communicator
-from .environment import PLANS
+from .environment import PLANS, heed_log_level
 from .option_names import ON_SLOWS
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .ranks.groups import make_group_maker
-from .summaries.summary import Summary
-from .summaries.tallies import Tallies
 from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
 
 
@@ -132,7 +130,7 @@ class DdpHook:
             communicator.plan.check_same_bits()
         dispatcher = communicator.dispatcher
         dispatcher.race_on_calls()
-        dispatcher.observe(Tallies(accounts.report))
+        find_accounts().observe(dispatcher)
         calls = make_queue(dispatcher.device)
         # The thread ends with the model that had the hook.
         weakref.finalize(self, calls.close, dispatcher.transport.faults.break_off)
@@ -149,20 +147,16 @@ class DdpHook:
         stock: str = "",
     ) -> None:
         ranks, is_first = dist.get_process_group_ranks(group), dist.get_rank(group) == 0
-        self._account = Account(
-            "ddp_hook",
-            ranks,
-            list_used,
-            self.policy.choose,
-            is_first=is_first,
-            stock=stock,
-            is_hook=True,
+        self._account = find_accounts().open(
+            Accountable(
+                "ddp_hook", ranks, list_used, self.policy.choose, is_first, stock, is_hook=True
+            )
         )
         weakref.finalize(self, self._account.close)
 
     def summary(self) -> Summary:
         """Return what this hook's calls ran by so far; see topoplan.summary."""
-        return Summary(() if self._account is None else (self._account.summarize(),))
+        return find_accounts().summarize([] if self._account is None else [self._account])
 
     @property
     def communicator(self) -> Communicator:

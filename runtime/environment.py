@@ -5,6 +5,7 @@ An empty value counts as none. docs/training.md says what each option does.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,12 +34,33 @@ LOG = "TOPOPLAN_LOG"
 _TIME_LIMIT_S = 20.0
 # gloo or NCCL handle smaller floating-point buffers.
 _LEAST_BYTES = 1024
+# Levels of logging that users may name.
+_LEVELS = ("debug", "info", "warning", "error")
 _YES, _NO = ("yes", "1", "true", "on"), ("no", "0", "false", "off")
 
 
 def read(variable: str) -> str | None:
     """Return a variable's value, None if it is not set or empty."""
     return os.environ.get(variable) or None
+
+
+def heed_log_level() -> None:
+    """Set the log level from TOPOPLAN_LOG.
+
+    Logs go to standard error, unless the program has handlers. Raise InputError if the level is
+    invalid.
+    """
+    level = read(LOG)
+    if not level:
+        return
+    if level.lower() not in _LEVELS:
+        raise InputError(f"{LOG}={level!r}: expected one of {', '.join(_LEVELS)}")
+    log = logging.getLogger("topoplan")
+    log.setLevel(level.upper())
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("topoplan: %(levelname)s: %(message)s"))
+        log.addHandler(handler)
 
 
 def read_number(variable: str, default: float) -> float:

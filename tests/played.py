@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from topoplan.runtime.program.dependencies import find_dependencies, find_waves
 from topoplan.runtime.program.instructions import (
     Await,
     Combine,
@@ -188,6 +187,8 @@ class PlayedRank:
         """Play whatever has all that it needs, in a random order. No send ends before its receive
         is posted.
         """
+        from topoplan.runtime.extras.mpi.dependencies import find_dependencies
+
         self.meets = True
         instructions = self.program.instructions
         needs = [set(before) for before in find_dependencies(self.program)]
@@ -218,6 +219,8 @@ class PlayedRank:
         """Play in waves, if the program has them, and this rank is not one that plays as messages
         come all the same.
         """
+        from topoplan.runtime.extras.mpi.dependencies import find_dependencies, find_waves
+
         waves = find_waves(self.program, find_dependencies(self.program))
         if waves is None or self.late.random() < 0.2:
             yield from self.run_in_any_order()

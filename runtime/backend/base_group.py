@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from ...topo.errors import ExecutionError, InputError
+from ..accounts import Summary, find_accounts
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
 from ..layers import find_layer
 from ..ranks.links import Links, NcclLinks
-from ..summaries.summary import Summary
 from ..works import get_done_work, start
 from . import NAME
 from .call_check import explain_difference
@@ -77,7 +77,7 @@ class BaseGroup(GroupLifetime):
 
     def summary(self) -> Summary:
         """Return what this group's calls ran by so far; see topoplan.summary."""
-        return Summary((self.account.summarize(),))
+        return find_accounts().summarize([self.account])
 
     # Plan or plain group
 

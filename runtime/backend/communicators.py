@@ -18,23 +18,21 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, Store
 
 from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
+from ..accounts import find_accounts
 from ..communicator import Communicator
 from ..layers import Layer, SharedLayers, find_layer
 from ..option_names import ON_FAULTS
 from ..program.layout import MEETING
 from ..ranks.addresses import Addresses
 from ..ranks.groups import GroupMaker, make_group
-from ..ranks.roll_call import is_answering
-from ..ranks.set_up import end_past_waits
+from ..ranks.set_up import end_past_waits, is_answering
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..ranks.turns import MAX_CALLS
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..runners.contract import prepare_runner
 from ..scratch import process_budget
-from ..summaries.tallies import Tallies
 from ..works import ThreadQueue, make_queue
-from .account import accounts
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
@@ -396,7 +394,7 @@ class Communicators:
             size_bytes, schedule = self.plans.settled[plan.hash]
             sent = None if schedule is None else dispatcher.candidates.send(schedule)
             dispatcher.choices.settle(size_bytes, sent)
-        dispatcher.observe(Tallies(accounts.report))
+        find_accounts().observe(dispatcher)
         return communicator
 
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:

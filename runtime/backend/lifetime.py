@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import ExecutionError, InputError
+from ..accounts import Accountable, find_accounts
 from ..communicator import Communicator
 from ..ranks.addresses import Addresses, publish_in, read_published
 from ..ranks.cabled import find_cabling, find_networks
@@ -20,7 +21,6 @@ from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
 from ..ranks.set_up import Known, meet_made, set_up_in_time
 from ..ranks.store import agree_on_attempt, find_client, poll_store
-from .account import Account
 from .call_check import CallCheck
 from .communicators import Communicators, Key
 from .options import BackendOptions, backend_options
@@ -126,13 +126,15 @@ class GroupLifetime(PlainCalls):
             addresses,
         )
         self.check = CallCheck(own_store, place.group_rank, self.ranks, self._break_off)
-        self.account = Account(
-            f"group {place.group_id}",
-            self.ranks,
-            None if self.options.off else partial(_name_used, self.planned.by_key),
-            self.options.policy.choose,
-            is_first=place.group_rank == 0,
-            stock=find_engine(self.plain, torch.device("cuda")),
+        self.account = find_accounts().open(
+            Accountable(
+                f"group {place.group_id}",
+                self.ranks,
+                None if self.options.off else partial(_name_used, self.planned.by_key),
+                self.options.policy.choose,
+                is_first=place.group_rank == 0,
+                stock=find_engine(self.plain, torch.device("cuda")),
+            )
         )
         self._number = 0
         self._devices_are_known, self._refused = False, dict[str, str]()

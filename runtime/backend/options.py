@@ -13,12 +13,11 @@ from ...synth.groups.ranks import Helpers
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from .. import environment
-from ..environment import read, read_yes
+from ..environment import heed_log_level, read, read_yes
 from ..layers import find_layer
 from ..option_names import MODES, SAME_BITS
 from ..policy import ChooseMode, Policy, make_policy
 from ..ranks.links import check_transport, find_kind
-from .account import heed_log_level
 
 if TYPE_CHECKING:
     from .scope import Scope

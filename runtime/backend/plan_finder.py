@@ -36,7 +36,7 @@ from ..option_names import MODES
 from ..ranks.addresses import Addresses, find_ended
 from ..ranks.links import AUTO as OWN_LINKS
 from ..ranks.links import check_transport
-from ..ranks.roll_call import explain_set_up
+from ..ranks.set_up import explain_failure
 from ..ranks.store import put, take
 from .options import AUTO, BackendOptions, Plans
 from .plan_files import PlanFiles, find_set_format, is_plan_file, load_or_synthesize
@@ -149,8 +149,14 @@ class PlanFinder:
                 raise ExecutionError(
                     "the process group was shut down during the search for a plan"
                 ) from error
-            raise explain_set_up(
-                self.ranks, f"finding a plan for {name}", error, self.timeout, self.addresses
+            raise explain_failure(
+                self.ranks[self.rank],
+                self.ranks,
+                f"finding a plan for {name}",
+                error,
+                self.timeout,
+                self.addresses or {},
+                is_store_gone=False,
             ) from error
         return self._read_answer(answer, name)
 

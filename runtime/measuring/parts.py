@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from ...topo.errors import ExecutionError
 from ..communicator import Communicator
-from ..ranks.addresses import find_ended, find_known_addresses
+from ..ranks.addresses import find_ended
 from ..ranks.store import put, take
 from ..ranks.transport import Transport
 from .bench import BenchRow
@@ -32,9 +32,10 @@ def await_rows(communicator: Communicator, transport: Transport) -> list[BenchRo
     """
     communicator.serve()
     first = communicator.plan.collective.members[0]
+    addresses = {first: transport.faults.addresses[first]}
 
     def look() -> None:
-        if find_ended(find_known_addresses([first])):
+        if find_ended(addresses):
             raise ExecutionError(f"rank {first}, a member of the plan, has ended")
 
     rows = take(transport.faults.store, _KEY, _FOREVER, look=look)

@@ -32,6 +32,9 @@ log = logging.getLogger("topoplan")
 _BACKLOG = 1024
 _SIOCGIFADDR = 0x8915  # the ioctl that returns an interface's address (linux/sockios.h)
 _NONCE_BYTES = 8
+# In larger groups a rank connects to those at distances of powers of two: all are reached in
+# log2(ranks) hops.
+_MAX_DIALED = 64
 # A reachable machine answers a connection within a few milliseconds.
 _REACHED_WITHIN_S = 0.2
 
@@ -157,25 +160,18 @@ def find_ended(addresses: Addresses) -> list[int]:
     return ended
 
 
-def find_known_addresses(ranks: Sequence[int]) -> Addresses:
-    """Return the addresses that some global ranks have published so far, by global rank.
+def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
+    """Return the ranks that `rank` connects to, so that reports spread to all ranks of `addresses`.
 
-    Reads the default group's store without waiting; ranks that have not published are missing.
+    In small groups these are all others.
     """
-    known, place = publish_address(), _find_place()
-    for rank in ranks:
-        if rank not in known and place.check([str(rank)]):
-            known[rank] = _read(place.get(str(rank)))
-    return list_cached_addresses(ranks)
-
-
-def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
-    """Return the addresses that this process has already read, by global rank, without the store.
-
-    Other ranks are missing. This serves when the store is gone.
-    """
-    known = _published.get(dist.distributed_c10d._get_default_store(), {})
-    return {rank: known[rank] for rank in ranks if rank in known}
+    ranks = sorted(addresses)
+    if len(ranks) <= _MAX_DIALED:
+        return [other for other in ranks if other != rank]
+    at, steps = ranks.index(rank), [1 << power for power in range(len(ranks).bit_length())]
+    return sorted(
+        {ranks[(at + sign * step) % len(ranks)] for step in steps for sign in (1, -1)} - {rank}
+    )
 
 
 def _find_place() -> Store:

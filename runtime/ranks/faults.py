@@ -1,48 +1,33 @@
-"""Find the culprit when a call cannot go on: deadlines, reports between ranks, a clear error.
+"""End calls that cannot go on: numbers of calls, deadlines, and one error for all that fail.
 
-A rank that fails sees only its own peers: one that stopped, or one that waits for another itself.
-So each failing rank reports which message it was waiting for and how many it had posted per peer,
-closes its connections so that its peers need not wait for their own deadlines, and judges by the
-reports of all (blame.py). Reports travel from rank to rank by every route that still works
-(reports.py), and through the store, which may be behind the cut link itself.
+A rank that fails closes its connections, so that its peers need not wait for their own deadlines.
+It sees only its own peers: one that stopped, or one that waits for another itself. Who is to blame
+is found by an extra (group `culprits` of extras.py), without which the error says what failed here.
 """
 
-import hashlib
 import itertools
-import json
-import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from ...extras import CULPRITS, Names
 from ...topo.derived.lost_links import PairRoutes
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from .addresses import Addresses
-from .blame import (
-    NOBODY,
-    Route,
-    Stuck,
-    describe_route,
-    explain_blame,
-    find_culprit,
-    is_settled,
-)
-from .cabled import LaunchCabling, find_cabling
 from .half_messages import NEVER_SENT
-from .reports import POLL_S, Report, relay
 
-log = logging.getLogger("topoplan")
-
+# The peer of a rank that is stuck in a stock collective.
+NOBODY = -1
 # Fraction of a timeout reserved for finding the culprit, up to _GRACE_S.
 _GRACE = 0.25
 _GRACE_S = 5.0
@@ -53,17 +38,43 @@ _SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
 _OF_CONNECTION = re.compile(
     rf"{_SOURCE_LINE.pattern}|pair closure|timed out|\bconnect", re.IGNORECASE
 )
-# Time for a peer that closed its connections to report: gloo closes them the moment a wait times
-# out.
-_SETTLE_S = 0.5
-# After this time a peer that closed its connections before its deadline, and whose report has not
-# come by any route, is blamed.
-_UNHEARD_S = 1.5
-# A connection not made within this time counts as impossible: a lost SYN is sent again after 1 s.
-_REACH_S = 1.0
-# Time for the relay to pass on the reports behind the verdict before this process may end: a few
-# polls.
-_FLUSH_S = 0.3
+
+Route = Sequence[str]
+# Return the devices from one rank to another, both included; None without a topology.
+FindRoute = Callable[[int, int], Route | None]
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A rank's report of where it was when it could not go on. Ranks are numbers in the group.
+
+    `kind` is "send", "receive" or "stock": it was at the call's `number`-th message to or from
+    `peer`, or in a stock collective, whose peer is NOBODY, since the backend does not report which
+    one it waits for. `step` is the schedule's.
+
+    `timed_out` says whether its own deadline had passed, `reason` is the error's first line. `call`
+    describes its call, `calls` is the call's number in the group (`is_part`: of which this is only
+    a part), and `posted` counts the messages it had posted in the call, by kind and peer
+    ("send 3").
+
+    `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
+    tried for some time to connect to (None: not known yet). `cables` are those of its host: the
+    port here, the one at the other end ("host:port"), and whether the cable carries anything.
+    """
+
+    kind: str
+    peer: int
+    number: int
+    step: int
+    timed_out: bool
+    reason: str
+    call: str = ""
+    calls: int = 0
+    posted: Mapping[str, int] = field(default_factory=dict)
+    ended: Sequence[int] = ()
+    unreached: Sequence[int] | None = None
+    is_part: bool = False
+    cables: Sequence[tuple[str, str, bool]] = ()
 
 
 def grace_s(timeout: timedelta) -> float:
@@ -124,6 +135,39 @@ class Call:
         return self._routes.find_route(src, dst)
 
 
+class CulpritFinder(Protocol):
+    """What finds who is to blame when a call or a set-up cannot go on."""
+
+    def begin_search(self, faults: "Faults", call: Call, own: Stuck) -> Callable[[], str]:
+        """Report where this rank is stuck; return a function that returns who is to blame.
+
+        That waits for the reports of others, for at most `faults.grace_s`. This rank closes its
+        connections in between, so that peers which notice that find its report.
+        """
+
+    def explain_set_up(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        own: Stuck,
+        seconds: float,
+        addresses: Addresses,
+        *,
+        is_store_gone: bool,
+    ) -> str:
+        """Return who is to blame that a set-up among `ranks` failed on `rank`, in `seconds`.
+
+        `addresses` are those that are known here, by rank; `is_store_gone` says whether the store
+        that the ranks share does not answer.
+        """
+
+
+def find_finder() -> CulpritFinder | None:
+    """Return what finds who is to blame, None if the extra is not here."""
+    added = Names(CULPRITS)
+    return next((added.find(name) for name in added.describe()), None)
+
+
 class Faults:
     """The deadlines and numbers of calls over `group`, and the search for the rank at fault.
 
@@ -157,6 +201,7 @@ class Faults:
         self.on_hang_up: list[Callable[[], object]] = []
         """Called when this rank hangs up, so that ranks that wait for it by other means notice."""
         self._blaming = threading.Lock()
+        self._finder = find_finder()
         self._numbers = itertools.count(1)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -241,13 +286,13 @@ class Faults:
         error: Exception,
         posted: Mapping[str, int],
     ) -> ExecutionError:
-        """Report that this rank cannot go on, hear the others, and return the error to raise.
+        """Say that this rank cannot go on, and return the error to raise, which names the culprit.
 
         This rank failed with `error` at the `number`-th message of `kind` "send" or "receive" with
         `peer` (one of `ranks`), in the schedule's `step`; `posted` counts the call's messages
-        so far, by kind and peer ("send 3"). Closes this rank's connections, and waits for reports
-        for at most `grace_s`. If several concurrent calls fail, the first is reported, and its
-        error is that of all.
+        so far, by kind and peer ("send 3"). Closes this rank's connections, and searches for
+        the culprit for at most `grace_s`. If several concurrent calls fail, the first is reported,
+        and its error is that of all.
         """
         with self._blaming:
             if self.broken is None:
@@ -265,36 +310,25 @@ class Faults:
                     is_part=call.is_part,
                     posted=posted,
                 )
-                reports = self._exchange_reports(report)
-                verdict = explain_blame(self.rank, reports, self.ranks, call.find_route)
+                finder = self._finder
+                find_verdict = None if finder is None else finder.begin_search(self, call, report)
+                self.hang_up()
+                verdict = "" if find_verdict is None else f"{find_verdict()}; here "
                 self.broken = ExecutionError(
-                    f"rank {self.rank}: {verdict}; {self._describe_symptom(call, report)}"
+                    f"rank {self.rank}: {verdict}{self._describe_symptom(call, report)}"
                 )
             return self.broken
 
     def _describe_symptom(self, call: Call, report: Stuck) -> str:
         if report.kind == "stock":
-            return f"here the stock collective failed ({call.what}: {report.reason})"
+            return f"the stock collective failed ({call.what}: {report.reason})"
         src, dst = (self.rank, report.peer) if report.kind == "send" else (report.peer, self.rank)
         doing = "sending to" if report.kind == "send" else "receiving from"
         why = f"no end within {self.wait_s:.3g} s" if report.timed_out else report.reason
         return (
-            f"here step {report.step}, {doing} rank {report.peer} over "
+            f"step {report.step}, {doing} rank {report.peer} over "
             f"{describe_route(call.find_route, src, dst)}, failed ({why})"
         )
-
-    def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
-        """Return the ranks' reports, once they show the culprit or no more come in time."""
-        # Equal on the group's ranks, and new if the group is made again.
-        nonces = " ".join(x.nonce for _, x in sorted(self.addresses.items()) if x is not None)
-        key = f"{self.group.group_name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"
-        exchange = ReportExchange(
-            key, self.rank, self.ranks, self.addresses, report, 0.9 * self.grace_s
-        )
-        exchange.use_store(self.store)
-        exchange.try_cables()
-        self.hang_up()
-        return exchange.wait_for_verdict()
 
     def break_off(self, error: ExecutionError) -> None:
         """Make all calls, current and future, fail with `error`, whose cause is known already."""
@@ -319,129 +353,12 @@ class Faults:
                     backend.recv([torch.empty(1)], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
-class ReportExchange:
-    """One rank's part in exchanging reports of a failure; it begins at once and reports `own`.
+def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
+    """Return "link A -> ... -> B" for the route between two ranks, with the topology's device ids.
 
-    The `ranks` with the same `key` take part; `rank` is this one. The exchange takes at most
-    `seconds`.
+    If `find_route` returns None, the text names the ranks instead.
     """
-
-    def __init__(
-        self,
-        key: str,
-        rank: int,
-        ranks: Sequence[int],
-        addresses: Addresses,
-        own: Stuck,
-        seconds: float,
-    ) -> None:
-        self._key, self._rank, self._ranks = key, rank, ranks
-        self._own, self._edition = own, 0
-        self._begun, self._seconds = time.monotonic(), seconds
-        self._tries_cables, self._cables = False, list[tuple[str, str, bool]]()
-        relay.join(self._key, rank, addresses, seconds)
-        self._report(own)
-
-    def use_store(self, store: Store) -> None:
-        """Also report and listen through a store, for as long as the exchange lasts.
-
-        This runs in its own thread, since the store may be on a machine that is gone, or behind the
-        cut link.
-        """
-        threading.Thread(
-            target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True
-        ).start()
-
-    def try_cables(self) -> None:
-        """Report which cables of this host carry nothing, if cables join the launch's hosts.
-
-        The relays between hosts accept connections to ranks that they do not reach, so that the
-        reports' own connections do not show it.
-        """
-        cabling = find_cabling()
-        if cabling is not None:
-            self._tries_cables = True
-            threading.Thread(
-                target=self._try_cables, args=(cabling,), name="topoplan-cables", daemon=True
-            ).start()
-
-    def _try_cables(self, cabling: LaunchCabling) -> None:
-        try:
-            self._cables = cabling.try_cables(min(_REACH_S, self._seconds / 2))
-        finally:  # the verdict waits for it
-            self._tries_cables = False
-
-    def wait_for_verdict(self) -> dict[int, Stuck]:
-        """Return the reports by rank, once they show the culprit or time is over.
-
-        Ranks that did not report, or whose report cannot be read, are missing.
-        """
-        while True:
-            reports = self._hear()
-            elapsed = time.monotonic() - self._begun
-            if elapsed >= self._seconds or self._is_over(reports, elapsed):
-                break
-            time.sleep(POLL_S)
-        ends = time.monotonic() + _FLUSH_S
-        while relay.is_behind(self._key) and time.monotonic() < ends:
-            time.sleep(POLL_S)
-        return reports
-
-    def _is_over(self, reports: dict[int, Stuck], elapsed: float) -> bool:
-        chain, link, _ = find_culprit(self._rank, reports)
-        if link is None and elapsed < min(_SETTLE_S, self._seconds):
-            return False
-        if is_settled(self._rank, reports, self._ranks):
-            return True
-        if chain[-1] in reports:
-            return False
-        # In a large group it may not be among those dialed at first.
-        relay.dial(self._key, [chain[-1]])
-        return not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
-
-    def _hear(self) -> dict[int, Stuck]:
-        """Return all reports; complete the own one with the fate of its connections, once known."""
-        reach = relay.list_reach(self._key)
-        ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
-        unreached = tuple(sorted(rank for rank, x in reach.items() if x in ("trying", "failed")))
-        is_known = not self._tries_cables and (
-            not unreached or time.monotonic() - self._begun > min(_REACH_S, self._seconds / 2)
-        )
-        updated = replace(
-            self._own,
-            ended=ended,
-            unreached=unreached if is_known else None,
-            cables=self._cables,
-        )
-        if updated != self._own:
-            self._own, self._edition = updated, self._edition + 1
-            self._report(updated)
-        reports = {rank: _read_report(report) for rank, report in relay.hear(self._key).items()}
-        return {rank: report for rank, report in reports.items() if report is not None}
-
-    def _report(self, own: Stuck) -> None:
-        relay.add(self._key, self._rank, self._edition, asdict(own))
-
-    def _follow_store(self, store: Store) -> None:
-        try:
-            store.set(f"stuck/{self._rank}", json.dumps(asdict(self._own)))
-            missing = set(self._ranks) - {self._rank}
-            while time.monotonic() < self._begun + self._seconds:
-                for rank in sorted(missing):
-                    if store.check([f"stuck/{rank}"]):
-                        relay.add(self._key, rank, 0, json.loads(store.get(f"stuck/{rank}")))
-                        missing.discard(rank)
-                time.sleep(POLL_S)
-        except RuntimeError as error:
-            log.info("rank %d: no reports through the store: %s", self._rank, error)
-
-
-def _read_report(report: Report) -> Stuck | None:
-    """Parse another rank's report, None if it is from another version of topoplan."""
-    try:
-        return Stuck(**report)
-    except TypeError as error:
-        log.warning(
-            "a rank's report of a failure cannot be read (%s); run one version on all", error
-        )
-        return None
+    route = find_route(src, dst)
+    return (
+        f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
+    )

@@ -5,7 +5,6 @@ torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST
 pair of ranks that send to each other.
 """
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -264,24 +263,6 @@ def make_gloo(place: Any, store: Store) -> Any:
     if not is_torch_at_least(2, 14):  # which numbers calls by itself, and warns if asked to
         gloo._set_sequence_number_for_group()
     return gloo
-
-
-def make_lazy_gloo_devices() -> list[Any]:
-    """Return gloo's devices as torch chooses them, but such that connect at the first message.
-
-    Raise InputError if this torch cannot make them.
-    """
-    gloo: Any = dist.ProcessGroupGloo
-    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    try:
-        return [gloo.create_device(interface=name, lazy_init=True) for name in names] or [
-            gloo.create_default_device(lazy_init=True)
-        ]
-    except TypeError:
-        raise InputError(
-            f"torch {torch.__version__} cannot make connections of gloo at the first message; use "
-            "a newer torch"
-        ) from None
 
 
 def make_nccl(

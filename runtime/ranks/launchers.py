@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 
 # Environment variables in which launchers name the job.
@@ -57,23 +56,6 @@ def number_of_launch() -> int:
     """Return this process's global rank as its launcher set it (RANK, or MPI's); 0 if none did."""
     launcher = find_launcher()
     return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
-
-
-def count_hosts() -> tuple[int, str]:
-    """Return the number of equal hosts of this process's job, and the variables that say so.
-
-    They are torchrun's, then the launchers'. One host, by no variable, if none are set.
-    """
-    names = [("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((x.ranks, x.on_host) for x in LAUNCHERS)]
-    for pair in names:
-        # Slurm's is a list such as 8(x2), of as many ranks on two hosts.
-        numbers = [re.match(r"\d{1,9}", os.environ.get(name, "")) for name in pair]
-        if all(numbers):
-            ranks, on_host = (int(match[0]) for match in numbers if match)
-            if on_host:
-                texts = (f"{name}={os.environ[name]}" for name in pair)
-                return max(-(-ranks // on_host), 1), ", ".join(texts)
-    return 1, ""
 
 
 def join_launch() -> str | None:

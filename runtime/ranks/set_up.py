@@ -3,7 +3,7 @@
 A store that is cut off, or whose host is stopped, keeps requests waiting without any limit, and
 gloo tries five times to connect, each time for as long as a call may take. So a thread sets the
 group up, and is left behind when time is over or a rank's process has ended. The ranks end a set-up
-together: where one fails, all do, and tell each other (roll_call.py).
+together: where one fails, all do.
 """
 
 import ctypes
@@ -20,17 +20,17 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...topo.errors import TopoplanError
-from .addresses import Address, Addresses, find_addresses, find_ended
-from .faults import grace_s
+from ...topo.errors import ExecutionError, TopoplanError
+from .addresses import Address, Addresses, choose_contacts, find_addresses, find_ended
+from .faults import NOBODY, Stuck, find_finder, first_line, grace_s
 from .groups import GroupMaker, find_members, find_store, make_private_group
-from .reports import choose_contacts
-from .roll_call import explain_failure, is_answering
 from .store import StoreClient, find_client, poll_store
 
 T = TypeVar("T")
 # Polling interval for processes that have ended: a usual set-up is over before the first look.
 _LOOK_S = 1.0
+# Patience with a store that may be gone; one that is there answers within milliseconds.
+_STORE_S = 1.0
 
 
 @cache
@@ -79,6 +79,46 @@ def set_up_in_time(
         raise explain_failure(
             rank, ranks, what, error, timeout, addresses, is_store_gone=is_store_gone
         ) from error
+
+
+def explain_failure(
+    rank: int,
+    ranks: Sequence[int],
+    what: str,
+    error: Exception,
+    timeout: timedelta,
+    addresses: Addresses,
+    *,
+    is_store_gone: bool,
+) -> ExecutionError:
+    """Return the error to raise after a failed set-up, which names the rank at fault if it can.
+
+    `what` describes the set-up ("finding a plan for allreduce") among `ranks`, and `error` is how
+    it failed here, on `rank`. Each rank on which it failed calls this: finding the culprit takes up
+    to a quarter of `timeout`, at most 5 s. `addresses` are those that are known here, by rank.
+    """
+    failed, finder = f"{what} failed ({first_line(error)})", find_finder()
+    if finder is None:
+        return ExecutionError(f"rank {rank}: {failed}")
+    own = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=first_line(error), call=what)
+    verdict = finder.explain_set_up(
+        rank, ranks, own, 0.9 * grace_s(timeout), addresses, is_store_gone=is_store_gone
+    )
+    return ExecutionError(f"rank {rank}: {verdict}; here {failed}")
+
+
+def is_answering(store: Store) -> bool:
+    """Return whether a store answers, which takes it milliseconds; it may be gone."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(store.check(["topoplan"]) is not None)
+
+    asking = threading.Thread(target=ask, name="topoplan-store", daemon=True)
+    asking.start()
+    asking.join(_STORE_S)
+    return bool(answers)
 
 
 def _run(make: Callable[[], T], rank: int, known: Known, limit_s: float) -> T:

@@ -8,13 +8,13 @@ from functools import partial
 import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
+from ..candidates import STOCK
 from ..compiled import Buffers, describe_call
 from ..program.contract import Listener, Observed, ObservedCalls
 from ..program.layout import ends_with_result
 from ..ranks.stock import StartedStock, make_stock_call
 from ..ranks.transport import Transport
 from ..reductions import in_inference_mode
-from ..summaries.summary import STOCK
 from .contract import Play
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from contextlib import redirect_stderr
-from io import StringIO
 from typing import Any
 
 import patience
@@ -20,7 +17,6 @@ import topoplan
 from ranks.checks import refused, same_everywhere
 from ranks.topo_backend import count_planned, start
 from ranks.training import flat, network, seeded, wrapped
-from topoplan.runtime.ranks.turns import MAX_CALLS
 from topoplan.runtime.runners.programs import ProgramRunner
 from topoplan.runtime.works import CpuWork
 
@@ -238,25 +234,6 @@ def what_torchs_tools_see(folder: str) -> None:
     with CommDebugMode() as mode:
         model(torch.ones(2, 33)).sum().backward()
     assert mode.get_comm_counts() == {torch.ops.c10d.allreduce_: 1}
-
-
-def lines_of_the_log(folder: str, level: str) -> list[str]:
-    """A group with a race, one without a plan, and a hook. Return what comes to standard error."""
-    os.environ["TOPOPLAN_LOG"] = level
-    with redirect_stderr(StringIO()) as printed:
-        start(plans=folder, least_bytes=64, choose="race")
-        for _ in range(MAX_CALLS + 2):  # the last ones are after the race, whenever it ends
-            dist.all_reduce(torch.ones(3000))
-        for _ in range(2):
-            dist.all_reduce(torch.ones(2))
-        dist.all_reduce(torch.ones(3000, dtype=torch.int64))
-        dist.broadcast(torch.ones(3000), 1)
-        dist.new_group([0, 2])
-        model = wrapped(network, topoplan.ddp_hook(f"{folder}/allreduce.json", choose="plan"))
-        model(torch.ones(2, 33)).sum().backward()
-        del model
-        dist.destroy_process_group()
-    return printed.getvalue().splitlines()
 
 
 def groups_for_some_devices() -> list[str]:

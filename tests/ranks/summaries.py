@@ -127,3 +127,22 @@ def cached_races_that_do_not_hold(plan: str, cache: str) -> list[str]:
         run()
 
     return _log_of(again)[0]
+
+
+def lines_of_the_log(folder: str, level: str) -> list[str]:
+    """A group with a race, one without a plan, and a hook. Return what comes to standard error."""
+    os.environ["TOPOPLAN_LOG"] = level
+    with redirect_stderr(StringIO()) as printed:
+        start(plans=folder, least_bytes=64, choose="race")
+        for _ in range(MAX_CALLS + 2):  # the last ones are after the race, whenever it ends
+            dist.all_reduce(torch.ones(3000))
+        for _ in range(2):
+            dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(3000, dtype=torch.int64))
+        dist.broadcast(torch.ones(3000), 1)
+        dist.new_group([0, 2])
+        model = wrapped(network, topoplan.ddp_hook(f"{folder}/allreduce.json", choose="plan"))
+        model(torch.ones(2, 33)).sum().backward()
+        del model
+        dist.destroy_process_group()
+    return printed.getvalue().splitlines()

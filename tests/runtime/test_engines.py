@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from topoplan.cli.running.rows import Run, print_run, write_json
-from topoplan.runtime.backend.account import Account
 from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.runtime.ranks.groups import describe_place, is_torch_at_least, make_nccl
 
@@ -75,20 +73,6 @@ def test_a_group_of_the_backend_gets_what_nccl_means_to_torch(made: dict[str, An
     place = describe_place(HashStore(), 0, 2, timedelta(seconds=30), "plain")
     assert make_nccl(place, HashStore()) == "nccl"
     assert (made["engine"], made["device"], made["split_from"]) == ("nccl", None, None)
-
-
-@pytest.mark.parametrize(
-    ("stock", "says"),
-    [("nccl2", "group 0, ranks 0-3, stock by nccl2: "), ("gloo", "group 0, ranks 0-3: ")],
-)
-def test_the_backends_line_names_the_engine(
-    stock: str, says: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "topoplan"):
-        Account("group 0", range(4), dict, "race", is_first=True, stock=stock).close()
-    assert [record.getMessage() for record in caplog.records][:1] == [
-        f"{says}no collective that plans are for"
-    ]
 
 
 @pytest.mark.parametrize(

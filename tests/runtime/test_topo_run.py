@@ -11,6 +11,7 @@ from pathlib import Path
 
 import patience
 import pytest
+from culprit import is_named
 from launch import run_ranks
 from ranks import agreement, choices, collectives, faults, memory
 
@@ -53,7 +54,7 @@ def test_ranks_must_agree_on_a_plan_for_their_number_before_anything_moves(plans
 def test_a_rank_that_is_gone_is_an_error_that_names_it(plans: Plans) -> None:
     errors = run_ranks(faults.a_rank_is_gone, 3, plans("path:3"))
     for rank in (0, 2):
-        assert "rank 1 does not answer" in str(errors[rank])
+        assert is_named(1, errors[rank])
     assert "link gpu1 -> gpu0" in str(errors[0])
 
 

@@ -28,8 +28,8 @@ from ....topo.extras.cables.faults import find_rate
 from ....topo.extras.cables.segments import count_islands
 from ...ranks.cabled import CableMessages
 from ...ranks.groups import Gloo, list_members
-from ...ranks.sockets import find_listening_ports, list_sockets
 from ...ranks.store import put, take
+from ..sockets import find_listening_ports, list_sockets
 from .cable_gloo import CableChannel, CableGloo
 from .relay import CableRelay, RelayHop, loopback_of
 

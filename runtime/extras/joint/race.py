@@ -15,10 +15,10 @@ from pathlib import Path
 from ....synth.extras.joint.plan import GroupPlan
 from ....synth.ir.schedule import Schedule
 from ...cache import CachedRaces
+from ...candidates import STOCK
 from ...compiled import Buffers
 from ...race import Expected, Outcome, Race, RaceCache, race_on_scratch
 from ...ranks.turns import Turns
-from ...summaries.summary import STOCK
 from .groups import JointGroups
 
 log = logging.getLogger("topoplan")

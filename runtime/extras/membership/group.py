@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from ....topo.errors import ExecutionError
-from ...backend.account import Account, accounts
+from ...accounts import Account, find_accounts
 from ...backend.collectives import CollectiveGroup
 from ...backend.scope import Scope
 from ...ranks.addresses import Addresses
@@ -59,7 +59,7 @@ class MemberGroup(CollectiveGroup):
         self._set_up(place, place.store, Known())
         self._rank, self._size = place.group_rank, place.group_size
         if self is dist.group.WORLD:
-            accounts.is_rank_0 = self._rank == 0
+            find_accounts().is_rank_0 = self._rank == 0
         if before is not None:  # now: the run's last line comes with the last account
             before.close()
 

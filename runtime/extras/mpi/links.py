@@ -19,7 +19,6 @@ from ....synth.ir.collective import Collective
 from ....topo.errors import InputError
 from ...environment import TRANSPORT
 from ...program.contract import Operation, Player
-from ...program.dependencies import Wave, find_dependencies, find_waves
 from ...program.instructions import Program
 from ...ranks.cabled import find_cabling
 from ...ranks.control import find_first
@@ -27,6 +26,7 @@ from ...ranks.links import MakePlayer, NamedLinks
 from ...ranks.machine import are_crowded, find_own_cores
 from ...ranks.transport import Transport
 from .channel import MpiChannel, find_own_mpi_rank, has_collective, make_collective
+from .dependencies import Wave, find_dependencies, find_waves
 from .launched import join_mpi
 from .library import describe_mpi, takes_gpu_memory
 from .native_player import NativePlayerOverMpi, can_play_natively, encode

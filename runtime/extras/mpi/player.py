@@ -1,12 +1,12 @@
 """The players over MPI: of small programs in waves, of others as messages come, of collectives.
 
-In waves (program/dependencies.py) all messages of a tick start at once and are awaited at once,
-with one wait per wave, which another thread ends at the deadline: that takes the host less time
-than handling each message as it comes.
+In waves (dependencies.py) all messages of a tick start at once and are awaited at once, with one
+wait per wave, which another thread ends at the deadline: that takes the host less time than
+handling each message as it comes.
 
 Otherwise every instruction runs as soon as those that it depends on have ended, in no fixed order.
-Instructions that touch the same elements keep their order (program/dependencies.py), so the result
-has the same bits as in the program's own order.
+Instructions that touch the same elements keep their order (dependencies.py), so the result has the
+same bits as in the program's own order.
 """
 
 import os
@@ -20,11 +20,11 @@ import torch
 
 from ....topo.errors import TopoplanError
 from ...program.contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
-from ...program.dependencies import Wave
 from ...program.instructions import Program
 from ...ranks.faults import Call, Faults
 from .alarm import Alarm
 from .channel import MpiChannel
+from .dependencies import Wave
 
 # After adding or copying at least this many bytes, messages are tested before the next operation:
 # MPI moves them only when it is called.

@@ -13,8 +13,8 @@ from typing import Any
 from ....topo.derived.lost_links import Pair
 from ....topo.errors import ExecutionError
 from ...ranks.addresses import Addresses
-from ...ranks.blame import list_ranks
-from ...ranks.reports import POLL_S, relay
+from ..culprits.blame import list_ranks
+from ..culprits.reports import POLL_S, relay
 
 # A rank that has not answered within this time is taken to be out of reach: a lost SYN is sent
 # again after 1 s.

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
-from ...ranks.reports import give_up_early
-from ...ranks.sockets import copy_new
+from ..culprits.reports import give_up_early
+from ..sockets import copy_new
 
 log = logging.getLogger("topoplan")
 

@@ -34,10 +34,10 @@ from ....topo.graph import Topology
 from ...dispatcher import CallPath
 from ...layers import Layer, MakePath
 from ...ranks.addresses import find_ended
-from ...ranks.blame import describe_link, explain_silence, list_ranks
 from ...ranks.set_up import end_past_waits
-from ...ranks.sockets import find_listening_ports
 from ...ranks.transport import Transport
+from ..culprits.blame import describe_link, explain_silence, list_ranks
+from ..sockets import find_listening_ports
 from .agreement import (
     Decision,
     RankLostError,

@@ -9,8 +9,8 @@ from ....synth.plan import Plan
 from ...layers import LayerKind
 from ...ranks.cabled import find_cabling
 from ...ranks.links import Links
-from ...ranks.sockets import list_sockets
 from ...ranks.transport import Transport
+from ..sockets import list_sockets
 
 if TYPE_CHECKING:
     from .guard import Guard

@@ -1,6 +1,7 @@
 """A transport over the pairs of ranks that still reach each other."""
 
 import ctypes
+import os
 import pickle
 import threading
 from collections.abc import Collection, Sequence
@@ -11,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from ....topo.errors import InputError
 from ...ranks.control import Control
 from ...ranks.faults import Faults
-from ...ranks.groups import describe_place, make_lazy_gloo_devices
+from ...ranks.groups import describe_place
 from ...ranks.links import AUTO, Links
-from ...ranks.sockets import find_listening_ports, list_sockets
 from ...ranks.transport import Transport
+from ..sockets import find_listening_ports, list_sockets
 from .connections import ConnectionWatch
 
 # Tags of messages that are not a plan's.
@@ -40,7 +42,7 @@ class PartialGloo:
         options._timeout = timeout
         with _MAKING:
             self.opened_since = frozenset(list_sockets().values())
-            options._devices = make_lazy_gloo_devices()
+            options._devices = _make_lazy_gloo_devices()
             options._threads = 2 * len(options._devices)
             self.backend: Any = dist.ProcessGroupGloo(self.store, rank, size, options)
             # Never freed: if a connection failed, gloo's destructor may wait for ever (torch 2.13),
@@ -196,3 +198,21 @@ def find_tree(ranks: Sequence[int], lost: Collection[tuple[int, int]]) -> dict[i
         parents |= dict.fromkeys(near, rank)
         reached += near
     return parents
+
+
+def _make_lazy_gloo_devices() -> list[Any]:
+    """Return gloo's devices as torch chooses them, but such that connect at the first message.
+
+    Raise InputError if this torch cannot make them.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    try:
+        return [gloo.create_device(interface=name, lazy_init=True) for name in names] or [
+            gloo.create_default_device(lazy_init=True)
+        ]
+    except TypeError:
+        raise InputError(
+            f"torch {torch.__version__} cannot make connections of gloo at the first message; use "
+            "a newer torch"
+        ) from None

@@ -23,8 +23,7 @@ from torch._C._distributed_c10d import Store
 from ....topo.graph import Topology
 from ...program.contract import ObservedCalls, Observer
 from ...program.instructions import Post
-from ...ranks.blame import describe_route
-from ...ranks.faults import Call
+from ...ranks.faults import Call, describe_route
 from ...ranks.transport import Transport
 
 log = logging.getLogger("topoplan")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +12,6 @@ from needs import long_cases
 from random_graphs import on
 from random_hosts import make_host
 
-import topoplan
 from topoplan.cli import synth
 from topoplan.synth.export.formats import NCCL_GRAPH, export
 from topoplan.synth.export.gpu_numbers import number_gpus
@@ -143,26 +141,9 @@ def test_nothing_is_written_where_stock_is_as_good(
     assert printed.err.startswith("no file written: stock NCCL is at the bound")
     assert printed.err.count("\n") == 1
     assert not path.exists()
-    with topoplan.nccl_graph(machine) as none:
-        assert none is None
-        assert "NCCL_GRAPH_FILE" not in os.environ
     assert synth.main([*options, "--no-guard"]) == 0
     assert "by NCCL's own count stock has rings 14.67" in capsys.readouterr().out
     assert read_graph_file(path.read_text(), "graph.xml").graphs
-
-
-@pytest.mark.long
-def test_a_dead_link_needs_nvb_switched_off(
-    more_inputs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over PCIe the DGX-1V with a dead link gains by far more than through the GPU between."""
-    monkeypatch.setenv("NCCL_NVB_DISABLE", "0")
-    machine = more_inputs("nccl_stock/dgx1v_dead_0-1.xml")
-    with topoplan.nccl_graph(machine) as path:
-        assert path is not None
-        assert "needs NCCL_NVB_DISABLE=1" in path.read_text()
-        assert os.environ["NCCL_NVB_DISABLE"] == "1"
-    assert os.environ["NCCL_NVB_DISABLE"] == "0"
 
 
 @pytest.mark.long

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
-from collections.abc import Mapping
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +13,8 @@ import pytest
 from called import call_command
 from needs import long_cases
 from unhurried import make_effort
+from xml_hosts import pairs
 
-import topoplan
 from topoplan.synth.export.formats import NCCL_GRAPH, export
 from topoplan.synth.export.graph_check import check_graph_file
 from topoplan.synth.export.graph_file import (
@@ -33,55 +31,6 @@ from topoplan.synth.stock.system import NET, LOCAL_kBps, build_system
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.routes import Router
-
-
-def gpu(number: int, partner: int | None, sm: int = 80) -> str:
-    bridge = (
-        ""
-        if partner is None
-        else f'<nvlink target="0000:{partner + 1:02x}:00.0" count="12" tclass="0x030200"/>'
-    )
-    return (
-        f'<pci busid="0000:{number + 1:02x}:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" '
-        f'link_width="16"><gpu dev="{number}" rank="{number}" sm="{sm}" gdr="1">{bridge}</gpu>'
-        "</pci>"
-    )
-
-
-def nic(number: int, mbps: int | str = 200_000) -> str:
-    return (
-        f'<pci busid="0000:{number + 0x81:02x}:00.0" class="0x020000" link_speed="16.0 GT/s PCIe" '
-        f'link_width="16"><nic><net name="mlx5_{number}" dev="{number + 3}" speed="{mbps}" '
-        f'port="1" guid="0x{number + 1}" gdr="1"/></nic></pci>'
-    )
-
-
-def host(*sockets: str) -> str:
-    cpus = "".join(
-        f'<cpu numaid="{i}" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">{below}'
-        "</cpu>"
-        for i, below in enumerate(sockets)
-    )
-    return f'<system version="1">{cpus}</system>'
-
-
-def switch(number: int, below: str) -> str:
-    return (
-        f'<pci busid="0000:{number + 0x40:02x}:00.0" class="0x060400" '
-        f'link_speed="16.0 GT/s PCIe" link_width="16">{below}</pci>'
-    )
-
-
-def pairs(count: int, nics: Mapping[int, int | str]) -> str:
-    """Return a host of bridged pairs, each on a PCIe switch, some with a NIC of a speed."""
-    slots = [
-        switch(
-            k,
-            gpu(2 * k, 2 * k + 1) + gpu(2 * k + 1, 2 * k) + (nic(k, nics[k]) if k in nics else ""),
-        )
-        for k in range(count)
-    ]
-    return host("".join(slots[: count // 2]), "".join(slots[count // 2 :]))
 
 
 def write(text: str, hosts: int, name: str = "allreduce", guard: bool = True) -> Export:
@@ -190,18 +139,3 @@ def test_hosts_that_would_be_guesses_are_refused() -> None:
     ):
         with pytest.raises(InfeasibleError, match=words):
             write(text, 2)
-
-
-@pytest.mark.long
-def test_the_variable_is_set_in_jobs_of_several_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NCCL_GRAPH_FILE", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    machine = tmp_path / "host.xml"
-    machine.write_text(pairs(1, {0: 100_000}))
-    with topoplan.nccl_graph(str(machine), guard=False) as path:
-        assert path is not None and os.environ["NCCL_GRAPH_FILE"] == str(path)
-        assert "for jobs of 2 hosts" in path.read_text()
-    assert "NCCL_GRAPH_FILE" not in os.environ

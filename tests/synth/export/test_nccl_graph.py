@@ -5,7 +5,6 @@ check, with true speeds.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,6 @@ from random_graphs import graphs, on
 from thorough import count_examples
 from unhurried import make_effort
 
-import topoplan
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
 from topoplan.synth.export.formats import NCCL_GRAPH, export
 from topoplan.synth.export.gpu_numbers import PathTypes, number_gpus
@@ -436,72 +434,3 @@ def test_what_cannot_be_written_is_refused(options: list[str], code: int, words:
     done = call_command("synth", "--collective", "allreduce", "--topology", "ring:4", *options)
     assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("before", [None, "/somewhere/else.xml"])
-def test_the_variable_is_set_for_a_moment(
-    before: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if before is None:
-        monkeypatch.delenv("NCCL_GRAPH_FILE", raising=False)
-    else:
-        monkeypatch.setenv("NCCL_GRAPH_FILE", before)
-    with pytest.raises(ZeroDivisionError), topoplan.nccl_graph(preset("ring:4")) as path:
-        assert path is not None
-        assert os.environ["NCCL_GRAPH_FILE"] == str(path)
-        check_graph_file(read_graph_file(path.read_text(), str(path)), range(4), inside=True)
-        raise ZeroDivisionError
-    assert path is not None and not path.exists()
-    assert os.environ.get("NCCL_GRAPH_FILE") == before
-
-
-def test_a_plan_a_name_and_a_file_are_taken(
-    plans: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NCCL_GRAPH_FILE", raising=False)
-    for argument in ("ring:4", plans("ring:4"), topoplan.Plan.load(plans("ring:4"))):
-        with topoplan.nccl_graph(argument, nccl_version="2.20") as path:
-            assert path is not None
-            assert read_graph_file(path.read_text(), "g").graphs[0].channels
-    own = tmp_path / "own.xml"
-    own.write_text(write_good())
-    with topoplan.nccl_graph(own) as path:
-        assert path == own and os.environ["NCCL_GRAPH_FILE"] == str(own)
-    assert own.exists()
-    own.write_text(write_good().replace('dev="0x3"', 'dev="0x2"', 1))
-    with pytest.raises(InputError, match="more than once"), topoplan.nccl_graph(str(own)):
-        pytest.fail("a faulty file was taken")
-    with pytest.raises(InputError), topoplan.nccl_graph(str(tmp_path / "missing.xml")):
-        pytest.fail("a missing file was taken")
-    assert "NCCL_GRAPH_FILE" not in os.environ
-
-
-@pytest.mark.parametrize(
-    ("variables", "hosts"),
-    [
-        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 2),
-        ({"OMPI_COMM_WORLD_SIZE": "12", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 3),
-        ({"SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, 4),
-    ],
-)
-def test_files_for_one_host_are_refused_in_jobs_of_several(
-    variables: dict[str, str], hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NCCL_GRAPH_FILE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    one, several = tmp_path / "one.xml", tmp_path / "several.xml"
-    one.write_text(write_good())
-    between = write_good().replace("<channel>", '<channel><net dev="0"/>')
-    several.write_text(between.replace("</channel>", '<net dev="0"/></channel>'))
-    with pytest.raises(InputError, match="for several hosts"), topoplan.nccl_graph(several):
-        pytest.fail("a file for several hosts was taken on one")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    words = f"has {hosts} .*for {hosts} hosts"
-    with pytest.raises(InputError, match=words) as refused, topoplan.nccl_graph(one):
-        pytest.fail("a file for one host was taken on several")
-    assert "\n" not in str(refused.value) and "NCCL_GRAPH_FILE" not in os.environ
-    with topoplan.nccl_graph(several):
-        assert os.environ["NCCL_GRAPH_FILE"] == str(several)
-    with topoplan.nccl_graph(one, hosts=1):
-        assert os.environ["NCCL_GRAPH_FILE"] == str(one)

@@ -1,8 +1,8 @@
 """Pass reports of trouble among the ranks of a group by every route that still works.
 
-Each rank in trouble connects to the addresses of the others (addresses.py) and passes on every
-report that it has or gets, so that a report also reaches ranks to which its author has no route.
-There is one thread per process, from the first trouble until some seconds after the last.
+Each rank in trouble connects to the addresses of the others (ranks/addresses.py) and passes on
+every report that it has or gets, so that a report also reaches ranks to which its author has no
+route. There is one thread per process, from the first trouble until some seconds after the last.
 """
 
 import errno
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .addresses import Addresses, is_own_nonce, open_listener
+from ...ranks.addresses import Addresses, choose_contacts, is_own_nonce, open_listener
 
 # Polling interval of the thread and of callers that wait for reports: short compared with a
 # deadline, long compared with a wake-up.
@@ -24,9 +24,6 @@ POLL_S = 0.02
 # The thread goes on relaying for this long after a verdict: ranks that were in trouble later need
 # the reports too.
 _LINGER_S = 5.0
-# In larger groups a rank connects to those at distances of powers of two: all are reached in
-# log2(ranks) hops.
-_MAX_DIALED = 64
 # The longest report: with 10,000 peers in `posted` it has 250 kB.
 _MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # per read, so that one connection does not keep others waiting
@@ -337,20 +334,6 @@ def give_up_early(connection: socket.socket) -> None:
             (socket.TCP_KEEPCNT, _PROBES),
         ):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
-    """Return the ranks that `rank` connects to, so that reports spread to all ranks of `addresses`.
-
-    In small groups these are all others.
-    """
-    ranks = sorted(addresses)
-    if len(ranks) <= _MAX_DIALED:
-        return [other for other in ranks if other != rank]
-    at, steps = ranks.index(rank), [1 << power for power in range(len(ranks).bit_length())]
-    return sorted(
-        {ranks[(at + sign * step) % len(ranks)] for step in steps for sign in (1, -1)} - {rank}
-    )
 
 
 # One per process, since a process has one address.

@@ -5,14 +5,15 @@ are not exactly the file's, so the variable must not stay set for subgroups.
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...synth.export.formats import NCCL_GRAPH, export
-from ...synth.export.graph_check import check_graph_file
-from ...synth.export.graph_file import (
+from ....synth.export.formats import NCCL_GRAPH, export
+from ....synth.export.graph_check import check_graph_file
+from ....synth.export.graph_file import (
     MAX_CHARACTERS,
     NEWEST,
     GraphFile,
@@ -20,15 +21,15 @@ from ...synth.export.graph_file import (
     parse_nccl_version,
     read_graph_file,
 )
-from ...synth.export.nccl_graph import COLLECTIVES
-from ...synth.numeric.effort import USUAL_LIMIT_S, Effort
-from ...synth.plan import Plan
-from ...synth.planner.synthesize import collective_on
-from ...topo.errors import InputError
-from ...topo.graph import Topology
-from ...topo.loader.resolve import load_for_planning
-from ...topo.routes import Router
-from .launchers import count_hosts
+from ....synth.export.nccl_graph import COLLECTIVES
+from ....synth.numeric.effort import USUAL_LIMIT_S, Effort
+from ....synth.plan import Plan
+from ....synth.planner.synthesize import collective_on
+from ....topo.errors import InputError
+from ....topo.graph import Topology
+from ....topo.loader.resolve import load_for_planning
+from ....topo.routes import Router
+from ...ranks.launchers import LAUNCHERS
 
 VARIABLE = "NCCL_GRAPH_FILE"
 
@@ -76,7 +77,7 @@ def nccl_graph(
         Effort(time_limit_s),
         version=version,
         guard=guard,
-        hosts=count_hosts()[0] if hosts is None else hosts,
+        hosts=_count_hosts()[0] if hosts is None else hosts,
     )
     if made.reason is not None:
         yield None
@@ -90,7 +91,7 @@ def nccl_graph(
 
 def _check_hosts(file: GraphFile, hosts: int | None) -> None:
     """Raise InputError if a file for one host is for a communicator of several, or the reverse."""
-    of_job, why = count_hosts()
+    of_job, why = _count_hosts()
     number, said = (of_job, f" ({why})" if why else "") if hosts is None else (hosts, "")
     has_nets = any(nets for graph in file.graphs for nets in graph.nets)
     if number > 1 and not has_nets:
@@ -105,6 +106,23 @@ def _check_hosts(file: GraphFile, hosts: int | None) -> None:
             f"one{said}; write a file for one host, or pass the communicator's number of hosts "
             "as hosts="
         )
+
+
+def _count_hosts() -> tuple[int, str]:
+    """Return the number of equal hosts of this process's job, and the variables that say so.
+
+    They are torchrun's, then the launchers'. One host, by no variable, if none are set.
+    """
+    names = [("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((x.ranks, x.on_host) for x in LAUNCHERS)]
+    for pair in names:
+        # Slurm's is a list such as 8(x2), of as many ranks on two hosts.
+        numbers = [re.match(r"\d{1,9}", os.environ.get(name, "")) for name in pair]
+        if all(numbers):
+            ranks, on_host = (int(match[0]) for match in numbers if match)
+            if on_host:
+                texts = (f"{name}={os.environ[name]}" for name in pair)
+                return max(-(-ranks // on_host), 1), ", ".join(texts)
+    return 1, ""
 
 
 @contextmanager

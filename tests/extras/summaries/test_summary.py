@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from launch import run_ranks
 from ranks import summaries
 
 from topoplan import GroupSummary, SizeSummary, Summary
+from topoplan.runtime.accounts import Accountable
+from topoplan.runtime.extras.summaries.account import accounts
 
 SAVED = (
     r"(an estimated \d+ % of communication time saved against stock \(.* s for .* s, by races of "
@@ -85,3 +88,40 @@ def test_calls_without_a_race_have_no_estimate() -> None:
         "(7 calls), reduce to 0 64 B by ring (1 call); 10 calls without an estimate"
     )
     assert str(Summary(())) == ("no estimate of what plans save: no size has raced against stock")
+
+
+def test_one_line_a_group_says_what_was_used_and_why(
+    plans: Callable[..., str], tmp_path: Path
+) -> None:
+    for name in ("allreduce", "allgather", "reduce-scatter"):
+        shutil.copy(plans("ring:3", name), tmp_path / f"{name}.json")
+    folder = str(tmp_path)
+    first, *others = run_ranks(summaries.lines_of_the_log, 3, folder, "Info")
+    wanted = (
+        "topoplan: INFO: ddp_hook, ranks 0-2: allreduce by plan [0-9a-f]{16} for ring:3: [a-z-]+ "
+        "from 0 B.*",
+        "topoplan: INFO: group 1, ranks 0 2: no collective that plans are for",
+        "topoplan: INFO: group 0, ranks 0-2: allreduce by plan [0-9a-f]{16} for ring:3: "
+        "[^;]*stock[^;]* us[)]; .*"
+        "allreduce stock: float32 below 64 bytes [(]2 calls[)]; allreduce stock: int64 below "
+        "1048576 bytes [(]1 call[)]; "
+        "broadcast stock: no plan: none of the plans is for it [(][0-9] calls?[)].*",
+        "topoplan: INFO: the whole run: .*",
+    )
+    assert len(first) == 4 and all(map(re.fullmatch, wanted, first)), first
+    assert others == [[], []]
+    assert not any(run_ranks(summaries.lines_of_the_log, 3, folder, "warning"))
+
+
+@pytest.mark.parametrize(
+    ("stock", "says"),
+    [("nccl2", "group 0, ranks 0-3, stock by nccl2: "), ("gloo", "group 0, ranks 0-3: ")],
+)
+def test_the_backends_line_names_the_engine(
+    stock: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "topoplan"):
+        accounts.open(Accountable("group 0", range(4), dict, "race", True, stock)).close()
+    assert [record.getMessage() for record in caplog.records][:1] == [
+        f"{says}no collective that plans are for"
+    ]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .instructions import (
+from ...program.instructions import (
     ERRORS,
     Await,
     Combine,

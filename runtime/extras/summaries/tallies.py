@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Iterator
 
-from ..program.contract import ObservedCalls
+from ...program.contract import ObservedCalls
 
 # Calls of one size from one report of progress to the next: a race takes at most ten calls, so a
 # size that is called once per step has settled when another one has had this many calls since.

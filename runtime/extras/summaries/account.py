@@ -12,49 +12,30 @@ import os
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from ...topo.errors import InputError
-from ..communicator import Communicator
-from ..environment import LOG, read
-from ..policy import ChooseMode
-from ..summaries.summary import STOCK, GroupSummary, SizeSummary, Summary, format_size
-from ..summaries.tallies import Tallies
+from ...accounts import Account, Accountable, Accounts
+from ...candidates import STOCK
+from ...communicator import Communicator
+from ...dispatcher import Dispatcher
+from ...policy import ChooseMode
+from .summary import GroupSummary, SizeSummary, Summary, format_size
+from .tallies import Tallies
 
 log = logging.getLogger("topoplan")
 # Of the two lines on what plans save. It has a level of its own: programs leave the root logger at
 # WARNING, which says nothing about these lines.
 _savings_log = logging.getLogger("topoplan.savings")
 _savings_log.setLevel(logging.INFO)
-# Levels of logging that users may name.
-LEVELS = ("debug", "info", "warning", "error")
 # Choices are listed for buffers below 2**48 bytes: more than any host has.
 _MAX_BITS = 48
 # Groups that have ended and are still part of the summary: a long run may make and end many.
 _MAX_ENDED = 64
 # The line on the first steps comes after this many calls of a size even if others still race.
 _LATEST_REPORT = 1_000
-
-
-def heed_log_level() -> None:
-    """Set the log level from TOPOPLAN_LOG.
-
-    Logs go to standard error, unless the program has handlers. Raise InputError if the level is
-    invalid.
-    """
-    level = read(LOG)
-    if not level:
-        return
-    if level.lower() not in LEVELS:
-        raise InputError(f"{LOG}={level!r}: expected one of {', '.join(LEVELS)}")
-    log.setLevel(level.upper())
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("topoplan: %(levelname)s: %(message)s"))
-        log.addHandler(handler)
 
 
 def _shows_savings() -> bool:
@@ -73,35 +54,19 @@ def _show_savings(line: str) -> None:
         print(f"topoplan: INFO: {line}", file=sys.stderr, flush=True)
 
 
-class Account:
-    """What the group called `name` did; its first rank logs it, if enabled (`is_wanted`).
+class LoggedAccount(Account):
+    """What a group or hook did; its first rank logs it, if enabled (`is_wanted`)."""
 
-    `list_used` returns its communicators by collective, and `mode` is their choose mode; without
-    it, plans are off. `stock` is torch's name for what runs its stock collectives on GPUs: torch
-    has several engines for NCCL, which differ in speed.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        ranks: Iterable[int],
-        list_used: Callable[[], Mapping[str, Communicator]] | None,
-        mode: ChooseMode,
-        *,
-        is_first: bool,
-        stock: str = "",
-        is_hook: bool = False,
-    ) -> None:
-        self.name, self.ranks, self.is_first = name, tuple(ranks), is_first
-        self.is_hook = is_hook
-        engine = f", stock by {stock}" if stock.startswith("nccl") else ""
-        self._title = f"{name}, ranks {_shorten(list(self.ranks))}{engine}"
-        self._list_used, self._mode = list_used, mode
-        self.is_wanted = is_first and log.isEnabledFor(logging.INFO)
+    def __init__(self, whose: Accountable) -> None:
+        self.name, self.ranks = whose.name, tuple(whose.ranks)
+        self.is_first, self.is_hook = whose.is_first, whose.is_hook
+        engine = f", stock by {whose.stock}" if whose.stock.startswith("nccl") else ""
+        self._title = f"{self.name}, ranks {_shorten(list(self.ranks))}{engine}"
+        self._list_used, self._mode = whose.list_used, whose.mode
+        self.is_wanted = self.is_first and log.isEnabledFor(logging.INFO)
         self._left: Counter[tuple[str, str]] = Counter()
         self._stock_calls: Counter[str] = Counter()
         self._is_open = True
-        accounts.open(self)
 
     @property
     def used(self) -> Mapping[str, Communicator]:
@@ -109,11 +74,11 @@ class Account:
         return {} if self._list_used is None else self._list_used()
 
     def count_stock(self, collective: str) -> None:
-        """Count a call that went to gloo or NCCL directly, which could have had a plan."""
+        """See Account."""
         self._stock_calls[collective] += 1
 
     def leave(self, collective: str, why: str) -> None:
-        """Note the reason `why` a call was left to the stock collective, for the log."""
+        """See Account."""
         if not self.is_wanted:
             return
         if (collective, why) not in self._left:
@@ -135,10 +100,7 @@ class Account:
         )
 
     def close(self) -> None:
-        """Log the group's line, and that of the run if it ends with the group.
-
-        Later calls do nothing.
-        """
+        """See Account. Log the group's line, and that of the run if it ends with the group."""
         if not self._is_open:
             return
         self._is_open = False
@@ -152,13 +114,13 @@ class Account:
         accounts.close(self)
 
 
-class Accounts:
+class LoggedAccounts(Accounts):
     """The accounts of this process, and the lines that say what plans save in it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         # Weak: a group that is dropped without an end is no longer in the summary.
-        self._open: WeakValueDictionary[int, Account] = WeakValueDictionary()
+        self._open: WeakValueDictionary[int, LoggedAccount] = WeakValueDictionary()
         self._ended: deque[GroupSummary] = deque(maxlen=_MAX_ENDED)
         self._opened = 0
         self.is_rank_0 = self._has_reported = self._has_unsaid = False
@@ -166,15 +128,25 @@ class Accounts:
         self._pid = os.getpid()
         atexit.register(self._end)
 
-    def open(self, account: Account) -> None:
-        """Add an account."""
+    def open(self, whose: Accountable) -> LoggedAccount:
+        """See Accounts."""
+        account = LoggedAccount(whose)
         with self._lock:
             self._opened += 1
             self._open[self._opened] = account
             self.is_rank_0 |= account.is_first and account.ranks[:1] == (0,)
             self._has_unsaid, self._pid = True, os.getpid()
+        return account
 
-    def close(self, account: Account) -> None:
+    def observe(self, dispatcher: Dispatcher) -> None:
+        """See Accounts."""
+        dispatcher.observe(Tallies(self.report))
+
+    def summarize(self, accounts: Iterable[Account]) -> Summary:
+        """See Accounts."""
+        return Summary(tuple(x.summarize() for x in accounts if isinstance(x, LoggedAccount)))
+
+    def close(self, account: LoggedAccount) -> None:
         """Keep an account's summary alone; log the run's line if the run ends with it.
 
         The run ends with the last group of the backend, or with the process. A hook ends with its
@@ -198,16 +170,16 @@ class Accounts:
         # A process that the rank has forked, such as a loader of data, says nothing.
         # Neither does a short run, of which nothing is known but that nothing has raced.
         if self.is_rank_0 and self._has_unsaid and self._pid == os.getpid():
-            whole = self.summarize()
+            whole = self.summarize_all()
             if whole.saved is not None or whole.is_off:
                 _show_savings(f"the whole run: {whole.line}")
         self._has_unsaid = False
 
-    def summarize(self) -> Summary:
+    def summarize_all(self) -> Summary:
         """Return the summary of all accounts."""
         with self._lock:
-            now = [account.summarize() for account in self._open.values()]
-            return Summary((*self._ended, *now))
+            now = self.summarize(self._open.values())
+            return Summary((*self._ended, *now.groups))
 
     def report(self, calls: int) -> None:
         """Log the line of the first steps once no size is in a race any more.
@@ -226,11 +198,11 @@ class Accounts:
             )
             if self._trial_calls == before or calls >= _LATEST_REPORT:
                 self._has_reported = True
-                _show_savings(f"the first steps: {self.summarize().line}")
+                _show_savings(f"the first steps: {self.summarize_all().line}")
 
 
 # One per process.
-accounts = Accounts()
+accounts = LoggedAccounts()
 
 
 def summary() -> Summary:
@@ -240,7 +212,7 @@ def summary() -> Summary:
     time saved against stock is estimated from the races that settled each size. `print` shows a
     table. A group and a hook have a method `summary` for themselves alone.
     """
-    return accounts.summarize()
+    return accounts.summarize_all()
 
 
 def _list_sizes(name: str, communicator: Communicator) -> Iterator[SizeSummary]:

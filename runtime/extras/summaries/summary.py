@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# The label of the stock collective, among those of schedules.
-STOCK = "stock"
+from ...candidates import STOCK
+
 # Sizes that a line names; a longer line is not read.
 _MAX_NAMED = 6
 # Bytes per unit, the largest first.

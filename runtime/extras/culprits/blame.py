@@ -1,18 +1,17 @@
 """Decide from the ranks' reports who is to blame when a call cannot go on.
 
-Pure functions; faults.py gathers the reports. They follow reports from peer to peer, as long as
+Pure functions; exchange.py gathers the reports. They follow reports from peer to peer, as long as
 each waits for the next, to a rank that reported nothing, or to a message that both ends had posted,
 whose link carries nothing. If the backend does not say which rank it waits for, the pairs of ranks
 that no longer reach each other show which link is cut.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-# The peer of a rank that is stuck in a stock collective.
-NOBODY = -1
+from ...ranks.faults import FindRoute, Route, Stuck, describe_route
+
 # Ranks listed in one message; more would hide the rest of the line.
 _MAX_NAMED = 8
 # Ranks up to which the routes of all pairs are searched for a cut link: 4,032 take about 0.1 s.
@@ -20,43 +19,6 @@ _MAX_ROUTED = 64
 
 # In a larger group each rank tries at least this many others (see reports.py).
 _MIN_TRIED = 12
-
-Route = Sequence[str]
-# Return the devices from one rank to another, both included; None without a topology.
-FindRoute = Callable[[int, int], Route | None]
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """A rank's report of where it was when it could not go on. Ranks are numbers in the group.
-
-    `kind` is "send", "receive" or "stock": it was at the call's `number`-th message to or from
-    `peer`, or in a stock collective, whose peer is NOBODY, since the backend does not report which
-    one it waits for. `step` is the schedule's.
-
-    `timed_out` says whether its own deadline had passed, `reason` is the error's first line. `call`
-    describes its call, `calls` is the call's number in the group (`is_part`: of which this is only
-    a part), and `posted` counts the messages it had posted in the call, by kind and peer
-    ("send 3").
-
-    `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
-    tried for some time to connect to (None: not known yet). `cables` are those of its host: the
-    port here, the one at the other end ("host:port"), and whether the cable carries anything.
-    """
-
-    kind: str
-    peer: int
-    number: int
-    step: int
-    timed_out: bool
-    reason: str
-    call: str = ""
-    calls: int = 0
-    posted: Mapping[str, int] = field(default_factory=dict)
-    ended: Sequence[int] = ()
-    unreached: Sequence[int] | None = None
-    is_part: bool = False
-    cables: Sequence[tuple[str, str, bool]] = ()
 
 
 def find_culprit(
@@ -312,17 +274,6 @@ def _list_links(route: Route | None) -> set[tuple[str, ...]]:
 def describe_link(link: Sequence[str]) -> str:
     """Return "link A - B" for two device ids, for a link that fails in an unknown direction."""
     return f"link {' - '.join(link)}"
-
-
-def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
-    """Return "link A -> ... -> B" for the route between two ranks, with the topology's device ids.
-
-    If `find_route` returns None, the text names the ranks instead.
-    """
-    route = find_route(src, dst)
-    return (
-        f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
-    )
 
 
 def list_ranks(ranks: Sequence[int]) -> str:

@@ -1,0 +1,75 @@
+"""What keeps account of the calls of groups and hooks: an extra, if it is here (`accounts`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..extras import ACCOUNTS, NAMES, Names
+from .policy import ChooseMode
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+    from .dispatcher import Dispatcher
+
+# What is said of calls: topoplan.Summary, a type of the extra.
+Summary: TypeAlias = Any
+
+
+@dataclass(frozen=True)
+class Accountable:
+    """The group called `name`, or a hook, of whose calls account is kept.
+
+    `list_used` returns its communicators by collective, and `mode` is their choose mode; without
+    it, plans are off. `is_first` says that this is its first rank. `stock` is torch's name for what
+    runs its stock collectives on GPUs: torch has several engines for NCCL, which differ in speed.
+    """
+
+    name: str
+    ranks: Iterable[int]
+    list_used: Callable[[], Mapping[str, Communicator]] | None
+    mode: ChooseMode
+    is_first: bool
+    stock: str = ""
+    is_hook: bool = False
+
+
+class Account:
+    """Is told of the calls of one group or hook that pass no dispatcher; keeps nothing itself."""
+
+    is_wanted = False
+    """Whether it wants to know why calls are left to the stock collective."""
+
+    def count_stock(self, collective: str) -> None:
+        """Count a call that went to gloo or NCCL directly, which could have had a plan."""
+
+    def leave(self, collective: str, why: str) -> None:
+        """Note the reason `why` a call was left to the stock collective, for the log."""
+
+    def close(self) -> None:
+        """End the account with its group; later calls do nothing."""
+
+
+class Accounts:
+    """The accounts of this process; keeps none itself."""
+
+    is_rank_0 = False
+    """Whether this process is the first rank of the launch, the only one that says something."""
+
+    def open(self, whose: Accountable) -> Account:
+        """Return a new account."""
+        return Account()
+
+    def observe(self, dispatcher: Dispatcher) -> None:
+        """Count the calls of a dispatcher from now on."""
+
+    def summarize(self, accounts: Iterable[Account]) -> Summary:
+        """Return what the calls of some accounts ran by so far; InputError if none are kept."""
+        return Names(NAMES).find("Summary")
+
+
+def find_accounts() -> Accounts:
+    """Return what keeps the accounts of this process."""
+    added = Names(ACCOUNTS)
+    return next((added.find(name) for name in added.describe()), Accounts())

@@ -1,0 +1,29 @@
+"""What the core asks for who is to blame: see CulpritFinder (ranks/faults.py)."""
+
+import hashlib
+from collections.abc import Callable
+
+from ...ranks.faults import Call, Faults, Stuck
+from .blame import explain_blame
+from .exchange import ReportExchange
+from .roll_call import explain_set_up
+
+__all__ = ["begin_search", "explain_set_up"]
+
+
+def begin_search(faults: Faults, call: Call, own: Stuck) -> Callable[[], str]:
+    """See CulpritFinder."""
+    # Equal on the group's ranks, and new if the group is made again.
+    nonces = " ".join(x.nonce for _, x in sorted(faults.addresses.items()) if x is not None)
+    key = f"{faults.group.group_name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"
+    exchange = ReportExchange(
+        key, faults.rank, faults.ranks, faults.addresses, own, 0.9 * faults.grace_s
+    )
+    exchange.use_store(faults.store)
+    exchange.try_cables()
+
+    def find_verdict() -> str:
+        reports = exchange.wait_for_verdict()
+        return explain_blame(faults.rank, reports, faults.ranks, call.find_route)
+
+    return find_verdict

@@ -1,0 +1,1 @@
+"""NCCL's graph file, set in the environment around a communicator that NCCL makes."""
