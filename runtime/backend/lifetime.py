@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import InputError
 from ..accounts import Accountable, find_accounts
 from ..communicator import Communicator
 from ..ranks.addresses import Addresses, publish_in, read_published
@@ -64,12 +64,12 @@ class GroupLifetime(PlainCalls):
             raise InputError(
                 "enable_reconfigure: groups keep their ranks in this copy of topoplan; leave it out"
             )
-        ranks, _ = list_members(place)
+        self.ranks, self.whole = list_members(place)
         set_up_in_time(
             partial(self._make, place),
             f"setting up the process group {place.group_id}",
-            ranks[place.group_rank],
-            ranks,
+            self.ranks[place.group_rank],
+            self.ranks,
             place.timeout,
         )
 
@@ -80,14 +80,12 @@ class GroupLifetime(PlainCalls):
             place.store, place.group_rank, place.group_size, place.timeout
         )
         store = PrefixStore(f"attempt/{self.attempt}", place.store)
-        _, whole = list_members(place)
-        if whole and place.group_size > 1:
+        if self.whole and place.group_size > 1:
             for network in find_networks():
                 network.join(store, place.group_rank, place.group_size, self.timeout)
         self._set_up(place, store, known)
 
     def _set_up(self, place: Any, store: Store, known: Known) -> None:
-        self.ranks, self.whole = list_members(place)
         shown = PrefixStore("topoplan", store)
         publish_in(shown, place.group_rank)
         if place.group_rank == 0:
@@ -115,8 +113,8 @@ class GroupLifetime(PlainCalls):
 
     def _open(self, place: Any, own_store: Store, addresses: Addresses) -> None:
         """Make what carries out calls by plans, checks them, and counts them."""
-        plans = PlanFinder(self.options, own_store, self._make_scope(place), self.timeout)
-        plans.addresses = {self.ranks[number]: address for number, address in addresses.items()}
+        by_rank = {self.ranks[number]: address for number, address in addresses.items()}
+        plans = PlanFinder(self.options, own_store, self._make_scope(place), self.timeout, by_rank)
         self.planned = Communicators(
             f"{place.group_id}{self.attempt}",
             plans,
@@ -125,7 +123,7 @@ class GroupLifetime(PlainCalls):
             own_store,
             addresses,
         )
-        self.check = CallCheck(own_store, place.group_rank, self.ranks, self._break_off)
+        self.check = CallCheck(own_store, place.group_rank, self.ranks, self.planned.break_off)
         self.account = find_accounts().open(
             Accountable(
                 f"group {place.group_id}",
@@ -155,9 +153,6 @@ class GroupLifetime(PlainCalls):
         if find_cabling() is not None:  # elsewhere as torch does, which tests that none ends early
             grace = timedelta(seconds=grace_s(self.timeout))
             dist.ProcessGroupGloo._set_default_timeout(self._gloo, self.timeout - grace)
-
-    def _break_off(self, error: ExecutionError) -> None:
-        self.planned.break_off(error)
 
     def shutdown(self) -> None:
         """End the group's threads after the calls that wait, and destroy all groups."""

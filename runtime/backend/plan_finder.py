@@ -61,7 +61,8 @@ _BUILD_S = 10.0
 class PlanFinder:
     """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
 
-    `scope` has both, and says what the plans are for.
+    `scope` has both, and says what the plans are for; `addresses` are where the ranks receive
+    reports of trouble, by their global numbers.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class PlanFinder:
         store: Store,
         scope: Scope,
         timeout: timedelta,
+        addresses: Addresses,
     ) -> None:
         self.options, self.store, self.scope, self.timeout = options, store, scope, timeout
+        self._addresses = addresses
         self._auto = options.plans == AUTO
         self.rank, self.ranks = scope.rank, scope.ranks
         self.off = options.off or len(scope.ranks) < 2
@@ -81,10 +84,6 @@ class PlanFinder:
         self.is_closing = threading.Event()
         """Set some seconds earlier: rank 0 ends its searches, but answers the other ranks."""
         self._wait_s = options.policy.time_limit_s + _BUILD_S
-        self.listed: dict[str, Demands] = {}
-        """The collectives whose pieces are listed, by name."""
-        self.addresses: Addresses | None = None
-        """Where the ranks receive reports of trouble, by their global numbers."""
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
@@ -117,7 +116,7 @@ class PlanFinder:
         over the group. Raises the same error on every rank if a named plan cannot be
         used, and ExecutionError if a rank does not answer.
         """
-        wanted = self.listed.get(name) or self.scope.describe(name, root, device.type)
+        wanted = self.scope.describe(name, root, device.type)
         key = f"plan/{device.type}/{name}/{wanted.root}"
         try:
             machine = self._find_machine(device) if self._auto else None
@@ -155,7 +154,7 @@ class PlanFinder:
                 f"finding a plan for {name}",
                 error,
                 self.timeout,
-                self.addresses or {},
+                self._addresses,
                 is_store_gone=False,
             ) from error
         return self._read_answer(answer, name)
@@ -221,7 +220,7 @@ class PlanFinder:
     def _check_rank_0(self) -> None:
         """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""
         first = self.ranks[0]
-        if self.addresses is not None and find_ended({first: self.addresses[first]}):
+        if find_ended({first: self._addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:

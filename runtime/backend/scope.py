@@ -37,6 +37,8 @@ class Scope:
         self.ranks, self.rank, self.whole = list(ranks), rank, whole
         self.seats: Sequence[int] = self.ranks
         """The ranks' numbers in plans for some of the GPUs of a larger machine."""
+        self.listed: dict[str, Demands] = {}
+        """The collectives whose pieces are listed, by name; an extra adds them."""
 
     def is_within(self, device: str) -> bool:
         """Return whether all plans for tensors of a device type are for a larger machine."""
@@ -47,7 +49,7 @@ class Scope:
 
         `root` is its number in the group.
         """
-        return Collective(name, len(self.ranks), root)
+        return self.listed.get(name) or Collective(name, len(self.ranks), root)
 
     def find_machine(
         self, store: Store, device: torch.device, timeout: timedelta, stop: threading.Event

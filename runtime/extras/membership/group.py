@@ -14,6 +14,7 @@ from ...accounts import Account, find_accounts
 from ...backend.collectives import CollectiveGroup
 from ...backend.scope import Scope
 from ...ranks.addresses import Addresses
+from ...ranks.groups import list_members
 from ...ranks.set_up import Known
 from ...works import get_done_work
 from .handles import make_handle, make_nonce
@@ -53,6 +54,7 @@ class MemberGroup(CollectiveGroup):
         RuntimeError if one does not come in the place's timeout.
         """
         self.attempt, self._is_remade = attempt, True
+        self.ranks, self.whole = list_members(place)
         before: Account | None = self.__dict__.pop("account_before", None)
         shown = "" if self._seat is None else str(self._seat)
         place.store.set(f"seat/{place.group_rank}", shown)

@@ -4,11 +4,12 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllToAllOptions
+from torch._C._distributed_c10d import AllToAllOptions, Store
 
 from ...backend import NAME
 from ...backend.collectives import CollectiveGroup
 from ...backend.torch_tools import show_as
+from ...ranks.addresses import Addresses
 from ...reductions import dtype_name
 from .calls import UnevenAlltoall
 
@@ -16,7 +17,11 @@ from .calls import UnevenAlltoall
 class UnevenGroup(CollectiveGroup):
     """A process group whose all_to_all_single may go by a plan for parts of different sizes."""
 
-    _uneven: UnevenAlltoall | None = None
+    _uneven: UnevenAlltoall | None
+
+    def _open(self, place: Any, own_store: Store, addresses: Addresses) -> None:
+        super()._open(place, own_store, addresses)
+        self._uneven = None  # that of other members, if it had such before
 
     def all_to_all_single(  # type: ignore[override]
         self,
