@@ -178,10 +178,7 @@ class DdpHook:
         # Outside a backward pass, DDP calls its hook only from join().
         convert = _tensor_or_failure if torch._C._current_graph_task_id() >= 0 else _tensor_or_raise
         try:
-            if torch._C._len_torch_dispatch_stack():
-                work = show_as("allreduce_", lambda: self._start(tensor, residual))
-            else:
-                work = self._start(tensor, residual)
+            work = show_as("allreduce_", lambda: self._start(tensor, residual))
         except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
             failed.set_result(Failed(error))

@@ -177,13 +177,13 @@ class Policy:
         return self.executor == ONE_SIDED
 
 
-def is_raced(mode: str) -> bool:
-    """Return whether candidates race in a mode of MODES."""
+def is_raced(mode: object) -> bool:
+    """Return whether candidates race in a mode; not if it is none of MODES."""
     return mode in _RACED
 
 
-def races_stock(mode: str) -> bool:
-    """Return whether the stock collective races in a mode of MODES."""
+def races_stock(mode: object) -> bool:
+    """Return whether the stock collective races in a mode; not if it is none of MODES."""
     return mode == MODES[0]
 
 
