@@ -31,6 +31,8 @@ The groups, and what an entry of each is:
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does; the line
   about it is the option's help. Only the extras here add.
+- `call_checks`: a subclass of CallCheck (runtime/backend/call_check.py), which compares the calls
+  that the ranks of a group make; only the extras here add.
 - `options`: a function that checks what backend_options is given for its option NAME, and returns
   it as the groups' options have it; only the extras here add.
 - `process_groups`: a subclass of CollectiveGroup (runtime/backend/collectives.py), of which the
@@ -62,7 +64,7 @@ LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 ACCOUNTS = "accounts"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
-OPTIONS, PROCESS_GROUPS = "options", "process_groups"
+CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
@@ -207,6 +209,21 @@ EXTRAS = (
         "sockets",
         ("runtime/extras/sockets.py",),
         {},
+    ),
+    Extra(
+        "compared-calls",
+        (
+            *("runtime/extras/compared_calls", "tests/extras/compared_calls"),
+            "tests/ranks/differing.py",
+        ),
+        {
+            CALL_CHECKS: {
+                "compared-calls": (
+                    "runtime.extras.compared_calls.compared:ComparedCalls",
+                    "names the ranks whose calls differ",
+                )
+            }
+        },
     ),
     Extra(
         "replanning",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import InputError
 from ..accounts import Summary, find_accounts
 from ..calls import PersistentCall
 from ..communicator import Communicator
@@ -17,7 +17,6 @@ from ..layers import find_layer
 from ..ranks.links import Links, NcclLinks
 from ..works import get_done_work, start
 from . import NAME
-from .call_check import explain_difference
 from .communicators import Key, Size
 from .lifetime import GroupLifetime
 from .torch_tools import show_as
@@ -227,9 +226,7 @@ class BaseGroup(GroupLifetime):
     def _compare(self, what: str, number: int) -> None:
         """Raise ExecutionError unless all ranks make the same call; without the store."""
         calls = [str(call) for call in self.planned.open_layer().exchange(what)]
-        if text := explain_difference(number, self.ranks, calls):
-            self.check.error = ExecutionError(text)  # of later calls, too
-            raise self.check.error
+        self.check.compare(number, calls)
 
     def _call_together(
         self,

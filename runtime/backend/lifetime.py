@@ -21,7 +21,7 @@ from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
 from ..ranks.set_up import Known, meet_made, set_up_in_time
 from ..ranks.store import agree_on_attempt, find_client, poll_store
-from .call_check import CallCheck
+from .call_check import open_check
 from .communicators import Communicators, Key
 from .options import BackendOptions, backend_options
 from .plain_calls import PlainCalls, backend_type, make_plain_group
@@ -123,7 +123,7 @@ class GroupLifetime(PlainCalls):
             own_store,
             addresses,
         )
-        self.check = CallCheck(own_store, place.group_rank, self.ranks, self.planned.break_off)
+        self.check = open_check(own_store, place.group_rank, self.ranks, self.planned.break_off)
         self.account = find_accounts().open(
             Accountable(
                 f"group {place.group_id}",

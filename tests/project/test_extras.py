@@ -18,6 +18,7 @@ from topoplan.cli.running.options import build_parser as build_run_parser
 from topoplan.cli.synthesis.options import build_parser
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
+    CALL_CHECKS,
     CHECKS,
     CODECS,
     COMMANDS,
@@ -39,6 +40,7 @@ from topoplan.extras import (
     Extra,
     Names,
 )
+from topoplan.runtime.backend.call_check import CallCheck
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.runtime.backend.plan_sets import PlanSetFormat
 from topoplan.runtime.backend.process_group import TopoGroup
@@ -73,6 +75,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(c, Check) for name in checks.describe() for c in checks.find(name))
     networks = Names(NETWORKS)
     assert all(callable(networks.find(name).join) for name in networks.describe())
+    call_checks = Names(CALL_CHECKS)
+    assert all(issubclass(call_checks.find(name), CallCheck) for name in call_checks.describe())
     classes = Names(PROCESS_GROUPS)
     assert all(issubclass(TopoGroup, classes.find(name)) for name in classes.describe())
     parsers = probe.build_parser(), build_parser(), build_run_parser()
