@@ -25,8 +25,9 @@ from .communicator import Communicator
 from .environment import PLANS, heed_log_level
 from .option_names import ON_SLOWS
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
+from .queues import ThreadQueue, make_queue, start
 from .ranks.groups import make_group_maker
-from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
+from .works import Failed, PlannedWork, tensors_or_raise
 
 
 def ddp_hook(  # noqa: PLR0913 (what users set)

@@ -14,11 +14,12 @@ from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
 from ..layers import find_layer
+from ..queues import start
 from ..ranks.links import Links, NcclLinks
-from ..works import get_done_work, start
+from ..works import get_done_work
 from . import NAME
-from .communicators import Key, Size
 from .lifetime import GroupLifetime
+from .sizes import Key, Size
 from .torch_tools import show_as
 
 # The names of collectives in torch's API, as profiles show them.

@@ -5,16 +5,14 @@ The extra adds a subclass of CallCheck to the group `call_checks` (extras.py at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch._C._distributed_c10d import Store
 
 from ...extras import CALL_CHECKS, Names
 from ...topo.errors import ExecutionError
+from ..queues import BreakOff
 from ..works import PlannedWork
-
-# Ends the calls in progress with an error.
-BreakOff = Callable[[ExecutionError], object]
 
 
 class CallCheck:

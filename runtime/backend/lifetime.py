@@ -22,11 +22,12 @@ from ..ranks.groups import find_engine, list_members
 from ..ranks.set_up import Known, meet_made, set_up_in_time
 from ..ranks.store import agree_on_attempt, find_client, poll_store
 from .call_check import open_check
-from .communicators import Communicators, Key
+from .communicators import Communicators
 from .options import BackendOptions, backend_options
 from .plain_calls import PlainCalls, backend_type, make_plain_group
 from .plan_finder import PlanFinder
 from .scope import Scope
+from .sizes import Key
 
 
 class GroupLifetime(PlainCalls):

@@ -17,7 +17,8 @@ from weakref import WeakSet
 from torch._C._distributed_c10d import Store
 
 from ....topo.errors import ExecutionError
-from ...backend.call_check import BreakOff, CallCheck
+from ...backend.call_check import CallCheck
+from ...queues import BreakOff
 from ...works import Failed, PlannedWork, Progress
 
 log = logging.getLogger("topoplan")
