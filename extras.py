@@ -9,6 +9,8 @@ The groups, and what an entry of each is:
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
 - `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
 - `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
+- `notebooks`: a Renderer (topo/notebook.py) of objects whose class has the name; only the extras
+  here add.
 - `observers`: what observes all that sends messages (runtime/observers.py); only the extras here
   add.
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
@@ -40,6 +42,8 @@ The groups, and what an entry of each is:
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
   backend is given; only the extras here add.
 - `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
+- `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
+  Strategy (synth/request.py); the line says what follows the colon. Only the extras here add.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
@@ -62,7 +66,7 @@ CODECS = "codecs"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
-ACCOUNTS = "accounts"
+ACCOUNTS, WORDS, NOTEBOOKS = "accounts", "words", "notebooks"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
@@ -107,6 +111,36 @@ EXTRAS = (
                     "synth.extras.astra_sim.format:FORMAT",
                     "Chakra traces FILE.0.et, ... for -o FILE",
                 )
+            }
+        },
+    ),
+    Extra(
+        "msccl",
+        ("synth/extras/msccl", "tests/extras/msccl"),
+        {
+            WORDS: {
+                "file": (
+                    "synth.extras.msccl.strategy:file_strategy",
+                    "PATH, the schedule of an XML file of MSCCL (docs/research.md)",
+                )
+            },
+            EXAMPLES: {
+                "topo-synth allreduce ring:4 --strategy file:ring.xml": (
+                    "topo-synth",
+                    "what the schedule of an MSCCL file reaches on this topology",
+                )
+            },
+        },
+    ),
+    Extra(
+        "notebooks",
+        ("synth/extras/notebooks.py", "topo/extras/notebooks.py", "tests/extras/notebooks"),
+        {
+            NOTEBOOKS: {
+                "Topology": ("topo.extras.notebooks:TOPOLOGY", "its picture and tables"),
+                "Schedule": ("synth.extras.notebooks:SCHEDULE", "its steps"),
+                "Plan": ("synth.extras.notebooks:PLAN", "its curves, entries and trees"),
+                "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
     ),

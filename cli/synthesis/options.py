@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ...extras import EXPORTS, FILES, MODES, Names
+from ...extras import EXPORTS, FILES, MODES, WORDS, Names
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
@@ -80,10 +80,6 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-synth all_reduce topo.xml --format nccl-graph",
         "rings and chains for NCCL_GRAPH_FILE",
     ),
-    (
-        "topo-synth allreduce ring:4 --strategy file:ring.xml",
-        "what the schedule of an MSCCL file reaches on this topology",
-    ),
     *list_examples(PROG),
     (
         "topo-synth alltoallv two-hosts.json --traffic bytes.csv",
@@ -143,8 +139,8 @@ def build_parser() -> Parser:
         default="auto",
         metavar="S",
         help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or {STRATEGY_NAMES[-1]}; one "
-        "that a package adds (docs/api.md); or file:PATH, the schedule of an XML file of MSCCL "
-        "(docs/research.md)",
+        "that a package adds (docs/api.md)"
+        + "".join(f"; or {word}:{what}" for word, what in Names(WORDS).describe().items()),
     )
     add(
         "--size",

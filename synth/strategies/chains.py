@@ -19,10 +19,10 @@ from ..channels.columns import Column, OrderPacking, find_exact_rates, pack_orde
 from ..channels.orders import Orders
 from ..channels.rounding import Rounding
 from ..cost.affine import bandwidth_s_per_GB, shared_s_per_GB, tighten
-from ..forest.machine.routes import OwnRoutes
-from ..forest.trees import Forest, RootedTree, schedule_of
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
+from ..machine.routes import OwnRoutes
+from ..packing.trees import Forest, RootedTree, schedule_of
 from ..request import MAX_TRANSFERS, Request, check_size, segment_counts
 
 # Numbers of chains of equal shares that are offered besides the best shares: fewer chains take

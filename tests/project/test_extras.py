@@ -31,12 +31,14 @@ from topoplan.extras import (
     MODES,
     NAMES,
     NETWORKS,
+    NOTEBOOKS,
     OPTIONS,
     PLANS,
     PROCESS_GROUPS,
     RUNS,
     SCHEMAS,
     SOURCES,
+    WORDS,
     Extra,
     Names,
 )
@@ -50,6 +52,7 @@ from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.doctor.view import Check
 from topoplan.topo.errors import InputError, TopoplanError
+from topoplan.topo.notebook import Renderer
 
 
 def test_every_path_and_module_of_the_table_is_there() -> None:
@@ -80,6 +83,9 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     classes = Names(PROCESS_GROUPS)
     assert all(issubclass(TopoGroup, classes.find(name)) for name in classes.describe())
     parsers = probe.build_parser(), build_parser(), build_run_parser()
+    notebooks = Names(NOTEBOOKS)
+    assert all(isinstance(notebooks.find(name), Renderer) for name in notebooks.describe())
+    assert all(callable(Names(WORDS).find(name)) for name in Names(WORDS).describe())
     codecs = Names(CODECS)
     assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
