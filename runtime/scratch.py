@@ -79,12 +79,6 @@ class Budget:
             return given
         return max(_MIN_BUDGET_BYTES, _BUFFERS * self._largest_bytes)
 
-    @property
-    def held_bytes(self) -> int:
-        """The bytes that all arenas hold now."""
-        with self.lock:
-            return sum(arena.nbytes for arena in self.arenas)
-
     def note_buffer(self, nbytes: int) -> None:
         """Record the size of a buffer that a collective uses, for the default limit."""
         self._largest_bytes = max(self._largest_bytes, nbytes)

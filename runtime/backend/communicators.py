@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -24,7 +23,7 @@ from ..layers import Layer, SharedLayers, find_layer
 from ..option_names import ON_FAULTS
 from ..queues import ThreadQueue, make_queue
 from ..ranks.addresses import Addresses
-from ..ranks.groups import GroupMaker, make_group
+from ..ranks.groups import GroupMaker, PlainGroupMaker
 from ..ranks.set_up import end_past_waits, is_answering
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
@@ -253,8 +252,7 @@ class Communicators:
             raise ExecutionError(f"{what} goes by gloo, which {why_not}")
 
     def _make_maker(self, name: str, transport: str) -> GroupMaker:
-        return partial(
-            make_group,
+        return PlainGroupMaker(
             name,
             self.plans.ranks,
             transport,

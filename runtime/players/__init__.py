@@ -1,4 +1,1 @@
-"""Players of compiled programs: in order over gloo and NCCL, as messages come over MPI.
-
-MPI's own collectives have a player, too.
-"""
+"""The player of compiled programs over gloo and NCCL, and the local operations of all players."""

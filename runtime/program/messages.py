@@ -170,8 +170,8 @@ def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]
             before, beside = out[-1]
             if (
                 (before.buffer, beside.buffer) == (into.buffer, other.buffer)
-                and before.start + before.length == into.start
-                and beside.start + beside.length == other.start
+                and before.end == into.start
+                and beside.end == other.start
             ):
                 out[-1] = (
                     Span(into.buffer, before.start, before.length + into.length),

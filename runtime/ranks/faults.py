@@ -191,9 +191,7 @@ class Faults:
         self.rank = self.ranks[group.rank()]
         self.addresses = {self.ranks[number]: address for number, address in addresses.items()}
         self.find_mismatch: Callable[[], ExecutionError | None] = lambda: None
-        """Says, after a call has failed, which ranks are known to make other calls than the
-        rest.
-        """
+        """Says, after a call has failed, which ranks are known to make other calls than others."""
         self.set_timeout(timeout)
         self.topology: Topology | None = None
         """Has the names of links, for calls that have no topology of their own."""

@@ -7,8 +7,8 @@ pair of ranks that send to each other.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,32 +87,9 @@ def make_private_group(
     return private
 
 
-def find_members(group: dist.ProcessGroup | GroupMaker | None) -> list[int]:
-    """Return the global ranks of a group (None: of all), or of the group that a maker makes."""
-    if isinstance(group, partial):
-        return list(group.args[1])  # one of make_group_maker
-    return dist.get_process_group_ranks(group if isinstance(group, dist.ProcessGroup) else None)
-
-
-def find_store(group: dist.ProcessGroup | GroupMaker | None) -> tuple[Store, int | None]:
-    """Return the store in which the ranks of a new group meet, and this rank's number there.
-
-    The number is None in the default group's store, where it follows from the global rank.
-    """
-    given = group.keywords if isinstance(group, partial) else {}
-    store = given.get("store") or dist.distributed_c10d._get_default_store()
-    return store, given.get("number")
-
-
-def make_group(
-    name: str,
-    ranks: Sequence[int],
-    transport: str,
-    timeout: timedelta,
-    store: Store | None = None,
-    number: int | None = None,
-) -> dist.ProcessGroup:
-    """Make a plain group over `ranks`, in their order, without any other rank.
+@dataclass(frozen=True)
+class PlainGroupMaker:
+    """Makes a plain group over `ranks`, in their order, without any other rank; a GroupMaker.
 
     `name` is all that its ranks share. They meet in `store`, where this rank is `ranks[number]`;
     without `ranks` in the default group's, by the number there. torch's own functions cannot do
@@ -121,28 +98,54 @@ def make_group(
     GPU (nccl2 binds it unasked), they split the new group off it, for which NCCL needs all ranks of
     the default group.
     """
-    if store is None:
-        store = dist.distributed_c10d._get_default_store()
-    if number is None:
-        number = list(ranks).index(dist.get_rank())
-    store = PrefixStore(f"{name}/", store)
-    group = dist.ProcessGroup(store, number, len(ranks))
-    place = describe_place(store, number, len(ranks), timeout, name)
-    place.global_ranks_in_group = list(ranks)
-    kinds, is_nccl = dist.ProcessGroup.BackendType, transport.startswith("nccl")
-    group._set_default_backend(kinds.NCCL if is_nccl else kinds.GLOO)
-    if is_nccl:
-        gpu = torch.device("cuda", torch.cuda.current_device())
-        backend, devices = make_nccl(place, store, transport, gpu), ["cuda"]
-    else:
-        backend, devices = make_gloo(place, store), ["cpu", "cuda"]
-    for device in devices:
-        group._register_backend(
-            torch.device(device), kinds.NCCL if is_nccl else kinds.GLOO, backend
-        )
-    group._set_group_name(place.group_id)
-    _enter(group, name, ranks, transport, store)
-    return group
+
+    name: str
+    ranks: Sequence[int]
+    transport: str
+    store: Store | None = None
+    number: int | None = None
+
+    def __call__(self, timeout: timedelta) -> dist.ProcessGroup:
+        """Make the group."""
+        name, ranks, (whole, number) = self.name, self.ranks, find_store(self)
+        if number is None:
+            number = list(ranks).index(dist.get_rank())
+        store = PrefixStore(f"{name}/", whole)
+        group = dist.ProcessGroup(store, number, len(ranks))
+        place = describe_place(store, number, len(ranks), timeout, name)
+        place.global_ranks_in_group = list(ranks)
+        kinds, is_nccl = dist.ProcessGroup.BackendType, self.transport.startswith("nccl")
+        group._set_default_backend(kinds.NCCL if is_nccl else kinds.GLOO)
+        if is_nccl:
+            gpu = torch.device("cuda", torch.cuda.current_device())
+            backend, devices = make_nccl(place, store, self.transport, gpu), ["cuda"]
+        else:
+            backend, devices = make_gloo(place, store), ["cpu", "cuda"]
+        for device in devices:
+            group._register_backend(
+                torch.device(device), kinds.NCCL if is_nccl else kinds.GLOO, backend
+            )
+        group._set_group_name(place.group_id)
+        _enter(group, name, ranks, self.transport, store)
+        return group
+
+
+def find_members(group: dist.ProcessGroup | GroupMaker | None) -> list[int]:
+    """Return the global ranks of a group (None: of all), or of the group that a maker makes."""
+    if isinstance(group, PlainGroupMaker):
+        return list(group.ranks)
+    return dist.get_process_group_ranks(group if isinstance(group, dist.ProcessGroup) else None)
+
+
+def find_store(group: dist.ProcessGroup | GroupMaker | None) -> tuple[Store, int | None]:
+    """Return the store in which the ranks of a new group meet, and this rank's number there.
+
+    The number is None in the default group's store, where it follows from the global rank.
+    """
+    maker = group if isinstance(group, PlainGroupMaker) else None
+    if maker is None or maker.store is None:
+        return dist.distributed_c10d._get_default_store(), None
+    return maker.store, maker.number
 
 
 def _enter(
@@ -211,7 +214,7 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
     number = dist.distributed_c10d._get_default_store().add(
         f"{name}/groups/{dist.get_rank(group)}", 1
     )
-    return partial(make_group, f"{name}/{number}", ranks, _transport(group))
+    return PlainGroupMaker(f"{name}/{number}", ranks, _transport(group))
 
 
 def name_attempt() -> str:

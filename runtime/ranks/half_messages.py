@@ -98,7 +98,7 @@ class _Watch:
             is_due = times in (1, 2) or (times > 0 and times % _SELDOM == 0)
             if is_due and _is_closed(waiting.backend, peer):
                 for part in getattr(work, "works", (work,)):
-                    abort_wait(part)
+                    _abort_wait(part)
         return lasting
 
     def forget(self) -> None:
@@ -130,23 +130,21 @@ def check_arrived(work: Any) -> None:
         raise RuntimeError("the connection was closed in the middle of this message") from error
 
 
-def abort_wait(work: object) -> bool:
+def _abort_wait(work: object) -> None:
     """Make the wait for a message of gloo return False, now or when it begins.
 
-    Return False, and do nothing, if `work` is none of gloo's messages, or this torch is not as
-    expected. torch has no binding for that (2.9 to 2.15), so the method of C++ is called on the
-    object of C++, which pybind11 keeps behind the head of the Python object. It is known by its
-    table of virtual functions.
+    Do nothing if `work` is none of gloo's messages, or this torch is not as expected. torch has no
+    binding for that (2.9 to 2.15), so the method of C++ is called on the object of C++, which
+    pybind11 keeps behind the head of the Python object. It is known by its table of virtual
+    functions.
     """
     if not isinstance(work, dist.Work):
-        return False
+        return
     own = ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value
     table = None if own is None else ctypes.c_void_p.from_address(own).value
     abort = _find_aborts().get(table or 0)
-    if abort is None:
-        return False
-    abort(ctypes.c_void_p(own))
-    return True
+    if abort is not None:
+        abort(ctypes.c_void_p(own))
 
 
 @cache

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-# Environment variables in which launchers name the job.
-JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
-
 
 @dataclass(frozen=True)
 class Launcher:

@@ -23,8 +23,7 @@ def device_mesh(placement: Placement, device_type: str | None = None) -> DeviceM
     if dist.get_world_size() != len(placement.order):
         raise InputError(
             f"the placement is for {len(placement.order)} ranks, and {dist.get_world_size()} are "
-            "running; place a job of that "
-            "size"
+            "running; place a job of that size"
         )
     has_nccl = torch.cuda.is_available() and "nccl" in str(dist.get_backend_config())
     return DeviceMesh(

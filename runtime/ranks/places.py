@@ -94,9 +94,8 @@ def meeting(
     """Keep the launch's ranks in a process group inside the context.
 
     torchrun or topo-emulate started them; `init` makes the group of this rank, given the number of
-    ranks and the timeout. Raise InputError outside a launch, or if a process group
-    already exists, and ExecutionError if a rank does not come, dies, or does not answer within
-    `timeout_s`.
+    ranks and the timeout. Raise InputError outside a launch, or if a process group already exists,
+    and ExecutionError if a rank does not come, dies, or does not answer within `timeout_s`.
     """
     if not is_rank():
         raise InputError(
@@ -120,8 +119,7 @@ def meeting(
     except RuntimeError as error:
         raise ExecutionError(
             f"rank {rank}, {ranks_met.doing}: a rank has died or does not answer within "
-            f"{timeout_s:g} s "
-            f"({first_line(error)})"
+            f"{timeout_s:g} s ({first_line(error)})"
         ) from error
     finally:
         if dist.is_initialized():

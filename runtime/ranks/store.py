@@ -50,21 +50,11 @@ def take(
     Raise RuntimeError if that takes longer than `timeout` or `stop` is set. `look` is called every
     second meanwhile, to end the wait by an exception of its own.
     """
-    stop = stop or threading.Event()
-    deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
-    next_look = time.monotonic() + _LOOK_S
-    # `Store.wait` would occupy the connection all that time: other threads could not use it.
-    while not store.check([key]):
-        if time.monotonic() > next_look:
-            look()
-            next_look = time.monotonic() + _LOOK_S
-        if stop.wait(pause_s):
-            raise RuntimeError("the group was shut down")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
-    return json.loads(zlib.decompress(data))
+    for _ in _poll(timeout, look, stop=stop):
+        if store.check([key]):
+            data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
+            return json.loads(zlib.decompress(data))
+    raise RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
 
 
 def poll_store(
@@ -75,11 +65,12 @@ def poll_store(
 ) -> None:
     """Wait until all keys are in a store, and call `note` with the place of each that is.
 
-    `Store.wait` would keep the connection from other threads. Raise RuntimeError at `timeout`.
+    Raise RuntimeError at `timeout`.
     """
-    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
-    missing, next_look = list(range(len(keys))), began + _LOOK_S
-    while missing:
+    if not keys:
+        return
+    missing, next_look = list(range(len(keys))), time.monotonic() + _LOOK_S
+    for _ in _poll(timeout):
         came = missing if store.check([keys[place] for place in missing]) else []
         now = time.monotonic()
         if not came and now > next_look:  # one by one only where some are late
@@ -87,11 +78,36 @@ def poll_store(
         for place in came:
             note(place)
         missing = [place for place in missing if place not in set(came)]
-        if missing and now - began > timeout.total_seconds():
-            raise RuntimeError(f"not all ranks came within {timeout.total_seconds():g} s")
-        if missing:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if not missing:
+            return
+    raise RuntimeError(f"not all ranks came within {timeout.total_seconds():g} s")
+
+
+def _poll(
+    timeout: timedelta,
+    look: Callable[[], object] = lambda: None,
+    look_every_s: float = _LOOK_S,
+    stop: threading.Event | None = None,
+) -> Iterator[None]:
+    """Yield for each poll of a store until `timeout`, and call `look` now and then.
+
+    `Store.wait` would occupy the connection all that time: other threads could not use it. Raise
+    RuntimeError if `stop` is set.
+    """
+    stop = stop or threading.Event()
+    deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
+    next_look = time.monotonic() + look_every_s
+    while True:
+        yield
+        now = time.monotonic()
+        if now > deadline:
+            return
+        if now > next_look:
+            look()
+            next_look = time.monotonic() + look_every_s
+        if stop.wait(pause_s):
+            raise RuntimeError("the group was shut down")
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class StoreClient:
@@ -140,8 +156,8 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
     except RuntimeError as error:
         raise ExecutionError(
             f"rank {rank} of a group of {ranks}: not all ranks came within "
-            f"{timeout.total_seconds():g} s; are all of them "
-            "running, and can they reach the store at MASTER_ADDR?"
+            f"{timeout.total_seconds():g} s; are all of them running, and can they reach the store "
+            "at MASTER_ADDR?"
         ) from error
 
 
@@ -176,7 +192,7 @@ def _name_attempt(
     store.set("attempt", name)
     absent, failure = list(keys), ""
     try:
-        for _ in _poll(timeout, partial(look, absent)):
+        for _ in _poll(timeout, partial(look, absent), _LOOK_S / 4):
             absent[:] = [other for other in absent if not store.check([keys[other]])]
             if not absent:
                 return name
@@ -201,7 +217,7 @@ def _learn_attempt(
     look: Callable[[list[int]], object],
 ) -> str:
     """Return the attempt's name: the one in which rank 0 confirmed this rank's own, unique name."""
-    for _ in _poll(timeout, partial(look, [0])):
+    for _ in _poll(timeout, partial(look, [0]), _LOOK_S / 4):
         if not store.check(["attempt"]):
             continue
         attempt = store.get("attempt").decode()
@@ -214,16 +230,3 @@ def _learn_attempt(
                 raise RuntimeError(failure.decode())
             return attempt
     raise RuntimeError(f"rank 0 did not confirm this rank within {timeout.total_seconds():g} s")
-
-
-def _poll(timeout: timedelta, look: Callable[[], object]) -> Iterator[None]:
-    """Yield for each poll of the store until `timeout`, and call `look` a few times a second."""
-    deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
-    next_look = time.monotonic() + _LOOK_S / 4
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if time.monotonic() > next_look:
-            look()
-            next_look = time.monotonic() + _LOOK_S / 4

@@ -14,12 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from .addresses import Addresses
 from .control import Control
 from .faults import Faults
-from .groups import (
-    GroupMaker,
-    device_of,
-    leave_tables,
-    make_group,
-)
+from .groups import GroupMaker, PlainGroupMaker, device_of, leave_tables
 from .links import AUTO, OVER_GLOO, Links, check_transport, connect, find_named
 from .set_up import make_private
 
@@ -97,8 +92,7 @@ class Transport:
         kind = kind or str(dist.distributed_c10d._world.pg_map[self.group][0])
         self._narrowed[tuple(numbers)] += 1  # the same on all of these ranks
         spelled = "-".join(map(str, numbers))
-        make = partial(
-            make_group,
+        make = PlainGroupMaker(
             f"{self.group.group_name}/{spelled}/{self._narrowed[tuple(numbers)]}",
             [dist.get_global_rank(self.group, number) for number in numbers],
             kind,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from ranks.checks import MEANS, SUMS, always_stock, refused, same_everywhere, total
-from topoplan import Communicator
+from topoplan import Communicator, Transport
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.int32, torch.int64, torch.uint8, torch.int8)
@@ -159,6 +161,21 @@ def all_others(plans: dict[str, str]) -> None:
         assert torch.equal(out, torch.cat([row[own] for row in long]))
     with refused("do not fit together"):
         by_name["allgather"].allgather(torch.zeros(7), torch.zeros(2))
+
+
+def in_a_group_of_the_users_maker(plan: str) -> None:
+    """Run over the group that a function of the user's makes, one with arguments bound to it."""
+
+    def make(name: str, timeout: timedelta) -> dist.ProcessGroup:
+        group = dist.new_group(timeout=timeout, group_desc=name)
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+    transport = Transport(partial(make, "mine"), timedelta(seconds=60))
+    ones = torch.ones(1000)
+    Communicator(plan, transport, choose="plan").allreduce(ones)
+    assert transport.group.group_desc == "mine"
+    assert (ones == dist.get_world_size()).all()
 
 
 def sums_of_ranks(path: str) -> None:

@@ -27,6 +27,10 @@ def test_dtypes_operators_shapes_and_lengths(plans: Plans) -> None:
     run_ranks(collectives.dtypes_and_shapes, 3, plans("ring:3"))
 
 
+def test_a_maker_of_the_users_may_have_arguments_bound_to_it(plans: Plans) -> None:
+    run_ranks(collectives.in_a_group_of_the_users_maker, 2, plans("ring:2"))
+
+
 def test_all_ranks_end_with_the_same_bits(plans: Plans) -> None:
     run_ranks(collectives.same_bits, 3, [plans("path:3"), plans("switch:3")])
 

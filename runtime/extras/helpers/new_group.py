@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ...backend.base_group import BaseGroup
 from ...backend.options import BackendOptions, Plans, backend_options
 from ...codec import find_codec
 from ...option_names import REPLAN
-from ...ranks.groups import make_group, uses_nccl
+from ...ranks.groups import PlainGroupMaker, uses_nccl
 from ...ranks.store import find_client, take
 from ...ranks.transport import Transport
 from ...register import register
@@ -151,7 +150,7 @@ def _connect(
     """Connect members and helpers, and begin to serve on a helper. Collective over both."""
     participants = sorted((*launch.members, *launch.helpers))
     kind = "nccl" if launch.device == "cuda" else "gloo"
-    make = partial(make_group, name, participants, kind)
+    make = PlainGroupMaker(name, participants, kind)
     transport = Transport(make, timeout, options.transport, labels=participants)
     if isinstance(group, BaseGroup):
         group.planned.attach(launch.device, Announcer(transport, launch.members, launch.helpers))

@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import Future
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ....synth.extras.joint.plan import JointPlan
-from ...ranks.groups import make_group, name_attempt
+from ...ranks.groups import PlainGroupMaker, name_attempt
 from ...ranks.store import find_client, may_outlive_ranks
 from ...ranks.transport import Transport
 from .groups import JointGroups
@@ -93,7 +92,7 @@ def _race(
                 _MEETING_S,
             )
         return None
-    make = partial(make_group, f"topoplan/joint/{name}", range(ranks), "gloo", store=store)
+    make = PlainGroupMaker(f"topoplan/joint/{name}", range(ranks), "gloo", store)
     transport = Transport(make, timeout, "auto")
     groups = JointGroups(joint, transport, timeout, "race", executor=executor, cache=cache)
     scratch = {

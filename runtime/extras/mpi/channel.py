@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from ....synth.ir.collective import Collective
 from ....topo.errors import InputError
-from ...ranks.launchers import JOBS
-from .library import describe_mpi, load_mpi
+from .library import describe_mpi, load_mpi, name_job
 
 # Tags needed: a message's number between two ranks takes 16 bits.
 _MIN_TAGS = 1 << 16
@@ -43,13 +42,7 @@ class MpiRank:
 def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
     """Return this process as an MPI rank; raise InputError without MPI."""
     world = load_mpi().COMM_WORLD
-    return MpiRank(
-        world.rank,
-        world.size,
-        next((os.environ[key] for key in JOBS if key in os.environ), ""),
-        host,
-        cores,
-    )
+    return MpiRank(world.rank, world.size, name_job(), host, cores)
 
 
 class MpiChannel:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....topo.errors import ExecutionError, InputError
-from ...ranks.launchers import JOBS, Launcher, find_launcher
-from .library import describe_mpi, load_mpi
+from ...ranks.launchers import Launcher, find_launcher
+from .library import describe_mpi, load_mpi, name_job
 
 # More ranks than people wire to each other; mpirun answers look-ups of names one by one.
 _MAX_NAMED_RANKS = 256
@@ -79,7 +79,7 @@ def _meet_by_names(mpi: Any, launcher: Launcher) -> _Meeting | None:
     own, on_host = (int(os.environ[name]) for name in names)
     if on_host == world.size:
         return None
-    job = next((os.environ[key] for key in JOBS if key in os.environ), "")
+    job = name_job()
     host = mpi.Get_processor_name()
     try:
         mpi.Publish_name(f"topoplan/{job}/{world.rank}", host)

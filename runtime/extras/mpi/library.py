@@ -1,6 +1,7 @@
 """Load MPI through mpi4py and describe it, with one clear line if it cannot be used."""
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from ....topo.errors import InputError
 
 _MPICHS = "libmpi.so.12"
+# Environment variables in which launchers name the job.
+_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
 _HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip install 'topoplan[mpi]'"
 
 
@@ -39,6 +42,11 @@ def load_mpi() -> Any:
             "MPI_THREAD_SERIALIZED or more (mpi4py does, unless mpi4py.rc says otherwise)"
         )
     return MPI
+
+
+def name_job() -> str:
+    """Return the name that the launcher gave the job of this process, "" if it gave none."""
+    return next((os.environ[key] for key in _JOBS if key in os.environ), "")
 
 
 def describe_mpi() -> str:
