@@ -21,7 +21,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...synth.demands.demands import Demands
-from ...synth.ir.collective import Collective
+from ...synth.ir.collective import Collective, spell_ranks
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo import errors
@@ -177,12 +177,37 @@ class PlanFinder:
         if self._auto:
             self._find_machine(device)
 
+    def are_numbered_by_launch(self) -> bool:
+        """Return whether plans number this group's ranks as the launch does; rank 0 knows.
+
+        Collective, through the store.
+        """
+        key = "numbered-by-launch"
+        try:
+            if self.rank == 0:
+                try:
+                    source = None if self._auto else self._open_source()
+                except TopoplanError:  # which the search for a plan raises, on all ranks
+                    source = None
+                is_source = isinstance(source, PlanFiles) and source.has_members(self.seats)
+                put(self.store, key, {"answer": is_source})
+            answer = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
+        except RuntimeError as error:
+            what = "finding out how plans number the ranks"
+            raise explain_set_up(self.ranks, what, error, self.timeout, self.addresses) from error
+        return bool(answer["answer"])
+
     def find_by(
-        self, exchange: Callable[[object], list[Any]], name: str, root: int | None
+        self,
+        exchange: Callable[[object], list[Any]],
+        name: str,
+        root: int | None,
+        labels: Sequence[int],
     ) -> Plan | None:
         """Return the plan for a collective on CPU tensors like `find`, but without the store.
 
-        `exchange` gives all ranks the values of all, by rank. Plans never race together.
+        `exchange` gives all ranks the values of all, by rank, which have the numbers `labels` in
+        plans. Plans never race together.
         """
         answer: dict[str, Any] | None = None
         if self.rank == 0:
@@ -191,10 +216,11 @@ class PlanFinder:
             plan, answer = self._make_answer(
                 Collective(name, len(self.ranks), root), machine, lambda: time.monotonic() > ends
             )
-            if plan is not None and not plan.collective.has_all_gpus:
+            if plan is not None and list(plan.collective.members) != list(labels):
                 message = (
-                    f"on_fault='replan': the plan for {plan.collective} is for some of the GPUs of "
-                    f"{plan.topology.name!r}, and cannot go on; name the topology instead"
+                    f"the plan for {plan.collective} on {plan.topology.name!r}: calls that go on "
+                    f"after a lost link share connections, and other plans of this group number "
+                    f"its ranks {spell_ranks(labels)}; name plans for all its collectives that do"
                 )
                 answer = {"error": "InputError", "message": message}
         return self._read_answer(exchange(answer)[0], name)
@@ -341,20 +367,18 @@ class PlanFinder:
 
     def _pick_named(self, wanted: Collective, is_over: Callable[[], bool]) -> Plan | None:
         """Return the user's plan for a collective; None if none fits a subgroup."""
-        with self._reads_source:
-            if self._source is None:
-                self._source = _read_source(self.options.plans)
+        source = self._open_source()
         if self.is_remade:
-            return self._pick_spare(wanted, self._source, is_over)
+            return self._pick_spare(wanted, source, is_over)
         helped = None if wanted.has_all_gpus else self.options.helped
-        if isinstance(self._source, PlanFiles):
+        if isinstance(source, PlanFiles):
             if isinstance(wanted, Demands):  # files say nothing of a rank's part for itself
                 return None
-            plan = self._source.find(wanted, strict=self.whole, ranks=self.ranks)
+            plan = source.find(wanted, strict=self.whole, ranks=self.ranks)
             if plan is not None and helped is not None:
                 _check_launch(plan.topology, helped)
             return plan
-        machine = self._source
+        machine = source
         if helped is not None:
             _check_launch(machine, helped)
             return self._synthesize(wanted, machine, is_over)
@@ -368,6 +392,12 @@ class PlanFinder:
         from ..ranks.places import restrict
 
         return self._synthesize(wanted, restrict(machine, self.ranks), is_over)
+
+    def _open_source(self) -> PlanFiles | Topology:
+        with self._reads_source:
+            if self._source is None:
+                self._source = _read_source(self.options.plans)
+            return self._source
 
     def _pick_spare(
         self, wanted: Collective, source: PlanFiles | Topology, is_over: Callable[[], bool]

@@ -335,7 +335,7 @@ class TopoGroup(BaseGroup):
         stock = partial(self.plain.alltoall_base, output, input, *splits, opts, **more)
         is_other = bool(more) or not isinstance(opts, AllToAllOptions)
         if self.options.expected_splits and not (
-            is_other or self.options.even_alltoall or self.options.layer or self.options.helped
+            is_other or self.options.even_alltoall or self.options.layers or self.options.helped
         ):
             return self._call_uneven(output, input, splits, opts, stock)
         if is_other or not self.options.even_alltoall:

@@ -203,8 +203,7 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
             assert torch.equal(x, wanted.float())
             assert future.wait() == wanted.float().sum()
         check_others(rank, size, number)
-        assert group.planned.layer is not None
-        histories.append(list(group.planned.layer.history))
+        histories.append(group.planned.recoveries)
     end()
     return histories
 
@@ -326,10 +325,10 @@ def a_rank_ends(path: str) -> str:
 def what_cannot_go_on_is_refused(path: str) -> None:
     with refused("on_fault='later': expected one of raise, replan"):
         Communicator(path, on_fault="later")
-    with refused("on_fault='replan': the communicator needs connections of its own"):
+    with refused("on_fault='replan' excludes a Transport that others share: calls need conn"):
         Communicator(path, Transport(None, patience.deadline(20)), on_fault="replan")
     options = topoplan.backend_options(on_fault="replan")
-    with refused("on_fault='replan': groups with helpers cannot go on after a fault"):
+    with refused("on_fault='replan' excludes groups with helpers: these take part in calls alone"):
         topoplan.new_group([0, 1], options=options)
     os.environ["TOPOPLAN_ON_FAULT"] = "sometimes"
     with refused("TOPOPLAN_ON_FAULT='sometimes': expected one of raise, replan"):
