@@ -13,6 +13,7 @@ from topoplan.synth.ir.schedule import Schedule
 
 SUMS = dist.ReduceOp.SUM
 MEANS = dist.ReduceOp.AVG
+CHECKED_NUMEL = 60_000
 # As torch names them of late, and before.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -54,3 +55,41 @@ def normal(rank: int, numel: int, dtype: torch.dtype = torch.float32) -> torch.T
 def total(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Return the sum of tensors."""
     return torch.stack(tensors).sum(0)
+
+
+def check_call(
+    communicator: topoplan.Communicator, name: str, rank: int, size: int, number: int
+) -> None:
+    """Make the call of a communicator's plan once, and check the result."""
+
+    def part(of: int) -> torch.Tensor:
+        return torch.arange(CHECKED_NUMEL, dtype=torch.float32) + 100 * of + number
+
+    mine, root = part(rank), communicator.plan.collective.root
+    every = torch.cat([part(other) for other in range(size)])
+    total = every.view(size, -1).sum(0)
+    out = torch.empty(CHECKED_NUMEL)
+    if name == "allreduce":
+        communicator.allreduce(mine, dist.ReduceOp.AVG)
+        assert torch.equal(mine, total / size)
+    elif name == "broadcast":
+        communicator.broadcast(mine)
+        assert root is not None
+        assert torch.equal(mine, part(root))
+    elif name == "reduce":
+        communicator.reduce(mine)
+        assert rank != root or torch.equal(mine, total)
+    elif name == "allgather":
+        gathered = torch.empty(size * CHECKED_NUMEL)
+        communicator.allgather(gathered, mine)
+        assert torch.equal(gathered, every)
+        assert torch.equal(mine, part(rank))
+    elif name == "reduce-scatter":
+        given = torch.cat([part(rank)] * size)
+        communicator.reduce_scatter(out, given)
+        assert torch.equal(out, total)
+        assert torch.equal(given, torch.cat([part(rank)] * size))
+    else:
+        received = torch.empty(size * CHECKED_NUMEL)
+        communicator.alltoall(received, torch.cat([part(rank)] * size))
+        assert torch.equal(received, every)

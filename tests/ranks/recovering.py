@@ -19,7 +19,8 @@ from rank_process import Events, leave
 from reports import tell
 
 import topoplan
-from ranks.checks import refused
+from ranks.checks import CHECKED_NUMEL as _NUMEL
+from ranks.checks import check_call, refused
 from ranks.topo_backend import end, start
 from topoplan import Communicator
 from topoplan.cli import run
@@ -33,7 +34,6 @@ from topoplan.runtime.ranks.transport import Transport
 
 # The connections that a communicator watches have this timeout.
 _USER_TIMEOUT, _WATCHED_MS = socket.TCP_USER_TIMEOUT, 3000
-_NUMEL = 60_000
 
 
 def list_watched() -> dict[str, int]:
@@ -268,40 +268,6 @@ def check_others(rank: int, size: int, number: int) -> None:
         dist.reduce_scatter_tensor(part, torch.arange(500.0 * size))
         assert torch.equal(part, size * (torch.arange(500.0) + 500 * rank))
     dist.barrier()
-
-
-def check_call(communicator: Communicator, name: str, rank: int, size: int, number: int) -> None:
-    def part(of: int) -> torch.Tensor:
-        return torch.arange(_NUMEL, dtype=torch.float32) + 100 * of + number
-
-    mine, root = part(rank), communicator.plan.collective.root
-    every = torch.cat([part(other) for other in range(size)])
-    total = every.view(size, -1).sum(0)
-    out = torch.empty(_NUMEL)
-    if name == "allreduce":
-        communicator.allreduce(mine, dist.ReduceOp.AVG)
-        assert torch.equal(mine, total / size)
-    elif name == "broadcast":
-        communicator.broadcast(mine)
-        assert root is not None
-        assert torch.equal(mine, part(root))
-    elif name == "reduce":
-        communicator.reduce(mine)
-        assert rank != root or torch.equal(mine, total)
-    elif name == "allgather":
-        gathered = torch.empty(size * _NUMEL)
-        communicator.allgather(gathered, mine)
-        assert torch.equal(gathered, every)
-        assert torch.equal(mine, part(rank))
-    elif name == "reduce-scatter":
-        given = torch.cat([part(rank)] * size)
-        communicator.reduce_scatter(out, given)
-        assert torch.equal(out, total)
-        assert torch.equal(given, torch.cat([part(rank)] * size))
-    else:
-        received = torch.empty(size * _NUMEL)
-        communicator.alltoall(received, torch.cat([part(rank)] * size))
-        assert torch.equal(received, every)
 
 
 def a_rank_ends(path: str) -> str:

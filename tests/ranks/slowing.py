@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from reports import tell
 
-from ranks.checks import refused
-from ranks.recovering import check_call
+from ranks.checks import check_call, refused
 from topoplan import Communicator
 from topoplan.runtime.ranks.transport import Transport
 
