@@ -120,13 +120,11 @@ class BaseGroup(GroupLifetime):
             for device, backend in others.items()
             if backend != self.transports.get(device, backend)
         }
-        if self.options.layer:
+        for layer in self.options.layers[-1:]:
             links = NcclLinks if self.transports["cuda"] == "nccl" else Links
-            why = (
-                find_layer(self.options.layer).why_not(links) or "only calls on CPUs go through it"
-            )
-            spelled = self.options.policy.spell_layer(self.options.layer)
-            self._refused.setdefault("cuda", f"{spelled}: {why}")
+            why = find_layer(layer).why_not(links) or "tensors on cuda: only CPUs' go through it"
+            spelled = self.options.policy.spell_layer(layer)
+            self._refused.setdefault("cuda", f"{spelled} excludes {why}")
 
     # Running
 
@@ -209,7 +207,7 @@ class BaseGroup(GroupLifetime):
 
         If it `is_first` of the size, ranks compare their calls before.
         """
-        if is_first and self.options.layer:
+        if is_first and not self.options.leaves_stock:
             self._compare(call.what, number)
         elif is_first:
             self.check.wait_until_same(number)
@@ -226,7 +224,7 @@ class BaseGroup(GroupLifetime):
 
     def _compare(self, what: str, number: int) -> None:
         """Raise ExecutionError unless all ranks make the same call; without the store."""
-        calls = [str(call) for call in self.planned.open_layer().exchange(what)]
+        calls = [str(call) for call in self.planned.open_layers().exchange(what)]
         self.check.compare(number, calls)
 
     def _call_together(

@@ -14,8 +14,8 @@ from ...synth.plan import Plan
 from ...topo.errors import InputError
 from .. import environment
 from ..environment import heed_log_level, read, read_yes
-from ..layers import find_layer
-from ..option_names import MODES, SAME_BITS
+from ..layers import find_layer, refuse
+from ..option_names import MODES, ON_SLOWS, SAME_BITS
 from ..policy import ChooseMode, Policy, make_policy
 from ..ranks.links import check_transport, find_kind
 
@@ -43,10 +43,13 @@ class BackendOptions:
     scope: Scope | None = None
     expected_splits: tuple[Any, ...] = ()
 
+    leaves_stock: bool = True
+    """Whether stock collectives may run beside plans; else all calls go through layers."""
+
     @property
-    def layer(self) -> str | None:
-        """The option that asks for a layer around all calls on CPU tensors, None without one."""
-        return None if self.off else next(iter(self.policy.layers), None)
+    def layers(self) -> tuple[str, ...]:
+        """The options that ask for layers around plans' calls on CPU tensors, innermost first."""
+        return () if self.off else self.policy.layers
 
     @property
     def off(self) -> bool:
@@ -73,6 +76,7 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     helpers: Helpers | None = None,
     on_fault: str | None = None,
     expected_splits: Sequence[Any] | None = None,
+    on_slow: str = ON_SLOWS[0],
     *,
     policy: Policy | None = None,
 ) -> Any:
@@ -119,8 +123,9 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     - `on_fault` (TOPOPLAN_ON_FAULT, raise): as for Communicator. With `replan`, all collectives on
       CPU tensors that plans can carry out, of any size, go on after a lost link, and so do barrier,
       gather and scatter; the stock collectives, which could not, take no part in races.
+    - `on_slow`: as for Communicator, for calls on CPU tensors by plans.
     - `policy`: `choose`, `time_limit_s`, `cache`, `least_bytes`, `compress`, `scratch`, `executor`,
-      `helpers` and `on_fault` at once, in place of them.
+      `helpers`, `on_fault` and `on_slow` at once, in place of them.
 
     All ranks use rank 0's plans; the other options must be the same on all ranks. Raise InputError
     if an option is invalid or contradicts another one.
@@ -140,6 +145,7 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
         executor=executor,
         helpers=helpers,
         on_fault=on_fault,
+        on_slow=on_slow,
     )
     if are_plans_off():
         plans = OFF
@@ -148,13 +154,10 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     if policy.keeps_bits and plans in _OFF_NAMES:
         raise bits_without_plans()
     transport = check_transport(transport)
-    for layer in () if plans in _OFF_NAMES else policy.layers:
-        kind = find_layer(layer)
+    kinds = {} if plans in _OFF_NAMES else {name: find_layer(name) for name in policy.layers}
+    for name, kind in kinds.items():
         why_not = kind.why_no_group or kind.why_not(find_kind(transport))
-        if why_not is None and layer != policy.layers[0]:
-            why_not = f"all calls of a group go through one layer, {policy.layers[0]} here"
-        if why_not is not None:
-            raise InputError(f"{policy.spell_layer(layer)}: {why_not}")
+        refuse(policy.spell_layer(name), why_not)
     return BackendOptions(
         plans=plans,
         policy=policy,
@@ -167,6 +170,7 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
             if expected_splits is None
             else Names(OPTIONS).find("expected_splits")(expected_splits)
         ),
+        leaves_stock=all(kind.leaves_stock for kind in kinds.values()),
     )
 
 

@@ -94,6 +94,10 @@ class PlanFiles:
             )
         return self.load(exact[0]) if exact else None
 
+    def has_members(self, gpus: Sequence[int]) -> bool:
+        """Return whether a plan is for these GPUs of a whole machine."""
+        return any(entry.members == tuple(gpus) for entry in self.entries)
+
     def find_set(self, plan: Plan) -> PlanSet | None:
         """Return the plans that share a file with one returned by `find`, None without such."""
         for plan_set in self._sets.values():

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from ...synth.demands.demands import Demands
-from ...synth.ir.collective import Collective
+from ...synth.ir.collective import Collective, spell_ranks
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo import errors
@@ -148,16 +148,20 @@ class PlanFinder:
                 raise ExecutionError(
                     "the process group was shut down during the search for a plan"
                 ) from error
-            raise explain_failure(
-                self.ranks[self.rank],
-                self.ranks,
-                f"finding a plan for {name}",
-                error,
-                self.timeout,
-                self._addresses,
-                is_store_gone=False,
-            ) from error
+            raise self._explain(f"finding a plan for {name}", error) from error
         return self._read_answer(answer, name)
+
+    def _explain(self, what: str, error: Exception) -> ExecutionError:
+        """Return the error to raise after `what` failed; see `explain_failure`."""
+        return explain_failure(
+            self.ranks[self.rank],
+            self.ranks,
+            what,
+            error,
+            self.timeout,
+            self._addresses,
+            is_store_gone=False,
+        )
 
     def meet(self, device: torch.device) -> None:
         """Find the machine that `find_by` needs later, when the store may be out of reach.
@@ -167,12 +171,36 @@ class PlanFinder:
         if self._auto:
             self._find_machine(device)
 
+    def are_numbered_by_launch(self) -> bool:
+        """Return whether plans number this group's ranks as the launch does; rank 0 knows.
+
+        Collective, through the store.
+        """
+        key = "numbered-by-launch"
+        try:
+            if self.rank == 0:
+                try:
+                    source = None if self._auto else self._open_source()
+                except TopoplanError:  # which the search for a plan raises, on all ranks
+                    source = None
+                is_source = isinstance(source, PlanFiles) and source.has_members(self.scope.seats)
+                put(self.store, key, {"answer": is_source})
+            answer = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
+        except RuntimeError as error:
+            raise self._explain("finding out how plans number the ranks", error) from error
+        return bool(answer["answer"])
+
     def find_by(
-        self, exchange: Callable[[object], list[Any]], name: str, root: int | None
+        self,
+        exchange: Callable[[object], list[Any]],
+        name: str,
+        root: int | None,
+        labels: Sequence[int],
     ) -> Plan | None:
         """Return the plan for a collective on CPU tensors like `find`, but without the store.
 
-        `exchange` gives all ranks the values of all, by rank. Plans never race together.
+        `exchange` gives all ranks the values of all, by rank, which have the numbers `labels` in
+        plans. Plans never race together.
         """
         answer: dict[str, Any] | None = None
         if self.rank == 0:
@@ -181,10 +209,11 @@ class PlanFinder:
             plan, answer = self._make_answer(
                 self.scope.describe(name, root, "cpu"), machine, lambda: time.monotonic() > ends
             )
-            if plan is not None and not plan.collective.has_all_gpus:
+            if plan is not None and list(plan.collective.members) != list(labels):
                 message = (
-                    f"on_fault='replan': the plan for {plan.collective} is for some of the GPUs of "
-                    f"{plan.topology.name!r}, and cannot go on; name the topology instead"
+                    f"the plan for {plan.collective} on {plan.topology.name!r}: calls that go on "
+                    f"after a lost link share connections, and other plans of this group number "
+                    f"its ranks {spell_ranks(labels)}; name plans for all its collectives that do"
                 )
                 answer = {"error": "InputError", "message": message}
         return self._read_answer(exchange(answer)[0], name)
@@ -317,11 +346,14 @@ class PlanFinder:
 
     def _pick_named(self, wanted: Collective, is_over: Callable[[], bool]) -> Plan | None:
         """Return the user's plan for a collective; None if none fits a subgroup."""
+        picked = self.scope.pick(self._open_source(), wanted)
+        return self._synthesize(wanted, picked, is_over) if isinstance(picked, Topology) else picked
+
+    def _open_source(self) -> PlanFiles | Topology:
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
-        picked = self.scope.pick(self._source, wanted)
-        return self._synthesize(wanted, picked, is_over) if isinstance(picked, Topology) else picked
+            return self._source
 
 
 class Preparation:

@@ -10,7 +10,7 @@ from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ..ir.collective import Collective
 from ..plan import Plan, Spare
-from .synthesize import synthesize
+from .groups import synthesize_any
 
 # The allowance of work for one spare, in seconds.
 _MIN_S, _MAX_S = 1.0, 10.0
@@ -67,11 +67,13 @@ def plan_without(
 ) -> Plan:
     """Return a plan for a topology without some links, and without pairs of ranks.
 
-    Raise InfeasibleError if there is none.
+    If the collective is for some of its GPUs, no others help. Raise InfeasibleError if there is
+    none.
     """
     left = without_links(topology, links)
-    return synthesize(
+    return synthesize_any(
         collective,
+        (),
         left,
         time_limit_s=seconds,
         router=ReachedRouter(left, unreached),

@@ -32,9 +32,9 @@ def watched_calls_are_right(paths: dict[str, str]) -> None:
 def what_cannot_be_followed_is_refused(path: str) -> None:
     with refused("on_slow='later': expected one of warn, replan"):
         Communicator(path, on_slow="later")
-    with refused("on_slow='replan': the communicator needs connections of its own"):
+    with refused("on_slow='replan' excludes a Transport that others share: calls need conn"):
         Communicator(path, Transport(None, patience.deadline(20)), on_slow="replan")
-    with refused("on_slow='replan' changes schedules, which choose='same-bits' decides on"):
+    with refused("on_slow='replan' excludes choose='same-bits': a plan for slow links adds in an"):
         Communicator(path, choose="same-bits", on_slow="replan")
 
 

@@ -19,8 +19,8 @@ from ....topo.errors import InputError, TopoplanError
 from ...backend import NAME
 from ...backend.base_group import BaseGroup
 from ...backend.options import BackendOptions, Plans, backend_options
-from ...codec import find_codec
-from ...option_names import REPLAN
+from ...codec import Codec, find_codec
+from ...layers import refuse
 from ...ranks.groups import PlainGroupMaker, uses_nccl
 from ...ranks.store import find_client, take
 from ...ranks.transport import Transport
@@ -70,11 +70,9 @@ def new_group(
     )
     if options.policy.keeps_bits or options.off:
         helping = ()
-    if helping and options.layer:
-        raise InputError(
-            f"{options.layer}={REPLAN!r}: groups with helpers cannot go on after a "
-            f"fault; pass helpers={NONE!r}, or leave it out"
-        )
+    for layer in options.layers if helping else ():
+        why = "groups with helpers: these take part in calls alone; pass helpers='none'"
+        refuse(options.policy.spell_layer(layer), why)
     timeout, name = timeout or _TIMEOUT, f"topoplan/help/{next(_numbers)}"
     if not helping:
         return dist.new_group(list(members), timeout=timeout, backend=NAME, pg_options=options)
@@ -156,12 +154,12 @@ def _connect(
         group.planned.attach(launch.device, Announcer(transport, launch.members, launch.helpers))
         return
     transport.outlive_default_group()
-    codec = None if options.policy.compress is None else find_codec(options.policy.compress)
 
-    def take_plan(number: int) -> Plan:
-        plan = take(transport.faults.store, f"plan/{number}", timeout)
-        return Plan.loads(json.dumps(plan), "the members' plan")
+    def take_plan(number: int) -> tuple[Plan, Codec | None]:
+        given = take(transport.faults.store, f"plan/{number}", timeout)
+        codec = None if given["compress"] is None else find_codec(given["compress"])
+        return Plan.loads(json.dumps(given["plan"]), "the members' plan"), codec
 
-    service = Service(transport, launch.members, take_plan, codec)
+    service = Service(transport, launch.members, take_plan)
     _services.append(service)
     service.start()

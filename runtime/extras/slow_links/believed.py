@@ -32,11 +32,12 @@ def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
 
     Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
     """
-    from ....synth.planner.synthesize import synthesize  # which only the rank that plans needs
+    from ....synth.planner.groups import synthesize_any  # which only the rank that plans needs
 
     topology = slow_down(plan.topology, factors)
-    new = synthesize(
+    new = synthesize_any(
         plan.collective,
+        (),
         topology,
         time_limit_s=_PLAN_S + _PLAN_S_PER_RANK * plan.collective.ranks,
         router=SameRoutes(plan.router, topology),
@@ -63,12 +64,18 @@ class SameRoutes(Router):
 
     def before_each(self, start: str) -> Mapping[str, str]:
         """Return the devices before each, by the other router's routes."""
-        return self._router.before_each(start)
+        before, here = self._router.before_each(start), self.topology.by_id
+        return {x: near for x, near in before.items() if x in here and near in here}
 
     def on(self, topology: Topology) -> Router:
-        """Return the router of another topology: the same routes if it has the same links."""
+        """Return the router of another topology: the same routes if it has the same links.
+
+        Links to GPUs that it lacks may be missing.
+        """
         if topology == self.topology:
             return self
-        if topology.capacity_GBps.keys() == self.topology.capacity_GBps.keys():
+        lacking = {*self.topology.ranks} - {*topology.ranks}
+        expected = {link for link in self.topology.capacity_GBps if lacking.isdisjoint(link)}
+        if topology.capacity_GBps.keys() == expected:
             return SameRoutes(self._router, topology)
         return self._router.on(topology)

@@ -43,7 +43,7 @@ class UnevenGroup(CollectiveGroup):
             or more
             or not isinstance(opts, AllToAllOptions)
             or self.options.even_alltoall
-            or self.options.layer
+            or self.options.layers
             or self.planned.plans.scope.helpers
         ):
             return super().all_to_all_single(output, input, *splits, opts, **more)

@@ -194,5 +194,7 @@ def test_topo_run_says_how_ranks_are_started_by_mpi(plans: Callable[..., str]) -
 
 
 def test_a_group_over_mpi_cannot_go_on_without_a_link() -> None:
-    with pytest.raises(InputError, match="on_fault='replan': MPI ends the job when a connection"):
+    with pytest.raises(
+        InputError, match="on_fault='replan' excludes mpi: MPI ends the job when a connection"
+    ):
         backend_options(on_fault="replan", transport="mpi")

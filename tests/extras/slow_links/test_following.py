@@ -32,8 +32,10 @@ from topoplan.runtime.extras.slow_links.probe import (
 )
 from topoplan.runtime.extras.slow_links.watch import find_change
 from topoplan.synth.cost.segmentation import families
+from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.groups import synthesize_group
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.measured.flows import Hop
 from topoplan.topo.presets import preset
@@ -229,6 +231,37 @@ def test_schedules_for_slow_links_send_messages_of_the_usual_size(segments: int)
 def test_calls_have_the_same_results_while_they_are_watched(plans: Plans) -> None:
     paths = {name: plans("ring:2", name) for name in ("allreduce", "broadcast")}
     assert run_ranks(slowing.watched_calls_are_right, 2, paths) == [None] * 2
+
+
+@pytest.mark.parametrize("members", [(0, 1, 3), (1, 2)])
+def test_links_between_some_ranks_are_measured_by_these(members: tuple[int, ...]) -> None:
+    """Experiments have the ranks' numbers in their group; routes may lead through other GPUs."""
+    router = HARDWARE.on(preset("mesh:2x2"))
+    experiments = list_experiments(router, labels=members)
+    used = {
+        hop
+        for a in members
+        for b in members
+        if a != b and (route := router.route(a, b)) is not None
+        for hop in pairwise(route)
+    }
+    assert {link for x in experiments for link in x.crossed} == used
+    assert {rank for x in experiments for pair in x.pairs for rank in pair} == {
+        *range(len(members))
+    }
+
+
+def test_a_plan_of_some_gpus_for_slow_links_needs_no_others() -> None:
+    plan = plan_for_members("full:4", (0, 1, 3))
+    slow = plan_at(plan, {("gpu0", "gpu1"): Fraction(1, 4)})
+    slow.verify()
+    assert slow.collective == plan.collective
+    assert not slow.used_helpers
+
+
+def plan_for_members(machine: str, members: tuple[int, ...]) -> Plan:
+    collective = Collective("allreduce", len(members), members=members)
+    return synthesize_group(collective, (), preset(machine), time_limit_s=10).plan
 
 
 def test_what_cannot_be_followed_is_refused(plans: Plans) -> None:
