@@ -154,7 +154,7 @@ _OLD = {
         "topoplan.backend_options(...)",
     ),
     "Limits": ("synth.request", "TreeLimits", "topoplan.TreeLimits"),
-    "describe": ("synth.describe", "describe", "the method describe() of the object"),
+    "describe": ("synth.planner.api", "describe", "the method describe() of the object"),
     "resolve": ("topo.loader.resolve", "resolve", "topoplan.load"),
 }
 

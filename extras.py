@@ -9,15 +9,19 @@ The groups, and what an entry of each is:
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
 - `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
 - `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
+- `notebooks`: a Renderer (topo/notebook.py) of objects whose class has the name; only the extras
+  here add.
 - `observers`: what observes all that sends messages (runtime/observers.py); only the extras here
   add.
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
+- `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
-- `sources`: a function of topo-probe's arguments and progress that is what its --NAME reads.
+- `sources`: a function of topo-probe's arguments and progress that finds the topology for its
+  --NAME; the line about it is the option's help. Only the extras here add.
 - `explanations`: a function that returns an ExplanationPart (synth/explanation_part.py), for
   `topo-synth --explain`; NAME is its key in the JSON.
 - `examples`: no module but the command in whose help the command line NAME is an example;
@@ -25,10 +29,13 @@ The groups, and what an entry of each is:
 - `networks`: a LaunchNetwork (runtime/ranks/cabled.py), asked before a launch's groups are made;
   only the extras here add.
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
-- `modes`: a function of the parsed arguments that is what `topo-synth --NAME` does.
+- `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does; the line
+  about it is the option's help. Only the extras here add.
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
   backend is given; only the extras here add.
 - `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
+- `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
+  Strategy (synth/request.py); the line says what follows the colon. Only the extras here add.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
@@ -47,9 +54,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
+CODECS = "codecs"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS = "layers", "observers", "parts"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
+WORDS, NOTEBOOKS = "words", "notebooks"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -97,6 +106,36 @@ EXTRAS = (
         },
     ),
     Extra(
+        "msccl",
+        ("synth/extras/msccl", "tests/extras/msccl"),
+        {
+            WORDS: {
+                "file": (
+                    "synth.extras.msccl.strategy:file_strategy",
+                    "PATH, the schedule of an XML file of MSCCL (docs/research.md)",
+                )
+            },
+            EXAMPLES: {
+                "topo-synth allreduce ring:4 --strategy file:ring.xml": (
+                    "topo-synth",
+                    "what the schedule of an MSCCL file reaches on this topology",
+                )
+            },
+        },
+    ),
+    Extra(
+        "notebooks",
+        ("synth/extras/notebooks.py", "topo/extras/notebooks.py", "tests/extras/notebooks"),
+        {
+            NOTEBOOKS: {
+                "Topology": ("topo.extras.notebooks:TOPOLOGY", "its picture and tables"),
+                "Schedule": ("synth.extras.notebooks:SCHEDULE", "its steps"),
+                "Plan": ("synth.extras.notebooks:PLAN", "its curves, entries and trees"),
+                "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
+            }
+        },
+    ),
+    Extra(
         "native",
         ("runtime/extras/native", "tests/extras/native"),
         {},
@@ -133,6 +172,16 @@ EXTRAS = (
                 "new_group": ("runtime.extras.helpers.new_group:new_group", "groups with helpers")
             },
             PARTS: {"helpers": ("runtime.extras.helpers.part:find_part", "of ranks that help")},
+            EXAMPLES: {
+                "topo-synth allreduce full:4 --group 0,1 -o two.json": (
+                    "topo-run",
+                    "a plan for two of four GPUs",
+                ),
+                "topo-run two.json -e 16M": (
+                    "topo-run",
+                    "run it on 4 ranks, with the others as helpers",
+                ),
+            },
         },
     ),
     Extra(
@@ -157,6 +206,28 @@ EXTRAS = (
         needs=("replanning",),
     ),
     Extra(
+        "measuring",
+        (
+            *("runtime/extras/measuring", "cli/extras/measuring.py", "tests/extras/measuring"),
+            *("tests/ranks/measure_command.py", "benchmarks/measure_links.py"),
+        ),
+        {
+            SOURCES: {
+                "measure": (
+                    "cli.extras.measuring:measure",
+                    "under torchrun: measure the links by sending, one rank a GPU",
+                )
+            },
+            EXAMPLES: {
+                "torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure": (
+                    "topo-probe",
+                    "measure every link, alone and together with others, and correct rates; one "
+                    "rank a GPU",
+                )
+            },
+        },
+    ),
+    Extra(
         "slow-links",
         ("runtime/extras/slow_links", "tests/extras/slow_links", "tests/ranks/slowing.py"),
         {
@@ -168,7 +239,26 @@ EXTRAS = (
                 )
             },
         },
-        needs=("replanning",),
+        needs=("replanning", "measuring"),
+    ),
+    Extra(
+        "codecs",
+        ("runtime/extras/codecs", "tests/extras/codecs", "tests/ranks/compression.py"),
+        {
+            CODECS: {
+                "fp16": ("runtime.extras.codecs.codecs:FP16", "2 bytes a value"),
+                "bf16": ("runtime.extras.codecs.codecs:BF16", "2 bytes a value, of more range"),
+                "fp8": ("runtime.extras.codecs.codecs:FP8", "33 bytes for 32 values (e4m3)"),
+                "fp8-e5m2": ("runtime.extras.codecs.codecs:FP8_E5M2", "the same, of more range"),
+                "int8": ("runtime.extras.codecs.codecs:INT8", "33 bytes for 32 values"),
+            },
+            EXAMPLES: {
+                "topo-run plan.json --compress int8": (
+                    "topo-run",
+                    "a quarter of the bytes: the gain, and the error",
+                )
+            },
+        },
     ),
     Extra(
         "mpi",
@@ -182,6 +272,12 @@ EXTRAS = (
         {
             LINKS: {"mpi": ("runtime.extras.mpi.links:MpiLinks", "between ranks of MPI")},
             NAMES: {"join_mpi": ("runtime.extras.mpi.launched:join_mpi", "joins mpirun's ranks")},
+            EXAMPLES: {
+                "mpirun -n 2 topo-run plan.json": (
+                    "topo-run",
+                    "the same over MPI, compared with MPI's own allreduce",
+                )
+            },
         },
         needs=("native",),
     ),
@@ -233,7 +329,13 @@ EXTRAS = (
                     "has groups use the cables between hosts that no network joins",
                 )
             },
-            SOURCES: {"fabric": ("cli.extras.cables:find_fabric", "the launch's cables")},
+            SOURCES: {
+                "fabric": (
+                    "cli.extras.cables:find_fabric",
+                    "under torchrun or mpirun: find how the hosts are joined, by cables or "
+                    "switches, with hand-shakes over all of their ports, and measure the rates",
+                )
+            },
             EXAMPLES: {
                 "topo-synth allreduce spark-ring:4 --format nccl-env -o nccl.env": (
                     "topo-synth",
@@ -305,9 +407,24 @@ EXTRAS = (
                 "topo-synth allreduce dgx1 --groups 'tp=0,1|2,3 dp:allreduce:4M=0,2|1,3'": (
                     "topo-synth",
                     "a plan for groups that run at once",
+                ),
+                "topo-synth allreduce full:4 --size 9K --groups 'a=0,1|2,3 b=0,2|1,3' -o j.json": (
+                    "topo-run",
+                    "a plan for calls of several groups at once",
+                ),
+                "topo-run j.json": (
+                    "topo-run",
+                    "run them together, on 4 ranks: timed until the calls of all have ended",
+                ),
+            },
+            MODES: {
+                "groups": (
+                    "cli.extras.joint.synth:run",
+                    "plan for several groups at once, which share the links: kinds of groups such "
+                    "as 'tp:allreduce:64M=0,1|2,3 dp=0,2|1,3' (after the kind's name: collective, "
+                    "bytes and weight, else COLLECTIVE, --size and 1), or a file of them",
                 )
             },
-            MODES: {"groups": ("cli.extras.joint.synth:run", "plans for several groups at once")},
             PLANS: {_JOINT: ("runtime.extras.joint.plan_set:JOINT_PLANS", "of several groups")},
             RUNS: {_JOINT: ("cli.extras.joint.run:load", "all groups' calls at once")},
             SCHEMAS: {
@@ -363,10 +480,7 @@ class Names:
             if name not in extra.adds.get(self.group, ()):
                 continue
             if not extra.is_here:
-                raise InputError(
-                    f"{name}: the extra {extra.name!r} is not in this copy of topoplan; install a "
-                    "copy that has it"
-                )
+                raise InputError(f"{name}: {self.explain_missing(name)}")
             module, _, attribute = extra.adds[self.group][name][0].partition(":")
             loaded = import_module(f".{module}", __package__)
             return getattr(loaded, attribute) if attribute else loaded
@@ -379,7 +493,18 @@ class Names:
                         f"{name}: the entry point {point.value} cannot be loaded: "
                         f"{type(error).__name__}: {error}; mend or remove the package that has it"
                     ) from error
-        raise InputError(f"{name}: expected one of {', '.join(self)}")
+        raise InputError(f"{name}: {self.explain_missing(name)}")
+
+    def explain_missing(self, name: str) -> str:
+        """Return why nothing has a name: its extra is not here, or other names are expected."""
+        for extra in EXTRAS:
+            if name in extra.adds.get(self.group, ()):
+                return (
+                    f"the extra {extra.name!r} is not in this copy of topoplan; install a copy "
+                    "that has it"
+                )
+        known = ", ".join(self)
+        return f"expected one of {known}" if known else "nothing that is installed has such names"
 
     def _list_added(self) -> Iterator[tuple[str, tuple[str, str]]]:
         for extra in EXTRAS:

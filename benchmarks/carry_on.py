@@ -531,8 +531,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no run after so many seconds")
     parser.add_argument("--seed", type=int, default=1)
     args, began = parser.parse_args(), time.monotonic()
+    from topoplan.synth.planner.spares import add_spares
     from topoplan.synth.planner.synthesize import collective_on, synthesize
-    from topoplan.synth.spares import add_spares
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     context = multiprocessing.get_context("forkserver")

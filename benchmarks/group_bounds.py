@@ -32,7 +32,7 @@ from single_path_lp import find_least_s_per_GB, find_tree_s_per_GB
 
 import topoplan
 from topoplan.synth.bounds.certificate import Bound, check_bound
-from topoplan.synth.groups.bounds import SubMachine, find_group_bounds
+from topoplan.synth.bounds.group_bounds import SubMachine, find_group_bounds
 from topoplan.synth.groups.ranks import group_on
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InfeasibleError

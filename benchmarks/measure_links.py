@@ -26,7 +26,7 @@ from harness import make_parser
 
 from topoplan.runtime.extras.emulate import blueprint, emulate
 from topoplan.runtime.extras.emulate.ranks import start_rank, write_topology
-from topoplan.runtime.measuring.measure_links import measure_topology
+from topoplan.runtime.extras.measuring.measure_links import measure_topology
 from topoplan.runtime.ranks.launch import is_rank, run_together
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.devices import Device, Link, both_directions

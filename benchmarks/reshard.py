@@ -40,8 +40,8 @@ from scipy.sparse import coo_matrix
 
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.demands.demands import Demand, Demands, from_matrix
-from topoplan.synth.demands.synthesize import synthesize_demands
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.demands import synthesize_demands
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.loader.resolve import load_for_planning

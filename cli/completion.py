@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 
+from ..extras import CODECS, Names
 from .commands import import_command, list_own
 from .shared.common import Example, Parser, call_as, run_command
 from .topoplan import build_parser as build_whole
@@ -101,7 +102,6 @@ def _join_zsh(scripts: list[str], function: str) -> str:
 def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:
     """Attach completions to the options of a parser: known words, or files."""
     from ..runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES
-    from ..runtime.option_names import CODEC_NAMES
     from ..synth.ir.collective import COLLECTIVES
     from ..synth.planner.names import STRATEGY_NAMES
 
@@ -111,7 +111,7 @@ def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None
         "strategy": ("auto", *STRATEGY_NAMES),
         "dtype": DTYPE_NAMES,
         "op": OP_NAMES,
-        "compress": CODEC_NAMES,
+        "compress": tuple(Names(CODECS)),
     }
     file = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
     topology = {"bash": _TOPOLOGIES, "zsh": _TOPOLOGIES, "tcsh": "f"}

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from ..topo.graph import Topology
 
 PROG = "topo-probe"
+# Options of extras that find the topology themselves: each excludes the others.
+_SOURCES = Names(SOURCES)
 FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "png", "pdf", "heat-map")
 # The formats that suffixes of -o imply.
 _SUFFIXES = {
@@ -94,10 +96,6 @@ EXAMPLES: tuple[Example, ...] = (
         "started by torchrun, on several hosts (--nnodes 2 --rdzv-endpoint HOST:PORT), "
         "each host probed by its own ranks: one topology of all",
     ),
-    (
-        "torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure",
-        "measure every link, alone and together with others, and correct rates; one rank a GPU",
-    ),
     *list_examples(PROG),
 )
 ABOUT = """\
@@ -115,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
+    sources = [f"--{name}" for name in _SOURCES.list_all() if getattr(arguments, name)]
     for is_wrong, why in (
         (
             arguments.for_vm and arguments.format not in (None, "nccl-xml"),
@@ -129,12 +128,12 @@ def main(argv: list[str] | None = None) -> int:
             "--for-vm writes the file of one host; name one TOPOLOGY",
         ),
         (
-            arguments.fabric and (arguments.topologies or arguments.measure or arguments.for_vm),
-            "--fabric finds the hosts' cables; leave TOPOLOGY, --measure and --for-vm out",
+            len(sources) > 1,
+            f"{' and '.join(sources)}: each finds the topology; leave one of them out",
         ),
         (
-            arguments.measured is not None and (arguments.measure or arguments.fabric),
-            "--measured takes the rates of a file; leave --measure and --fabric out",
+            arguments.measured is not None and sources,
+            f"--measured takes the rates of a file; leave {''.join(sources)} out",
         ),
     ):
         if is_wrong:
@@ -144,11 +143,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-probe's command line."""
+    sources = _SOURCES.describe()
     parser = Parser(
         PROG,
         EXAMPLES,
         ABOUT,
-        "[TOPOLOGY ...] [--format F] [--check] [--for-vm] [--measure | --fabric] [-o FILE]",
+        "[TOPOLOGY ...] [--format F] [--check] [--for-vm] "
+        + (f"[{' | '.join(f'--{name}' for name in sources)}] " if sources else "")
+        + "[-o FILE]",
     )
     parser.add_argument(
         "topologies",
@@ -225,24 +227,15 @@ def build_parser() -> Parser:
         help="read /sys and /proc below DIR (a folder or a tar archive)",
     )
     parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="under torchrun: measure the links by sending, one rank a GPU",
-    )
-    parser.add_argument(
         "--measured",
         metavar="FILE",
         help="correct rates by those between GPUs that nvbandwidth, p2pBandwidthLatencyTest or "
-        "nvloom printed, by the rules of --measure",
+        "nvloom printed",
     )
-    parser.add_argument(
-        "--fabric",
-        action="store_true",
-        help="under torchrun or mpirun: find how the hosts are joined, by cables or switches, with "
-        "hand-shakes over all of their ports, and measure the rates"
-        if "fabric" in Names(SOURCES).describe()
-        else argparse.SUPPRESS,
-    )
+    for name in _SOURCES.list_all():
+        parser.add_argument(
+            f"--{name}", action="store_true", help=sources.get(name, argparse.SUPPRESS)
+        )
     return parser
 
 
@@ -268,12 +261,11 @@ def _probe(arguments: argparse.Namespace) -> int:
         check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
+    source = next((name for name in _SOURCES.list_all() if getattr(arguments, name)), None)
     topology: Topology = (
-        Names(SOURCES).find("fabric")(arguments, progress)
-        if arguments.fabric
-        else _measure(arguments, progress)
-        if arguments.measure
-        else _correct(_named_topology(arguments), arguments.measured)
+        _correct(name_topology(arguments), arguments.measured)
+        if source is None
+        else _SOURCES.find(source)(arguments, progress)
     )
     if not _reports():
         return 0
@@ -306,8 +298,8 @@ def _correct(topology: Topology, measured: str | None) -> Topology:
     return believe(topology, read_measurements(text, Path(measured).name, topology))
 
 
-def _named_topology(arguments: argparse.Namespace) -> Topology:
-    """Return the named topology, or that of the ranks' hosts, with the given rates."""
+def name_topology(arguments: argparse.Namespace) -> Topology:
+    """Return the named topology, or that of this host or the ranks' hosts, with given rates."""
     topologies = _list_topologies(arguments)
     given = (arguments.network, arguments.gpu, arguments.rate or None)
     if len(topologies) == 1 and given == (None, None, None):
@@ -330,7 +322,7 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
 
         return [probe_local(Path(arguments.sysfs_root))]
     names = arguments.topologies or ["local"]
-    if names == ["local"] and _is_launched() and not arguments.measure:
+    if names == ["local"] and _is_launched():
         from ..runtime.ranks.places import join_ranks
 
         return [join_ranks()]
@@ -348,16 +340,6 @@ def _warn_of_repeated(names: list[str]) -> None:
             f"{PROG}: warning: {path.name} is given {paths.count(path)} times; counted as so many "
             "hosts that are alike"
         )
-
-
-def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
-    """Return the named topology, or that of the ranks' hosts, with measured rates."""
-    from ..runtime.measuring.measure_links import measure_topology
-
-    at_hand = arguments.topologies in ([], ["local"]) and arguments.sysfs_root is None
-    named = None if at_hand else _named_topology(arguments)
-    with progress.follow("measuring ...") as work:
-        return measure_topology(named, advance=work.advance)
 
 
 def _render(topology: Topology, form: str, given: dict[str, bool]) -> str | bytes:

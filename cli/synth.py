@@ -1,7 +1,7 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
 Each mode is in a module of cli/synthesis: plan, bound, front, explain, schedule_files. Extras add
---groups and formats.
+modes, such as joint plans, and formats.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..extras import MODES, Names
 from .shared.common import run_command
-from .synthesis.options import PLAN, PROG, build_parser, check_options, is_of_schedules
+from .synthesis.options import PLAN, PROG, build_parser, check_options, find_mode, is_of_schedules
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,9 +23,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     check_options(args)
-    if args.groups:
-        run_groups: Callable[[argparse.Namespace], None] = Names(MODES).find("groups")
-        run_groups(args)
+    mode = find_mode(args)
+    if mode is not None:
+        run_mode: Callable[[argparse.Namespace], None] = Names(MODES).find(mode)
+        run_mode(args)
         return 0
     from .synthesis.job import make_job
 

@@ -16,7 +16,7 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .calls import CallCache
 from .candidates import Choice
 from .choices import FindWorth
-from .codecs import Codec, find_codec
+from .codec import Codec, find_codec
 from .dispatcher import CallPath, Dispatcher
 from .layers import Layer, LayerKind, SharedLayers, find_layer, refuse, wrap_all
 from .observers import observe_links

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..topo.errors import InputError
 from .candidates import Candidate
-from .codecs import Codec, EncodingBuffers, list_encoding_sizes
+from .codec import BufferSizes, Codec, Encoding
 from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
 from .program.contract import (
@@ -172,11 +172,10 @@ class Compiled:
         self.call = f"{call} by {candidate.label}"
         self.program, sent = self.lower(numel)
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
-        self.encoding: list[tuple[int, torch.dtype]] = []
+        self.encoding: BufferSizes = ()
         if codec is not None:
-            self.encoding = list_encoding_sizes(
-                self.messages, feedback=buffers.residual is not None
-            )
+            feedback = buffers.residual is not None
+            self.encoding = codec.list_buffers(self.messages, feedback=feedback)
             self.call += f", {codec.name} on the wire"
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
         text = f"{self.call}, {len(schedule.transfers)} transfers"
@@ -254,9 +253,7 @@ class Compiled:
         slicer = Slicer(block)
         staging = slicer.take(self.staging_numel, self.dtype)
         work = slicer.take(self.program.work_numel, self.dtype) if borrowed is None else borrowed
-        encoding = (
-            None if self.codec is None else EncodingBuffers(self.codec, self.encoding, slicer)
-        )
+        encoding = None if self.codec is None else self.codec.open(self.encoding, slicer)
         return BoundProgram(
             self.make_player(work, staging, encoding),
             work,
@@ -270,7 +267,7 @@ class Compiled:
         return self.messages.staging_numel
 
     def make_player(
-        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
         """Return what plays the program on a work buffer, with scratch memory."""
         operations, transport = self._slice(work, staging, encoding), self.transport
@@ -287,7 +284,7 @@ class Compiled:
         )
 
     def _slice(
-        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
         transport, width = self.transport, work.element_size()

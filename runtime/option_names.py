@@ -9,8 +9,7 @@ MODES = ("race", "model", "plan", SAME_BITS)
 # How schedules are executed.
 POINT_TO_POINT, ONE_SIDED, AUTO = "point-to-point", "one-sided", "auto"
 EXECUTORS = (AUTO, ONE_SIDED, POINT_TO_POINT)
-# Formats in which values may be sent (codecs.py), and where values are then rounded.
-CODEC_NAMES = ("fp16", "bf16", "fp8", "fp8-e5m2", "int8")
+# Where values are rounded that are sent compressed.
 REDUCTIONS = ("hops", "once")
 # What to do when a link is lost, and when one becomes slow.
 REPLAN: Final = "replan"

@@ -11,7 +11,7 @@ from ..extras import PARTS, Names
 from ..synth.ir.collective import spell_ranks
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError
-from .codecs import Codec
+from .codec import Codec
 from .ranks.transport import Transport
 from .runners.programs import Messages
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..extras import CODECS, Names
 from ..synth.groups.ranks import NONE, REST, Helpers
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError, suggest
@@ -26,7 +27,6 @@ from .environment import (
     read_time_limit_s,
 )
 from .option_names import (
-    CODEC_NAMES,
     EXECUTORS,
     LAYER_OPTIONS,
     MODES,
@@ -89,10 +89,11 @@ class Policy:
             check_one_of(name, getattr(self, name), known)
         if not callable(self.choose):
             self.check_mode(self.choose)
-        if self.compress is not None and self.compress not in CODEC_NAMES:
+        codecs = Names(CODECS)
+        if self.compress is not None and self.compress not in codecs:
             raise InputError(
-                f"compress={self.compress!r}{suggest(self.compress, CODEC_NAMES)}: expected one of "
-                f"{', '.join(CODEC_NAMES)}"
+                f"compress={self.compress!r}{suggest(self.compress, [*codecs])}: "
+                f"{codecs.explain_missing(self.compress)}"
             )
         if self.follows:
             self._check_follows()

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..topo.errors import InputError
-from ..topo.printable import printable
 from .ir.collective import spell_ranks
-from .sizes import parse_size, show_size
+from .ir.schedule_text import WIDTH, join_lines
+from .sizes import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
 
     from ..topo.graph import Topology
     from .bounds.certificate import Bound
     from .bounds.single_path import Bounds
-    from .ir.schedule import Schedule
     from .ksync.pareto import ParetoRow
     from .plan import Entry, Plan
     from .planner.front import ParetoFront
 
-# Greatest width of a described table in characters; smaller tables are narrower.
-WIDTH = 200
 # 1 GiB: the size at which an entry without an upper end is reported.
 _LARGE = 1 << 30
 # Most helpers to name: about a line.
 _MAX_NAMED = 16
-# Transfers of a schedule that are listed: a longer list would hide its figures.
-_MAX_ROWS = 64
 # What is said of a bound that the time limit kept from being as low as it could be.
 CUT_SHORT = "search cut short, so the true limit may be lower"
 # The columns of a plan's table.
@@ -61,7 +55,7 @@ def describe_plan(plan: Plan, size: int) -> str:
     root = plan.collective.root
     if root is not None:
         lines.append(f"root: {plan.topology.ranks[root]}, rank {root}")
-    return _join(lines)
+    return join_lines(lines)
 
 
 def describe_front(front: ParetoFront) -> str:
@@ -77,52 +71,7 @@ def describe_front(front: ParetoFront) -> str:
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
     print_front(console, front)
-    return _join(buffer.getvalue().splitlines())
-
-
-def describe_schedule(schedule: Schedule) -> str:
-    """Return a schedule's figures, and a row for each of its first transfers."""
-    from rich.table import Table
-
-    from ..topo.pictures.console import SafeConsole
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("step", "from", "to", "chunk", "share", "operation", "through"):
-        left = title in ("operation", "through")
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
-    for t in schedule.transfers[:_MAX_ROWS]:
-        table.add_row(
-            *map(str, (t.step, t.src, t.dst, t.chunk, schedule.chunks[t.chunk].share, t.op)),
-            ", ".join(t.route),
-        )
-    buffer = io.StringIO()
-    SafeConsole(file=buffer, width=WIDTH, color_system=None, markup=False).print(table)
-    helpers = spell_ranks(schedule.helpers)
-    figures = [
-        f"{schedule.label}: {schedule.collective}",
-        *([f"helper{'s' if len(schedule.helpers) > 1 else ''} {helpers}"] if helpers else []),
-        count(len(schedule.chunks), "chunk"),
-        count(schedule.steps, "step"),
-        count(len(schedule.transfers), "transfer"),
-    ]
-    if schedule.trees:
-        figures.append(count(schedule.trees, "tree"))
-    if schedule.segments > 1:
-        how = "step by step" if schedule.stepwise else "as a pipeline"
-        figures.append(f"each chunk in {schedule.segments} segments, {how}")
-    left_out = len(schedule.transfers) - _MAX_ROWS
-    more = [f"... and {left_out:,} more transfers"] if left_out > 0 else []
-    return _join([", ".join(figures), *buffer.getvalue().splitlines(), *more])
-
-
-def count(number: int, what: str) -> str:
-    """Return a number and a noun, in the plural unless the number is 1: "1 step", "2 steps"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _join(lines: Iterable[str]) -> str:
-    """Return printable lines as one text, without trailing blanks."""
-    return "\n".join(printable(line.rstrip()) for line in lines)
+    return join_lines(buffer.getvalue().splitlines())
 
 
 def reproducible_text(bracketing: str) -> str:
@@ -382,28 +331,3 @@ def show_us(time_s: float) -> str:
     From 10,000 up it is an integer, below that it has four significant digits.
     """
     return f"{time_s * 1e6:,.0f}" if time_s * 1e6 >= 10_000 else f"{time_s * 1e6:.4g}"
-
-
-def count_bytes(size: int | str) -> int:
-    """Return a size as a number of bytes.
-
-    Raise InputError if it is negative, or a text that `parse_size` cannot read.
-    """
-    if isinstance(size, str):
-        return parse_size(size)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise InputError(
-            f"size is {size!r}; expected bytes as a whole number, or a text such as '64M'"
-        )
-    return size
-
-
-def describe(thing: Any, size: int | str = "1G") -> str:
-    """Return `thing.describe()`, the text that describes a topology, plan, schedule or choice.
-
-    For a plan, the text includes the prediction for `size` (bytes, or text such as "64M"). Kept for
-    users of version 0.1.
-    """
-    from .plan import Plan
-
-    return str(thing.describe(size) if isinstance(thing, Plan) else thing.describe())

@@ -20,9 +20,9 @@ from ..topo.routes import Router, route_links
 from .bounds.certificate import SINGLE_PATH, Bound, join_helpers, keep_crossed
 from .bounds.single_path import find_bounds
 from .cost.affine import Cost, affine_s
-from .forest.machine.symmetry import colours
 from .ir.collective import Collective
 from .ir.schedule import Schedule
+from .machine.symmetry import colours
 from .numeric.effort import Effort
 
 # Sizes in bytes at which strategies are compared: 1 KiB to 1 GiB.

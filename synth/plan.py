@@ -16,7 +16,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError, Verifica
 from ..topo.files import write_whole
 from ..topo.graph import Topology
 from ..topo.grouping import group_by_key
+from ..topo.notebook import draw, show
 from ..topo.routes import HARDWARE, Router
 from ..topo.schema import read_as
 from .bounds.certificate import Bound, check_bound
@@ -36,6 +36,7 @@ from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import list_omitted, reroute_unless_in_network, time_us
 from .demands.demands import Demands
+from .describe import describe_plan
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
@@ -50,6 +51,7 @@ from .plan_file import (
     check_counts,
 )
 from .plan_text import check_hash, dumps, hash_of, parse, read_text
+from .sizes import count_bytes
 from .verify import verify
 
 
@@ -262,20 +264,18 @@ class Plan:
         limits = (f"{float(b.algbw_GBps):.4g} GB/s{how}" for how, b in rates.items() if b)
         return f"<Plan {of}, {labels}, at most {', '.join(limits)}>"
 
-    def _repr_svg_(self) -> str:
-        return str(import_module(".report.curves", __package__).draw_plan_alone(self))
+    def _repr_svg_(self) -> str | None:
+        return draw(self)
 
-    def _repr_html_(self) -> str:
-        return str(import_module(".report.notebook", __package__).show_plan(self))
+    def _repr_html_(self) -> str | None:
+        return show(self)
 
     def describe(self, size: int | str = "1G") -> str:
         """Format the plan as topo-synth's table, with the prediction for one size.
 
         `size` is in bytes, or text such as "64M".
         """
-        # By name, since descriptions are made of plans.
-        describe = import_module(".describe", __package__)
-        return str(describe.describe_plan(self, describe.count_bytes(size)))
+        return describe_plan(self, count_bytes(size))
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bounds' arithmetic.

@@ -22,3 +22,17 @@ def show_size(size_bytes: int) -> str:
         if size_bytes >= _FACTORS[unit]:
             return f"{size_bytes / _FACTORS[unit]:.4g} {unit}iB"
     return f"{size_bytes} B"
+
+
+def count_bytes(size: int | str) -> int:
+    """Return a size as a number of bytes.
+
+    Raise InputError if it is negative, or a text that `parse_size` cannot read.
+    """
+    if isinstance(size, str):
+        return parse_size(size)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise InputError(
+            f"size is {size!r}; expected bytes as a whole number, or a text such as '64M'"
+        )
+    return size

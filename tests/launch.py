@@ -45,7 +45,7 @@ _WHAT_COMMANDS_IMPORT = [
     "examples.lab.runs",
     "topoplan.runtime.measuring.bench",
     "topoplan.runtime.register",
-    "topoplan.synth.groups.synthesize",
+    "topoplan.synth.planner.groups",
     "topoplan.synth.planner.apart",
     "topoplan.synth.planner.synthesize",
 ]

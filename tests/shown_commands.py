@@ -142,21 +142,27 @@ def _without_ranks() -> Iterator[None]:
     """Have commands check all that they can before they start ranks, namespaces or measurements,
     and end there with 0.
     """
-    from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
     from topoplan.synth.judge import judging
-    from topoplan.topo.loader.resolve import load
 
     with contextlib.ExitStack() as patches:
         for where, what, instead in (
             (launch, "launch", lambda *_: 0),
             (judging, "find_options", find_options_once),
-            (measure_links, "measure_topology", lambda named, **_: named or load("ring:2")),
+            *(_list_measurements() if BY_NAME["measuring"].is_here else ()),
             *(_list_cables() if BY_NAME["cables"].is_here else ()),
             *(_list_emulations() if BY_NAME["emulate"].is_here else ()),
         ):
             patches.enter_context(mock.patch.object(where, what, instead))
         yield
+
+
+def _list_measurements() -> list[tuple[object, str, object]]:
+    """Return what of the measuring is replaced: links have the rates that they are said to have."""
+    from topoplan.runtime.extras.measuring import measure_links
+    from topoplan.topo.loader.resolve import load
+
+    return [(measure_links, "measure_topology", lambda named, **_: named or load("ring:2"))]
 
 
 def _list_cables() -> list[tuple[object, str, object]]:

@@ -34,6 +34,7 @@ from .devices import (
 from .errors import InputError
 from .exact import load_json
 from .files import read_file
+from .notebook import draw, show
 from .notes import Note, list_notes, note_kinds_to_json
 from .topology_file import (
     FORMAT,
@@ -186,11 +187,11 @@ class Topology:
         beside = f", {others} other device{'' if others == 1 else 's'}" if others else ""
         return f"<Topology {self.name}: {gpus}{beside}, {len(self.links)} links>"
 
-    def _repr_svg_(self) -> str:
-        return str(import_module(".pictures.notebook", __package__).draw_part(self)[0])
+    def _repr_svg_(self) -> str | None:
+        return draw(self)
 
-    def _repr_html_(self) -> str:
-        return str(import_module(".pictures.notebook", __package__).show(self))
+    def _repr_html_(self) -> str | None:
+        return show(self)
 
     def describe(self) -> str:
         """Format the machine as the tables of topo-probe."""

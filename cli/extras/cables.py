@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...topo.errors import InputError
 from ..shared.common import print_error
 
 if TYPE_CHECKING:
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 def find_fabric(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
     """Return the launch's hosts, joined by their cables.
 
-    With --check also if they are not joined, since the findings say why.
+    With --check also if they are not joined, since the findings say why. Raise InputError for
+    options that are for other topologies.
     """
+    if arguments.topologies or arguments.for_vm:
+        raise InputError("--fabric finds the hosts' cables; leave TOPOLOGY and --for-vm out")
     from ...runtime.extras.cables.probe import probe_fabric
     from ...topo.extras.cables import describe_hosts, find_faults, make_topology
 

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 from typing import TYPE_CHECKING
 
-from ...extras import MODES, Names
+from ...extras import CODECS, Names
 from ...synth.sizes import parse_size
 from ...topo.errors import InputError
-from ..shared.common import Example, Parser
+from ..shared.common import Example, Parser, list_examples
 from ..shared.formats import check_pictures, check_suffix, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 from .nccl_tests import add_options as add_nccl_tests_options
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
     from ...runtime.measuring.bench_options import BenchOptions
     from ...synth.plan import Plan
 
 PROG = "topo-run"
-# What topo-synth --groups writes, if that can do anything.
-_GROUPS_EXAMPLES: tuple[Example, ...] = (
-    (
-        "topo-synth allreduce full:4 --size 9K --groups 'a=0,1|2,3 b=0,2|1,3' -o j.json",
-        "a plan for calls of several groups at once",
-    ),
-    ("topo-run j.json", "run them together, on 4 ranks"),
-)
-_HAS_GROUPS = "groups" in Names(MODES).describe()
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce topo.xml -o plan.json",
@@ -46,16 +37,11 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-run plan.json --place both --csv rows.csv",
         "in place and out of place; rows as CSV in addition to the table",
     ),
-    ("topo-run plan.json --compress int8", "a quarter of the bytes: the gain, and the error"),
     ("topo-run plan.json --plot curves.svg --trace trace.json", "pictures of it"),
     (
         "torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json",
         "join ranks that torchrun has started",
     ),
-    ("topo-synth allreduce full:4 --group 0,1 -o two.json", "a plan for two of four GPUs"),
-    ("topo-run two.json -e 16M", "run it on 4 ranks, with the others as helpers"),
-    *(_GROUPS_EXAMPLES if _HAS_GROUPS else ()),
-    ("mpirun -n 2 topo-run plan.json", "the same over MPI, compared with MPI's own allreduce"),
     (
         "topo-run plan.json --calibrate -o machine.json",
         "fit host costs here; then topo-synth --topology machine.json",
@@ -65,6 +51,7 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-run --stock --nproc 2 --collective all_reduce,all_gather",
         "several collectives, one after the other; so are several plans",
     ),
+    *list_examples(PROG),
 )
 ABOUT = """\
 At each size the plan and the backend's own (stock) collective take turns. Every element of the
@@ -72,11 +59,6 @@ results is checked, on random data, against float64. Exit code 1 if any element 
 for some GPUs of a machine (topo-synth --group) runs with a rank for each GPU: members make the
 calls, and run the stock collective among themselves; helpers carry bytes; the others wait.
 """
-if _HAS_GROUPS:
-    ABOUT += (
-        "A joint plan (topo-synth --groups) is timed until the calls of all its groups have "
-        "ended.\n"
-    )
 
 
 def build_parser() -> Parser:
@@ -84,7 +66,7 @@ def build_parser() -> Parser:
     parser = Parser(
         PROG, EXAMPLES, ABOUT, "PLAN... [-b MIN] [-e MAX] [-f FACTOR] [-n ITERS] [-w WARMUP] ..."
     )
-    add = parser.add_argument
+    add, codecs = parser.add_argument, Names(CODECS).describe()
     add(
         "plans",
         nargs="*",
@@ -175,7 +157,9 @@ def build_parser() -> Parser:
     add(
         "--compress",
         metavar="CODEC",
-        help="compress what is sent: fp16, bf16, fp8, fp8-e5m2 or int8; sums are in float32",
+        help=f"compress what is sent: {', '.join(codecs)}; sums are in float32"
+        if codecs
+        else argparse.SUPPRESS,
     )
     add(
         "--reduction",

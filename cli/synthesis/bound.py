@@ -4,11 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+from ...synth.bounds.group_bounds import GroupBounds, find_group_bounds
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.bounds.multipath import check_connected
 from ...synth.bounds.single_path import Bounds, find_bounds
 from ...synth.describe import assumption_lines, bounds_text, help_lines
-from ...synth.groups.bounds import GroupBounds, find_group_bounds
 from ...synth.groups.ranks import group_on
 from ...synth.numeric.effort import Effort
 from ...topo.clock import limit_time

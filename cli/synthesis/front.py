@@ -8,6 +8,7 @@ from ...synth.bounds.in_network import bound_in_network
 from ...synth.describe import print_front
 from ...synth.ksync.pareto import FEASIBLE, INFEASIBLE
 from ...synth.numeric.effort import Effort
+from ...synth.pictures.front import draw_front
 from ...synth.planner.front import ParetoFront, find_front
 from ...topo.errors import InfeasibleError, TimeLimitError
 from .job import SynthRun, deliver, plan_json
@@ -57,7 +58,8 @@ def run(job: SynthRun) -> None:
         }
 
     def picture() -> str:
-        return front._repr_svg_()
+        title = f"{front.collective.name} on {front.topology.name}"
+        return draw_front(title, front.rows, front.least_ratio, alone=True)
 
     deliver(
         job,

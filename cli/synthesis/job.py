@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...synth.bounds.certificate import Bound
+    from ...synth.bounds.group_bounds import SubMachine
     from ...synth.demands.demands import Demands
-    from ...synth.groups.bounds import SubMachine
     from ...synth.ir.collective import Collective
     from ...synth.plan import Entry, Plan
     from ...topo.graph import Topology
@@ -83,7 +83,7 @@ class SynthRun:
     @property
     def usable(self) -> SubMachine:
         """The machine of the GPUs that the plan may use, with the collective on it."""
-        from ...synth.groups.bounds import SubMachine
+        from ...synth.bounds.group_bounds import SubMachine
 
         ranks = (*self.collective.members, *self.helpers)
         return SubMachine.of(self.collective, self.router, ranks)

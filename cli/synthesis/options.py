@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ...extras import EXPORTS, FILES, MODES, Names
+from ...extras import EXPORTS, FILES, MODES, WORDS, Names
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
@@ -32,8 +32,8 @@ CORE_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner")
 _CORE_OPTIONS = {"nccl-graph": ("--nccl-version", "--no-guard"), "rccl-env": ("--no-guard",)}
 LIBRARY_FORMATS = Names(FILES)
 SCHEDULE_FORMATS = Names(EXPORTS)
-# Whether --groups can do anything: it is in the help then, and else refused.
-_HAS_GROUPS = "groups" in Names(MODES).describe()
+# Options of extras that do something else with the topology; refused where their extra is not here.
+_MODES = Names(MODES)
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce dgx1",
@@ -79,10 +79,6 @@ EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth all_reduce topo.xml --format nccl-graph",
         "rings and chains for NCCL_GRAPH_FILE",
-    ),
-    (
-        "topo-synth allreduce ring:4 --strategy file:ring.xml",
-        "what the schedule of an MSCCL file reaches on this topology",
     ),
     *list_examples(PROG),
     (
@@ -143,8 +139,8 @@ def build_parser() -> Parser:
         default="auto",
         metavar="S",
         help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or {STRATEGY_NAMES[-1]}; one "
-        "that a package adds (docs/api.md); or file:PATH, the schedule of an XML file of MSCCL "
-        "(docs/research.md)",
+        "that a package adds (docs/api.md)"
+        + "".join(f"; or {word}:{what}" for word, what in Names(WORDS).describe().items()),
     )
     add(
         "--size",
@@ -163,15 +159,9 @@ def build_parser() -> Parser:
         help="in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that need "
         "each one (docs/files.md)",
     )
-    add(
-        "--groups",
-        metavar="G",
-        help="plan for several groups at once, which share the links: kinds of groups such as "
-        "'tp:allreduce:64M=0,1|2,3 dp=0,2|1,3' (after the kind's name: collective, bytes and "
-        "weight, else COLLECTIVE, --size and 1), or a file of them"
-        if _HAS_GROUPS
-        else argparse.SUPPRESS,
-    )
+    modes = _MODES.describe()
+    for name in _MODES.list_all():
+        add(f"--{name}", help=modes.get(name, argparse.SUPPRESS))
     add(
         "--root",
         type=int,
@@ -188,8 +178,8 @@ def build_parser() -> Parser:
     add(
         "--helpers",
         metavar="LIST",
-        help="with --group, --groups or demands: the other ranks that may relay, copy and add for "
-        "a group: rest (default), none, or a list",
+        help=f"with {', '.join(['--group', *(f'--{name}' for name in modes)])} or demands: the "
+        "other ranks that may relay, copy and add for a group: rest (default), none, or a list",
     )
     add(
         "--pareto",
@@ -407,13 +397,18 @@ def _settle_request(args: argparse.Namespace) -> None:
     args.has_demands = args.demands is not None or args.traffic is not None
     if args.size is None and not args.has_demands:
         args.size = DEFAULT_SIZE
-    needed = ("topology",) if args.groups else ("collective", "topology")
+    needed = ("topology",) if find_mode(args) else ("collective", "topology")
     missing = [option for option in needed if getattr(args, option) is None]
     if missing:
         raise InputError(
             f"no {' and no '.join(missing)} given; expected both, as in: {shown_name(PROG)} "
             f"{args.collective or 'allreduce'} {args.topology or 'dgx1'}"
         )
+
+
+def find_mode(args: argparse.Namespace) -> str | None:
+    """Return the name of the extra's option that says what to do, or None."""
+    return next((name for name in _MODES.list_all() if getattr(args, name)), None)
 
 
 def _sort_words(words: list[str], args: argparse.Namespace) -> tuple[str | None, str | None]:
@@ -451,6 +446,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
     exact = "--pareto" if args.pareto else "--instance"
     is_exact = bool(args.pareto or args.instance)
     groups = {"--group": args.group, "--helpers": args.helpers}
+    mode = find_mode(args)
+    modes = {f"--{name}": getattr(args, name) for name in _MODES.list_all()}
     changes = {
         "--without-link": args.without_link,
         "--without-rank": args.without_rank,
@@ -481,7 +478,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             + _given(
                 {
                     "--reproducible": args.reproducible,
-                    "--groups": args.groups,
+                    **modes,
                     "--root": args.root is not None,
                     "--without-rank": args.without_rank,
                     "--format": args.format != PLAN,
@@ -497,8 +494,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
         ),
         (
             limits + _given({**others, **changes, **rest, "--format": args.format != PLAN}),
-            args.groups is not None,
-            "{} with --groups: joint plans have no such option; leave it out",
+            mode is not None,
+            f"{{}} with --{mode}: its plans have no such option; leave it out",
         ),
         (
             _given({**fronts, **explains, **exacts, "--bound-only": args.bound_only, **files}),
@@ -516,7 +513,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
                     "--format": args.format != PLAN,
                     "--bound-only": args.bound_only,
                     **groups,
-                    "--groups": args.groups,
+                    **modes,
                     **exacts,
                     **explains,
                 }
@@ -540,7 +537,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             ["--helpers"],
             args.helpers is not None
             and args.group is None
-            and args.groups is None
+            and mode is None
             and args.demands is None,
             "--helpers without --group: it has no effect then; name the ranks that take part",
         ),

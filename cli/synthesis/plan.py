@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.describe import limit_text, show_us
-from ...synth.groups.synthesize import synthesize_any
 from ...synth.plan import Plan
+from ...synth.planner.groups import synthesize_any
 from ...synth.planner.synthesize import Synthesis
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table

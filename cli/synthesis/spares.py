@@ -21,7 +21,7 @@ def add_spares(job: SynthRun, result: Synthesis, say: Callable[[str], None]) -> 
     """Return the synthesis with spares in its plan, if the job asks for them."""
     if job.args.spare is None:
         return result
-    from ...synth import spares
+    from ...synth.planner import spares
 
     left_s = job.args.time_limit - (time.monotonic() - job.started)
     return replace(result, plan=spares.add_spares(result.plan, left_s, say))
@@ -31,7 +31,7 @@ def describe_spares(job: SynthRun, plan: Plan) -> tuple[dict[str, Any], Section 
     """Return the fields of --json on a plan's spares, and the section that lists them."""
     if job.args.spare is None:
         return {}, None
-    from ...synth.spares import list_losses
+    from ...synth.planner.spares import list_losses
 
     by_lost = {spare.lost: plan.use_spare(spare) for spare in plan.spares}
     whole, rows = plan.bound_one_way.algbw_GBps, []

@@ -292,7 +292,7 @@ def _synthesize_here(
 ) -> "Synthesis":
     # The planner's imports take more than a second of a core, and only the first rank of the first
     # start needs them.
-    from ...synth.groups.synthesize import synthesize_any
+    from ...synth.planner.groups import synthesize_any
 
     return synthesize_any(collective, helpers, topology, **options)
 

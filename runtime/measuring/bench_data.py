@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
 from ...topo.errors import InputError
-from ..codecs import Codec
+from ..codec import Codec
 from ..program.layout import IN_PLACE, ends_numel
 from .bench_options import DTYPE_NAMES, BenchOptions
 

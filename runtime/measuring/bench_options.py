@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ...extras import CODECS, Names
 from ...synth.ir.collective import Collective
 from ...topo.errors import InputError, suggest
-from ..option_names import CODEC_NAMES
 
 if TYPE_CHECKING:
     from ...synth.plan import Plan
@@ -70,7 +70,7 @@ def spell_op(text: str) -> str:
 
 def spell_codec(text: str) -> str:
     """Return our name of a codec, such as fp16 for half; raise InputError if it is none."""
-    return _spell("compress", text.lower().replace("_", "-"), text, CODEC_NAMES, _OTHER_CODECS)
+    return _spell("compress", text.lower().replace("_", "-"), text, Names(CODECS), _OTHER_CODECS)
 
 
 def _spell(

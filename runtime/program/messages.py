@@ -183,7 +183,7 @@ def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]
 
 
 class Blocks(Protocol):
-    """The sizes of a codec's messages, which lowering needs; codecs.Codec implements it."""
+    """The sizes of a codec's messages, which lowering needs; codec.Codec implements it."""
 
     def padded(self, numel: int) -> int:
         """Return `numel` rounded up to whole blocks, the number of values that are encoded."""

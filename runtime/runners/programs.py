@@ -24,7 +24,7 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from ..candidates import MESSAGES, Candidate
-from ..codecs import Codec
+from ..codec import Codec
 from ..compiled import Binding, BoundProgram, Buffers, Compiled
 from ..environment import parse_scratch
 from ..players.local import is_numpys, make_quiet

@@ -15,10 +15,10 @@ from ortools.graph.python import max_flow
 from ...topo.clock import pace
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
-from ..forest.large.groups import find_narrow_groups
-from ..forest.machine.links import LinkArrays
-from ..forest.machine.symmetry import colours
 from ..ir.collective import Collective
+from ..machine.links import LinkArrays
+from ..machine.partitions import find_narrow_groups
+from ..machine.symmetry import colours
 from .certificate import Bound, bound_of
 
 # The flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.

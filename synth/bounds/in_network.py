@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from ...topo.graph import Device, Topology
 from ..cost.loads import computes_in_network
-from ..demands.bounds import find_multipath_bound
 from ..demands.demands import Demands
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from .certificate import Bound
 from .cuts import cut_bound
+from .demand_bounds import find_multipath_bound
 from .multipath import bound
 
 # Collectives in which nothing is added or received twice, so that switches that add and copy change

@@ -19,14 +19,14 @@ from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network, list_computing
-from ..forest.generate import TreePacking, exact_prices
-from ..forest.machine.symmetry import shifts
-from ..forest.paths import PathPacking
-from ..forest.rooted import RootedPacking, group_packing
-from ..forest.survey import MAX_PAIRS, Survey, survey
 from ..ir.collective import Collective
+from ..machine.symmetry import shifts
 from ..numeric.effort import Effort
 from ..numeric.steiner import MAX_TERMINALS
+from ..packing.generate import TreePacking, exact_prices
+from ..packing.paths import PathPacking
+from ..packing.rooted import RootedPacking, group_packing
+from ..packing.survey import MAX_PAIRS, Survey, survey
 from .certificate import Bound, bound_of, join_devices, join_helpers
 from .cuts import bound_of_cut, cut_bound
 

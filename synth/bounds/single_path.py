@@ -16,15 +16,15 @@ from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
-from ..demands.bounds import find_demand_bounds
 from ..demands.demands import Demands
-from ..forest.machine.routes import OwnRoutes
-from ..forest.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from ..ir.collective import Collective
+from ..machine.routes import OwnRoutes
 from ..numeric.effort import Effort
 from ..numeric.steiner import MAX_TERMINALS
+from ..packing.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from .certificate import Bound, Bounds, bound_of, keep_crossed
 from .cuts import cut_bound
+from .demand_bounds import find_demand_bounds
 from .multipath import bound, directed_bounds
 
 __all__ = ["Bounds", "find_bounds", "find_single_path_bound", "has_single_paths"]

@@ -17,12 +17,12 @@ from ortools.sat.python import cp_model
 
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
-from ..forest.machine.routes import OwnRoutes
-from ..forest.survey import survey
-from ..forest.weigh import find_share_load, round_shares
+from ..machine.routes import OwnRoutes
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 from ..numeric.linear import ColumnGeneration, Floats, pack
+from ..packing.survey import survey
+from ..packing.weigh import find_share_load, round_shares
 from ..request import Request
 from .channels import RING, Order
 from .orders import Orders, Priced, hops, name_order

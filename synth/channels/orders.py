@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..forest.machine.routes import OwnRoutes
 from ..ir.collective import Collective
+from ..machine.routes import OwnRoutes
 from ..numeric.circuits import MAX_NODES, Circuit, cheapest_circuits, near_circuits, search_circuit
 from ..numeric.effort import Effort
 from ..numeric.linear import Floats

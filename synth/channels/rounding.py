@@ -20,12 +20,12 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from ...topo.errors import InfeasibleError, InputError
-from ..forest.machine.links import Ints
-from ..forest.machine.routes import OwnRoutes
-from ..forest.weigh import find_max_load
+from ..machine.links import Ints
+from ..machine.routes import OwnRoutes
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 from ..numeric.linear import Floats, Rows, minimise
+from ..packing.weigh import find_max_load
 from ..request import Request
 from .channels import CHAIN, SHAPES, Channels, Order
 from .columns import Column, OrderPacking, pack_orders

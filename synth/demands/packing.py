@@ -22,12 +22,12 @@ from scipy.sparse.csgraph import dijkstra
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
-from ..forest.machine.links import Floats, Ints
-from ..forest.machine.routes import OwnRoutes
-from ..forest.weigh import TOLERANCE, SharePacking
+from ..machine.links import Floats, Ints
+from ..machine.routes import OwnRoutes
 from ..numeric.effort import Effort
 from ..numeric.linear import Optimum, Rows, minimise
 from ..numeric.steiner import SteinerTrees, close
+from ..packing.weigh import TOLERANCE, SharePacking
 from .demands import Demands
 
 # Price of a hop, in mean link prices: ties go to the fewest hops, and no bound notices.

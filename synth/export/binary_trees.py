@@ -17,11 +17,11 @@ import numpy as np
 from ...topo.errors import InfeasibleError, InputError
 from ..channels.channels import CHAIN
 from ..channels.rounding import find_channels, interleave
-from ..forest.machine.routes import OwnRoutes
-from ..forest.trees import Forest, RootedTree, levels, schedule_of
-from ..forest.weigh import find_max_load
 from ..ir.schedule import Schedule
+from ..machine.routes import OwnRoutes
 from ..numeric.linear import Floats, pack
+from ..packing.trees import Forest, RootedTree, levels, schedule_of
+from ..packing.weigh import find_max_load
 from ..request import Request
 
 # RCCL's trees have room for three children, but its kernels read only two (device/common.h).

@@ -1,1 +1,1 @@
-"""Throughput-optimal trees: how they are packed into links, found, and made into schedules."""
+"""Throughput-optimal trees: how candidates are found, at any scale, and made into schedules."""

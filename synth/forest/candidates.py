@@ -18,18 +18,24 @@ import numpy as np
 from ...topo.errors import InfeasibleError
 from ...topo.routes import Route, route_links
 from ..bounds.single_path import has_single_paths
+from ..machine.boxes import SHAPES, rail_trees, turn_to_root
+from ..machine.links import Ints, LinkArrays
+from ..machine.pairs import Tree
+from ..machine.routes import Metric, OwnRoutes
+from ..machine.symmetry import colours, group
+from ..packing.generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
+from ..packing.survey import survey
+from ..packing.trees import Forest, RootedTree, root_tree, tree_depth
+from ..packing.weigh import (
+    count_uses,
+    find_best_shares,
+    find_max_load,
+    find_share_load,
+    round_shares,
+)
 from ..request import Request, TreeLimits
-from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
-from .large.combs import comb_trees
-from .large.level_trees import SLACKS, LevelTrees, choose_count, choose_depth
-from .machine.boxes import SHAPES, rail_trees, turn_to_root
-from .machine.links import Ints, LinkArrays
-from .machine.pairs import Tree
-from .machine.routes import Metric, OwnRoutes
-from .machine.symmetry import colours, group
-from .survey import survey
-from .trees import Forest, RootedTree, root_tree, tree_depth
-from .weigh import count_uses, find_best_shares, find_max_load, find_share_load, round_shares
+from .combs import comb_trees
+from .level_trees import SLACKS, LevelTrees, choose_count, choose_depth
 
 # A gap of at most this counts as at the bound.
 AT_BOUND = Fraction(1, 10**6)

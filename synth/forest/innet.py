@@ -15,11 +15,11 @@ import numpy as np
 
 from ...topo.grouping import group_by_key
 from ...topo.routes import Route
+from ..machine.links import Floats
+from ..machine.pairs import PairGraph
+from ..packing.trees import RootedTree
 from ..request import Request
 from .candidates import CandidateForest, ForestBuilder
-from .machine.links import Floats
-from .machine.pairs import PairGraph
-from .trees import RootedTree
 
 # Maximum number of switches for trying all subsets, of which there are 2 to this power.
 _ALL_SUBSETS = 6

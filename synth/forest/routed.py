@@ -13,12 +13,12 @@ import numpy as np
 
 from ...topo.routes import Router
 from ..ir.transfers import Transfers
+from ..machine.links import HOP_SHARE, Floats, Ints
+from ..machine.pairs import PairGraph, Tree
+from ..packing.generate import TreePacking
+from ..packing.trees import root_tree
 from ..request import Request
 from .candidates import CandidateForest, ForestBuilder
-from .generate import TreePacking
-from .machine.links import HOP_SHARE, Floats, Ints
-from .machine.pairs import PairGraph, Tree
-from .trees import root_tree
 
 # Above this, a spanning tree over all pairs of GPUs in every turn takes too long.
 _MAX_RANKS = 32

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -28,9 +27,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.exact import fraction_to_json
+from ...topo.notebook import draw, show
 from ...topo.schema import Count, Index, Label, read_as
 from .collective import COLLECTIVES, Chunk, Collective, CollectiveName, DemandName
 from .columns import MAX_EXPLICIT_RANKS, ColumnFields, read_columns, write_columns
+from .schedule_text import describe_schedule
 from .transfers import COPY, OPS, REDUCE, Op, Transfer, Transfers
 
 # Limit of a file: the most segments that planning tries.
@@ -185,16 +186,14 @@ class Schedule:
         )
 
     def _repr_svg_(self) -> str | None:
-        svg: str | None = import_module("..report.notebook", __package__).draw_schedule_svg(self)
-        return svg
+        return draw(self)
 
-    def _repr_html_(self) -> str:
-        return str(import_module("..report.notebook", __package__).show_schedule(self))
+    def _repr_html_(self) -> str | None:
+        return show(self)
 
     def describe(self) -> str:
         """Format the schedule's figures and its first transfers as text."""
-        # By name, since descriptions are made of schedules.
-        return str(import_module("..describe", __package__).describe_schedule(self))
+        return describe_schedule(self)
 
     def offsets(self) -> tuple[Fraction, ...]:
         """Return the offset of each chunk in its block, as a share of the buffer.

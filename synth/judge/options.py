@@ -13,6 +13,7 @@ from ...topo.graph import Device, Link, Topology
 from ...topo.routes import Router
 from ..bounds.assumptions import Assumption, find_links, list_assumptions
 from ..bounds.certificate import Bound
+from ..bounds.group_bounds import SubMachine
 from ..bounds.in_network import (
     bound_in_network,
     describe_assumption,
@@ -22,13 +23,12 @@ from ..bounds.in_network import (
 from ..bounds.single_path import find_bounds
 from ..export.choice import choose_graphs
 from ..export.graph_file import NEWEST
-from ..groups.bounds import SubMachine
-from ..groups.synthesize import synthesize_group
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..place.job import WHOLE
 from ..place.placing import place
 from ..plan import Plan
+from ..planner.groups import synthesize_group
 from ..planner.synthesize import synthesize
 from ..stock.on_paper import USUAL_SIZE_bytes
 from .machine import count_hosts

@@ -32,11 +32,11 @@ from ...topo.graph import Topology
 from ...topo.grouping import group_by_key
 from ...topo.routes import Route, Router, route_links
 from ..cost.loads import DirectedLink
-from ..forest.machine.routes import OwnRoutes
-from ..forest.machine.symmetry import group, shifts
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import Op, Transfer, Transfers
+from ..machine.routes import OwnRoutes
+from ..machine.symmetry import group, shifts
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from ...topo.output_head import output_head
-from ..describe import count
+from ..ir.schedule_text import count
 from ..sizes import show_size
 from .domains import Stay
 from .job import DIRECT, Job, Traffic

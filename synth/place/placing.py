@@ -1,7 +1,10 @@
 """Placement of a job's ranks on a machine's GPUs.
 
 All orders of few ranks are tried; for some more ranks CP-SAT proves the best order; beyond that, a
-local search finds an order, with a bound.
+local search finds an order, with a bound. It begins with orders that divide the job's dimensions
+over the machine's tiers (starts.py). While the bound is not met, moves improve them, one host's
+ranks are arranged and all hosts follow, and the best order is shaken and improved again. All of it
+is limited by work, not by the clock.
 """
 
 from collections.abc import Iterable, Sequence

@@ -116,7 +116,7 @@ def _wait(
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request, in the process of its own."""
-    from ..groups.synthesize import synthesize_any
+    from .groups import synthesize_any
 
     topology, router = load_for_planning(Topology.from_json(request["topology"]))
     name, ranks, root = request["collective"]

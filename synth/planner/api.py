@@ -8,23 +8,24 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
+from typing import Any
 
 from ...topo.derived.stripes import list_forms
 from ...topo.errors import InputError, VerificationError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
-from ..describe import count_bytes
 from ..groups.ranks import Helpers, choose_helpers, group_on
-from ..groups.synthesize import synthesize_any
 from ..ir.collective import Collective, CollectiveName
 from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Plan
 from ..request import TreeLimits
-from ..spares import add_spares
+from ..sizes import count_bytes
 from ..verify import verify as verify_schedule
 from .front import ParetoFront, find_front
+from .groups import synthesize_any
 from .names import AUTO
+from .spares import add_spares
 from .synthesize import collective_on
 
 log = logging.getLogger("topoplan")
@@ -206,3 +207,12 @@ def _find_collective(
             f"{len(topology.ranks)} GPUs; they must be as many"
         )
     return collective_on(collective.name, topology, collective.root)
+
+
+def describe(thing: Any, size: int | str = "1G") -> str:
+    """Return `thing.describe()`, the text that describes a topology, plan, schedule or choice.
+
+    For a plan, the text includes the prediction for `size` (bytes, or text such as "64M"). Kept for
+    users of version 0.1.
+    """
+    return str(thing.describe(size) if isinstance(thing, Plan) else thing.describe())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib import import_module
 
 from ...topo.errors import InputError
 from ...topo.graph import Topology
+from ...topo.notebook import draw, show
 from ...topo.routes import Router
 from ..bounds.certificate import Bound
 from ..bounds.single_path import Bounds, find_single_path_bound
+from ..describe import describe_front
 from ..ir.collective import Collective
 from ..ksync.pareto import Front, ParetoRow, decide, pareto
 from ..numeric.effort import Effort
@@ -59,16 +60,15 @@ class ParetoFront:
         rows = ", ".join(f"{x.chunks},{x.steps},{x.rounds}" for x in self.front) or "empty"
         return f"<ParetoFront {self.collective.name} on {self.topology.name}: {rows}>"
 
-    def _repr_svg_(self) -> str:
-        return str(import_module("...report.notebook", __name__).draw_front_svg(self))
+    def _repr_svg_(self) -> str | None:
+        return draw(self)
 
-    def _repr_html_(self) -> str:
-        return str(import_module("...report.notebook", __name__).show_front(self))
+    def _repr_html_(self) -> str | None:
+        return show(self)
 
     def describe(self) -> str:
         """Format the rows as the table that topo-synth prints."""
-        # By name, since descriptions import what they describe.
-        return str(import_module("...describe", __name__).describe_front(self))
+        return describe_front(self)
 
 
 def find_front(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from ...extras import WORDS, Names
 from ...topo.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from ..request import Strategy
 
 AUTO = "auto"
-# Before the path of a file whose schedule is to be planned with.
-FILE_PREFIX = "file:"
 # The entry points with which installed packages add strategies.
 GROUP = "topoplan.strategies"
 # The built-in strategies, in the order in which auto tries them.
@@ -37,13 +36,18 @@ DECORATED: dict[str, Strategy] = {}
 
 
 def check_name(name: str) -> None:
-    """Raise InputError unless `name` is auto, a file, or a strategy, built-in or a user's."""
+    """Raise InputError unless `name` is auto, or a strategy: built-in, an extra's, or a user's."""
     # Built-in ones come first, since listing installed packages takes time.
-    is_file = name.startswith(FILE_PREFIX)
-    if not is_file and name not in (AUTO, *STRATEGY_NAMES, *DECORATED):
+    if find_word(name) is None and name not in (AUTO, *STRATEGY_NAMES, *DECORATED):
         installed = [point.name for point in entry_points(group=GROUP)]
         if name not in installed:
             raise refuse_unknown(name, [*STRATEGY_NAMES, *installed, *DECORATED])
+
+
+def find_word(name: str) -> str | None:
+    """Return the word before a colon by which an extra adds strategies, None without one."""
+    word, colon, _ = name.partition(":")
+    return word if colon and word in Names(WORDS).list_all() else None
 
 
 def refuse_unknown(name: str, names: Iterable[str]) -> InputError:

@@ -25,6 +25,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
+from ...extras import WORDS, Names
 from ...topo.errors import (
     InfeasibleError,
     InputError,
@@ -33,11 +34,10 @@ from ...topo.errors import (
     VerificationError,
 )
 from ..ir.schedule import MAX_SEGMENTS, Schedule
-from ..msccl.strategy import file_strategy
 from ..request import Request, Strategy
 from ..strategies.built_in import STRATEGIES
 from ..verify import verify
-from .names import AUTO, DECORATED, FILE_PREFIX, GROUP, refuse_unknown
+from .names import AUTO, DECORATED, GROUP, find_word, refuse_unknown
 
 log = logging.getLogger("topoplan")
 
@@ -84,10 +84,12 @@ def list_strategies() -> dict[str, Strategy]:
 def find_strategy(name: str) -> Strategy:
     """Return the strategy of that name; raise InputError if there is none.
 
-    "file:" and a path is the schedule of that file.
+    What an extra adds is a word, a colon and what the extra takes, such as "file:" and a path.
     """
-    if name.startswith(FILE_PREFIX):
-        return file_strategy(name)
+    word = find_word(name)
+    if word is not None:
+        make: Callable[[str], Strategy] = Names(WORDS).find(word)
+        return make(name)
     # Built-in ones come first, since listing installed packages takes time.
     strategy = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
     if strategy is None:

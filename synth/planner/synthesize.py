@@ -27,11 +27,11 @@ from ..cost.segmentation import (
     reroute_unless_in_network,
 )
 from ..forest.candidates import AT_BOUND
-from ..forest.survey import survey
 from ..ir.addition_order import is_uniform
 from ..ir.collective import Collective, collective_on
 from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
+from ..packing.survey import survey
 from ..plan import Entry, Plan
 from ..reproducible.build import build_reproducible, choose_bracketing
 from ..reproducible.fitting import NAME as BRACKETED

@@ -14,11 +14,11 @@ from ...topo.graph import Topology
 from ...topo.loader.resolve import load_for_planning
 from ...topo.routes import Router
 from ..bounds.certificate import Bound
+from ..bounds.group_bounds import SubMachine
 from ..bounds.in_network import bound_in_network
 from ..bounds.single_path import Bounds, find_bounds
 from ..cost.affine import Cost
 from ..explain import Explanation, explain
-from ..groups.bounds import SubMachine
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..numeric.effort import Effort

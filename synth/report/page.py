@@ -15,7 +15,7 @@ from ...topo.pictures.cables import (
     format_rate,
     group_alike,
 )
-from ...topo.pictures.notebook import draw_part, read_width
+from ...topo.pictures.part import draw_part, read_width
 from ...topo.pictures.table import MAX_GPUS, list_adding
 from ...topo.printable import quote
 from ...topo.version import VERSION

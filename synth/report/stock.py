@@ -15,12 +15,12 @@ from itertools import pairwise
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.formats.nccl_xml import is_amd
 from ...topo.routes import Router
+from ..bounds.group_bounds import SubMachine
 from ..channels.channels import CHAIN, RING, Channels, schedule_channels
 from ..cost.affine import Cost, costs_between_gpus, tighten
 from ..cost.host_costs import host_of
 from ..cost.segmentation import time_us
 from ..cost.simulate import MAX_GROUPS
-from ..groups.bounds import SubMachine
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule, compose
 from ..ir.transfers import Op

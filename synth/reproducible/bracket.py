@@ -7,8 +7,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..forest.machine.links import Floats
-from ..forest.machine.routes import OwnRoutes
+from ..machine.links import Floats
+from ..machine.routes import OwnRoutes
 
 # A rank, or a pair of bracketings that are added up.
 Bracket = int | tuple["Bracket", "Bracket"]

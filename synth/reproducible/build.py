@@ -21,10 +21,10 @@ from ..cost.affine import Cost, affine_s, bandwidth_s_per_GB
 from ..cost.host_costs import HostCosts
 from ..cost.loads import computes_in_network
 from ..cost.segmentation import families, fastest, reroute_unless_in_network
-from ..forest.machine.routes import OwnRoutes
-from ..forest.trees import levels as tree_levels
 from ..ir.addition_order import find_bracketing
 from ..ir.schedule import Schedule
+from ..machine.routes import OwnRoutes
+from ..packing.trees import levels as tree_levels
 from ..request import (
     MAX_TRANSFERS,
     Request,

@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..forest.machine.links import Floats
-from ..forest.machine.routes import OwnRoutes
-from ..forest.trees import levels
 from ..ir.transfers import Op
+from ..machine.links import Floats
+from ..machine.routes import OwnRoutes
 from ..numeric.arborescence import cheapest_out_tree
+from ..packing.trees import levels
 from .bracket import Bracket
 
 Ints = NDArray[np.int64]

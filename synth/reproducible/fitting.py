@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...topo.errors import InfeasibleError
-from ..forest.machine.links import Floats
-from ..forest.machine.routes import OwnRoutes
-from ..forest.weigh import divide, round_shares
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
+from ..machine.links import Floats
+from ..machine.routes import OwnRoutes
 from ..numeric.effort import Effort
+from ..packing.weigh import divide, round_shares
 from ..request import Request, Send, build_schedule
 from .bracket import Bracket
 from .embedding import Column, Embedding, count_sends, find_spreads

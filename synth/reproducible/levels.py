@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...topo.errors import InfeasibleError
-from ..forest.survey import survey
 from ..ir.schedule import Schedule
+from ..packing.survey import survey
 from ..request import MAX_TRANSFERS, Request, Send, build_schedule, segment_counts
 from ..strategies.placement import place
 

@@ -4,7 +4,8 @@ NCCL's trees have this shape inside a node. An allreduce adds each share up alon
 both ends to the middle, and sends the sum back; the shares are those at which the links carry most.
 The strategy offers these chains, pipelined, and fewer chains of equal shares. If chains alone are
 not proved to be the best, rings are tried too, and chains and rings side by side; the fastest
-combination is used. The orders and shares come from synth/channels.
+combination is used. (Side by side they carry more than either on some graphs, on no recorded
+machine so far.) The orders and shares come from synth/channels.
 """
 
 from collections import Counter
@@ -18,10 +19,10 @@ from ..channels.columns import Column, OrderPacking, find_exact_rates, pack_orde
 from ..channels.orders import Orders
 from ..channels.rounding import Rounding
 from ..cost.affine import bandwidth_s_per_GB, shared_s_per_GB, tighten
-from ..forest.machine.routes import OwnRoutes
-from ..forest.trees import Forest, RootedTree, schedule_of
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
+from ..machine.routes import OwnRoutes
+from ..packing.trees import Forest, RootedTree, schedule_of
 from ..request import MAX_TRANSFERS, Request, check_size, segment_counts
 
 # Numbers of chains of equal shares that are offered besides the best shares: fewer chains take

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
-from ..forest.machine.boxes import Parents, binary_pair
-from ..forest.trees import levels
 from ..ir.schedule import Schedule
+from ..machine.boxes import Parents, binary_pair
+from ..packing.trees import levels
 from ..request import SEGMENTS, Request, Send, build_schedule
 from .placement import LARGE_BYTES, place
 

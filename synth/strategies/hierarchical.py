@@ -2,15 +2,15 @@
 
 Each box reduces to its rails, and the boxes exchange rail by rail. The boxes are found by their
 links and solved once; across them every rail has trees of boxes: a pair of binary trees, a chain,
-chains or stars from every box (synth/forest/machine/boxes.py, shapes.py).
+chains or stars from every box (synth/machine/boxes.py, shapes.py).
 """
 
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
 from ..forest.candidates import ForestBuilder, pareto
-from ..forest.trees import schedule_of
 from ..ir.schedule import Schedule
+from ..packing.trees import schedule_of
 from ..request import Request, segment_counts
 
 

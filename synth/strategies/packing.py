@@ -19,21 +19,21 @@ from ..bounds.single_path import SINGLE_PATH_ROOTS, find_bounds, has_single_path
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
 from ..cost.segmentation import list_omitted, reroute_unless_in_network
-from ..forest.balanced import balanced_trees
 from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
-from ..forest.large.level_paths import explain_too_many
-from ..forest.large.level_trees import LevelTrees, choose_count, choose_depth
-from ..forest.machine.links import LinkArrays
-from ..forest.machine.routes import OwnRoutes
-from ..forest.machine.symmetry import shifts
-from ..forest.paths import PathPacking, level_schedule, path_schedule
-from ..forest.rooted import RootedPacking, group_packing
+from ..forest.level_trees import LevelTrees, choose_count, choose_depth
 from ..forest.routed import keeps_to_routes, routed_forest
-from ..forest.survey import MAX_PAIRS, survey
-from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
-from ..forest.weigh import TOLERANCE
 from ..ir.schedule import Schedule, reverse
+from ..machine.links import LinkArrays
+from ..machine.routes import OwnRoutes
+from ..machine.symmetry import shifts
+from ..packing.balanced import balanced_trees
+from ..packing.level_paths import explain_too_many
+from ..packing.paths import PathPacking, level_schedule, path_schedule
+from ..packing.rooted import RootedPacking, group_packing
+from ..packing.survey import MAX_PAIRS, survey
+from ..packing.trees import Forest, RootedTree, schedule_of, tree_depth
+from ..packing.weigh import TOLERANCE
 from ..request import Request, segment_counts
 
 # Collectives that are planned as their opposite on the reversed machine.

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
 from ..forest.candidates import ForestBuilder, pareto
-from ..forest.trees import RootedTree, schedule_of
 from ..ir.schedule import Schedule
+from ..packing.trees import RootedTree, schedule_of
 from ..request import Request, check_size
 
 

@@ -14,8 +14,8 @@ from ..channels.columns import OrderPacking, find_exact_rates, pack_orders
 from ..channels.orders import Orders
 from ..channels.rounding import Rounding
 from ..cost.affine import bandwidth_s_per_GB, shared_s_per_GB
-from ..forest.machine.routes import OwnRoutes
 from ..ir.schedule import Schedule
+from ..machine.routes import OwnRoutes
 from ..request import MAX_TRANSFERS, Request, check_size
 
 # Rings of unequal shares that take this many times as long as their most loaded links have equal

@@ -172,19 +172,13 @@ def test_collectives_are_understood_as_others_spell_them(
 
 def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> None:
     torch = pytest.importorskip("torch")
-    from topoplan.runtime.codecs import CODECS
     from topoplan.runtime.measuring.bench_data import DTYPES, OPS
     from topoplan.runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES, spell_dtype
-    from topoplan.runtime.option_names import CODEC_NAMES
     from topoplan.synth.planner.names import STRATEGY_NAMES
     from topoplan.synth.strategies.built_in import STRATEGIES
 
     assert set(STRATEGY_NAMES) == set(STRATEGIES)
-    assert (set(DTYPE_NAMES), set(OP_NAMES), set(CODEC_NAMES)) == (
-        set(DTYPES),
-        set(OPS),
-        set(CODECS),
-    )
+    assert (set(DTYPE_NAMES), set(OP_NAMES)) == (set(DTYPES), set(OPS))
     for name in ("half", "float", "double", "long", "int"):  # as torch has them
         assert (
             DTYPES[spell_dtype(name)]

@@ -132,7 +132,6 @@ def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path
         (["dgx1", "--for-vm", "--format", "svg"], "leave --format out"),
         (["dgx1", "--sysfs-root", "/nowhere"], "leave TOPOLOGY out"),
         (["--sysfs-root", "/nowhere"], "/nowhere"),
-        (["dgx1", "--measure"], "torchrun"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], says: str) -> None:

@@ -11,7 +11,7 @@ from nccl_standin import NcclStandIn
 import topoplan
 from goldens.plans import find_machine
 from topoplan.runtime.candidates import Candidate
-from topoplan.runtime.codecs import find_codec
+from topoplan.runtime.codec import find_codec
 from topoplan.runtime.compiled import Buffers
 from topoplan.runtime.program.layout import ends_numel
 from topoplan.runtime.runners.programs import Messages

@@ -30,7 +30,8 @@ FILES = [
 ]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *PAGES]
 TEXTS = [
     *DOCUMENTS,
     ROOT / "CONTRIBUTING.md",
@@ -89,13 +90,24 @@ def _list_anchors(document: Path) -> set[str]:
 def test_every_page_is_in_the_site_and_leads_from_the_start() -> None:
     listed = set(
         re.findall(
-            r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+            r" ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
         )
     )
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES}
     assert pages - listed == {"hardware.md"} & pages
-    links = read_page(ROOT / "docs" / "index.md").links
+    links = [
+        link
+        for name in ("index.md", "internals.md")
+        for link in read_page(ROOT / "docs" / name).links
+    ]
     assert [page for page in pages - {"index.md", "hardware.md"} if page not in links] == []
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "internals").glob("*.md")), ids=lambda path: path.name
+)
+def test_a_page_on_the_design_is_short(page: Path) -> None:
+    assert page.stat().st_size <= 12_000
 
 
 def test_every_environment_variable_is_in_the_table() -> None:
@@ -134,10 +146,13 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
         sys.executable, "-m", "mkdocs", "build", "--quiet", "-d", str(tmp_path / "site"), cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+    site = tmp_path / "site"
     pages = {
-        file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "site").glob("*.html")
+        file.relative_to(site).as_posix(): file.read_text(encoding="utf-8")
+        for file in site.rglob("*.html")
     }
-    assert {path.with_suffix(".html").name for path in (ROOT / "docs").glob("*.md")} <= set(pages)
+    made = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in PAGES}
+    assert made <= set(pages)
     assert (
         "usage: topo-synth" in pages["cli.html"] and "Written by" not in pages["contributing.html"]
     )
@@ -145,9 +160,7 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
         r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>"
     )
     assert {name: found for name, text in pages.items() if (found := fetched.findall(text))} == {}
-    styles = "".join(
-        file.read_text(encoding="utf-8") for file in (tmp_path / "site").rglob("*.css")
-    )
+    styles = "".join(file.read_text(encoding="utf-8") for file in site.rglob("*.css"))
     assert re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//[^)]*", styles) == []
 
 

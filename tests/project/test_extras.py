@@ -14,10 +14,12 @@ import topoplan
 from topoplan import extras
 from topoplan.cli import entry, probe, run, synth
 from topoplan.cli.commands import import_command, list_commands
+from topoplan.cli.running.options import build_parser as build_run_parser
 from topoplan.cli.synthesis.options import build_parser
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     CHECKS,
+    CODECS,
     COMMANDS,
     EXAMPLES,
     EXPLANATIONS,
@@ -28,20 +30,24 @@ from topoplan.extras import (
     MODES,
     NAMES,
     NETWORKS,
+    NOTEBOOKS,
     PLANS,
     RUNS,
     SCHEMAS,
     SOURCES,
+    WORDS,
     Extra,
     Names,
 )
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.runtime.backend.plan_sets import PlanSetFormat
+from topoplan.runtime.codec import Codec
 from topoplan.runtime.ranks.links import NamedLinks
 from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.doctor.view import Check
 from topoplan.topo.errors import InputError, TopoplanError
+from topoplan.topo.notebook import Renderer
 
 
 def test_every_path_and_module_of_the_table_is_there() -> None:
@@ -67,7 +73,12 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(c, Check) for name in checks.describe() for c in checks.find(name))
     networks = Names(NETWORKS)
     assert all(callable(networks.find(name).join) for name in networks.describe())
-    parsers = probe.build_parser(), build_parser()
+    parsers = probe.build_parser(), build_parser(), build_run_parser()
+    notebooks = Names(NOTEBOOKS)
+    assert all(isinstance(notebooks.find(name), Renderer) for name in notebooks.describe())
+    assert all(callable(Names(WORDS).find(name)) for name in Names(WORDS).describe())
+    codecs = Names(CODECS)
+    assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
     for group in (MODES, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from needs import has_extra
 
 from ranks.checks import MEANS, SUMS, all_gather_single, reduce_scatter_single, same_everywhere
 from ranks.topo_backend import Calls, count_planned, end, start
@@ -64,8 +65,9 @@ def every_collective(folder: str) -> None:
     memory()
     by_gloo(planned)
     end()
-    start(plans=folder, compress="int8", choose="model")
-    compressed()
+    if has_extra("codecs"):
+        start(plans=folder, compress="int8", choose="model")
+        compressed()
 
 
 def reductions(planned: Calls) -> None:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from ranks.checks import MEANS, normal, refused, same_everywhere, total
 from topoplan import Communicator
-from topoplan.runtime.codecs import CODECS, Codec
+from topoplan.runtime.codec import Codec, find_codec
+from topoplan.runtime.extras.codecs.codecs import INT8, ScaledCodec
 
 
 def all_normal(numel: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -30,7 +31,7 @@ def sums_and_feedback(path: str, codecs: Sequence[str]) -> None:
     for name in codecs:
         communicator = Communicator(path, choose="plan", compress=name)
         for numel in (1, 33, 70_001):
-            sum_is_near(communicator, CODECS[name], numel)
+            sum_is_near(communicator, find_codec(name), numel)
             nothing_is_lost(communicator, numel)
         what_is_not_finite(communicator)
     other_dtypes_and_shapes(path)
@@ -128,7 +129,7 @@ def bytes_fall(direct: str) -> None:
         assert bytes_sent(name) <= 0.27 * whole
 
 
-def rounded(x: torch.Tensor, codec: Codec) -> torch.Tensor:
+def rounded(x: torch.Tensor, codec: ScaledCodec) -> torch.Tensor:
     """Return what is left of a tensor that was sent."""
     wire, out = torch.empty(codec.nbytes(len(x)), dtype=torch.uint8), torch.empty_like(x)
     codec.encode(x.clone(), wire, torch.empty_like(x))
@@ -141,7 +142,7 @@ def reduced_once(direct: str, ring: str) -> None:
     with refused("adds up partial sums"):
         Communicator(ring, compress="int8", reduction="once")
     communicator = Communicator(direct, choose="plan", compress="int8", reduction="once")
-    world, codec, part = dist.get_world_size(), CODECS["int8"], 320
+    world, codec, part = dist.get_world_size(), INT8, 320
     tensors, wanted = [normal(rank, part * world) for rank in range(world)], []
     for owner in range(world):
         own = slice(owner * part, (owner + 1) * part)

@@ -11,8 +11,8 @@ import os
 import patience
 
 from topoplan.cli.shared.common import run_command
-from topoplan.runtime.measuring.measure_links import measure_topology
-from topoplan.runtime.measuring.rates import Endpoint
+from topoplan.runtime.extras.measuring.measure_links import measure_topology
+from topoplan.runtime.extras.measuring.rates import Endpoint
 from topoplan.topo.graph import Topology
 
 

@@ -24,7 +24,7 @@ from ranks.checks import MEANS, always_stock, refused, same_everywhere
 from ranks.one_sided import DTYPES, OPS, bits_of, first_difference, values
 from ranks.topo_backend import count_planned, end, start
 from topoplan import Communicator, ExecutionError, Plan
-from topoplan.runtime.codecs import CODECS
+from topoplan.extras import CODECS, Names
 from topoplan.runtime.extras.mpi import player as player_over_mpi
 from topoplan.runtime.extras.mpi.links import MpiLinks
 from topoplan.runtime.extras.native.library import load_library
@@ -65,7 +65,7 @@ def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
         communicator.allreduce(result)
     Communicator(ring, over_gloo, choose="plan").allreduce(x_by_gloo := x.clone())
     assert torch.equal(result, x_by_gloo)
-    for codec, numel in product(CODECS, (len(x), 301)):  # the few go in waves
+    for codec, numel in product(Names(CODECS), (len(x), 301)):  # the few go in waves
         results = [x[:numel].clone(), x[:numel].clone()]
         for transport, result in zip((over_gloo, over_mpi), results, strict=True):
             Communicator(ring, transport, choose="plan", compress=codec).allreduce(result)

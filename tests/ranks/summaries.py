@@ -88,7 +88,7 @@ def turned_off(folder: str) -> list[str]:
 
     def run() -> None:
         start(plans=folder, choose="race")
-        hook = topoplan.ddp_hook("there is no such plan.json", compress="int8")
+        hook = topoplan.ddp_hook("there is no such plan.json")
         model, stock = wrapped(network, hook), wrapped(network, None)
         for one in (model, stock):
             one(torch.full((2, 33), float(dist.get_rank()))).sum().backward()

@@ -12,7 +12,9 @@ import pytest
 from launch import run_ranks
 from needs import has_extra
 
-if not all(has_extra(x) for x in ("helpers", "joint", "recovery", "slow-links", "shared-memory")):
+if not all(
+    has_extra(x) for x in ("helpers", "joint", "recovery", "slow-links", "shared-memory", "codecs")
+):
     pytest.skip("one of the extras is not here", allow_module_level=True)
 
 from ranks import combined
@@ -22,8 +24,8 @@ from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.extras.native.library import load_library
 from topoplan.runtime.ranks import cabled
 from topoplan.synth.extras.joint.synthesize import synthesize_joint
-from topoplan.synth.groups.synthesize import synthesize_group
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.planner.groups import synthesize_group
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.presets import preset

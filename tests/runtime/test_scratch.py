@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch import run_ranks
+from needs import has_extra
 from ranks import scratch
 
 import topoplan
@@ -40,8 +41,10 @@ def test_races_share_an_arena_and_free_it(plans: Plans, tmp_path: Path) -> None:
     assert max(by_rank) <= MIB
 
 
-def test_encoding_works_in_the_shared_arena(plans: Plans) -> None:
-    run_ranks(scratch.codecs_share_it, 3, plans("full:3", "allreduce", "direct"))
+if has_extra("codecs"):
+
+    def test_encoding_works_in_the_shared_arena(plans: Plans) -> None:
+        run_ranks(scratch.codecs_share_it, 3, plans("full:3", "allreduce", "direct"))
 
 
 def test_the_budget_has_a_name(folder_of_plans: Callable[..., Path]) -> None:

@@ -18,9 +18,9 @@ from topoplan.synth.bounds.cuts import cut_bound
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
 from topoplan.synth.explain import explain
-from topoplan.synth.forest.survey import survey
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.numeric.effort import Effort
+from topoplan.synth.packing.survey import survey
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.report.gather import gather_report, report_plan

@@ -13,8 +13,8 @@ from thorough import count_examples
 from topoplan import Topology
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.forest.large.level_trees import LevelTrees
-from topoplan.synth.forest.machine.routes import OwnRoutes
+from topoplan.synth.forest.level_trees import LevelTrees
+from topoplan.synth.machine.routes import OwnRoutes
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request

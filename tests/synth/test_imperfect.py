@@ -19,14 +19,14 @@ from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.explain import explain
-from topoplan.synth.forest.large.combs import comb_trees
-from topoplan.synth.forest.large.groups import find_narrow_groups
-from topoplan.synth.forest.large.level_paths import LevelPaths
-from topoplan.synth.forest.large.level_trees import LevelTrees
-from topoplan.synth.forest.machine.boxes import find_boxes
-from topoplan.synth.forest.paths import level_schedule
-from topoplan.synth.forest.survey import mend
+from topoplan.synth.forest.combs import comb_trees
+from topoplan.synth.forest.level_trees import LevelTrees
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.machine.boxes import find_boxes
+from topoplan.synth.machine.partitions import find_narrow_groups
+from topoplan.synth.packing.level_paths import LevelPaths
+from topoplan.synth.packing.paths import level_schedule
+from topoplan.synth.packing.survey import mend
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import Synthesis, collective_on, synthesize
 from topoplan.synth.verify import verify

@@ -16,10 +16,11 @@ from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, tighten
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import families, fastest
 from topoplan.synth.cost.transfer_times import predict_times
-from topoplan.synth.describe import describe_plan, describe_schedule
+from topoplan.synth.describe import describe_plan
 from topoplan.synth.ir.addition_order import find_bracketing, is_uniform, rounded
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.ir.schedule import Schedule, reverse
+from topoplan.synth.ir.schedule_text import describe_schedule
 from topoplan.synth.ir.transfers import Transfer, Transfers
 from topoplan.synth.plan import Entry, Plan
 from topoplan.synth.plan_text import hash_of

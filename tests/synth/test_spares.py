@@ -13,8 +13,8 @@ from called import call_command
 
 import topoplan
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.spares import add_spares, list_losses, plan_without
 from topoplan.synth.planner.synthesize import collective_on, synthesize
-from topoplan.synth.spares import add_spares, list_losses, plan_without
 from topoplan.topo.derived.lost_links import PairRoutes
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology

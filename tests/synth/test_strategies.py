@@ -15,9 +15,9 @@ from thorough import count_examples
 
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
-from topoplan.synth.forest.machine.boxes import binary
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.machine.boxes import binary
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, lower_envelope, synthesize
 from topoplan.synth.request import Request

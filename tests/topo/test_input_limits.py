@@ -21,10 +21,10 @@ import pytest
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.synth.demands.demands import read_demands
 from topoplan.synth.export.nccl_tuner import read_measured
+from topoplan.synth.extras.msccl.read import read_algorithm
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.judge.readers.detect import read_file as read_log
 from topoplan.synth.judge.readers.json_results import read_json
-from topoplan.synth.msccl.read import read_algorithm
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
 from topoplan.synth.planner.synthesize import synthesize

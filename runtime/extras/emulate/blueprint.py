@@ -1,9 +1,10 @@
 """Plan the emulation of a topology: a namespace per device, a cable per linked pair, all routes.
 
 Pure data, computed before anything is touched. A rank has an identity address (10.99.x.y) that its
-process groups are bound to; every device on a route knows the next hop. If the hardware has no
-route between two GPUs (only other GPUs are between them), those GPUs forward: sockets need
-connections between all ranks, and a stock collective in a bad rank order would do the same.
+process groups are bound to; every device on a route knows the next hop. Where equal switches stand
+in parallel, each connection takes one of them, by a hash of its ports. If the hardware has no route
+between two GPUs (only other GPUs are between them), those GPUs forward: sockets need connections
+between all ranks, and a stock collective in a bad rank order would do the same.
 """
 
 import re

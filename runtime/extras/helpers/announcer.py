@@ -9,7 +9,7 @@ import torch
 from ....synth.ir.schedule import Schedule
 from ....synth.plan import Plan
 from ....topo.errors import ExecutionError, InputError
-from ...codecs import Codec
+from ...codec import Codec
 from ...compiled import Compiled
 from ...observers import observe_links
 from ...program.contract import Player, PlayError

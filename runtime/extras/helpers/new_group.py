@@ -20,7 +20,7 @@ from ....topo.errors import InputError, TopoplanError
 from ...backend import NAME
 from ...backend.base_group import BaseGroup
 from ...backend.options import BackendOptions, Helped, Plans, backend_options
-from ...codecs import Codec, find_codec
+from ...codec import Codec, find_codec
 from ...layers import refuse
 from ...ranks.groups import make_group, uses_nccl
 from ...ranks.places import find_machine

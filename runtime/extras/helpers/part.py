@@ -6,7 +6,7 @@ import weakref
 
 from ....synth.ir.collective import spell_ranks
 from ....synth.plan import Plan
-from ...codecs import Codec
+from ...codec import Codec
 from ...parts import Part, label_ranks, narrow
 from ...ranks.transport import Transport
 from ...runners.programs import Messages

@@ -13,7 +13,7 @@ import torch
 
 from ....synth.plan import Plan
 from ...candidates import Candidate
-from ...codecs import Codec
+from ...codec import Codec
 from ...compiled import Buffers
 from ...observers import observe_links
 from ...ranks.faults import Call

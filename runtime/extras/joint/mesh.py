@@ -2,8 +2,8 @@
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from ....synth.describe import count_bytes
 from ....synth.extras.joint.calls import JointCall, list_mesh_calls
+from ....synth.sizes import count_bytes
 
 
 def mesh_groups(mesh: DeviceMesh, **calls: tuple[str, int | str]) -> tuple[JointCall, ...]:

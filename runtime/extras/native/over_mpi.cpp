@@ -1,7 +1,7 @@
 // Plays programs of one rank over MPI's persistent requests, each operation as soon as those that it
 // depends on have ended.
 //
-// players/over_mpi_native.py is its only caller: it encodes the programs, makes the requests, and passes
+// ../mpi/native_player.py is its only caller: it encodes the programs, makes the requests, and passes
 // the functions of the MPI library that mpi4py uses. Requests are opaque bytes here, since they are
 // pointers in Open MPI and numbers in MPICH.
 
@@ -16,7 +16,7 @@ namespace {
 
 using namespace topoplan;
 
-// Codes of players/over_mpi_native.py.
+// Codes of ../mpi/native_player.py.
 enum Kind : int64_t { MESSAGE, LOCAL };
 enum Outcome : int { DONE, PAUSED, TIMED_OUT, FAILED };
 enum State : char { IDLE, BEGUN, ENDED };

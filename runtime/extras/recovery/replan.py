@@ -39,7 +39,7 @@ def import_planner() -> ModuleType:
 
     It is not imported with this one, since it takes a second of a core and only rank 0 needs it.
     """
-    from ....synth import spares
+    from ....synth.planner import spares
 
     return spares
 

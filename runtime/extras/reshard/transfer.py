@@ -345,8 +345,8 @@ def make_plan(
     demands: Demands | None, world: int, topology: Machine, helpers: Helpers, time_limit_s: float
 ) -> Plan:
     """Return the plan for demands on a machine whose GPU i runs rank i."""
-    from ....synth.demands.synthesize import synthesize_demands
     from ....synth.groups.ranks import choose_helpers
+    from ....synth.planner.demands import synthesize_demands
     from ....topo.loader.resolve import load_for_planning
 
     assert demands is not None

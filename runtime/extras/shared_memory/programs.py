@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from ....synth.ir.schedule import number_members
-from ...codecs import EncodingBuffers
+from ...codec import Encoding
 from ...compiled import Compiled
 from ...program.contract import PlayedProgram, Player
 from ..one_sided.lowering import lower_one_sided
@@ -40,7 +40,7 @@ class CompiledInMemory(Compiled):
         return 0
 
     def make_player(
-        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
         """See Compiled."""
         memory = open_memory(self.transport)
@@ -61,7 +61,7 @@ class CompiledWithinHosts(Compiled):
         return EncodedParts(self.messages, memory, labels, self.ranks, self.dtype.itemsize)
 
     def make_player(
-        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
         """See Compiled."""
         op = self.op if self.schedule.collective.reduces else None

@@ -32,7 +32,7 @@ def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
 
     Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
     """
-    from ....synth.groups.synthesize import synthesize_any  # which only the rank that plans needs
+    from ....synth.planner.groups import synthesize_any  # which only the rank that plans needs
 
     topology = slow_down(plan.topology, factors)
     new = synthesize_any(

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from ....topo.graph import Topology
 from ....topo.measured.flows import Hop, Pair
 from ....topo.routes import Router, route_links
-from ...measuring.rates import CHUNKS, Endpoint, MessageLimits, estimate_rates_GBps
 from ...ranks.transport import Transport
+from ..measuring.rates import CHUNKS, Endpoint, MessageLimits, estimate_rates_GBps
 
 # A flow takes this long on a link in order: rates of shorter ones vary by .1 on two busy cores.
 # Its bytes are limited, since both ends need memory for them.

@@ -12,8 +12,8 @@ from ....topo.loader.resolve import load_for_planning
 from ....topo.pictures.cables import format_rate
 from ...bounds.certificate import Bound, proved_s_per_GB
 from ...bounds.single_path import find_bounds
-from ...forest.machine.symmetry import MAX_IMAGES, group, shifts
 from ...ir.collective import Collective
+from ...machine.symmetry import MAX_IMAGES, group, shifts
 from ...numeric.effort import Effort
 from .hosts import CabledHosts, HostPort, find_obstacle, read_hosts
 from .nccl import find_nccl_cabling

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from ....topo.printable import printable
 from ...bounds.assumptions import join_assumptions, list_assumptions
-from ...describe import WIDTH, count, show_us
+from ...describe import show_us
 from ...ir.collective import spell_ranks
+from ...ir.schedule_text import WIDTH, count
 from ...sizes import show_size
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from ....topo.graph import Topology
 from ....topo.routes import Route
 from ...cost.affine import tighten, total_seconds
 from ...cost.loads import DirectedLink
-from ...forest.trees import levels
 from ...ir.collective import Chunk
 from ...ir.schedule import Schedule
 from ...ir.transfers import COPY, REDUCE, Transfers
+from ...packing.trees import levels
 from .calls import JointCall
 from .packing import Columns
 

@@ -25,14 +25,14 @@ from ....topo.exact import fraction_to_json
 from ....topo.graph import Topology
 from ....topo.routes import Route, Router
 from ...bounds.multipath import DENOMINATORS
-from ...forest.machine.links import Floats
-from ...forest.machine.routes import Metric, OwnRoutes, RoutedMetric
-from ...forest.trees import levels
-from ...forest.weigh import TOLERANCE, SharePacking
+from ...machine.links import Floats
+from ...machine.routes import Metric, OwnRoutes, RoutedMetric
 from ...numeric.arborescence import cheapest_out_tree
 from ...numeric.effort import Effort
 from ...numeric.linear import Rows, minimise
 from ...numeric.steiner import SteinerTrees
+from ...packing.trees import levels
+from ...packing.weigh import TOLERANCE, SharePacking
 from .bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
 from .calls import JointCall, helpers_of
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -247,8 +246,9 @@ class JointPlan:
 
     def describe(self) -> str:
         """Format the joint plan as topo-synth's table."""
-        # By name, since descriptions are made of plans.
-        return str(import_module(".describe", __package__).describe_joint(self))
+        from .describe import describe_joint  # it is made of plans
+
+        return describe_joint(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the joint plan as a JSON object, with `hash` over all other fields."""

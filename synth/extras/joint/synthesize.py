@@ -20,13 +20,13 @@ from ....topo.loader.resolve import load_for_planning
 from ....topo.routes import Router
 from ...bounds.certificate import SINGLE_PATH, Bound, join_devices
 from ...bounds.cuts import cut_bound
+from ...bounds.group_bounds import SubMachine
 from ...bounds.multipath import directed_bounds, find_nearest_gpu
 from ...bounds.single_path import Bounds
 from ...cost.affine import costs_between_gpus
 from ...cost.loads import DirectedLink, computes_in_network, list_computing
-from ...forest.machine.routes import OwnRoutes
-from ...groups.bounds import SubMachine
 from ...groups.ranks import REST
+from ...machine.routes import OwnRoutes
 from ...numeric.effort import USUAL_LIMIT_S, Effort
 from ...plan import Entry, Plan
 from ...planner.synthesize import lower_envelope

@@ -6,8 +6,8 @@ hardware's routes cross the links out of those devices that such routes use. So 
 least the bytes that all parts send, over the capacity of all these links. The certificate then
 proves a bound by cases: for a tier that covers all GPUs and a dimension of the job, either every
 group is *whole*, all in one part, or some group is *divided*. (Both are possible only if groups fit
-into parts; groups that must share a host are not divided above it.) In each case six facts hold
-for every order.
+into parts; groups that must share a host are not divided above it.) Without cases the facts would
+be loose where groups either fit into a part or do not. In each case six facts hold for every order.
 
 *Floors of GPUs*: in a phase every rank sends a message. So does the GPU whose widest route to any
 other GPU is the narrowest, and this takes at least the bytes of a message over that width.

@@ -1,5 +1,8 @@
 """Lower bounds on the messages out of the part that holds one certain rank.
 
+Means over ranks, as in check.py, show neither that numbers of members are whole, nor that the ends
+of a line send less than its middle. The messages of one part show both.
+
 In a mesh of two dimensions the ranks of a part have some shape, and shapes that send little along
 one dimension send much along the other. A part with `units` members has them in r groups of the
 first dimension (*across*) and in k groups of the second (*along*), so at r coordinates along and k

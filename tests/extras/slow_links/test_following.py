@@ -32,10 +32,10 @@ from topoplan.runtime.extras.slow_links.probe import (
 )
 from topoplan.runtime.extras.slow_links.watch import find_change
 from topoplan.synth.cost.segmentation import families
-from topoplan.synth.groups.synthesize import synthesize_group
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.groups import synthesize_group
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.measured.flows import Hop
 from topoplan.topo.presets import preset

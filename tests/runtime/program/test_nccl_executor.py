@@ -25,7 +25,6 @@ from unhurried import make_effort
 
 from topoplan.runtime import compiled
 from topoplan.runtime.candidates import Candidate
-from topoplan.runtime.codecs import find_codec
 from topoplan.runtime.compiled import NCCL_BATCH, Buffers, make_bindings
 from topoplan.runtime.dispatcher import Dispatcher
 from topoplan.runtime.policy import Policy
@@ -261,21 +260,6 @@ def test_helpers_exchange_batches_with_members(seed: int) -> None:
             )
     standin.play()
     assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors.values())
-
-
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
-def test_encoded_messages_keep_the_rules(codec: str) -> None:
-    standin, schedule = NcclStandIn(4), build("one-shot", preset("switch:4"), "allreduce")[0]
-    given = torch.rand((4, 200), generator=torch.Generator().manual_seed(1))
-    tensors, residuals = list(given.clone()), list(torch.zeros(4, 200))
-    for rank in range(4):
-        with standin.host_of(rank) as transport:
-            sender = Messages(transport, None, find_codec(codec))
-            buffers = Buffers(200, tensors[rank], tensors[rank], residual=residuals[rank])
-            sender.run(Candidate(schedule), buffers)
-    standin.play()
-    assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
-    torch.testing.assert_close(tensors[0] + sum(residuals), given.sum(0))
 
 
 def test_a_plan_is_carried_out_by_its_own_choice(plans: Callable[..., str], tmp_path: Path) -> None:

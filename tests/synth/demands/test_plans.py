@@ -19,11 +19,11 @@ from thorough import count_examples
 
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.certificate import Bound, bound_of, check_bound
+from topoplan.synth.bounds.demand_cuts import is_large
 from topoplan.synth.demands.demands import Demand, Demands, from_matrix
-from topoplan.synth.demands.large import is_large
-from topoplan.synth.demands.synthesize import synthesize_demands
 from topoplan.synth.numeric.steiner import SteinerTrees, close
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.demands import synthesize_demands
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
 from topoplan.topo.loader.resolve import load_for_planning

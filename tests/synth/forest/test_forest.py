@@ -27,16 +27,16 @@ from unhurried import make_effort
 from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.forest.machine.boxes import SHAPES, find_boxes
-from topoplan.synth.forest.machine.pairs import PairGraph, Tree
-from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
-from topoplan.synth.forest.survey import Survey
-from topoplan.synth.forest.trees import levels, root_tree
-from topoplan.synth.forest.weigh import find_best_shares, find_max_load, round_shares
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.machine.boxes import SHAPES, find_boxes
+from topoplan.synth.machine.pairs import PairGraph, Tree
+from topoplan.synth.machine.symmetry import colours, group, mirrors, shifts
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
 from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
+from topoplan.synth.packing.survey import Survey
+from topoplan.synth.packing.trees import levels, root_tree
+from topoplan.synth.packing.weigh import find_best_shares, find_max_load, round_shares
 from topoplan.synth.planner.synthesize import Synthesis, synthesize
 from topoplan.synth.request import TreeLimits
 from topoplan.topo.derived.degrade import Change, degrade

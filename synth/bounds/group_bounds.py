@@ -1,0 +1,100 @@
+"""Bounds of a group: some GPUs of a machine, with and without the help of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ...topo.derived.degrade import keep_gpus
+from ...topo.errors import InfeasibleError
+from ...topo.routes import Router
+from ..ir.collective import Collective
+from ..ir.schedule import Schedule, renumber
+from ..numeric.effort import Effort
+from .certificate import Bound
+from .single_path import Bounds, find_bounds
+
+# Work for the bounds of one machine, in seconds of an idle core, and its share of the time left.
+_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.3
+
+
+@dataclass(frozen=True)
+class GroupBounds:
+    """The bounds of a group.
+
+    `allowed` hold with the helpers that a plan may use. `alone` is the single-path bound without
+    help, None if the members cannot reach each other; `with_helpers` is that with help: by all
+    others if the plan may use none.
+    """
+
+    allowed: Bounds
+    alone: Bound | None
+    with_helpers: Bound
+
+
+@dataclass(frozen=True)
+class SubMachine:
+    """The machine of some GPUs alone, with a group's collective on it, renumbered."""
+
+    collective: Collective
+    router: Router
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, collective: Collective, router: Router, ranks: Iterable[int]) -> SubMachine:
+        """Return the part of a machine that has only the GPUs `ranks`, members among them."""
+        kept = tuple(sorted(ranks))
+        machine = keep_gpus(router.topology, kept)
+        return cls(collective.among(kept), router.on(machine), kept)
+
+    def find_bounds(self, effort: Effort, progress: Callable[[str], None] | None = None) -> Bounds:
+        """Return the bounds on this machine."""
+        granted = effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
+        return find_bounds(self.collective, self.router, granted, progress)
+
+    def lift(self, schedules: Iterable[Schedule], whole: Collective) -> list[Schedule]:
+        """Return schedules of this machine, renumbered for the whole machine."""
+        bases: dict[Schedule, Schedule] = {}
+        out = []
+        for schedule in schedules:
+            base = replace(schedule, segments=1)
+            if base not in bases:
+                bases[base] = renumber(base, whole, self.ranks)
+            out.append(replace(bases[base], segments=schedule.segments))
+        return out
+
+
+def find_group_bounds(
+    collective: Collective,
+    helpers: Sequence[int],
+    router: Router,
+    effort: Effort | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> GroupBounds:
+    """Return the bounds of a group on the router's machine, with and without the helpers.
+
+    Raise InfeasibleError if members and helpers are not connected.
+    """
+    effort = effort if effort is not None else Effort()
+    members, everyone = tuple(collective.members), range(len(router.topology.ranks))
+    allowed = SubMachine.of(collective, router, (*members, *helpers)).find_bounds(effort, progress)
+    if not helpers:
+        helped = SubMachine.of(collective, router, everyone).find_bounds(effort, progress)
+        return GroupBounds(allowed, allowed.single_path, helped.single_path)
+    return GroupBounds(
+        allowed, _find_bound_alone(collective, router, effort, progress), allowed.single_path
+    )
+
+
+def _find_bound_alone(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+) -> Bound | None:
+    """Return the single-path bound without help; None if the members cannot reach each other."""
+    try:
+        part = SubMachine.of(collective, router, collective.members)
+        return part.find_bounds(effort, progress).single_path
+    except InfeasibleError:
+        return None

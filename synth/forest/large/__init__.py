@@ -1,1 +1,0 @@
-"""Paths and trees for machines that are too large, or too uneven, for column generation."""

@@ -1,0 +1,208 @@
+"""Column generation of undirected trees packed into links, and prices that bound any packing.
+
+Maximise the sum of the trees' rates under the links' bandwidths. The duals price the links so that
+every tree costs at least 1; the next column is the cheapest tree, and once none costs less than 1
+the packing is optimal. At first, links of one class (see `PairGraph.classes`) share a row and a
+price. Averaging over a machine's symmetries keeps a packing equally good, so this already gives the
+optimal value if classes are orbits, with a handful of rows; and whatever the classes are, any
+prices prove an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+
+from ...topo.errors import InfeasibleError
+from ..machine.links import Floats, Ints
+from ..machine.pairs import PairGraph, Tree
+from ..machine.routes import Metric
+from ..numeric.effort import Effort
+from ..numeric.linear import SMOOTH, ColumnGeneration, pack
+
+# Relative gap to the bound at which a packing counts as optimal, and by which a tree must cost less
+# than 1: above the rounding errors of sums over links.
+_TOLERANCE = 1e-10
+# Columns added along with the cheapest one, and the fraction by which each of them raises the
+# prices of its links for the following ones: solving the program again costs more than a dozen
+# trees.
+_SIMILAR, _RAISE = 12, 0.2
+# Seconds of an idle core per cheapest tree, and per pair of devices in it.
+_TREE_S, _TREE_PAIR_S = 7e-4, 2e-6
+# Above this, no shallow trees are grown: they need all distances between GPUs in every turn.
+METRIC_RANKS = 256
+# Maximum number of roots from which shallow trees are grown.
+MAX_ROOTS = 64
+# Shallow trees added per turn.
+_FRESH_LOW = 8
+# Seconds of an idle core to grow and count a shallow tree, and per rank in it.
+_LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
+# Rate in GB/s above which a tree counts as used (links have 1 GB/s and more).
+_CARRIES = 1e-9
+
+
+class TreePacking(ColumnGeneration[Tree]):
+    """Column generation of trees under the bandwidths of pairs of devices.
+
+    Columns are undirected trees. Pair i of the graph counts in row `rows[i]`, and prices are those
+    of pairs. `rates` are those of `columns`, in GB/s. The prices `best` prove the lowest `value`,
+    an upper bound in GB/s on the rate of any packing; it is reached if the packing is `finished`.
+    """
+
+    def __init__(self, graph: PairGraph, rows: Ints, start: TreePacking | None = None) -> None:
+        """Set up the packing; `start` gives columns, prices and a rate that is enough."""
+        # Before any tree has a rate, each link costs the inverse of its bandwidth: wide links are
+        # cheap.
+        super().__init__(1.0 / graph.capacity / len(rows))
+        self.graph, self.rows, self.start = graph, rows, start
+        self.capacity: Floats = np.bincount(rows, weights=graph.capacity).astype(np.float64)
+        self.pricing_s = _TREE_S + _TREE_PAIR_S * len(rows)
+        self.rates, self.value, self.enough = np.zeros(0), np.inf, np.inf
+        if start is not None:
+            self.best, self.value, self.enough = start.best, start.value, start.value
+
+    @property
+    def carrying(self) -> list[Tree]:
+        """The trees with a rate above 0."""
+        return [tree for tree, x in zip(self.columns, self.rates, strict=False) if x > _CARRIES]
+
+    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> TreePacking:
+        """Generate trees until they are optimal or the effort is spent; return the packing itself.
+
+        A later call continues from the end of an earlier one. Raise InfeasibleError if the linear
+        program has no optimum.
+        """
+        solved = True
+        if self.start is not None and not self.columns:
+            solved, self.smoothing = self.add([*self.start.columns], effort), SMOOTH
+        if not (solved and self.generate(effort, "packing trees", say)):
+            raise InfeasibleError(
+                "the packing of trees has no optimum; are the bandwidths of very different sizes?"
+            )
+        return self
+
+    def price_columns(self) -> list[Tree]:
+        """Return the cheapest tree if it costs less than 1; store the bound of the prices."""
+        price, tree = self.graph.cheapest_tree(self.prices)
+        # Any prices bound every packing: the cost of all links over that of the cheapest tree. That
+        # is 0 where the trees so far share a link, which alone has a price, and others avoid it.
+        proved = float(self.graph.capacity @ self.prices) / price if price > 0 else np.inf
+        if proved < self.value:
+            self.best, self.value = self.prices / price, proved
+        return [tree] if self.improves(tree) else []
+
+    def improves(self, tree: Tree) -> bool:
+        """Return whether a tree is new, and costs less than 1 under the duals themselves."""
+        cheap = not self.columns or self.graph.price(tree, self.dual) < 1 - _TOLERANCE
+        return cheap and tree not in self.columns
+
+    def is_enough(self) -> bool:
+        """Return whether the rates reach the bound, or the rate that is enough."""
+        return float(self.rates.sum()) >= min(self.value, self.enough) * (1 - _TOLERANCE)
+
+    def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
+        """Add the trees `fresh`, and similar ones, and solve; return False if there is no optimum.
+
+        Adding several saves solving the program for each of them.
+        """
+        effort.spend(self.pricing_s * _SIMILAR)
+        return self.add([*fresh, *self._find_similar(fresh[0])], effort)
+
+    def add(self, trees: Sequence[Tree], effort: Effort) -> bool:
+        """Add exactly these trees and solve the program; return False if it has no optimum."""
+        self.columns.update((tree, self._count_rows(tree)) for tree in trees)
+        solved = pack(list(self.columns.values()), self.capacity, effort)
+        if solved is not None:
+            self.rates, self.dual = solved[0], solved[1][self.rows]
+        return solved is not None
+
+    def _describe(self) -> str:
+        rate = self.rates.sum()
+        return f"packing: {len(self.columns)} trees, {rate:.4g} of at most {self.value:.4g} GB/s"
+
+    def _find_similar(self, tree: Tree) -> list[Tree]:
+        """Return more trees, nearly as cheap, each avoiding the links of those before it."""
+        out = []
+        earlier_uses, sizes = np.zeros(len(self.rows)), np.bincount(self.rows)
+        for _ in range(_SIMILAR):
+            for row, times in self._count_rows(tree).items():
+                earlier_uses[row] += times
+            raised = self.prices * (1 + _RAISE * earlier_uses[self.rows] / sizes[self.rows])
+            # Add a little to each link, so that links without a price are avoided too.
+            _, tree = self.graph.cheapest_tree(raised + _RAISE * float(self.prices.mean()) * 1e-3)
+            out.append(tree)
+        return out
+
+    def _count_rows(self, tree: Tree) -> Counter[int]:
+        used: Counter[int] = Counter()
+        for pair, times in self.graph.uses(tree).items():
+            used[int(self.rows[pair])] += times
+        return used
+
+
+def exact_prices(
+    graph: PairGraph, prices: Floats, denominator: int
+) -> dict[tuple[str, str], Fraction]:
+    """Return float prices of pairs as fractions, scaled so that the cheapest non-zero price is 1.
+
+    Keys are (device, device), lower number first. Denominators are at most `denominator`. Pairs
+    whose price is 0 are left out.
+    """
+    least = float(prices[prices > 1e-9 * prices.max()].min())
+    exact = {
+        pair: Fraction(float(p) / least).limit_denominator(denominator)
+        for pair, p in zip(graph.links, prices, strict=True)
+    }
+    return {pair: p for pair, p in exact.items() if p}
+
+
+def grow_low_tree(
+    metric: Metric, root: int, hop_price: float = 0.0, max_depth: int | None = None
+) -> Tree | None:
+    """Return a shallow tree grown from rank `root`, as undirected routes; see `Metric.grow_tree`.
+
+    None if there is no tree within `max_depth`.
+    """
+    parents = metric.grow_tree(root, hop_price, max_depth)
+    if parents is None:
+        return None
+    edges = (metric.route(parent, node) for node, parent in enumerate(parents) if parent >= 0)
+    return Tree(tuple(edges))
+
+
+class LowTreePacking(TreePacking):
+    """Column generation among shallow trees only.
+
+    The trees are grown by a heuristic, so the rate that they reach proves nothing.
+    """
+
+    smooths = False
+
+    def __init__(self, graph: PairGraph, max_depth: int | None) -> None:
+        super().__init__(graph, np.arange(len(graph.links)))
+        self.dual = 1 / graph.capacity
+        self.max_depth, n = max_depth, len(graph.gpus)
+        # Roots are sampled on large machines, to limit the time of a turn.
+        self.roots = range(0, n, ceil(n / MAX_ROOTS))
+        self.pricing_s = 2 * len(self.roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n)
+
+    def price_columns(self) -> list[Tree]:
+        """Return the cheapest of the shallow trees that cost less than 1; store no bound."""
+        metric = Metric(self.graph, self.dual, both=True)
+        fresh = []
+        for root in self.roots:
+            for hop_price in (0.0, 0.5):
+                tree = grow_low_tree(metric, root, hop_price, self.max_depth)
+                if tree is not None and self.improves(tree):
+                    fresh.append(tree)
+        # Adding only the cheapest few per turn keeps the program small: duals change, and most
+        # others would carry nothing.
+        return sorted(fresh, key=lambda tree: self.graph.price(tree, self.dual))[:_FRESH_LOW]
+
+    def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
+        """Add columns and solve the program; return False if it has no optimum."""
+        return self.add(fresh, effort)

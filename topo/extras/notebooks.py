@@ -1,0 +1,20 @@
+"""What notebooks show of a topology: its picture, and its tables."""
+
+from ..graph import Topology
+from ..notebook import Renderer
+from ..pictures.part import draw_part
+from ..printable import quote
+
+
+def show(topology: Topology) -> str:
+    """Return a machine as HTML: its picture, and the tables of `describe` below, folded."""
+    picture, left_out = draw_part(topology)
+    caption = "" if left_out is None else f"<figcaption>{quote(left_out)}</figcaption>"
+    return (
+        f'<figure style="margin:0">{picture}{caption}</figure>'
+        f"<details><summary>connections, links and notes</summary>"
+        f"<pre>{quote(topology.describe())}</pre></details>"
+    )
+
+
+TOPOLOGY = Renderer(lambda topology: draw_part(topology)[0], show)
