@@ -13,7 +13,7 @@ from launch import run_ranks
 from needs import has_extra
 
 if not all(
-    has_extra(x) for x in ("helpers", "joint", "recovery", "slow-links", "cables", "shared-memory")
+    has_extra(x) for x in ("helpers", "joint", "recovery", "slow-links", "shared-memory", "codecs")
 ):
     pytest.skip("one of the extras is not here", allow_module_level=True)
 
@@ -21,6 +21,7 @@ from ranks import combined
 from sample_helped import build_helped, build_plan
 
 from topoplan.runtime.backend.options import backend_options
+from topoplan.runtime.extras.native.library import load_library
 from topoplan.runtime.ranks import cabled
 from topoplan.synth.extras.joint.synthesize import synthesize_joint
 from topoplan.synth.ir.collective import Collective
@@ -69,16 +70,19 @@ def test_plans_for_some_gpus_and_codecs_follow_slow_links(tmp_path: Path) -> Non
             assert (row["kind"], row["links"]) == ("slow", {"gpu0 - gpu1": 0.25})
 
 
-def test_plans_for_some_gpus_codecs_and_same_bits_go_on(tmp_path: Path) -> None:
+def test_all_ways_of_choosing_and_sending_go_on(tmp_path: Path) -> None:
+    """Rank 2 takes no part in the first plan. Shared memory gives way to messages."""
     every, bits = plan_for_all(tmp_path), plan_for_all(tmp_path, reproducible=True)
     ways: list[tuple[str, dict[str, Any]]] = [
         (plan_for_some(tmp_path), {"compress": "int8"}),
         (every, {"compress": "fp8", "reduction": "once"}),
         (every, {"on_slow": "replan", "compress": "fp16"}),
         (bits, {"choose": "same-bits"}),
+        (every, {"choose": "take_last"}),
+        *([] if isinstance(load_library(), str) else [(every, {"executor": "one-sided"})]),
     ]
     of_ranks = run_ranks(combined.communicators_go_on, 4, ways)
-    assert [len(of_rank) for of_rank in of_ranks] == [4, 4, 3, 4]
+    assert [len(of_rank) for of_rank in of_ranks] == [len(ways) - (i == 2) for i in range(4)]
     for of_rank in of_ranks:
         assert [[row["kind"] for row in rows] for rows in of_rank] == [["lost"]] * len(of_rank)
 
@@ -98,7 +102,8 @@ def test_calls_of_the_backend_follow_and_go_on(on_fault: str) -> None:
     [
         ({"compress": "int8"}, []),
         ({"on_fault": "replan"}, ["lost"]),
-        pytest.param({"on_slow": "replan"}, ["slow"], marks=pytest.mark.long),
+        ({"on_slow": "replan"}, ["slow"]),
+        pytest.param({"on_slow": "replan", "choose": "race"}, ["slow"], marks=pytest.mark.long),
     ],
 )
 def test_groups_of_a_joint_plan_take_options(

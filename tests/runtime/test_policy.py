@@ -34,7 +34,6 @@ COMPRESSED: list[tuple[dict[str, object], str]] = (
         *COMPRESSED,
         ({"reduction": "never"}, "reduction='never': expected one of hops, once"),
         ({"reduction": "once"}, "reduction='once' without compress"),
-        ({"choose": "same-bits", "compress": "int8"}, "leave one of them out"),
         (
             {"choose": "same-bits", "on_slow": "replan"},
             "on_slow='replan' excludes choose='same-bits': a plan",

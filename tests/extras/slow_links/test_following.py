@@ -233,7 +233,7 @@ def test_calls_have_the_same_results_while_they_are_watched(plans: Plans) -> Non
     assert run_ranks(slowing.watched_calls_are_right, 2, paths) == [None] * 2
 
 
-@pytest.mark.parametrize("members", [(0, 1, 3), (1, 2)])
+@pytest.mark.parametrize("members", [(0, 1, 3), (2, 3)])
 def test_links_between_some_ranks_are_measured_by_these(members: tuple[int, ...]) -> None:
     """Experiments have the ranks' numbers in their group; routes may lead through other GPUs."""
     router = HARDWARE.on(preset("mesh:2x2"))
@@ -269,7 +269,8 @@ def test_what_cannot_be_followed_is_refused(plans: Plans) -> None:
 
 
 @pytest.mark.network("namespaces")
-def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["communicator", "backend"])
+def test_the_plan_follows_a_slow_link(way: str, plans: Plans, tmp_path: Path) -> None:
     """All ranks change schedules at the same calls; the sums stay right."""
     from emulated import EmulatedRank
 
@@ -282,7 +283,7 @@ def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
     ):
         write_topology(network, tmp_path)
         outputs = [tmp_path / f"{rank}.out" for rank in range(4)]
-        arguments = [plans("mesh:2x2"), str(reports.path)]
+        arguments = [plans("mesh:2x2"), str(reports.path), way]
         ranks = [
             EmulatedRank(network, rank, tmp_path, "ranks.slowing", arguments, output)
             for rank, output in enumerate(outputs)
