@@ -54,3 +54,12 @@ def test_a_trial_ends_early_where_one_is_far_ahead(schedules: list[Schedule]) ->
     trial.record(1.0)
     trial.record(5.0)
     assert trial.is_over and trial.best_s() == {None: 1.0, schedules[0]: 5.0}
+
+
+def test_a_trial_ends_where_all_are_far_slower_than_those_before(schedules: list[Schedule]) -> None:
+    first, second, third = schedules
+    trial = Trial([second, third], {first: 1.0})
+    for _ in range(2):
+        assert not trial.is_over
+        trial.record(5.0)
+    assert trial.is_over and trial.best_s() == {first: 1.0, second: 5.0, third: 5.0}
