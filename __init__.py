@@ -26,13 +26,13 @@ from .topo.version import VERSION
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
     from .runtime.backend.options import Plans, backend_options
-    from .runtime.backend.reconfigure import reconfigure, reconfigure_handle
     from .runtime.candidates import Choice
     from .runtime.communicator import Communicator
     from .runtime.ddp import DdpHook, ddp_hook
     from .runtime.extras.device_mesh import device_mesh
     from .runtime.extras.helpers.new_group import new_group
     from .runtime.extras.joint.mesh import mesh_groups
+    from .runtime.extras.membership.reconfigure import reconfigure, reconfigure_handle
     from .runtime.extras.mpi.launched import join_mpi
     from .runtime.extras.nccl_graph.around_group import nccl_graph
     from .runtime.extras.reshard.state_dict import reshard_state_dict
@@ -127,8 +127,6 @@ _HOMES = {
     "load": "topo.loader.resolve",
     "pareto": "synth.planner.api",
     "probe": "topo.loader.resolve",
-    "reconfigure": "runtime.backend.reconfigure",
-    "reconfigure_handle": "runtime.backend.reconfigure",
     "strategy": "synth.planner.registry",
     "synthesize": "synth.planner.api",
     "verify": "synth.planner.api",

@@ -36,6 +36,12 @@ The groups, and what an entry of each is:
 - `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does; the line
   about it is the option's help. Only the extras here add.
+- `call_checks`: a subclass of CallCheck (runtime/backend/call_check.py), which compares the calls
+  that the ranks of a group make; only the extras here add.
+- `options`: a function that checks what backend_options is given for its option NAME, and returns
+  it as the groups' options have it; only the extras here add.
+- `process_groups`: a subclass of CollectiveGroup (runtime/backend/collectives.py), of which the
+  backend's groups are instances; likewise.
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
   backend is given; only the extras here add.
 - `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
@@ -67,6 +73,7 @@ WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
 ACCOUNTS = "accounts"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
+CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
@@ -262,9 +269,70 @@ EXTRAS = (
         },
     ),
     Extra(
+        "membership",
+        (
+            *("runtime/extras/membership", "tests/extras/membership"),
+            *("tests/ranks/reconfigured.py", "scripts/fault_tolerance_suite.py"),
+        ),
+        {
+            NAMES: {
+                "reconfigure": (
+                    "runtime.extras.membership.reconfigure:reconfigure",
+                    "gives the default group other ranks",
+                ),
+                "reconfigure_handle": (
+                    "runtime.extras.membership.reconfigure:reconfigure_handle",
+                    "what others need to find a rank",
+                ),
+            },
+            PROCESS_GROUPS: {
+                "membership": (
+                    "runtime.extras.membership.group:MemberGroup",
+                    "their ranks can change",
+                )
+            },
+        },
+    ),
+    Extra(
+        "uneven-alltoall",
+        (
+            *("runtime/extras/uneven_alltoall", "tests/extras/uneven_alltoall"),
+            "tests/ranks/uneven.py",
+        ),
+        {
+            OPTIONS: {
+                "expected_splits": (
+                    "runtime.extras.uneven_alltoall.splits:read_splits",
+                    "announces the sizes of an alltoall's parts",
+                )
+            },
+            PROCESS_GROUPS: {
+                "uneven-alltoall": (
+                    "runtime.extras.uneven_alltoall.group:UnevenGroup",
+                    "their alltoalls of announced sizes go by plans",
+                )
+            },
+        },
+    ),
+    Extra(
         "sockets",
         ("runtime/extras/sockets.py",),
         {},
+    ),
+    Extra(
+        "compared-calls",
+        (
+            *("runtime/extras/compared_calls", "tests/extras/compared_calls"),
+            "tests/ranks/differing.py",
+        ),
+        {
+            CALL_CHECKS: {
+                "compared-calls": (
+                    "runtime.extras.compared_calls.compared:ComparedCalls",
+                    "names the ranks whose calls differ",
+                )
+            }
+        },
     ),
     Extra(
         "replanning",

@@ -493,8 +493,7 @@ def train(
         parameters, train_alone(dist.get_world_size(), step), rtol=0, atol=1e-6
     )
     if hook is None:
-        guard = dist.group.WORLD.planned.layer
-        recoveries = list(guard.history)
+        recoveries = dist.group.WORLD.planned.recoveries
         dist.destroy_process_group()
     else:
         recoveries = hook.communicator.recoveries

@@ -20,7 +20,6 @@ from .ranks.machine import Machine
 
 log = logging.getLogger("topoplan")
 
-# Environment variable: the cache folder.
 # Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether.
 MAX_FILES = 1024
 # Longest file that is read: a race of all candidates takes under 4,000 characters.

@@ -124,11 +124,11 @@ class Choices:
         belongs to (None: a new one).
         """
         mode = self._mode_for(size_bytes)
-        with_stock = isinstance(mode, str) and races_stock(mode) and has_stock
+        with_stock = races_stock(mode) and has_stock
         find = partial(
             self._find_worthwhile,
             size_bytes,
-            is_raced=isinstance(mode, str) and is_raced(mode),
+            is_raced=is_raced(mode),
             with_stock=with_stock,
         )
         worth, cached = self.candidates.hand_out(self._transport, size_bytes, find, number)
@@ -251,7 +251,7 @@ class Choices:
         Their predicted times are less certain than others.
         """
         mode = self._mode_for(size_bytes)
-        if self.plan.collective.is_even or not (isinstance(mode, str) and races_stock(mode)):
+        if self.plan.collective.is_even or not races_stock(mode):
             return []
         winner = Race[Candidate]([]).decide(times_s).winner
         return [] if winner is None else self.candidates.find_nearby(winner, size_bytes)

@@ -18,7 +18,7 @@ from .candidates import Choice
 from .choices import FindWorth
 from .codec import Codec, find_codec
 from .dispatcher import CallPath, Dispatcher
-from .layers import Layer, LayerKind, SharedLayers, find_layer, wrap_all
+from .layers import Layer, LayerKind, SharedLayers, find_layer, refuse, wrap_all
 from .observers import observe_links
 from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT
 from .parts import find_part
@@ -130,7 +130,7 @@ class Communicator:
         )
         self._shares_transport = self._transport is group
         for name, kind in kinds.items():
-            _refuse(policy, name, self._why_no_layer(kind))
+            refuse(policy.spell_layer(name), self._why_no_layer(kind))
         shared = self._transport.find_part(SharedLayers) if self._shares_transport else None
         self._layers: list[Layer] = [] if shared is None else [*shared.layers]
         exchange = (self._layers[-1] if self._layers else self._transport.control).exchange
@@ -143,7 +143,7 @@ class Communicator:
         ):
             self.plan = _agree_on_plan(plan_or_error, exchange)
             for name, kind in kinds.items():
-                _refuse(policy, name, kind.why_not_plan(self.plan))
+                refuse(policy.spell_layer(name), kind.why_not_plan(self.plan))
             self._part = part = find_part(self.plan, self._transport, codec)
             self.rank, self.size = part.label, len(self.plan.collective.members)
             if part.members is None:
@@ -152,8 +152,9 @@ class Communicator:
             openings = [
                 partial(kind.open, part.members, prepared[name]) for name, kind in kinds.items()
             ]
-            # Those of the transport do not leave it: they carry out all calls of a group.
-            with_stock = not self._layers and all(kind.leaves_stock for kind in kinds.values())
+            with_stock = (shared is None or shared.leaves_stock) and all(
+                kind.leaves_stock for kind in kinds.values()
+            )
             self.path = self._open_path(part.members, policy, codec, openings, with_stock)
         self.calls = CallCache(self.path)
         announce_ready()
@@ -196,7 +197,7 @@ class Communicator:
     def _why_no_layer(self, kind: LayerKind) -> str | None:
         """Return why calls cannot go through a layer, None if they can."""
         if self._shares_transport:
-            return "the communicator needs connections of its own; give it no Transport"
+            return "a Transport that others share: calls need connections of their own; give none"
         return kind.why_not(self._transport.links)
 
     def __getattr__(self, name: str) -> Any:
@@ -361,12 +362,6 @@ class Communicator:
                 "it"
             )
         check_are_tensors(name, tensors)
-
-
-def _refuse(policy: Policy, layer: str, why_not: str | None) -> None:
-    """Raise InputError if there is a reason why a policy cannot ask for a layer."""
-    if why_not is not None:
-        raise InputError(f"{policy.spell_layer(layer)}: {why_not}")
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -25,8 +25,9 @@ from .communicator import Communicator
 from .environment import PLANS, heed_log_level
 from .option_names import ON_SLOWS
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
+from .queues import ThreadQueue, make_queue, start
 from .ranks.groups import make_group_maker
-from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
+from .works import Failed, PlannedWork, tensors_or_raise
 
 
 def ddp_hook(  # noqa: PLR0913 (what users set)
@@ -178,10 +179,7 @@ class DdpHook:
         # Outside a backward pass, DDP calls its hook only from join().
         convert = _tensor_or_failure if torch._C._current_graph_task_id() >= 0 else _tensor_or_raise
         try:
-            if torch._C._len_torch_dispatch_stack():
-                work = show_as("allreduce_", lambda: self._start(tensor, residual))
-            else:
-                work = self._start(tensor, residual)
+            work = show_as("allreduce_", lambda: self._start(tensor, residual))
         except RuntimeError as error:
             failed: torch.futures.Future[Any] = torch.futures.Future()
             failed.set_result(Failed(error))

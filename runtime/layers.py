@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..extras import LAYERS, Names
 from ..synth.plan import Plan
-from ..topo.errors import ExecutionError
+from ..topo.errors import ExecutionError, InputError
 from .choices import FindWorth
 from .dispatcher import CallPath
 from .ranks.links import Links
@@ -58,7 +58,10 @@ class Layer(ABC):
 
 
 class LayerKind(Protocol):
-    """How a layer is asked for, and opened. Reasons are what a user reads after the option."""
+    """How a layer is asked for, and opened.
+
+    Reasons say what it excludes, and why ("plans with helpers: ..."): see `refuse`.
+    """
 
     leaves_stock: bool
     """Whether stock collectives may run within the layer."""
@@ -80,9 +83,43 @@ class LayerKind(Protocol):
 
 @dataclass(frozen=True)
 class SharedLayers:
-    """The layers that all communicators of a transport go through, the innermost first."""
+    """The layers that all communicators of a transport go through, the innermost first.
 
+    With `leaves_stock` stock collectives may run within all of them.
+    """
+
+    transport: Transport
     layers: tuple[Layer, ...]
+    leaves_stock: bool
+
+    def exchange(self, value: object) -> list[Any]:
+        """Return the values of all ranks, by rank, through all layers. Collective."""
+        return self.layers[-1].exchange(value)
+
+    def explain_stock(self) -> str | None:
+        """Return why the plain group of the backend carries nothing any more; None if it does."""
+        return next(filter(None, (layer.explain_stock() for layer in self.layers)), None)
+
+    def break_off(self, error: ExecutionError) -> None:
+        """Make all calls fail with an error, the one in progress too."""
+        for layer in reversed(self.layers):
+            layer.break_off(error)
+
+    def list_transports(self) -> list[Transport]:
+        """Return the transports that calls are made over, or were."""
+        return [self.transport, *(layer.transport for layer in self.layers)]
+
+    def close(self, seconds: float | None = None) -> None:
+        """End the layers, the outermost first, then the transport; see Layer."""
+        for layer in reversed(self.layers):
+            layer.close(seconds)
+        self.transport.close()
+
+
+def refuse(spelled: str, why_not: str | None) -> None:
+    """Raise InputError if there is a reason why a layer, spelled so, cannot be asked for."""
+    if why_not is not None:
+        raise InputError(f"{spelled} excludes {why_not}")
 
 
 def wrap_all(path: CallPath, layers: Sequence[Layer], make_path: MakePath) -> CallPath:

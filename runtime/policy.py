@@ -95,11 +95,8 @@ class Policy:
                 f"compress={self.compress!r}{suggest(self.compress, [*codecs])}: "
                 f"{codecs.explain_missing(self.compress)}"
             )
-        if self.follows and (callable(self.choose) or self.choose == SAME_BITS):
-            raise InputError(
-                f"on_slow={REPLAN!r} changes schedules, which choose={self.choose!r} decides on; "
-                "leave one of them out"
-            )
+        if self.follows:
+            self._check_follows()
         if self.reduction == "once" and self.compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         parse_scratch(self.scratch)
@@ -116,6 +113,19 @@ class Policy:
         if isinstance(self.helpers, str) and self.helpers not in (REST, NONE):
             raise InputError(
                 f"helpers={self.helpers!r:.40}: expected {REST}, {NONE}, or a list of ranks"
+            )
+
+    def _check_follows(self) -> None:
+        """Raise InputError if what chooses schedules does not let them follow slow links."""
+        if callable(self.choose):
+            raise InputError(
+                f"on_slow={REPLAN!r} excludes a function for choose: it decides on schedules "
+                "itself, and is not asked again"
+            )
+        if self.keeps_bits:
+            raise InputError(
+                f"on_slow={REPLAN!r} excludes choose={SAME_BITS!r}: a plan for slow links adds in "
+                "another order, so that sums would get other bits"
             )
 
     def check_mode(self, mode: object) -> None:
@@ -177,13 +187,13 @@ class Policy:
         return self.executor == ONE_SIDED
 
 
-def is_raced(mode: str) -> bool:
-    """Return whether candidates race in a mode of MODES."""
+def is_raced(mode: object) -> bool:
+    """Return whether candidates race in a mode; not if it is none of MODES."""
     return mode in _RACED
 
 
-def races_stock(mode: str) -> bool:
-    """Return whether the stock collective races in a mode of MODES."""
+def races_stock(mode: object) -> bool:
+    """Return whether the stock collective races in a mode; not if it is none of MODES."""
     return mode == MODES[0]
 
 

@@ -32,6 +32,7 @@ from topoplan.extras import (
     LINKS,
     MODES,
     NAMES,
+    OPTIONS,
     PLANS,
     RUNS,
     SOURCES,
@@ -48,6 +49,17 @@ from topoplan.runtime.backend.plan_files import PlanFiles
 
 try:
     getattr(topoplan, sys.argv[1]) if sys.argv[1:] else PlanFiles(["file.json"])
+except topoplan.InputError as error:
+    print(error)
+    sys.exit(2)
+"""
+# Prints why the backend does not take an option.
+_TRY_OPTION = """
+import sys
+import topoplan
+
+try:
+    topoplan.backend_options(**{sys.argv[1]: "what it is given"})
 except topoplan.InputError as error:
     print(error)
     sys.exit(2)
@@ -214,6 +226,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],
+        OPTIONS: lambda name: ["-c", _TRY_OPTION, name],
         MODES: lambda name: [*synth, "ring:2", f"--{name}", "-"],
         PLANS: lambda _: ["-c", _TRY],
         RUNS: lambda _: ["-m", "topoplan.cli.run", "file.json"],

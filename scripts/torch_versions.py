@@ -34,7 +34,7 @@ TESTS = [
     "tests/runtime/test_ddp.py",
     "tests/runtime/backend/test_backend.py",
     "tests/runtime/backend/test_no_method_falls_through.py",
-    "tests/runtime/backend/test_reconfigure.py",
+    "tests/extras/membership/test_reconfigure.py",
     "tests/runtime/test_engines.py",
     "tests/runtime/backend/test_store_alone.py",
 ]

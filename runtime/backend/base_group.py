@@ -8,18 +8,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...topo.errors import ExecutionError, InputError
+from ...topo.errors import InputError
 from ..accounts import Summary, find_accounts
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
 from ..layers import find_layer
+from ..queues import start
 from ..ranks.links import Links, NcclLinks
-from ..works import get_done_work, start
+from ..works import get_done_work
 from . import NAME
-from .call_check import explain_difference
-from .communicators import Key, Size
-from .membership import MemberGroup
+from .lifetime import GroupLifetime
+from .sizes import Key, Size
 from .torch_tools import show_as
 
 # The names of collectives in torch's API, as profiles show them.
@@ -64,7 +64,7 @@ class GroupCall:
             )
 
 
-class BaseGroup(MemberGroup):
+class BaseGroup(GroupLifetime):
     """The calls of a TopoGroup; all other methods are the plain group's."""
 
     @property
@@ -120,13 +120,11 @@ class BaseGroup(MemberGroup):
             for device, backend in others.items()
             if backend != self.transports.get(device, backend)
         }
-        if self.options.layer:
+        for layer in self.options.layers[-1:]:
             links = NcclLinks if self.transports["cuda"] == "nccl" else Links
-            why = (
-                find_layer(self.options.layer).why_not(links) or "only calls on CPUs go through it"
-            )
-            spelled = self.options.policy.spell_layer(self.options.layer)
-            self._refused.setdefault("cuda", f"{spelled}: {why}")
+            why = find_layer(layer).why_not(links) or "tensors on cuda: only CPUs' go through it"
+            spelled = self.options.policy.spell_layer(layer)
+            self._refused.setdefault("cuda", f"{spelled} excludes {why}")
 
     # Running
 
@@ -209,7 +207,7 @@ class BaseGroup(MemberGroup):
 
         If it `is_first` of the size, ranks compare their calls before.
         """
-        if is_first and self.options.layer:
+        if is_first and not self.options.leaves_stock:
             self._compare(call.what, number)
         elif is_first:
             self.check.wait_until_same(number)
@@ -226,10 +224,8 @@ class BaseGroup(MemberGroup):
 
     def _compare(self, what: str, number: int) -> None:
         """Raise ExecutionError unless all ranks make the same call; without the store."""
-        calls = [str(call) for call in self.planned.open_layer().exchange(what)]
-        if text := explain_difference(number, self.ranks, calls):
-            self.check.error = ExecutionError(text)  # of later calls, too
-            raise self.check.error
+        calls = [str(call) for call in self.planned.open_layers().exchange(what)]
+        self.check.compare(number, calls)
 
     def _call_together(
         self,

@@ -5,7 +5,7 @@ collective, in the background; the queue makes the communicator at the first cal
 plan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -13,39 +13,28 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..accounts import find_accounts
 from ..communicator import Communicator
-from ..layers import Layer, SharedLayers, find_layer
-from ..option_names import ON_FAULTS
-from ..program.layout import MEETING
+from ..layers import SharedLayers, find_layer
+from ..option_names import ON_FAULTS, ON_SLOWS
+from ..queues import ThreadQueue, make_queue
 from ..ranks.addresses import Addresses
 from ..ranks.groups import GroupMaker, PlainGroupMaker
 from ..ranks.set_up import end_past_waits, is_answering
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
-from ..ranks.turns import MAX_CALLS
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..runners.contract import prepare_runner
 from ..scratch import process_budget
-from ..works import ThreadQueue, make_queue
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
+from .sizes import Key, Passes, Size
 
-# A collective, its root, and the device type of its tensors.
-Key = tuple[str, int | None, str]
-# Calls from a question to its answer: it has arrived by then, unless ranks are far apart.
-_ANSWERED_AFTER = 2
-# Calls from one question to the next, before the call _OFTEN_UNTIL and after it: a question costs
-# about as much as a small call.
-_OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
-# Backward passes after which a plan is waited for. With a trial of MAX_CALLS, DDP's buckets are
-# settled at step 20.
-_WAITED_AFTER = 6
 # Time for other ranks to end their last call, which may need this one if a link is lost. It ends,
 # since a script whose rank fails may come here while the others are in a call.
 _CLOSE_S = 10.0
@@ -56,94 +45,6 @@ _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
 # are data.
 _MIN_INTEGER_BYTES = 1 << 20
-
-
-class Passes:
-    """Counts the backward passes that call a group's collectives, to estimate training steps."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._last = -1
-
-    def note(self) -> None:
-        """Count the current backward pass, if this thread is in one that is not counted yet."""
-        current = torch._C._current_graph_task_id()
-        if current >= 0 and current != self._last:
-            self._last = current
-            self.count += 1
-
-
-class Size:
-    """The calls of the collective `key` at one size, and from which call on they use its plan.
-
-    The first calls are left to the stock collective, which starts at once, while a background
-    thread finds or makes the plan. At intervals the ranks ask each other whether all of them have
-    it, by a small reduction over gloo that no call waits for; two calls later the answer, which is
-    the same on all ranks, decides whether the plan is used from there on. After some training steps
-    it is used in any case: then the queue waits for the plan, so that a short script uses it too.
-
-    `is_ready` returns whether this rank has its plan; `gloo` carries the questions between ranks.
-    With `at_once` all calls go through the plan: if the stock collective must not be used, or plans
-    were named. `begun` says whether calls use the plan from now on.
-    """
-
-    def __init__(
-        self, key: Key, gloo: Any, is_ready: Callable[[], bool], passes: Passes, *, at_once: bool
-    ) -> None:
-        self.key, self.begun = key, at_once
-        self._first_planned = 0
-        self._gloo, self._is_ready, self._passes = gloo, is_ready, passes
-        self._calls = 0
-        self._questions: dict[int, tuple[dist.Work, torch.Tensor]] = {}
-
-    def draw_call(self) -> int:
-        """Return the number of a new call of this size, counted from 0."""
-        self._passes.note()
-        self._calls += 1
-        return self._calls - 1
-
-    def is_new(self, call: int) -> bool:
-        """Return whether the choice of a schedule for call number `call` may not be settled yet."""
-        return not self.begun or call <= self._first_planned + MAX_CALLS
-
-    def is_first(self, call: int) -> bool:
-        """Return whether `call` is the first of this size, and may wait for all ranks."""
-        return call == 0 and (self.begun or self.key[0] in MEETING)
-
-    def is_known(self, call: int) -> bool:
-        """Return whether `uses_plan` can answer for this call without waiting for other ranks."""
-        question = self._questions.get(call - _ANSWERED_AFTER)
-        return self.begun or question is None or question[0].is_completed()
-
-    def uses_plan(self, call: int) -> bool:
-        """Return whether call number `call` goes through the plan.
-
-        Collective: call it for all calls of the size, in their order. Raise RuntimeError if a rank
-        does not answer.
-        """
-        if not self.begun:
-            self._hear_answer(call)
-        if not self.begun and call % (_OFTEN if call < _OFTEN_UNTIL else _SELDOM) == 1:
-            self._ask(call)
-        return self.begun
-
-    def _ask(self, call: int) -> None:
-        # MIN of two values: 0 if any rank has no plan yet, and minus the passes of the rank that is
-        # furthest ahead.
-        answer = torch.tensor([int(self._is_ready()), -self._passes.count], dtype=torch.int32)
-        options = AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
-        self._questions[call] = self._gloo.allreduce([answer], options), answer
-
-    def _hear_answer(self, call: int) -> None:
-        if call - _ANSWERED_AFTER not in self._questions:
-            return
-        work, answer = self._questions.pop(call - _ANSWERED_AFTER)
-        work.wait()
-        all_ready, passes = answer.tolist()
-        if all_ready or -passes >= _WAITED_AFTER:
-            self._first_planned = call
-            self.begun = True
 
 
 class Attached(Protocol):
@@ -185,8 +86,10 @@ class Communicators:
         self._queues: dict[str, ThreadQueue] = {}
         self.attached: list[tuple[str, Attached]] = []
         """What transports of a device type are to keep; see `attach`."""
-        self.layer: Layer | None = None
-        """What all calls on CPU tensors go through, if the options ask for a layer."""
+        self.layered: dict[bool, SharedLayers] = {}
+        """What calls on CPU tensors by plans go through, if the options ask for layers; by whether
+        ranks have their numbers in the launch.
+        """
 
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
@@ -202,7 +105,7 @@ class Communicators:
         place = key, (tensor.nbytes * parts).bit_length(), has_own
         size = self._sizes.get(place)
         if size is None:
-            if not self.options.layer:
+            if self.options.leaves_stock:
                 self.begin_search(key, tensor.device)
             # Unless plans are found automatically, and the stock collective may compete with them,
             # the first call must already go through a plan. After a change of membership, plans
@@ -210,7 +113,7 @@ class Communicators:
             may_wait = (
                 (
                     (self.options.plans == AUTO and self.options.policy.choose in ("race", "model"))
-                    or self.plans.is_remade
+                    or not self.plans.scope.insists
                 )
                 and self._codec(name) is None
                 and not self.must_plan(tensor, op)
@@ -220,7 +123,7 @@ class Communicators:
                 self.plain._get_backend(torch.device("cpu")),
                 lambda: key not in self._preparations or self._preparations[key].future.done(),
                 self._passes,
-                at_once=bool(self.options.layer) or not (has_own and may_wait),
+                at_once=not (self.options.leaves_stock and has_own and may_wait),
             )
         return size
 
@@ -239,7 +142,7 @@ class Communicators:
         Return an empty list if the plain group may make the calls, or no plan can serve one of
         them.
         """
-        if not (self.options.layer or self.must_plan(tensors[0], op)):
+        if self.options.leaves_stock and not self.must_plan(tensors[0], op):
             return []
         sizes = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
         return [size for size in sizes if size is not None] if None not in sizes else []
@@ -252,9 +155,9 @@ class Communicators:
         """
         if key not in self.by_key:
             plan = (
-                self.plans.find_by(self.open_layer().exchange, key[0], key[1])
-                if self.options.layer
-                else self._preparations[key].wait(lambda: check.error)
+                self._preparations[key].wait(lambda: check.error)
+                if self.options.leaves_stock
+                else self._find_by_layers(key[0], key[1])
             )
             self.by_key[key] = None if plan is None else self._make(key, plan, number)
         return self.by_key[key]
@@ -298,7 +201,7 @@ class Communicators:
             return "no plans"
         is_integer = not tensor.dtype.is_floating_point
         min_bytes = _MIN_INTEGER_BYTES if is_integer else self.options.policy.least_bytes
-        if self.options.layer:  # which all calls go through
+        if not self.options.leaves_stock:
             min_bytes = 0
         if tensor.nbytes * parts < min_bytes and not self.must_plan(tensor, op):
             return f"{dtype_name(tensor.dtype)} below {min_bytes} bytes"
@@ -317,38 +220,67 @@ class Communicators:
         """
         return self.options.policy.compress if name in _COMPRESSED else None
 
-    def open_layer(self) -> Layer:
-        """Return the layer that all calls on CPU tensors go through.
+    def _find_by_layers(self, name: str, root: int | None) -> Plan | None:
+        shared = self.open_layers()
+        labels = shared.transport.control.labels
+        return self.plans.find_by(shared.exchange, name, root, labels)
 
-        Only the queue may call this. Collective the first time.
+    def open_layers(self, *, in_launch: bool | None = None) -> SharedLayers:
+        """Return the layers that calls on CPU tensors by plans go through.
+
+        Ranks have their numbers in the group, or `in_launch`; None leaves that to the plans that
+        rank 0 has. Only the queue may call this. Collective the first time.
         """
-        if self.layer is None:
-            assert self.options.layer is not None
-            kind, options = find_layer(self.options.layer), self.options
-            prepared = kind.prepare()
-            transport = Transport(
-                self._make_maker(f"topoplan/{self.name}/layered", "gloo"),
-                self.plans.timeout,
-                "auto",
-                self._addresses,
-            )
+        if in_launch is None:
+            if self.layered:
+                return next(iter(self.layered.values()))
+            in_launch = self.plans.are_numbered_by_launch()
+        if in_launch not in self.layered:
+            self.layered[in_launch] = self._make_layers(in_launch)
+        return self.layered[in_launch]
+
+    def _make_layers(self, in_launch: bool) -> SharedLayers:
+        options, policy = self.options, self.options.policy
+        kinds = [find_layer(name) for name in options.layers]
+        prepared = [kind.prepare() for kind in kinds]
+        transport = Transport(
+            self._make_maker(
+                f"topoplan/{self.name}/layered{'/launch' if in_launch else ''}", "gloo"
+            ),
+            self.plans.timeout,
+            "auto",
+            self._addresses,
+            self.plans.scope.seats if in_launch else None,
+        )
+        if not options.leaves_stock:  # what is asked while all links work
             self.plans.meet(torch.device("cpu"))
-            transport.control.cores_of_hosts  # noqa: B018 - asked while all links work
-            runner, policy = transport.links.memory_runner, options.policy
+            transport.control.cores_of_hosts  # noqa: B018
+            runner = transport.links.memory_runner
             if policy.compress is None:
                 in_memory = [runner] if runner and not policy.sends_alone else []
                 for name in (*in_memory, *policy.runners):
                     prepare_runner(name, transport)
-            self.layer = kind.open(transport, prepared)
-            transport.attach(SharedLayers((self.layer,)))
-            self.layer.on_give_up.append(self.transport("cpu").faults.break_off)
-        return self.layer
+        layers = tuple(
+            kind.open(transport, noted) for kind, noted in zip(kinds, prepared, strict=True)
+        )
+        for layer in layers:
+            layer.on_give_up.append(self.transport("cpu").faults.break_off)
+        shared = SharedLayers(transport, layers, options.leaves_stock)
+        transport.attach(shared)
+        return shared
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The rows of all layers; see Communicator.recoveries."""
+        layers = (layer for shared in self.layered.values() for layer in shared.layers)
+        rows = [row for layer in layers for row in layer.history]
+        return sorted(rows, key=lambda row: row["at"])
 
     def check_stock(self, what: str) -> None:
         """Raise ExecutionError if the plain group has lost a link that plans do without."""
-        why_not = None if self.layer is None else self.layer.explain_stock()
-        if why_not is not None:
-            raise ExecutionError(f"{what} goes by gloo, which {why_not}")
+        for shared in self.layered.values():
+            if (why_not := shared.explain_stock()) is not None:
+                raise ExecutionError(f"{what} goes by gloo, which {why_not}")
 
     def _make_maker(self, name: str, transport: str) -> GroupMaker:
         return PlainGroupMaker(
@@ -362,15 +294,17 @@ class Communicators:
 
     def _make(self, key: Key, plan: Plan, number: int) -> Communicator:
         collective, _, device = key
-        options = self.options
-        transport = (
-            self.transport(device, in_launch=not plan.collective.has_all_gpus)
-            if self.layer is None
-            else self.layer.first
-        )
+        options, in_launch = self.options, not plan.collective.has_all_gpus
+        is_layered = bool(options.layers) and device == "cpu"
+        if not is_layered:
+            transport = self.transport(device, in_launch=in_launch)
+        elif options.leaves_stock:
+            transport = self.open_layers(in_launch=in_launch).transport
+        else:
+            transport = self.open_layers().transport
         with (
             transport.faults.stock(f"setting up {collective} by plans", number, is_part=True)
-            if self.layer is None
+            if options.leaves_stock
             else nullcontext()
         ):
             if isinstance(transport, SharedTransport):
@@ -382,7 +316,8 @@ class Communicators:
                     options.policy,
                     timeout=self.plans.timeout,
                     compress=self._codec(collective),
-                    on_fault=ON_FAULTS[0],  # calls go through the group's own layer
+                    on_fault=ON_FAULTS[0],  # calls go through the group's own layers
+                    on_slow=ON_SLOWS[0],
                     around=(),
                 ),
             )
@@ -401,16 +336,13 @@ class Communicators:
         Its ranks have their numbers in the group, or `in_launch`, for plans that number the ranks
         so. Collective the first time on GPUs.
         """
-        helped = self.options.helped
-        is_helped = helped is not None and helped.device == device
-        key = device, in_launch or is_helped
+        in_launch = in_launch or self.plans.scope.is_within(device)
+        key = device, in_launch
         if key not in self._shared:
             name, timeout = f"topoplan/{self.name}/{device}", self.plans.timeout
             labels: Sequence[int] | None = None
-            if helped is not None and is_helped:
-                labels = helped.members
-            elif in_launch:
-                labels, name = self.plans.seats, f"{name}/launch"
+            if in_launch:
+                labels, name = self.plans.scope.seats, f"{name}/launch"
             transport = self.transports.get(device, "gloo")
             if transport == "gloo":
                 store = PrefixStore("launch", self._store) if in_launch else self._store
@@ -438,8 +370,8 @@ class Communicators:
         """Set the deadline of later calls by plans."""
         self.plans.timeout = timeout
         transports = [*self._shared.values()]
-        if self.layer is not None:
-            transports += [self.layer.first, self.layer.transport]
+        for shared in self.layered.values():
+            transports += shared.list_transports()
         transports += [part.transport for _, part in self.attached]
         transports += [x.dispatcher.transport for x in self.by_key.values() if x is not None]
         for transport in dict.fromkeys(transports):
@@ -447,8 +379,8 @@ class Communicators:
 
     def break_off(self, error: ExecutionError) -> None:
         """Let all calls on CPU tensors fail with an error, those in progress too."""
-        if self.layer is not None:
-            self.layer.break_off(error)
+        for shared in list(self.layered.values()):
+            shared.break_off(error)
         self.transport("cpu").faults.break_off(error)
         for (device, in_launch), transport in list(self._shared.items()):
             if device == "cpu" and in_launch:
@@ -493,16 +425,16 @@ class Communicators:
         """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""
         error = ExecutionError(f"rank {self.plans.rank}: the process group was {why}")
         self.plans.stop.set()
-        if self.layer is not None:
-            self.layer.break_off(error)
+        for shared in list(self.layered.values()):
+            shared.break_off(error)
         for transport in list(self._shared.values()):
             transport.faults.break_off(error)
 
     def close(self) -> None:
         """Close the queues, and destroy the communicators and their transports."""
         self.close_queues()
-        if self.layer is not None:
-            self.layer.close(_CLOSE_S)
+        for shared in self.layered.values():
+            shared.close(_CLOSE_S)
         for _, part in self.attached:
             part.close()
             part.transport.close()

@@ -1,63 +1,55 @@
 """Read the options of the backend "topo" from `backend_options` or environment variables."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import Store
-
+from ...extras import OPTIONS, Names
 from ...synth.groups.ranks import Helpers
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from .. import environment
 from ..environment import heed_log_level, read, read_yes
-from ..layers import find_layer
-from ..option_names import MODES, SAME_BITS
+from ..layers import find_layer, refuse
+from ..option_names import MODES, ON_SLOWS, SAME_BITS
 from ..policy import ChooseMode, Policy, make_policy
 from ..ranks.links import check_transport, find_kind
+
+if TYPE_CHECKING:
+    from .scope import Scope
 
 AUTO, OFF = "auto", "off"
 _OFF_NAMES = (OFF, "stock")
 # A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
 # "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
-# The sizes of the parts that each rank sends to each other, or those that this rank sends.
-ExpectedSplits = tuple[tuple[int, ...], ...] | tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Helped:
-    """The launch around a group that has helpers, in the launch's numbers.
-
-    `ranks` is the number of all ranks, `rank` this one; `store` is shared by all of them. Tensors
-    on the device type `device` are helped with.
-    """
-
-    members: tuple[int, ...]
-    helpers: tuple[int, ...]
-    rank: int
-    ranks: int
-    store: Store
-    device: str
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """The options of the backend, validated; `backend_options` explains and creates them."""
+    """The options of the backend, validated; `backend_options` explains and creates them.
+
+    `scope` says what a group's plans are for, if not for the GPUs of its own ranks alone.
+    """
 
     plans: Plans
     policy: Policy
     even_alltoall: bool = False
     transport: str = "auto"
-    helped: Helped | None = None
-    expected_splits: ExpectedSplits = ()
+    scope: Scope | None = None
+    expected_splits: tuple[Any, ...] = ()
+
+    leaves_stock: bool = True
+    """Whether stock collectives may run beside plans; else all calls go through layers."""
 
     @property
-    def layer(self) -> str | None:
-        """The option that asks for a layer around all calls on CPU tensors, None without one."""
-        return None if self.off else next(iter(self.policy.layers), None)
+    def layers(self) -> tuple[str, ...]:
+        """The options that ask for layers around plans' calls on CPU tensors, innermost first."""
+        return () if self.off else self.policy.layers
 
     @property
     def off(self) -> bool:
@@ -84,6 +76,7 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     helpers: Helpers | None = None,
     on_fault: str | None = None,
     expected_splits: Sequence[Any] | None = None,
+    on_slow: str = ON_SLOWS[0],
     *,
     policy: Policy | None = None,
 ) -> Any:
@@ -130,8 +123,9 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     - `on_fault` (TOPOPLAN_ON_FAULT, raise): as for Communicator. With `replan`, all collectives on
       CPU tensors that plans can carry out, of any size, go on after a lost link, and so do barrier,
       gather and scatter; the stock collectives, which could not, take no part in races.
+    - `on_slow`: as for Communicator, for calls on CPU tensors by plans.
     - `policy`: `choose`, `time_limit_s`, `cache`, `least_bytes`, `compress`, `scratch`, `executor`,
-      `helpers` and `on_fault` at once, in place of them.
+      `helpers`, `on_fault` and `on_slow` at once, in place of them.
 
     All ranks use rank 0's plans; the other options must be the same on all ranks. Raise InputError
     if an option is invalid or contradicts another one.
@@ -151,6 +145,7 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
         executor=executor,
         helpers=helpers,
         on_fault=on_fault,
+        on_slow=on_slow,
     )
     if are_plans_off():
         plans = OFF
@@ -159,13 +154,10 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
     if policy.keeps_bits and plans in _OFF_NAMES:
         raise bits_without_plans()
     transport = check_transport(transport)
-    for layer in () if plans in _OFF_NAMES else policy.layers:
-        kind = find_layer(layer)
+    kinds = {} if plans in _OFF_NAMES else {name: find_layer(name) for name in policy.layers}
+    for name, kind in kinds.items():
         why_not = kind.why_no_group or kind.why_not(find_kind(transport))
-        if why_not is None and layer != policy.layers[0]:
-            why_not = f"all calls of a group go through one layer, {policy.layers[0]} here"
-        if why_not is not None:
-            raise InputError(f"{policy.spell_layer(layer)}: {why_not}")
+        refuse(policy.spell_layer(name), why_not)
     return BackendOptions(
         plans=plans,
         policy=policy,
@@ -173,30 +165,13 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
             read_yes(environment.EVEN_ALLTOALL) if even_alltoall is None else even_alltoall
         ),
         transport=transport,
-        expected_splits=_read_splits(expected_splits),
+        expected_splits=(
+            ()
+            if expected_splits is None
+            else Names(OPTIONS).find("expected_splits")(expected_splits)
+        ),
+        leaves_stock=all(kind.leaves_stock for kind in kinds.values()),
     )
-
-
-def _read_splits(given: Sequence[Any] | None) -> ExpectedSplits:
-    """Return announced sizes of parts; raise InputError if they are no row and no matrix."""
-    if given is None:
-        return ()
-    listed = given.tolist() if hasattr(given, "tolist") else given
-    try:
-        if all(isinstance(size, int) for size in listed):
-            rows = [list(listed)]
-        else:
-            rows = [[int(size) for size in row] for row in listed]
-            if len({len(rows), *map(len, rows)}) > 1:
-                raise ValueError
-        if not rows[0] or min(map(min, rows)) < 0:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise InputError(
-            f"expected_splits={given!r:.60}: expected sizes of 0 or more, as a square matrix or as "
-            "this rank's row"
-        ) from None
-    return tuple(rows[0]) if isinstance(listed[0], int) else tuple(map(tuple, rows))
 
 
 def are_plans_off() -> bool:

@@ -92,7 +92,6 @@ class PlainCalls(dist.ProcessGroup):
     transports: Mapping[str, str]
     ranks: Sequence[int]
     check: CallCheck
-    _rank: int
     _number = 0
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
@@ -113,7 +112,7 @@ class PlainCalls(dist.ProcessGroup):
 
     def _is_compared(self) -> bool:
         # A lost link may be the store's, too.
-        return len(self.ranks) > 1 and not (self.planned.plans.off or self.options.layer)
+        return len(self.ranks) > 1 and self.options.leaves_stock and not self.planned.plans.off
 
     def _begin(self, what: str, *, is_new: bool = False, is_awaited: bool = False) -> int:
         """Return the number of a collective that is being called.
@@ -132,7 +131,11 @@ class PlainCalls(dist.ProcessGroup):
     def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Call a collective of the plain group, in the order of this group's calls."""
         tensor = next(_find_tensors(args), None)
-        if self.options.layer and name in EXCHANGED and (tensor is None or not tensor.is_cuda):
+        if (
+            not self.options.leaves_stock
+            and name in EXCHANGED
+            and not (tensor is not None and tensor.is_cuda)
+        ):
             return self._call_exchanged(name, *args, **kwargs)
         start = partial(getattr(self.plain, name), *args, **kwargs)
         if name == "monitored_barrier":  # it has no work: it is over when it returns
@@ -147,7 +150,7 @@ class PlainCalls(dist.ProcessGroup):
         opts = kwargs.get("opts", args[-1] if args else None)
 
         def carry_out() -> None:
-            EXCHANGED[name](self.planned.open_layer().exchange, self._rank, *args, **kwargs)
+            EXCHANGED[name](self.planned.open_layers().exchange, self.rank(), *args, **kwargs)
 
         return self.planned.queue(torch.empty(0)).carry_out(
             carry_out,
@@ -349,9 +352,11 @@ FORWARDED = (
     "get_group_store",
     "merge_remote_group",
     "new_window",
+    "register_abort_hook",
     "register_post_hook",  # hooks see the calls that no plan carries out
     "register_pre_hook",
     "split_group",
+    "unregister_abort_hook",
     "unregister_post_hook",
     "unregister_pre_hook",
 )

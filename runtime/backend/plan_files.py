@@ -35,7 +35,7 @@ log = logging.getLogger("topoplan")
 
 
 @dataclass(frozen=True)
-class _PlanEntry:
+class PlanEntry:
     """A plan, or its file, with its collective, number of ranks, members if listed, and root.
 
     In a file of several plans, which has another `form` than FORMAT, `place` is that of the plan.
@@ -68,7 +68,7 @@ class PlanFiles:
         Raise PlanMismatchError, if `strict`, when all plans for the collective are for other
         numbers of ranks, InputError if two plans fit, VerificationError if the plan is wrong.
         """
-        own = self._find_among(wanted, ranks) if ranks and wanted.has_all_gpus else None
+        own = self.find_among(wanted, ranks) if ranks and wanted.has_all_gpus else None
         if own is not None:
             return own
         members = _list_members(wanted)
@@ -92,7 +92,11 @@ class PlanFiles:
                 f"there are {len(exact)} plans for {wanted.name} over {wanted.ranks} ranks "
                 f"({names}); leave one"
             )
-        return self._load(exact[0]) if exact else None
+        return self.load(exact[0]) if exact else None
+
+    def has_members(self, gpus: Sequence[int]) -> bool:
+        """Return whether a plan is for these GPUs of a whole machine."""
+        return any(entry.members == tuple(gpus) for entry in self.entries)
 
     def find_set(self, plan: Plan) -> PlanSet | None:
         """Return the plans that share a file with one returned by `find`, None without such."""
@@ -101,12 +105,12 @@ class PlanFiles:
                 return plan_set
         return None
 
-    def _find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
+    def find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
         """Return the plan for a group's GPUs of a whole machine, None if it needs helpers."""
         root = None if wanted.root is None else ranks[wanted.root]
         for entry in self.entries:
             if (entry.collective, entry.members, entry.root) == (wanted.name, tuple(ranks), root):
-                plan = self._load(entry)
+                plan = self.load(entry)
                 if not plan.used_helpers:
                     return plan
                 log.warning(
@@ -117,38 +121,8 @@ class PlanFiles:
                 )
         return None
 
-    def find_machine(self, gpus: int) -> Topology | None:
-        """Return the machine of a plan over all of at least so many GPUs, None without such one."""
-        for entry in self.entries:
-            if not entry.members and entry.ranks >= gpus:
-                return self._load(entry).topology
-        return None
-
-    def find_spare(
-        self, wanted: Collective, gpus: Sequence[int], machine: Topology | None
-    ) -> Plan | None:
-        """Return the plan for a collective over these GPUs of the `machine`, or None.
-
-        It is one for these members, or one for a machine of these GPUs alone, as is made when the
-        others are left out. If the machine is not known, a plan for as many GPUs will do.
-        """
-        own = self._find_among(wanted, gpus)
-        if own is not None:
-            return own
-        ids = None if machine is None else [machine.ranks[gpu] for gpu in gpus]
-        for entry in self.entries:
-            if (entry.collective, entry.ranks, entry.root, entry.members) == (
-                wanted.name,
-                wanted.ranks,
-                wanted.root,
-                (),
-            ):
-                plan = self._load(entry)
-                if ids is None or list(plan.topology.ranks) == ids:
-                    return plan
-        return None
-
-    def _load(self, entry: _PlanEntry) -> Plan:
+    def load(self, entry: PlanEntry) -> Plan:
+        """Return the plan of an entry; raise VerificationError if it is wrong."""
         if isinstance(entry.plan, Plan):
             return entry.plan
         if entry.form == FORMAT:
@@ -170,10 +144,10 @@ def find_set_format(form: str) -> PlanSetFormat:
     return found
 
 
-def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
+def _list_plans(plan: str | Path | Plan) -> list[PlanEntry]:
     if isinstance(plan, Plan):
         of = plan.collective
-        return [_PlanEntry(of.name, of.ranks, _list_members(of), of.root, plan)]
+        return [PlanEntry(of.name, of.ranks, _list_members(of), of.root, plan)]
     path = Path(plan)
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; expected plans written by topo-synth -o")
@@ -189,7 +163,7 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
     return entries
 
 
-def _read_heads(path: Path) -> list[_PlanEntry]:
+def _read_heads(path: Path) -> list[PlanEntry]:
     """Read the collectives of a file's plan, or plans, without verifying them."""
     try:
         data = read_file(path, MAX_PLAN_BYTES + 1)
@@ -208,7 +182,7 @@ def _read_heads(path: Path) -> list[_PlanEntry]:
             f"{path}: not a plan, or damaged; expected a file written by topo-synth -o"
         ) from None
     return [
-        _PlanEntry(head.collective, head.ranks, tuple(head.members), head.root, path, form, place)
+        PlanEntry(head.collective, head.ranks, tuple(head.members), head.root, path, form, place)
         for place, head in enumerate(heads)
     ]
 

@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from ...synth.demands.demands import Demands
-from ...synth.ir.collective import Collective
+from ...synth.ir.collective import Collective, spell_ranks
 from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo import errors
 from ...topo.errors import (
     ExecutionError,
     InfeasibleError,
-    PlanMismatchError,
     TimeLimitError,
     TopoplanError,
 )
@@ -39,8 +38,9 @@ from ..ranks.links import AUTO as OWN_LINKS
 from ..ranks.links import check_transport
 from ..ranks.set_up import explain_failure
 from ..ranks.store import put, take
-from .options import AUTO, BackendOptions, Helped, Plans
+from .options import AUTO, BackendOptions, Plans
 from .plan_files import PlanFiles, find_set_format, is_plan_file, load_or_synthesize
+from .scope import Scope
 
 if TYPE_CHECKING:
     from .plan_sets import PlanSet
@@ -61,39 +61,29 @@ _BUILD_S = 10.0
 class PlanFinder:
     """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
 
-    `whole` says that the group has all ranks of the launch: then the plans that the user named must
-    fit it. Other groups go without a plan if none fits. After a change of membership, `seats` are
-    the ranks' GPUs on the machine that the user named: a plan for these is used, or synthesized.
+    `scope` has both, and says what the plans are for; `addresses` are where the ranks receive
+    reports of trouble, by their global numbers.
     """
 
     def __init__(
         self,
         options: BackendOptions,
         store: Store,
-        rank: int,
-        ranks: Sequence[int],
+        scope: Scope,
         timeout: timedelta,
-        *,
-        whole: bool,
-        seats: Sequence[int] | None = None,
+        addresses: Addresses,
     ) -> None:
-        self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
+        self.options, self.store, self.scope, self.timeout = options, store, scope, timeout
+        self._addresses = addresses
         self._auto = options.plans == AUTO
-        self.rank, self.ranks = rank, list(ranks)
-        self.is_remade = seats is not None
-        """Whether the group's membership has changed."""
-        self.seats = list(ranks) if seats is None else list(seats)
-        self.off = options.off or len(ranks) < 2
+        self.rank, self.ranks = scope.rank, scope.ranks
+        self.off = options.off or len(scope.ranks) < 2
         """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
         """Set when the group closes: ends all searches, at once."""
         self.is_closing = threading.Event()
         """Set some seconds earlier: rank 0 ends its searches, but answers the other ranks."""
         self._wait_s = options.policy.time_limit_s + _BUILD_S
-        self.demands: Demands | None = None
-        """What an alltoall whose part sizes are announced has to move."""
-        self.addresses: Addresses | None = None
-        """Where the ranks receive reports of trouble, by their global numbers."""
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
@@ -126,14 +116,8 @@ class PlanFinder:
         over the group. Raises the same error on every rank if a named plan cannot be
         used, and ExecutionError if a rank does not answer.
         """
-        helped = self._find_help(device)
-        members = () if helped is None else helped.members
-        if members and root is not None:
-            root = members[root]
-        wanted: Collective | None = self.demands
-        if wanted is None or name != wanted.name:
-            wanted = Collective(name, len(self.ranks), root, members)
-        key = f"plan/{device.type}/{name}/{root}"
+        wanted = self.scope.describe(name, root, device.type)
+        key = f"plan/{device.type}/{name}/{wanted.root}"
         try:
             machine = self._find_machine(device) if self._auto else None
             if self.rank == 0:
@@ -164,16 +148,20 @@ class PlanFinder:
                 raise ExecutionError(
                     "the process group was shut down during the search for a plan"
                 ) from error
-            raise explain_failure(
-                self.ranks[self.rank],
-                self.ranks,
-                f"finding a plan for {name}",
-                error,
-                self.timeout,
-                self.addresses or {},
-                is_store_gone=False,
-            ) from error
+            raise self._explain(f"finding a plan for {name}", error) from error
         return self._read_answer(answer, name)
+
+    def _explain(self, what: str, error: Exception) -> ExecutionError:
+        """Return the error to raise after `what` failed; see `explain_failure`."""
+        return explain_failure(
+            self.ranks[self.rank],
+            self.ranks,
+            what,
+            error,
+            self.timeout,
+            self._addresses,
+            is_store_gone=False,
+        )
 
     def meet(self, device: torch.device) -> None:
         """Find the machine that `find_by` needs later, when the store may be out of reach.
@@ -183,24 +171,49 @@ class PlanFinder:
         if self._auto:
             self._find_machine(device)
 
+    def are_numbered_by_launch(self) -> bool:
+        """Return whether plans number this group's ranks as the launch does; rank 0 knows.
+
+        Collective, through the store.
+        """
+        key = "numbered-by-launch"
+        try:
+            if self.rank == 0:
+                try:
+                    source = None if self._auto else self._open_source()
+                except TopoplanError:  # which the search for a plan raises, on all ranks
+                    source = None
+                is_source = isinstance(source, PlanFiles) and source.has_members(self.scope.seats)
+                put(self.store, key, {"answer": is_source})
+            answer = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
+        except RuntimeError as error:
+            raise self._explain("finding out how plans number the ranks", error) from error
+        return bool(answer["answer"])
+
     def find_by(
-        self, exchange: Callable[[object], list[Any]], name: str, root: int | None
+        self,
+        exchange: Callable[[object], list[Any]],
+        name: str,
+        root: int | None,
+        labels: Sequence[int],
     ) -> Plan | None:
         """Return the plan for a collective on CPU tensors like `find`, but without the store.
 
-        `exchange` gives all ranks the values of all, by rank. Plans never race together.
+        `exchange` gives all ranks the values of all, by rank, which have the numbers `labels` in
+        plans. Plans never race together.
         """
         answer: dict[str, Any] | None = None
         if self.rank == 0:
             machine = self._find_machine(torch.device("cpu")) if self._auto else None
             ends = time.monotonic() + self._wait_s
             plan, answer = self._make_answer(
-                Collective(name, len(self.ranks), root), machine, lambda: time.monotonic() > ends
+                self.scope.describe(name, root, "cpu"), machine, lambda: time.monotonic() > ends
             )
-            if plan is not None and not plan.collective.has_all_gpus:
+            if plan is not None and list(plan.collective.members) != list(labels):
                 message = (
-                    f"on_fault='replan': the plan for {plan.collective} is for some of the GPUs of "
-                    f"{plan.topology.name!r}, and cannot go on; name the topology instead"
+                    f"the plan for {plan.collective} on {plan.topology.name!r}: calls that go on "
+                    f"after a lost link share connections, and other plans of this group number "
+                    f"its ranks {spell_ranks(labels)}; name plans for all its collectives that do"
                 )
                 answer = {"error": "InputError", "message": message}
         return self._read_answer(exchange(answer)[0], name)
@@ -236,7 +249,7 @@ class PlanFinder:
     def _check_rank_0(self) -> None:
         """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""
         first = self.ranks[0]
-        if self.addresses is not None and find_ended({first: self.addresses[first]}):
+        if find_ended({first: self._addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
@@ -246,27 +259,13 @@ class PlanFinder:
         """
         with self._finds_machine:
             if device.type not in self._machines:
-                from ..ranks.places import find_machine
-
-                helped = self._find_help(device)
                 try:
-                    self._machines[device.type] = find_machine(
-                        PrefixStore(device.type, self.store) if helped is None else helped.store,
-                        self.rank if helped is None else helped.rank,
-                        self.seats if helped is None else range(helped.ranks),
-                        device.index if device.type == "cuda" else None,
-                        self.timeout,
-                        self.stop,
-                        0 if helped is None else helped.members[0],
+                    self._machines[device.type] = self.scope.find_machine(
+                        self.store, device, self.timeout, self.stop
                     )
                 except TopoplanError as error:
                     self._machines[device.type] = error
             return self._machines[device.type]
-
-    def _find_help(self, device: torch.device) -> Helped | None:
-        """Return the launch around the group, if others may help with tensors of a device."""
-        helped = self.options.helped
-        return helped if helped is not None and helped.device == device.type else None
 
     def _make_answer(
         self,
@@ -293,8 +292,8 @@ class PlanFinder:
             if (
                 self._auto
                 or is_ended
-                or self.is_remade
-                or (not self.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
+                or not self.scope.insists
+                or (not self.scope.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
                 why = str(error)
                 if is_ended and not closes:
@@ -340,72 +339,21 @@ class PlanFinder:
                 reproducible=self.options.policy.keeps_bits and wanted.reduces,
                 router=router,
                 is_stopped=None if is_listed else is_stopped,
-                helpers=() if self.options.helped is None else self.options.helped.helpers,
+                helpers=self.scope.helpers,
             )
         finally:
             _SYNTHESIZES.release()
 
     def _pick_named(self, wanted: Collective, is_over: Callable[[], bool]) -> Plan | None:
         """Return the user's plan for a collective; None if none fits a subgroup."""
+        picked = self.scope.pick(self._open_source(), wanted)
+        return self._synthesize(wanted, picked, is_over) if isinstance(picked, Topology) else picked
+
+    def _open_source(self) -> PlanFiles | Topology:
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
-        if self.is_remade:
-            return self._pick_spare(wanted, self._source, is_over)
-        helped = None if wanted.has_all_gpus else self.options.helped
-        if isinstance(self._source, PlanFiles):
-            if isinstance(wanted, Demands):  # files say nothing of a rank's part for itself
-                return None
-            plan = self._source.find(wanted, strict=self.whole, ranks=self.ranks)
-            if plan is not None and helped is not None:
-                _check_launch(plan.topology, helped)
-            return plan
-        machine = self._source
-        if helped is not None:
-            _check_launch(machine, helped)
-            return self._synthesize(wanted, machine, is_over)
-        if self.whole and len(machine.ranks) != wanted.ranks:
-            raise PlanMismatchError(
-                f"topology {machine.name!r} has {len(machine.ranks)} GPUs, the group has "
-                f"{wanted.ranks} ranks; start as many"
-            )
-        if max(self.ranks) >= len(machine.ranks):
-            return None
-        from ..ranks.places import restrict
-
-        return self._synthesize(wanted, restrict(machine, self.ranks), is_over)
-
-    def _pick_spare(
-        self, wanted: Collective, source: PlanFiles | Topology, is_over: Callable[[], bool]
-    ) -> Plan:
-        """Return the user's plan for the GPUs that the group now has, or synthesize one.
-
-        Raise InfeasibleError if the machine is not known, or has no GPU for a rank.
-        """
-        machine: Topology | None
-        if isinstance(source, PlanFiles):
-            machine = source.find_machine(max(self.seats) + 1)
-            plan = source.find_spare(wanted, self.seats, machine)
-            if plan is not None:
-                return plan
-        else:
-            machine = source if max(self.seats) < len(source.ranks) else None
-        if machine is None:
-            raise InfeasibleError(
-                f"the machine that was named has no GPU for each of {len(self.seats)} ranks"
-            )
-        from ..ranks.places import restrict
-
-        return self._synthesize(wanted, restrict(machine, self.seats), is_over)
-
-
-def _check_launch(topology: Topology, helped: Helped) -> None:
-    """Raise PlanMismatchError unless a topology has a GPU for each rank of the launch."""
-    if len(topology.ranks) != helped.ranks:
-        raise PlanMismatchError(
-            f"topology {topology.name!r} has {len(topology.ranks)} GPUs, {helped.ranks} ranks run; "
-            "a group with helpers needs a topology of all of them"
-        )
+            return self._source
 
 
 class Preparation:

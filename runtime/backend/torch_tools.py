@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
+# Begins the names of topoplan's modules, those of extras too.
+_OWN = __name__.removesuffix("runtime.backend.torch_tools")
 
 
 class _Called:
@@ -68,7 +70,7 @@ def leave_untraced(cls: C) -> C:
     That includes methods inherited from topoplan's own classes.
     """
     for owner in cls.__mro__:
-        if owner.__module__.startswith(__package__ or ""):
+        if owner.__module__.startswith(_OWN):
             for value in vars(owner).values():
                 if isinstance(value, FunctionType):
                     _leave_untraced(value)

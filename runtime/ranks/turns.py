@@ -194,7 +194,7 @@ class Trial(Generic[E]):
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds are over, or a single candidate is left."""
+        """Whether all rounds are over, or at most one candidate is left."""
         return self._round > ROUNDS
 
     @property
@@ -230,5 +230,5 @@ class Trial(Generic[E]):
         # The call before can slow a call down: the slowest candidate comes first, the fastest last.
         self._left = ranked[: MAX_ENTRANTS - 1][::-1]
         self._round, self._next = self._round + 1, 0
-        if len(self._left) == 1:
+        if len(self._left) < 2:  # none, if all are far slower than those of earlier heats
             self._round = ROUNDS + 1

@@ -12,7 +12,7 @@ from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..plan import Plan, Spare
 from ..request import Request
-from .whole import synthesize_whole
+from .synthesize import synthesize
 
 # The allowance of work for one spare, in seconds.
 _MIN_S, _MAX_S = 1.0, 10.0
@@ -69,10 +69,11 @@ def plan_without(
 ) -> Plan:
     """Return a plan for a topology without some links, and without pairs of ranks.
 
-    Raise InfeasibleError if there is none.
+    If the collective is for some of its GPUs, no others help. Raise InfeasibleError if there is
+    none.
     """
     left = without_links(topology, links)
-    return synthesize_whole(
+    return synthesize(
         Request(
             collective,
             left,

@@ -16,6 +16,7 @@ from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
+    CALL_CHECKS,
     CHECKS,
     CODECS,
     COMMANDS,
@@ -29,7 +30,9 @@ from topoplan.extras import (
     NAMES,
     NETWORKS,
     NOTEBOOKS,
+    OPTIONS,
     PLANS,
+    PROCESS_GROUPS,
     RUNS,
     SCHEMAS,
     SOURCES,
@@ -37,8 +40,10 @@ from topoplan.extras import (
     Extra,
     Names,
 )
+from topoplan.runtime.backend.call_check import CallCheck
 from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.runtime.backend.plan_sets import PlanSetFormat
+from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.codec import Codec
 from topoplan.runtime.ranks.links import NamedLinks
 from topoplan.synth.library_format import LibraryFormat
@@ -72,13 +77,17 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     networks = Names(NETWORKS)
     assert all(callable(networks.find(name).join) for name in networks.describe())
     parsers = [import_command(name).build_parser() for name in (*list_commands(), "topoplan")]
+    call_checks = Names(CALL_CHECKS)
+    assert all(issubclass(call_checks.find(name), CallCheck) for name in call_checks.describe())
+    classes = Names(PROCESS_GROUPS)
+    assert all(issubclass(TopoGroup, classes.find(name)) for name in classes.describe())
     notebooks = Names(NOTEBOOKS)
     assert all(isinstance(notebooks.find(name), Renderer) for name in notebooks.describe())
     assert all(callable(Names(WORDS).find(name)) for name in Names(WORDS).describe())
     codecs = Names(CODECS)
     assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
-    for group in (MODES, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
+    for group in (MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
 
@@ -138,6 +147,15 @@ def test_the_facade_refuses_a_name_of_what_is_deleted(monkeypatch: pytest.Monkey
     assert "reshard" not in dir(topoplan)
     with pytest.raises(InputError, match="reshard: the extra 'reshard' is not in this copy"):
         topoplan.reshard  # noqa: B018
+
+
+def test_an_option_of_the_backend_is_refused_where_it_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "uneven-alltoall"))
+    topoplan.backend_options()
+    with pytest.raises(InputError, match="expected_splits: the extra 'uneven-alltoall' is not in"):
+        topoplan.backend_options(expected_splits=[[0, 1], [1, 0]])
 
 
 def test_a_joint_plan_is_refused_where_it_is_deleted(

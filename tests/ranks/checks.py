@@ -14,8 +14,7 @@ from topoplan.synth.ir.schedule import Schedule
 
 SUMS = dist.ReduceOp.SUM
 MEANS = dist.ReduceOp.AVG
-# Elements of each rank's part in a call.
-_NUMEL = 60_000
+CHECKED_NUMEL = 60_000
 # As torch names them of late, and before.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -63,12 +62,12 @@ def check_call(communicator: Communicator, name: str, rank: int, size: int, numb
     """Make a call on values of this rank's, other ones for each number, and check its result."""
 
     def part(of: int) -> torch.Tensor:
-        return torch.arange(_NUMEL, dtype=torch.float32) + 100 * of + number
+        return torch.arange(CHECKED_NUMEL, dtype=torch.float32) + 100 * of + number
 
     mine, root = part(rank), communicator.plan.collective.root
     every = torch.cat([part(other) for other in range(size)])
     total = every.view(size, -1).sum(0)
-    out = torch.empty(_NUMEL)
+    out = torch.empty(CHECKED_NUMEL)
     if name == "allreduce":
         communicator.allreduce(mine, dist.ReduceOp.AVG)
         assert torch.equal(mine, total / size)
@@ -80,7 +79,7 @@ def check_call(communicator: Communicator, name: str, rank: int, size: int, numb
         communicator.reduce(mine)
         assert rank != root or torch.equal(mine, total)
     elif name == "allgather":
-        gathered = torch.empty(size * _NUMEL)
+        gathered = torch.empty(size * CHECKED_NUMEL)
         communicator.allgather(gathered, mine)
         assert torch.equal(gathered, every)
         assert torch.equal(mine, part(rank))
@@ -90,6 +89,6 @@ def check_call(communicator: Communicator, name: str, rank: int, size: int, numb
         assert torch.equal(out, total)
         assert torch.equal(given, torch.cat([part(rank)] * size))
     else:
-        received = torch.empty(size * _NUMEL)
+        received = torch.empty(size * CHECKED_NUMEL)
         communicator.alltoall(received, torch.cat([part(rank)] * size))
         assert torch.equal(received, every)

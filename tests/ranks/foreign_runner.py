@@ -101,13 +101,13 @@ class CountedPath:
 
 class CountingKind:
     leaves_stock = True
-    why_no_group: str | None = "a group's calls are counted by the group"
+    why_no_group: str | None = "groups of the backend: they count their calls themselves"
 
     def why_not(self, links: Links | type[Links]) -> str | None:
         return None
 
     def why_not_plan(self, plan: Plan) -> str | None:
-        return None if plan.collective.name == "allreduce" else "only allreduces count"
+        return None if plan.collective.name == "allreduce" else "broadcasts: allreduces alone count"
 
     def prepare(self) -> None:
         """Nothing is to be noted before links open."""
@@ -128,9 +128,9 @@ def count(folder: str, allreduce: str, broadcast: str) -> list[int]:
         x = torch.ones(numel)
         communicator.allreduce(x)
         assert (x == dist.get_world_size()).all()
-    with refused("around='counting': only allreduces count"):
+    with refused("around='counting' excludes broadcasts: allreduces alone count"):
         Communicator(broadcast, policy=policy)
-    with refused("around='counting': a group's calls are counted by the group"):
+    with refused("around='counting' excludes groups of the backend: they count their"):
         backend_options(policy=policy)
     with refused("around='counting': expected a tuple of names"):
         Policy(around="counting")  # type: ignore[arg-type]

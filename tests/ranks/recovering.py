@@ -19,6 +19,7 @@ from rank_process import Events, leave
 from reports import tell
 
 import topoplan
+from ranks.checks import CHECKED_NUMEL as _NUMEL
 from ranks.checks import check_call, refused
 from ranks.topo_backend import end, start
 from topoplan import Communicator
@@ -33,7 +34,6 @@ from topoplan.runtime.ranks.transport import Transport
 
 # The connections that a communicator watches have this timeout.
 _USER_TIMEOUT, _WATCHED_MS = socket.TCP_USER_TIMEOUT, 3000
-_NUMEL = 60_000
 
 
 def list_watched() -> dict[str, int]:
@@ -203,8 +203,7 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
             assert torch.equal(x, wanted.float())
             assert future.wait() == wanted.float().sum()
         check_others(rank, size, number)
-        assert group.planned.layer is not None
-        histories.append(list(group.planned.layer.history))
+        histories.append(group.planned.recoveries)
     end()
     return histories
 
@@ -292,10 +291,10 @@ def a_rank_ends(path: str) -> str:
 def what_cannot_go_on_is_refused(path: str) -> None:
     with refused("on_fault='later': expected one of raise, replan"):
         Communicator(path, on_fault="later")
-    with refused("on_fault='replan': the communicator needs connections of its own"):
+    with refused("on_fault='replan' excludes a Transport that others share: calls need conn"):
         Communicator(path, Transport(None, patience.deadline(20)), on_fault="replan")
     options = topoplan.backend_options(on_fault="replan")
-    with refused("on_fault='replan': groups with helpers cannot go on after a fault"):
+    with refused("on_fault='replan' excludes groups with helpers: these take part in calls alone"):
         topoplan.new_group([0, 1], options=options)
     os.environ["TOPOPLAN_ON_FAULT"] = "sometimes"
     with refused("TOPOPLAN_ON_FAULT='sometimes': expected one of raise, replan"):

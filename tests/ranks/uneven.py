@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import patience
 import torch
 import torch.distributed as dist
 
@@ -37,6 +38,26 @@ def count_sent_bytes() -> int:
     communicator = group.communicators["alltoallv", None, "cpu"]
     assert communicator is not None
     return communicator.wire_bytes
+
+
+def others_are_members() -> list[bool]:
+    """Return whether plans for uneven alltoalls are used before and after the ranks turn around.
+
+    A group of fewer ranks goes by stock.
+    """
+    sizes = [[1, 2, 3, 4]] * 4
+    start(plans="switch:4", expected_splits=sizes)
+    handles: list[str] = [""] * 4
+    dist.all_gather_object(handles, topoplan.reconfigure_handle())
+    used = []
+    for members in (handles, handles[::-1]):
+        topoplan.reconfigure(members, patience.deadline(20))
+        exchange(sizes, torch.float32, asynchronous=False)
+        used.append(count_sent_bytes() > 0)
+    if dist.get_rank() < 3:
+        topoplan.reconfigure(handles[:0:-1], patience.deadline(20))
+        exchange([[1, 2, 3]] * 3, torch.float32, asynchronous=False)
+    return used
 
 
 def announced_sizes_go_by_a_plan() -> list[int]:

@@ -34,8 +34,14 @@ COMPRESSED: list[tuple[dict[str, object], str]] = (
         *COMPRESSED,
         ({"reduction": "never"}, "reduction='never': expected one of hops, once"),
         ({"reduction": "once"}, "reduction='once' without compress"),
-        ({"choose": "same-bits", "on_slow": "replan"}, "on_slow='replan' changes schedules"),
-        ({"choose": lambda size, found: None, "on_slow": "replan"}, "leave one of them out"),
+        (
+            {"choose": "same-bits", "on_slow": "replan"},
+            "on_slow='replan' excludes choose='same-bits': a plan",
+        ),
+        (
+            {"choose": lambda size, found: None, "on_slow": "replan"},
+            "excludes a function for choose: it decides",
+        ),
         ({"scratch": "much"}, "scratch='much': expected the bytes of scratch memory"),
         ({"least_bytes": -1}, "least_bytes=-1: expected 0 or more"),
         ({"time_limit_s": 0.0}, "time_limit_s=0: expected seconds above 0"),
@@ -91,5 +97,5 @@ def test_the_benchmark_makes_the_same_one() -> None:
         on_slow="replan",
         on_fault="raise",
     )
-    with pytest.raises(InputError, match="on_slow='replan' changes schedules"):
+    with pytest.raises(InputError, match="on_slow='replan' excludes choose='same-bits'"):
         BenchOptions(choose="same-bits", on_slow="replan")

@@ -20,11 +20,13 @@ Link = tuple[str, str]
 class PairRoutes:
     """The links that sockets between each two ranks of a topology use, before any is lost.
 
-    They take the hardware's route; where there is none, GPUs forward.
+    They take the hardware's route; where there is none, GPUs forward. Lost links are told by the
+    pairs of `ranks` (default: all).
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, ranks: Sequence[int] | None = None) -> None:
         self.topology, self._router = topology, Router(topology)
+        self._ranks = range(len(topology.ranks)) if ranks is None else ranks
         self._forwarding: Forwarding | None = None
         self._links: dict[Pair, set[Link]] = {}
 
@@ -51,7 +53,7 @@ class PairRoutes:
 
     @property
     def _pairs(self) -> list[Pair]:
-        return list(combinations(range(len(self.topology.ranks)), 2))
+        return list(combinations(self._ranks, 2))
 
     def find_lost_links(self, unreached: Collection[Pair]) -> list[Link]:
         """Return the links that only pairs that do not reach each other use.
@@ -99,4 +101,10 @@ class ReachedRouter(Router):
 
     def on(self, topology: Topology) -> Router:
         """Return the router of another topology that lacks the same pairs of ranks."""
-        return self if topology == self.topology else ReachedRouter(topology, self.unreached)
+        if topology == self.topology:
+            return self
+        number = {gpu: rank for rank, gpu in enumerate(topology.ranks)}  # of some GPUs, perhaps
+        gpus = self.topology.ranks
+        pairs = [(gpus[a], gpus[b]) for a, b in self.unreached]
+        kept = (sorted((number[x], number[y])) for x, y in pairs if x in number and y in number)
+        return ReachedRouter(topology, frozenset((a, b) for a, b in kept))

@@ -41,14 +41,15 @@ class Announcer:
         self._plans = 0
         transport.faults.find_mismatch = self._find_left
 
-    def add_plan(self, plan: Plan) -> int:
+    def add_plan(self, plan: Plan, codec: Codec | None) -> int:
         """Return the number by which helpers know a plan, which they find in the store.
 
-        All members add their plans in one order.
+        `codec` encodes what its calls send. All members add their plans in one order.
         """
         self._plans += 1
         if self.is_leader:
-            put(self.transport.faults.store, f"plan/{self._plans}", plan.to_json())
+            given = {"plan": plan.to_json(), "compress": None if codec is None else codec.name}
+            put(self.transport.faults.store, f"plan/{self._plans}", given)
         return self._plans
 
     def announce(self, header: Header, helpers: Iterable[int], call: Call) -> None:

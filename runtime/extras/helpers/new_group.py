@@ -18,15 +18,15 @@ from ....synth.plan import Plan
 from ....topo.errors import InputError, TopoplanError
 from ...backend import NAME
 from ...backend.base_group import BaseGroup
-from ...backend.options import BackendOptions, Helped, Plans, backend_options
-from ...codec import find_codec
-from ...option_names import REPLAN
+from ...backend.options import BackendOptions, Plans, backend_options
+from ...codec import Codec, find_codec
+from ...layers import refuse
 from ...ranks.groups import PlainGroupMaker, uses_nccl
-from ...ranks.places import find_machine
 from ...ranks.store import find_client, take
 from ...ranks.transport import Transport
 from ...register import register
 from .announcer import Announcer
+from .scope import HelpedScope, Launch
 from .service import Service
 
 # Of torch, as long as it names none.
@@ -70,11 +70,9 @@ def new_group(
     )
     if options.policy.keeps_bits or options.off:
         helping = ()
-    if helping and options.layer:
-        raise InputError(
-            f"{options.layer}={REPLAN!r}: groups with helpers cannot go on after a "
-            f"fault; pass helpers={NONE!r}, or leave it out"
-        )
+    for layer in options.layers if helping else ():
+        why = "groups with helpers: these take part in calls alone; pass helpers='none'"
+        refuse(options.policy.spell_layer(layer), why)
     timeout, name = timeout or _TIMEOUT, f"topoplan/help/{next(_numbers)}"
     if not helping:
         return dist.new_group(list(members), timeout=timeout, backend=NAME, pg_options=options)
@@ -85,14 +83,15 @@ def new_group(
         and (uses_nccl(None) or dist.get_backend() == NAME)
     )
     store = PrefixStore(name, find_client(dist.distributed_c10d._get_default_store()).store)
-    helped = Helped(members, helping, own, len(world), store, "cuda" if on_gpus else "cpu")
-    if own not in members:
-        _show_place(helped, timeout)
-    group = dist.new_group(
-        list(members), timeout=timeout, backend=NAME, pg_options=replace(options, helped=helped)
-    )
+    launch = Launch(members, helping, own, len(world), store, "cuda" if on_gpus else "cpu")
+    of_group = options
+    if own in members:
+        of_group = replace(options, scope=HelpedScope(launch))
+    else:
+        _show_place(launch, timeout)
+    group = dist.new_group(list(members), timeout=timeout, backend=NAME, pg_options=of_group)
     if own in members or own in helping:
-        _connect(group, helped, name, timeout, options)
+        _connect(group, launch, name, timeout, options)
     return group
 
 
@@ -132,42 +131,35 @@ def _choose_helpers(
     return listed
 
 
-def _show_place(helped: Helped, timeout: timedelta) -> None:
+def _show_place(launch: Launch, timeout: timedelta) -> None:
     """Take part, in the background, in finding the machine of all ranks, which members plan for."""
 
     def find() -> None:
-        gpu = torch.cuda.current_device() if helped.device == "cuda" else None
+        gpu = torch.cuda.current_device() if launch.device == "cuda" else None
         with suppress(TopoplanError, RuntimeError):  # the members say what is wrong
-            find_machine(
-                helped.store,
-                helped.rank,
-                range(helped.ranks),
-                gpu,
-                timeout,
-                wanted_by=helped.members[0],
-            )
+            launch.find_machine(gpu, timeout)
 
     threading.Thread(target=find, name="topoplan-place", daemon=True).start()
 
 
 def _connect(
-    group: Any, helped: Helped, name: str, timeout: timedelta, options: BackendOptions
+    group: Any, launch: Launch, name: str, timeout: timedelta, options: BackendOptions
 ) -> None:
     """Connect members and helpers, and begin to serve on a helper. Collective over both."""
-    participants = sorted((*helped.members, *helped.helpers))
-    kind = "nccl" if helped.device == "cuda" else "gloo"
+    participants = sorted((*launch.members, *launch.helpers))
+    kind = "nccl" if launch.device == "cuda" else "gloo"
     make = PlainGroupMaker(name, participants, kind)
     transport = Transport(make, timeout, options.transport, labels=participants)
     if isinstance(group, BaseGroup):
-        group.planned.attach(helped.device, Announcer(transport, helped.members, helped.helpers))
+        group.planned.attach(launch.device, Announcer(transport, launch.members, launch.helpers))
         return
     transport.outlive_default_group()
-    codec = None if options.policy.compress is None else find_codec(options.policy.compress)
 
-    def take_plan(number: int) -> Plan:
-        plan = take(transport.faults.store, f"plan/{number}", timeout)
-        return Plan.loads(json.dumps(plan), "the members' plan")
+    def take_plan(number: int) -> tuple[Plan, Codec | None]:
+        given = take(transport.faults.store, f"plan/{number}", timeout)
+        codec = None if given["compress"] is None else find_codec(given["compress"])
+        return Plan.loads(json.dumps(given["plan"]), "the members' plan"), codec
 
-    service = Service(transport, helped.members, take_plan, codec)
+    service = Service(transport, launch.members, take_plan)
     _services.append(service)
     service.start()

@@ -32,7 +32,7 @@ class HelpedPart(Part):
     ) -> None:
         super().__init__(plan, label, members)
         self._announcer, self._codec, self._owns = announcer, codec, owns
-        self._number = 0 if owns else announcer.add_plan(plan)
+        self._number = 0 if owns else announcer.add_plan(plan, codec)
         self._faults = members.faults
         if owns:
             weakref.finalize(self, announcer.close)
@@ -67,7 +67,7 @@ class HelpersPart(Part):
     ) -> None:
         super().__init__(plan, label, None)
         self._participants = participants
-        self._service = Service(participants, plan.collective.members, lambda _: plan, codec)
+        self._service = Service(participants, plan.collective.members, lambda _: (plan, codec))
 
     @property
     def sent_bytes(self) -> int:  # type: ignore[override]

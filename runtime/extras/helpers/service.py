@@ -32,21 +32,20 @@ _END_S = 5.0
 class Service:
     """This rank's work as a helper over `transport`, the participants', for the group of `members`.
 
-    `take_plan` returns the plan with a number, which the members announce before its first call.
+    `take_plan` returns the plan with a number, which the members announce before its first call,
+    and what encodes its messages.
     """
 
     def __init__(
         self,
         transport: Transport,
         members: Sequence[int],
-        take_plan: Callable[[int], Plan],
-        codec: Codec | None = None,
+        take_plan: Callable[[int], tuple[Plan, Codec | None]],
     ) -> None:
         self.transport, self._leader, self._take_plan = transport, members[0], take_plan
         self._channel = HeaderChannel(transport)
         with suppress(RuntimeError):  # which the first header raises
             self._channel.listen(self._leader)
-        self._codec = codec
         self._senders: dict[int, tuple[Plan, Messages]] = {}
         self._candidates: dict[tuple[int, int, int, bool], Candidate] = {}
         self._error: Exception | None = None
@@ -142,9 +141,9 @@ class Service:
 
     def _run(self, header: Header) -> None:
         if header.plan not in self._senders:
-            plan = self._take_plan(header.plan)
+            plan, codec = self._take_plan(header.plan)
             self.transport.faults.topology = plan.topology
-            sender = Messages(self.transport, plan.topology, self._codec)
+            sender = Messages(self.transport, plan.topology, codec)
             observe_links(sender, self.transport, plan.topology)
             self._senders[header.plan] = plan, sender
         plan, sender = self._senders[header.plan]

@@ -107,6 +107,10 @@ class Recovery:
         relay.join(self._key, self.rank, self.addresses, _REACH_S)
         relay.dial(self._key, [rank for rank in self.addresses if rank != self.rank])
 
+    @property
+    def _decider(self) -> int:
+        return min(self.addresses)  # the group's rank 0, by its number in plans
+
     def _key_of(self, number: int) -> str:
         return f"{self.name} recovery {number}"
 
@@ -188,14 +192,14 @@ class Recovery:
     def wait_for_decision(self) -> Decision:
         """Return what rank 0 decides; raises like `wait_for_parts`."""
         while True:
-            decision = relay.hear(self._key).get(0, {}).get("decision")
+            decision = relay.hear(self._key).get(self._decider, {}).get("decision")
             if decision is not None:
                 return Decision(
                     [(int(a), int(b)) for a, b in decision["unreached"]],
                     [(str(a), str(b)) for a, b in decision["links"]],
                     str(decision["refusal"]),
                 )
-            self._pause([0])
+            self._pause([self._decider])
 
     def check_current(self) -> None:
         """Raise SupersededError if others have begun the next recovery."""

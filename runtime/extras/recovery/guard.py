@@ -397,7 +397,8 @@ class Guard(Layer):
         return self.first.control.label
 
     def _decide(self, unreached: Sequence[Pair]) -> Decision:
-        routes = None if self.topology is None else PairRoutes(self.topology)
+        ranks = self.first.control.labels
+        routes = None if self.topology is None else PairRoutes(self.topology, ranks)
         return Decision(unreached, routes.find_lost_links(unreached) if routes else ())
 
     def _foresee(self, recovery: Recovery, planned: "Guarded") -> None:

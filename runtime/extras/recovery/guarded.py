@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ....synth.plan import Plan
-from ....topo.errors import ExecutionError, InfeasibleError
+from ....topo.errors import ExecutionError, InfeasibleError, InputError
 from ...candidates import Candidate
 from ...compiled import Buffers, make_bindings
 from ...dispatcher import CallPath, Dispatcher
@@ -193,7 +193,12 @@ class Guarded:
                 plan = self._await_plan(transport)
             if plan is not whole:
                 plan.verify()
-            path = self._make_path(plan, transport, self._find_worth)
+            try:
+                path = self._make_path(plan, transport, self._find_worth)
+            except InputError as error:  # such as a codec by which ranks would get different sums
+                raise InfeasibleError(
+                    f"without {self.guard.name_lost()} there is no plan that can be used: {error}"
+                ) from error
         path.base.race_on_calls()
         for observer in self._first.observers:
             path.base.observe(observer)

@@ -25,16 +25,24 @@ class GoingOn:
     def why_not(self, links: Links | type[Links]) -> str | None:
         """See LayerKind."""
         if links.why_links_must_hold is not None:
-            return links.why_links_must_hold
+            return f"{links.name}: {links.why_links_must_hold}"
         if find_cabling() is not None:
-            return "cables join the hosts, and other routes between them are not tried yet"
+            return (
+                "cables between hosts: what ranks agree on goes through relays along fixed routes, "
+                "which a lost cable cuts and no connection of a rank shows"
+            )
         if sys.platform != "linux":
-            return f"lost connections are noticed by Linux's means; this is {sys.platform}"
+            return f"{sys.platform}: lost connections are noticed by Linux's means"
         return None
 
     def why_not_plan(self, plan: Plan) -> str | None:
         """See LayerKind."""
-        return "plans with helpers cannot go on" if plan.used_helpers else None
+        if plan.used_helpers:
+            return (
+                "plans with helpers: helpers know of calls from the members' messages alone, and "
+                "take no part in agreeing on what is lost"
+            )
+        return None
 
     def prepare(self) -> frozenset[str]:
         """Return the sockets that are open: those of the group come after them."""

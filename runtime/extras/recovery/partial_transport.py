@@ -102,9 +102,8 @@ class PartialTransport(Transport):
         group._set_group_name(place.group_id)
         self._client: Any = None
         timeout = timedelta(seconds=before.control.timeout_s)
-        faults = _PartialFaults(
-            group, timeout, old.store, old.addresses, labels=[*old.ranks] if old.ranks else None
-        )
+        by_number = {number: old.addresses[label] for number, label in enumerate(old.ranks)}
+        faults = _PartialFaults(group, timeout, old.store, by_number, labels=[*old.ranks])
         faults.on_hang_up.append(watch.abort)
         faults.topology = old.topology
         self._is_private = False

@@ -68,12 +68,18 @@ class SameRoutes(Router):
 
     def before_each(self, start: str) -> Mapping[str, str]:
         """Return the devices before each, by the other router's routes."""
-        return self._router.before_each(start)
+        before, here = self._router.before_each(start), self.topology.by_id
+        return {x: near for x, near in before.items() if x in here and near in here}
 
     def on(self, topology: Topology) -> Router:
-        """Return the router of another topology: the same routes if it has the same links."""
+        """Return the router of another topology: the same routes if it has the same links.
+
+        Links to GPUs that it lacks may be missing.
+        """
         if topology == self.topology:
             return self
-        if topology.capacity_GBps.keys() == self.topology.capacity_GBps.keys():
+        lacking = {*self.topology.ranks} - {*topology.ranks}
+        expected = {link for link in self.topology.capacity_GBps if lacking.isdisjoint(link)}
+        if topology.capacity_GBps.keys() == expected:
             return SameRoutes(self._router, topology)
         return self._router.on(topology)

@@ -12,29 +12,36 @@ from ...ranks.links import Links
 from ...ranks.transport import Transport
 
 if TYPE_CHECKING:
+    from ....topo.routes import Router
     from ...dispatcher import CallPath
+    from .probe import Probe
 
 
 class Following:
     """See LayerKind."""
 
     leaves_stock = True
-    why_no_group: str | None = (
-        "links are measured between calls, and gloo's own calls of a group of the backend may be "
-        "in progress then; use the hook, or a Communicator"
-    )
+    why_no_group: str | None = None
 
     def why_not(self, links: Links | type[Links]) -> str | None:
         """See LayerKind."""
         if links.why_links_must_hold is not None:
-            return f"links are measured over gloo's connections, not over {links.name}; use gloo"
+            return f"{links.name}: links are measured over gloo's connections"
         if find_cabling() is not None:
-            return "cables join the hosts, and other routes between them are not tried yet"
+            return (
+                "cables between hosts: gloo's connections go through relays there, and measuring "
+                "them says nothing of the cables"
+            )
         return None
 
     def why_not_plan(self, plan: Plan) -> str | None:
         """See LayerKind."""
-        return None if plan.collective.has_all_gpus else "expected a plan for all GPUs"
+        if plan.used_helpers:
+            return (
+                "plans with helpers: helpers take part in calls alone, and not in measuring the "
+                "links to them"
+            )
+        return None
 
     def prepare(self) -> None:
         """See LayerKind."""
@@ -50,12 +57,23 @@ class FollowedLinks(Layer):
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
         self._since = time.monotonic()
+        self._probes: list[Probe] = []
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
         """See Layer."""
         from .watch import SlowWatch  # few jobs follow slow links
 
-        return SlowWatch(path.base, self.history, self._since)
+        return SlowWatch(path.base, self.history, self._since, self.find_probe)
+
+    def find_probe(self, transport: Transport, router: Router) -> Probe:
+        """Return what measures the links, for all plans of one machine. Collective at first."""
+        from .probe import Probe
+
+        for probe in self._probes:
+            if probe.transport is transport and probe.topology == router.topology:
+                return probe
+        self._probes.append(Probe(transport, router))
+        return self._probes[-1]
 
 
 ON_SLOW: LayerKind = Following()

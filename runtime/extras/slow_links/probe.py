@@ -59,20 +59,26 @@ class FlowTest:
     filled: frozenset[Hop]
 
 
-def list_experiments(router: Router, unconnected: Collection[Pair] = frozenset()) -> list[FlowTest]:
+def list_experiments(
+    router: Router,
+    unconnected: Collection[Pair] = frozenset(),
+    labels: Sequence[int] | None = None,
+) -> list[FlowTest]:
     """Return experiments that fill each link which flows between ranks can fill, mostly two each.
 
     A link that is wider than any pair's route is filled by several pairs. No flow is between ranks
-    that are `unconnected`; these pairs have the smaller number first.
+    that are `unconnected`; these pairs have the smaller number first. `labels` are the ranks'
+    numbers in the topology (default: all of them).
     """
     topology = router.topology
-    ranks = range(len(topology.ranks))
+    labels = range(len(topology.ranks)) if labels is None else labels
+    ranks = range(len(labels))
     routes = {
         (a, b): route_links(route)
         for a in ranks
         for b in ranks
         if a != b and (min(a, b), max(a, b)) not in unconnected
-        if (route := router.route(a, b)) is not None
+        if (route := router.route(labels[a], labels[b])) is not None
     }
     width = topology.capacity_GBps
     rate = {pair: min(width[link] for link in links) for pair, links in routes.items()}
@@ -169,8 +175,9 @@ class Probe:
     """Measures the links of a transport over gloo, each time like the first."""
 
     def __init__(self, transport: Transport, router: Router) -> None:
-        self._transport, self._topology = transport, router.topology
-        self.experiments = list_experiments(router, transport.unconnected)
+        self.transport, self.topology = transport, router.topology
+        labels = transport.control.labels
+        self.experiments = list_experiments(router, transport.unconnected, labels)
         self._chunk_bytes: dict[FlowTest, int] = {}
         self._at_first = self._measure(self.experiments)
 
@@ -203,12 +210,12 @@ class Probe:
         self, experiments: Sequence[FlowTest], repeats: int = REPEATS
     ) -> dict[FlowTest, float]:
         """Return each experiment's rate in GB/s, the same on all ranks."""
-        transport, me = self._transport, self._transport.rank
+        transport, me = self.transport, self.transport.rank
         limits = MessageLimits(_FLOW_S, _MAX_BYTES)
         endpoint = _GroupEndpoint(transport.group, transport.device, limits)
         pairs = [pair for x in experiments for pair in x.pairs]
         own: list[dict[Pair, float]] = [{} for _ in range(repeats)]
-        for group in group_experiments(experiments, self._topology):
+        for group in group_experiments(experiments, self.topology):
             chunk_bytes = self._choose_chunk_bytes(endpoint, group)
             flows = [(pair, chunk_bytes) for x in group for pair in x.pairs]
             for rates in own:
@@ -230,7 +237,7 @@ class Probe:
         known = [self._chunk_bytes[x] for x in group if x in self._chunk_bytes]
         if len(known) == len(group):
             return max(known)
-        transport, chunk_bytes = self._transport, _FIRST_CHUNK_BYTES
+        transport, chunk_bytes = self.transport, _FIRST_CHUNK_BYTES
         while True:
             transport.meet()
             flows = [(pair, chunk_bytes) for x in group for pair in x.pairs]

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -25,13 +25,16 @@ from typing import Any
 
 from ....synth.fault_text import describe_fault, describe_worth
 from ....synth.plan import Plan
+from ....topo.errors import InputError
 from ....topo.measured.flows import Hop
+from ....topo.routes import Router
 from ...candidates import Candidate
 from ...choices import Entrant
 from ...compiled import Buffers
 from ...dispatcher import Dispatcher
 from ...race import WORTHWHILE, OnCalls, Race
 from ...ranking import Candidates
+from ...ranks.transport import Transport
 from ...ranks.turns import MAX_ENTRANTS
 from ...runners.contract import Play
 from ..replanning.aside import plan_aside
@@ -75,10 +78,17 @@ class _Change:
 class SlowWatch:
     """Lets the choices of a dispatcher follow the rates of links; see CallPath.
 
-    Each change adds a dict to `rows`; times in it count from `since` (time.monotonic).
+    Each change adds a dict to `rows`; times in it count from `since` (time.monotonic). `find_probe`
+    returns what measures the links of a transport and a router.
     """
 
-    def __init__(self, base: Dispatcher, rows: list[dict[str, Any]], since: float) -> None:
+    def __init__(
+        self,
+        base: Dispatcher,
+        rows: list[dict[str, Any]],
+        since: float,
+        find_probe: Callable[[Transport, Router], Probe] = Probe,
+    ) -> None:
         self._base, self._rows, self._since = base, rows, since
         self._transport, self._plan = base.transport, base.plan
         self._begun = time.monotonic()
@@ -89,6 +99,7 @@ class SlowWatch:
         self.spent_s = 0.0
         """Seconds that this rank has spent on agreeing with the others."""
         self._pace = Pace()
+        self._find_probe = find_probe
         self._probe: Probe | None = None
         self._pending: _Change | None = None
         self._factors: Mapping[Hop, Fraction] = {}
@@ -195,7 +206,7 @@ class SlowWatch:
         self._times.clear()
         if self._probe is None:
             with transport.faults.stock("the first measurement of links", number, is_part=True):
-                self._probe = Probe(transport, self._plan.router)
+                self._probe = self._find_probe(transport, self._plan.router)
         self._pace.note_period(
             [(size, abs(seconds)) for (size, _), seconds in zip(calls, agreed, strict=True)]
         )
@@ -275,6 +286,8 @@ class SlowWatch:
         if factors:
             with transport.faults.stock("the plan for slow links", number, is_part=True):
                 answer = transport.control.exchange(change.made and change.made.result())[0]
+            if not isinstance(answer, str):
+                answer = self._find_use(answer)
         self._pending = None
         kind, links = find_change(self._factors, factors)
         row: dict[str, Any] = {
@@ -304,6 +317,14 @@ class SlowWatch:
         self._rows.append(row)
         if transport.rank == 0:
             log.warning("%s: the next calls try schedules for it", describe_fault(row))
+
+    def _find_use(self, plan: Plan) -> Plan | str:
+        """Return a plan, or why none of its schedules can be used; the same on all ranks."""
+        try:
+            self._base.messages.check(plan, takes_all=False)
+        except InputError as error:  # such as a codec by which ranks would get different sums
+            return str(error)
+        return plan
 
     def _find_race(self, size_bytes: int, number: int | None) -> OnCalls[Candidate] | None:
         """Return the race for a size that goes on or is due, None if there is none."""

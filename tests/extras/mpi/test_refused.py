@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from launch import run_module
+from needs import has_extra
 
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.extras.mpi import library
@@ -193,6 +194,16 @@ def test_topo_run_says_how_ranks_are_started_by_mpi(plans: Callable[..., str]) -
     assert "TOPOPLAN_TRANSPORT='pigeons': expected one of auto, mpi" in done.stderr
 
 
-def test_a_group_over_mpi_cannot_go_on_without_a_link() -> None:
-    with pytest.raises(InputError, match="on_fault='replan': MPI ends the job when a connection"):
-        backend_options(on_fault="replan", transport="mpi")
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("on_fault", "MPI ends the job when a connection"),
+        ("on_slow", "links are measured over gloo's connections"),
+    ],
+)
+def test_a_group_over_mpi_neither_goes_on_nor_follows_links(option: str, why: str) -> None:
+    if not has_extra("recovery" if option == "on_fault" else "slow-links"):
+        pytest.skip("the extra is not here")
+    given: dict[str, Any] = {option: "replan"}
+    with pytest.raises(InputError, match=f"{option}='replan' excludes mpi: {why}"):
+        backend_options(transport="mpi", **given)

@@ -33,7 +33,7 @@ from topoplan.runtime.extras.slow_links.probe import (
 )
 from topoplan.runtime.extras.slow_links.watch import find_change
 from topoplan.synth.cost.segmentation import families
-from topoplan.synth.ir.collective import collective_on
+from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 from topoplan.topo.measured.flows import Hop
@@ -232,12 +232,44 @@ def test_calls_have_the_same_results_while_they_are_watched(plans: Plans) -> Non
     assert run_ranks(slowing.watched_calls_are_right, 2, paths) == [None] * 2
 
 
+@pytest.mark.parametrize("members", [(0, 1, 3), (2, 3)])
+def test_links_between_some_ranks_are_measured_by_these(members: tuple[int, ...]) -> None:
+    """Experiments have the ranks' numbers in their group; routes may lead through other GPUs."""
+    router = HARDWARE.on(preset("mesh:2x2"))
+    experiments = list_experiments(router, labels=members)
+    used = {
+        hop
+        for a in members
+        for b in members
+        if a != b and (route := router.route(a, b)) is not None
+        for hop in pairwise(route)
+    }
+    assert {link for x in experiments for link in x.crossed} == used
+    assert {rank for x in experiments for pair in x.pairs for rank in pair} == {
+        *range(len(members))
+    }
+
+
+def test_a_plan_of_some_gpus_for_slow_links_needs_no_others() -> None:
+    plan = plan_for_members("full:4", (0, 1, 3))
+    slow = plan_at(plan, {("gpu0", "gpu1"): Fraction(1, 4)})
+    slow.verify()
+    assert slow.collective == plan.collective
+    assert not slow.used_helpers
+
+
+def plan_for_members(machine: str, members: tuple[int, ...]) -> Plan:
+    collective = Collective("allreduce", len(members), members=members)
+    return synthesize(collective, preset(machine), time_limit_s=10).plan
+
+
 def test_what_cannot_be_followed_is_refused(plans: Plans) -> None:
     run_ranks(slowing.what_cannot_be_followed_is_refused, 2, plans("ring:2"))
 
 
 @pytest.mark.network("namespaces")
-def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["communicator", "backend"])
+def test_the_plan_follows_a_slow_link(way: str, plans: Plans, tmp_path: Path) -> None:
     """All ranks change schedules at the same calls; the sums stay right."""
     from emulated import EmulatedRank
 
@@ -250,7 +282,7 @@ def test_the_plan_follows_a_slow_link(plans: Plans, tmp_path: Path) -> None:
     ):
         write_topology(network, tmp_path)
         outputs = [tmp_path / f"{rank}.out" for rank in range(4)]
-        arguments = [plans("mesh:2x2"), str(reports.path)]
+        arguments = [plans("mesh:2x2"), str(reports.path), way]
         ranks = [
             EmulatedRank(network, rank, tmp_path, "ranks.slowing", arguments, output)
             for rank, output in enumerate(outputs)

@@ -15,13 +15,13 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...topo.errors import ExecutionError, InputError, TopoplanError
-from ..ranks.faults import first_line
-from ..ranks.groups import describe_place, leave_tables
-from ..ranks.links import find_kind
-from ..ranks.store import agree_on_name
+from ....topo.errors import ExecutionError, InputError, TopoplanError
+from ...ranks.faults import first_line
+from ...ranks.groups import describe_place, leave_tables
+from ...ranks.links import find_kind
+from ...ranks.store import agree_on_name
+from .group import MemberGroup
 from .handles import Handle, check_alive, open_store, parse_handles
-from .membership import MemberGroup
 
 log = logging.getLogger("topoplan")
 

@@ -12,8 +12,8 @@ from functools import cache
 
 from torch._C._distributed_c10d import Store, TCPStore
 
-from ...topo.errors import ExecutionError, InputError
-from ..ranks.addresses import Address, find_ended, open_listener
+from ....topo.errors import ExecutionError, InputError
+from ...ranks.addresses import Address, find_ended, open_listener
 
 _PREFIX = "topoplan-rank-1"
 _NONCE_BYTES = 8  # as in addresses.py: more than can be guessed

@@ -17,15 +17,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ...synth.demands.demands import Demand, Demands
-from ...topo.errors import InputError
-from ..calls import PersistentCall
-from ..compiled import Buffers
-from ..program.layout import Move
-from ..ranks.store import put, take
-from .call_check import CallCheck
-from .communicators import Communicators
-from .options import AUTO, ExpectedSplits
+from ....synth.demands.demands import Demand, Demands
+from ....topo.errors import InputError
+from ...backend.call_check import CallCheck
+from ...backend.communicators import Communicators
+from ...backend.options import AUTO
+from ...calls import PersistentCall
+from ...compiled import Buffers
+from ...program.layout import Move
+from ...ranks.store import put, take
+from .splits import ExpectedSplits
 
 NAME: Final = "alltoallv"
 # After so many calls in a row that went by stock, ranks ask each other only at every so many: the
@@ -62,14 +63,15 @@ class UnevenAlltoall:
     def demands(self) -> Demands | None:
         """The parts as demands, those of a rank for itself included; None if nothing moves.
 
-        None also for a group of some of the ranks that is of another size.
+        None also for a group of another size, of some of the ranks or with other members.
 
         Collective the first time if each rank has announced its own. Raise InputError if they are
         not for as many ranks.
         """
         rows = self._gather_rows() if isinstance(self._expected[0], int) else self._expected
         if len(rows) != self._size or any(len(row) != self._size for row in rows):
-            if not self._planned.plans.whole:
+            scope = self._planned.plans.scope
+            if not (scope.whole and scope.insists):
                 return None
             raise InputError(
                 f"expected_splits of {len(rows)} rows for {self._size} ranks; expected a row for "
@@ -121,7 +123,7 @@ class UnevenAlltoall:
             choice = dispatcher.choices.find(dispatcher.wire_size(numel, input.dtype))
             if choice is not None and choice.candidate is None:
                 return None
-        planned.plans.demands = demands
+        planned.plans.scope.listed[NAME] = demands
         is_ready = planned.begin_search(key, input.device) or planned.options.plans != AUTO
         self._calls += 1
         if self._misses >= _PATIENCE and self._calls % _PATIENCE:

@@ -1,0 +1,85 @@
+"""What the plans of a group are for: which GPUs of a machine, and which of the user's plans fit.
+
+Modules that read and change machines are imported only if there is a machine to plan for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ...synth.demands.demands import Demands
+from ...synth.ir.collective import Collective
+from ...synth.plan import Plan
+from ...topo.errors import PlanMismatchError
+from ...topo.graph import Topology
+from .plan_files import PlanFiles
+
+
+class Scope:
+    """The GPUs of a group's own ranks, in their order.
+
+    `ranks` are the global ranks of the group, in which this rank has the number `rank`. `whole`
+    says that it has all ranks of the launch: then the plans that the user named must fit it. Other
+    groups go without a plan if none fits. Extras have other scopes.
+    """
+
+    insists = True
+    """Whether calls wait for the plans that the user named, and fail if these cannot be used."""
+    helpers: Sequence[int] = ()
+    """GPUs that may carry bytes for the ranks'."""
+
+    def __init__(self, ranks: Sequence[int], rank: int, *, whole: bool) -> None:
+        self.ranks, self.rank, self.whole = list(ranks), rank, whole
+        self.seats: Sequence[int] = self.ranks
+        """The ranks' numbers in plans for some of the GPUs of a larger machine."""
+        self.listed: dict[str, Demands] = {}
+        """The collectives whose pieces are listed, by name; an extra adds them."""
+
+    def is_within(self, device: str) -> bool:
+        """Return whether all plans for tensors of a device type are for a larger machine."""
+        return False
+
+    def describe(self, name: str, root: int | None, device: str) -> Collective:
+        """Return the collective that a plan is wanted for, on tensors of a device type.
+
+        `root` is its number in the group.
+        """
+        return self.listed.get(name) or Collective(name, len(self.ranks), root)
+
+    def find_machine(
+        self, store: Store, device: torch.device, timeout: timedelta, stop: threading.Event
+    ) -> Topology | None:
+        """Return the machine to plan for on the group's first rank, and None on the others.
+
+        Collective over the group, whose store is `store`. Raises like places.find_machine.
+        """
+        from ..ranks.places import find_machine
+
+        gpu = device.index if device.type == "cuda" else None
+        store = PrefixStore(device.type, store)
+        return find_machine(store, self.rank, self.seats, gpu, timeout, stop)
+
+    def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology | None:
+        """Return the plan among those that the user named, or the machine to make it for.
+
+        None if there is neither. Raise PlanMismatchError if what was named must fit and does not.
+        """
+        if isinstance(source, PlanFiles):
+            if isinstance(wanted, Demands):  # files say nothing of a rank's part for itself
+                return None
+            return source.find(wanted, strict=self.whole, ranks=self.ranks)
+        if self.whole and len(source.ranks) != wanted.ranks:
+            raise PlanMismatchError(
+                f"topology {source.name!r} has {len(source.ranks)} GPUs, the group has "
+                f"{wanted.ranks} ranks; start as many"
+            )
+        if max(self.ranks) >= len(source.ranks):
+            return None
+        from ..ranks.places import restrict
+
+        return restrict(source, self.ranks)

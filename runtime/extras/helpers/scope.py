@@ -1,0 +1,89 @@
+"""What the plans of a group with helpers are for: some of the GPUs of all ranks of the launch."""
+
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from ....synth.ir.collective import Collective
+from ....synth.plan import Plan
+from ....topo.errors import PlanMismatchError
+from ....topo.graph import Topology
+from ...backend.plan_files import PlanFiles
+from ...backend.scope import Scope
+from ...ranks.places import find_machine
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launch around a group that has helpers, in the launch's numbers.
+
+    `size` is the number of all ranks, `rank` this one; `store` is shared by all of them. Tensors on
+    the device type `device` are helped with.
+    """
+
+    members: tuple[int, ...]
+    helpers: tuple[int, ...]
+    rank: int
+    size: int
+    store: Store
+    device: str
+
+    def find_machine(
+        self, gpu: int | None, timeout: timedelta, stop: threading.Event | None = None
+    ) -> Topology | None:
+        """Return the machine of all ranks on the first member, None on the others. Collective.
+
+        `gpu` is this rank's CUDA device, None for tensors on CPUs.
+        """
+        return find_machine(
+            self.store, self.rank, range(self.size), gpu, timeout, stop, self.members[0]
+        )
+
+
+class HelpedScope(Scope):
+    """The GPUs of a group's members among those of the launch, of which others help."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(launch.members, launch.members.index(launch.rank), whole=False)
+        self.launch, self.helpers = launch, launch.helpers
+
+    def is_within(self, device: str) -> bool:
+        """See Scope."""
+        return device == self.launch.device
+
+    def describe(self, name: str, root: int | None, device: str) -> Collective:
+        """See Scope."""
+        if not self.is_within(device):
+            return super().describe(name, root, device)
+        members = self.launch.members
+        return Collective(name, len(members), None if root is None else members[root], members)
+
+    def find_machine(
+        self, store: Store, device: torch.device, timeout: timedelta, stop: threading.Event
+    ) -> Topology | None:
+        """See Scope; collective over the launch for tensors that are helped with."""
+        if not self.is_within(device.type):
+            return super().find_machine(store, device, timeout, stop)
+        return self.launch.find_machine(
+            device.index if device.type == "cuda" else None, timeout, stop
+        )
+
+    def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology | None:
+        """See Scope; a topology has to have a GPU for each rank of the launch."""
+        if wanted.has_all_gpus:
+            return super().pick(source, wanted)
+        picked = (
+            source.find(wanted, strict=False, ranks=self.ranks)
+            if isinstance(source, PlanFiles)
+            else source
+        )
+        topology = picked.topology if isinstance(picked, Plan) else picked
+        if topology is not None and len(topology.ranks) != self.launch.size:
+            raise PlanMismatchError(
+                f"topology {topology.name!r} has {len(topology.ranks)} GPUs, {self.launch.size} "
+                "ranks run; a group with helpers needs a topology of all of them"
+            )
+        return picked
