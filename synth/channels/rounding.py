@@ -25,6 +25,7 @@ from ..machine.routes import OwnRoutes
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 from ..numeric.linear import Floats, Rows, minimise
+from ..numeric.whole_counts import BETTER, exchange, fill_up, interleave, round_down
 from ..packing.weigh import find_max_load
 from ..request import Request
 from .channels import CHAIN, SHAPES, Channels, Order
@@ -37,20 +38,13 @@ MAX_CHANNELS = 32
 _ROUNDING_WORK_S = 6.0
 # Fraction of the best rate that may be lost in exchange for fewer channels.
 LOSS = Fraction(5, 1000)
-# Weight, relative to the busiest link, and exponent of the power mean over all links: exchanges
-# that leave fewer links nearly as busy are better.
-_SECOND, _POWER = 1e-4, 16
 # How steeply prices rise with load: the busiest link is priced e^24 times as high as an idle one.
 _STEEP = 24.0
-# Smallest relative gain for which an exchange counts: above rounding errors.
-_BETTER = 1e-9
 # Maximum number of ranks for orders under rising prices, which take too long above it; maximum
 # number of rounds; orders per set of prices.
 _PRICED_RANKS, _MAX_PRICED, _PRICED_ORDERS = 10, 8, 4
 # Number of shortest times that are tried with integer crossings by CP-SAT.
 _TRIED = 2
-# Seconds of an idle core per load compared in an exchange, and per call.
-_ENTRY_S, _CALL_S = 2e-9, 5e-5
 # Tolerance of times and counts of crossings, in crossings: above their rounding errors.
 _SLACK, _CLOSE = 1e-9, 1e-6
 # Maximum number of ranks whose orders are all listed: 5 have 24 rings and 60 chains. Circuits take
@@ -156,9 +150,9 @@ class Rounding:
         """
         while len(self.best) < count:
             wanted = len(self.best) + 1
-            counts = np.floor(self.weights * wanted + 1e-9).astype(np.int64)
-            begun = [np.repeat(np.arange(len(counts)), counts)[:wanted], *self.best[-1:]]
-            starts = (self._exchange(self._fill(channels, wanted)) for channels in begun)
+            begun = [round_down(self.weights, wanted), *self.best[-1:]]
+            filled = (fill_up(self.loads, given, wanted, self.effort) for given in begun)
+            starts = map(self._exchange, filled)
             channels = min(starts, key=self._busiest)
             # The linear relaxation shows whether these many channels may exceed the known rate.
             if self._loses(channels) and (
@@ -178,32 +172,8 @@ class Rounding:
     def _loses(self, channels: Ints) -> bool:
         return len(channels) < self.optimum * float(1 - LOSS) * self._busiest(channels)
 
-    def _fill(self, channels: Ints, wanted: int) -> Ints:
-        """Return `wanted` channels: the given ones, then the best one by one."""
-        while len(channels) < wanted:
-            load = self.loads[channels].sum(axis=0)
-            channels = np.append(channels, int(np.argmin(_judge(load + self.loads))))
-            self.effort.spend(_CALL_S + _ENTRY_S * self.loads.size)
-        return channels
-
     def _exchange(self, channels: Ints) -> Ints:
-        """Return the channels after exchanges of one for a known order until nothing helps."""
-        channels = channels.copy()
-        now = float(_judge(self.loads[channels].sum(axis=0)))
-        while not self.effort.is_over("equal channels"):
-            total = self.loads[channels].sum(axis=0)
-            best, where = now * (1 - _BETTER), None
-            for number in np.unique(channels).tolist():
-                score = _judge(total - self.loads[number] + self.loads)
-                self.effort.spend(_CALL_S + _ENTRY_S * self.loads.size)
-                other = int(np.argmin(score))
-                if score[other] < best:
-                    best, where = float(score[other]), (number, other)
-            if where is None:
-                break
-            channels[int(np.flatnonzero(channels == where[0])[0])] = where[1]
-            now = float(_judge(self.loads[channels].sum(axis=0)))
-        return np.sort(channels)
+        return exchange(self.loads, channels, self.effort, "equal channels")
 
     def _price_exchanges(self, channels: Ints) -> Ints:
         """Return the channels after exchanges that may bring in new orders.
@@ -223,7 +193,7 @@ class Rounding:
             if len(self.listed) == before:
                 break
             improved = self._exchange(channels)
-            if self._busiest(improved) >= self._busiest(channels) * (1 - _BETTER):
+            if self._busiest(improved) >= self._busiest(channels) * (1 - BETTER):
                 break
             channels = improved
         return channels
@@ -287,31 +257,6 @@ def prepare(request: Request, shape: str) -> Rounding:
     orders = Orders(OwnRoutes(request.router), request.collective)
     packed = pack_orders(request, [shape], orders)
     return Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))
-
-
-def _judge(load: Floats) -> Floats:
-    """Return a score for each row of loads: the busiest link's load, plus a small tie-breaker.
-
-    The tie-breaker grows with the number of links that are nearly as busy.
-    """
-    highest = load.max(axis=-1)
-    ties = ((load / np.maximum(highest, 1e-300)[..., None]) ** _POWER).mean(axis=-1)
-    return np.asarray(highest * (1 + _SECOND * ties))
-
-
-def interleave(loads: Floats) -> list[int]:
-    """Return the indices of channels in a sequence of which every prefix loads links evenly.
-
-    A row of `loads` is the load of each link by one channel. The next channel is always the one
-    that keeps the busiest links of the prefix, in descending order, least loaded.
-    """
-    left, total, out = list(range(len(loads))), np.zeros(loads.shape[1]), list[int]()
-    while left:
-        sums = -np.sort(-(total + loads[left]), axis=1)
-        evenness = np.round(sums / max(float(sums.max()), 1e-300), 9)
-        out.append(left.pop(int(np.lexsort(evenness.T[::-1])[0])))
-        total = total + loads[out[-1]]
-    return out
 
 
 def _list_times(units: Floats, shortest: float, longest: float) -> Floats:

@@ -16,18 +16,22 @@ import numpy as np
 
 from ....topo.errors import InfeasibleError, InputError
 from ...channels.channels import CHAIN
-from ...channels.rounding import find_channels, interleave
+from ...channels.rounding import find_channels
 from ...ir.schedule import Schedule
 from ...machine.routes import OwnRoutes
+from ...numeric.effort import Effort
 from ...numeric.linear import Floats, pack
+from ...numeric.whole_counts import exchange, fill_up, interleave, round_down
 from ...packing.trees import Forest, RootedTree, levels, schedule_of
 from ...packing.weigh import find_max_load
 from ...request import Request
 
 # RCCL's trees have room for three children, but its kernels read only two (device/common.h).
 MAX_CHILDREN = 2
-# Rounds of column generation, and passes of exchanges while rounding: safeguards.
-_ROUNDS, _PASSES = 60, 30
+# Rounds of column generation: a safeguard.
+_ROUNDS = 60
+# Seconds of an idle core for rounding, beyond the effort of column generation.
+_ROUNDING_WORK_S = 6.0
 # Most chains to begin the search with.
 _MAX_CHAINS = 8
 # Cost of a hop from the root besides its links: only enough to prefer flat trees.
@@ -185,7 +189,8 @@ class _TreeSearch:
             loads[row, list(uses)] = list(uses.values())
         loads /= self.routes.capacity
         shares = self.weights / max(float(self.weights.sum()), 1e-300)
-        sets = [_round_to(loads, shares, count) for count in range(1, most + 1)]
+        effort = self.request.effort.extend(_ROUNDING_WORK_S)
+        sets = [_round_to(loads, shares, count, effort) for count in range(1, most + 1)]
         rates = [
             count / find_max_load([self.uses[i] for i in chosen], [1] * count, self.routes.exact)
             for count, chosen in enumerate(sets, 1)
@@ -204,28 +209,8 @@ def _root_chain(order: Sequence[int]) -> Parents:
     return tuple(parents)
 
 
-def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
-    """Return the multiplicity of each tree, `count` in all, for given shares.
-
-    Shares are rounded down, trees are added one by one up to `count`, and then exchanged as long as
-    that helps the busiest link.
-    """
-    chosen: list[int] = np.repeat(
-        np.arange(len(shares)), np.floor(shares * count + 1e-9).astype(int)
-    ).tolist()[:count]
-    total = loads[chosen].sum(axis=0)
-    while len(chosen) < count:
-        chosen.append(int(np.argmin((total + loads).max(axis=1))))
-        total = total + loads[chosen[-1]]
-    for _ in range(_PASSES):
-        now, better = float(total.max()), None
-        for position in {number: i for i, number in enumerate(chosen)}.values():
-            busiest = (total - loads[chosen[position]] + loads).max(axis=1)
-            other = int(np.argmin(busiest))
-            if busiest[other] < now * (1 - 1e-9):
-                now, better = float(busiest[other]), (position, other)
-        if better is None:
-            break
-        total = total - loads[chosen[better[0]]] + loads[better[1]]
-        chosen[better[0]] = better[1]
+def _round_to(loads: Floats, shares: Floats, count: int, effort: Effort) -> list[int]:
+    """Return `count` trees near these shares, as numbers of rows of `loads`."""
+    filled = fill_up(loads, round_down(shares, count), count, effort)
+    chosen: list[int] = exchange(loads, filled, effort, "equal trees").tolist()
     return chosen

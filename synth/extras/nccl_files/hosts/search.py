@@ -11,10 +11,10 @@ from fractions import Fraction
 import numpy as np
 
 from .....topo.errors import InfeasibleError
-from ....channels.rounding import interleave
 from ....numeric.circuits import MAX_NODES, cheapest_circuits
 from ....numeric.effort import Effort
-from ....numeric.linear import ColumnGeneration, Floats, Ints, pack
+from ....numeric.linear import ColumnGeneration, Floats, pack
+from ....numeric.whole_counts import exchange, fill_up, interleave, round_down
 from ...stock.nic_rates import count_passes
 from ...stock.paths import StockPath
 from ...stock.steps import RING
@@ -30,12 +30,6 @@ _TOLERANCE = 1e-7
 _MIN_PRICE = 1e-5
 # Columns, after which no more are sought.
 _MAX_COLUMNS = 2000
-# Weight, relative to the busiest link, of the mean over all: fewer busy links are better.
-_SECOND = 1e-4
-# Least relative gain of an exchange of one channel for another.
-_BETTER = 1e-9
-# Seconds of an idle core per load compared in an exchange.
-_ENTRY_S = 2e-9
 
 
 @dataclass(frozen=True)
@@ -161,28 +155,10 @@ class ChannelSearch(ColumnGeneration[_Offer]):
 
     def round(self, count: int) -> tuple[HostChannel, ...]:
         """Return the best `count` equal channels found, in an order with balanced prefixes."""
-        shares = self.weights / self.weights.sum() * count
-        chosen = np.repeat(np.arange(len(shares)), np.floor(shares + _BETTER).astype(np.int64))
-        chosen = chosen[:count]
-        while len(chosen) < count:
-            total = self.loads[chosen].sum(axis=0)
-            chosen = np.append(chosen, int(np.argmin(_judge(total + self.loads))))
-        chosen = self._exchange(chosen)
+        begun = round_down(self.weights / self.weights.sum(), count)
+        filled = fill_up(self.loads, begun, count, self.effort)
+        chosen = exchange(self.loads, filled, self.effort, "channels between hosts")
         return tuple(self.listed[chosen[at]] for at in interleave(self.loads[chosen]))
-
-    def _exchange(self, chosen: Ints) -> Ints:
-        """Return the channels after exchanges of one for another until nothing helps."""
-        now = float(_judge(self.loads[chosen].sum(axis=0)))
-        while not self.effort.is_over("channels between hosts"):
-            total = self.loads[chosen].sum(axis=0)
-            scores = [_judge(total - self.loads[number] + self.loads) for number in chosen]
-            self.effort.spend(_ENTRY_S * len(chosen) * self.loads.size)
-            best = min(range(len(chosen)), key=lambda at: float(scores[at].min()))
-            if scores[best].min() >= now * (1 - _BETTER):
-                break
-            now = float(scores[best].min())
-            chosen[best] = int(np.argmin(scores[best]))
-        return chosen
 
 
 def _list_ends(network: HostNetwork, pattern: int, net: int, near: bool) -> Floats:
@@ -202,8 +178,3 @@ def _list_ends(network: HostNetwork, pattern: int, net: int, near: bool) -> Floa
         if pattern == RING:
             ends[1:, 0][far[1]] = np.inf
     return ends
-
-
-def _judge(load: Floats) -> Floats:
-    """Return a score for each row of loads: that of the busiest link, and a little of the mean."""
-    return np.asarray(load.max(axis=-1) + _SECOND * load.mean(axis=-1))
