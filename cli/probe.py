@@ -55,7 +55,7 @@ _SUFFIXES = {
 # The module of topo whose `write` makes each format, and the options that it takes.
 _WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table": ("pictures.table", ("colour", "wraps")),
-    "json": ("formats.probe_json", ()),
+    "json": ("probe_json", ()),
     "tree": ("pictures.text_tree", ("colour", "wraps")),
     "smi": ("formats.smi", ()),
     "nccl-xml": ("formats.nccl_xml", ("for_vm",)),

@@ -39,7 +39,7 @@ def prepare_torch() -> Iterator[None]:
 
     import topoplan.runtime.register
 
-    assert topoplan.runtime.register.NAME in BACKENDS
+    assert topoplan.runtime.backend.NAME in BACKENDS
     with tempfile.TemporaryDirectory(prefix="torch-tests-") as folder:
         os.environ |= {
             "GLOO_SOCKET_IFNAME": "lo",

@@ -146,7 +146,7 @@ def _find_tests(names: list[str]) -> Iterator[Any]:
 
     import topoplan.runtime.register
 
-    assert topoplan.runtime.register.NAME
+    assert topoplan.runtime.backend.NAME
     common.TIMEOUT_DEFAULT = MAX_TEST_S  # type: ignore[attr-defined]
 
     class TorchTests(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]

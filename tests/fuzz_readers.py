@@ -19,8 +19,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from topoplan.topo import probe_json
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats import nccl_xml, probe_json, smi
+from topoplan.topo.formats import nccl_xml, smi
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import dot, table

@@ -11,6 +11,6 @@ def register_with_older_torch() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and not hasattr(dist.Backend, "_ensure_backend_registered"):
-        from .. import register
+        from .registration import register
 
-        register.register()
+        register()

@@ -20,8 +20,8 @@ from referencing import Registry, Resource
 from examples.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.ir.collective import collective_on
+from topoplan.topo import probe_json
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats import probe_json
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset

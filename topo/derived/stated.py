@@ -14,8 +14,8 @@ from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
 from ..names import join_first
 from ..notes import assumed, read_source
+from ..port_rate import set_port_rate
 from ..presets import preset
-from .port_rate import set_port_rate
 
 NIC, NETWORK = "nic", "network"
 # Kinds of links whose rate may be given, and NICs.

@@ -9,10 +9,10 @@ from typing import Any
 from ..boards import BOARDS, Board, find_board, find_by_id, find_mentioned, get_board
 from ..graph import Device, Topology
 from ..grouping import group_by_key
-from ..measured.p2p_or_memory import DIRECT, find_faster
 from ..notes import find_board_words
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
+from .p2p_or_memory import DIRECT, find_faster
 
 # Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")

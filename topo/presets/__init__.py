@@ -16,10 +16,10 @@ from itertools import combinations
 from math import prod
 
 from ..clock import pace
-from ..derived.port_rate import set_port_rate
 from ..errors import InputError
 from ..exact import fraction_to_json
 from ..graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_directions
+from ..port_rate import set_port_rate
 from .cabled import mac_mesh, spark_cable, spark_pair, spark_ring, strix_ring
 from .machines import (
     dgx1,

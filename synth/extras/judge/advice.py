@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from ....topo.facts.p2p_or_memory import THROUGH_MEMORY, find_faster
 from ....topo.facts.view import WIRES
 from ....topo.graph import Topology
-from ....topo.measured.p2p_or_memory import THROUGH_MEMORY, find_faster
 from ..place.job import WHOLE
 from ..stock.model import list_refused_p2p
 from .machine import RankMap, count_hosts

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 
-from ..graph import Link, Topology
+from .graph import Link, Topology
 
 _KIND = "network"
 

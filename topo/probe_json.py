@@ -7,10 +7,10 @@ topoplan.
 from dataclasses import replace
 from typing import Any
 
-from ..doctor import list_findings
-from ..errors import InputError
-from ..gpudirect import judge_pairs
-from ..graph import Topology
+from .doctor import list_findings
+from .errors import InputError
+from .gpudirect import judge_pairs
+from .graph import Topology
 
 
 def write(topology: Topology) -> str:
