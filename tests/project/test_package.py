@@ -160,7 +160,7 @@ def test_torch_finds_the_backend_once_and_by_its_name_where_it_can(tmp_path: Pat
     code = (
         "import sys, torch, torch.distributed as dist\n"
         "by_name = hasattr(dist.Backend, '_ensure_backend_registered')\n"
-        "early, calls, register = 'topoplan.runtime.register' in sys.modules, [], "
+        "early, calls, register = 'topoplan.runtime.backend.registration' in sys.modules, [], "
         "dist.Backend.register_backend\n"
         "def count(name, *args, **kwargs): calls.append(name); register(name, *args, **kwargs)\n"
         "dist.Backend.register_backend = count\n"
@@ -175,7 +175,7 @@ def test_torch_finds_the_backend_once_and_by_its_name_where_it_can(tmp_path: Pat
         "dist.Backend._ensure_backend_registered, dist.Backend._plugins = None, {}\n"
         "from topoplan.runtime.backend.autoload import register_with_older_torch\n"
         "register_with_older_torch()\n"
-        "print('topoplan.runtime.register' in sys.modules)\n"
+        "print('topoplan.runtime.backend.registration' in sys.modules)\n"
     )
     environment = {**install_metadata(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     done = run_command(sys.executable, "-c", code, env=environment, cwd=tmp_path)
