@@ -27,7 +27,9 @@ The groups, and what an entry of each is:
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's; only the extras here add.
 - `promises`: a Promise (synth/promise.py), for the option of its name; only the extras here add.
-- `explanations`: a function that returns an ExplanationPart (synth/explanation_part.py), for
+- `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
+  what is planned; the line about it is the option's help. Only the extras here add.
+- `explanations`: a function that returns an ExplanationPart (synth/extras/explain/part.py), for
   `topo-synth --explain`; NAME is its key in the JSON.
 - `examples`: no module but the command in whose help the command line NAME is an example;
   likewise.
@@ -72,6 +74,7 @@ EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
 ACCOUNTS = "accounts"
+JOBS = "jobs"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
@@ -202,6 +205,25 @@ EXTRAS = (
                 "topo-synth allreduce dgx1 --reproducible": (
                     "topo-synth",
                     "the same bits for an element in buffers of all sizes",
+                )
+            },
+        },
+    ),
+    Extra(
+        "explain",
+        ("synth/extras/explain", "cli/extras/explain.py", "tests/extras/explain"),
+        {
+            JOBS: {
+                "explain": (
+                    "cli.extras.explain:run",
+                    "show the bottleneck, what every strategy reaches at 8 sizes, and which links "
+                    "to improve first",
+                )
+            },
+            EXAMPLES: {
+                "topo-synth allreduce dgx1 --explain": (
+                    "topo-synth",
+                    "the bottleneck, and which links to improve first",
                 )
             },
         },
@@ -617,7 +639,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock",),
+        needs=("stock", "explain"),
     ),
     Extra(
         "reshard",

@@ -1,6 +1,6 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each mode is in a module of cli/synthesis: plan, bound, front, explain, schedule_files. Extras add
+Each mode is in a module of cli/synthesis: plan, bound, front, schedule_files. Extras add
 modes, such as joint plans, and formats.
 """
 
@@ -8,9 +8,17 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from ..extras import MODES, Names
+from ..extras import JOBS, MODES, Names
 from .shared.common import run_command
-from .synthesis.options import PLAN, PROG, build_parser, check_options, find_mode, is_of_schedules
+from .synthesis.options import (
+    PLAN,
+    PROG,
+    build_parser,
+    check_options,
+    find_job,
+    find_mode,
+    is_of_schedules,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     job = make_job(args)
     # These modules import solvers, which takes a second that --help and wrong names do not need.
     with job.off_the_clock():
-        from .synthesis import bound, explain, front, plan, schedule_files
+        from .synthesis import bound, front, plan, schedule_files
     bound.check_left(job)
     if args.bound_only:
         run = bound.run_bound
@@ -44,7 +52,8 @@ def _run(args: argparse.Namespace) -> int:
     elif args.pareto or args.instance:
         run = front.run
     else:
-        run = explain.run if args.explain else plan.run
+        added = find_job(args)
+        run = plan.run if added is None else Names(JOBS).find(added)
     run(job)
     return 0
 

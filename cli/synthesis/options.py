@@ -11,6 +11,7 @@ from ...extras import (
     EXPLANATIONS,
     EXPORTS,
     FILES,
+    JOBS,
     MODES,
     PROMISES,
     WORDS,
@@ -40,6 +41,8 @@ LIBRARY_FORMATS = Names(FILES)
 SCHEDULE_FORMATS = Names(EXPORTS)
 # Options of extras that do something else with the topology; refused where their extra is not here.
 _MODES = Names(MODES)
+# Those that do something else with what is planned; likewise.
+_JOBS = Names(JOBS)
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce dgx1",
@@ -60,10 +63,6 @@ EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce mesh:8x8 --bound-only",
         "only the bounds: how fast can a schedule be?",
-    ),
-    (
-        "topo-synth allreduce dgx1 --explain",
-        "the bottleneck, and which links to improve first",
     ),
     (
         "topo-synth allreduce dgx1 --without-link 0:3",
@@ -237,17 +236,10 @@ def build_parser() -> Parser:
         metavar="A:B=F",
         help="plan for the machine with this link at F times its bandwidth",
     )
-    add(
-        "--explain",
-        action="store_true",
-        help="; ".join(
-            (
-                "show the bottleneck, what every strategy reaches at 8 sizes, and which links to "
-                "improve first",
-                *Names(EXPLANATIONS).describe().values(),
-            )
-        ),
-    )
+    jobs, parts = _JOBS.describe(), Names(EXPLANATIONS).describe().values()
+    for name in _JOBS.list_all():
+        about = "; ".join((jobs[name], *parts)) if name in jobs else argparse.SUPPRESS
+        add(f"--{name}", action="store_true", help=about)
     add(
         "--reproducible",
         action="store_true",
@@ -431,6 +423,11 @@ def find_mode(args: argparse.Namespace) -> str | None:
     return next((name for name in _MODES.list_all() if getattr(args, name)), None)
 
 
+def find_job(args: argparse.Namespace) -> str | None:
+    """Return the name of the extra's option that says what to do with what is planned, or None."""
+    return next((name for name in _JOBS.list_all() if getattr(args, name)), None)
+
+
 def _sort_words(words: list[str], args: argparse.Namespace) -> tuple[str | None, str | None]:
     """Return which of at most two words is the collective and which the topology."""
     names = (*COLLECTIVES, *get_args(DemandName))
@@ -455,7 +452,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
     }
     fronts = {"--max-steps": args.max_steps, "-k": args.slack}
     exacts = {"--pareto": args.pareto, "--instance": args.instance}
-    explains = {"--explain": args.explain}
+    explains = {f"--{name}": getattr(args, name) for name in _JOBS.list_all()}
     files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
     limits = _given({**trees, **fronts, **explains, **exacts})
     others = {

@@ -47,10 +47,13 @@ def run(job: SynthRun) -> None:
     )
 
 
-def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis, Plan | None]:
+def synthesize_job(
+    job: SynthRun, say: Callable[[str], None], *, thorough: bool = False
+) -> tuple[Synthesis, Plan | None]:
     """Return the synthesis for a machine, and the plan for the machine before the change.
 
-    That plan is None if the machine was not changed, or is not compared. `say` receives progress
+    That plan is None if the machine was not changed, or is not compared. `thorough`: strategies
+    that are expected to lose are tried too. `say` receives progress
     messages. The job's `cut_short` and `in_network` are set.
     """
     args = job.args
@@ -64,7 +67,7 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
         limits=parse_limits(args),
         router=job.router,
         strategy=args.strategy,
-        thorough=args.explain,
+        thorough=thorough,
         reproducible=args.reproducible,
         helpers=job.helpers,
     )
@@ -86,7 +89,7 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
         job.cut_short += before.cut_short
     usable = job.usable
     job.in_network = bound_in_network(
-        usable.collective, usable.router.topology, result.plan.bound, by_cut=not args.explain
+        usable.collective, usable.router.topology, result.plan.bound, by_cut=not thorough
     )
     find_lost_help(job, say)
     return result, healthy

@@ -24,7 +24,6 @@ _LINES = {
     "probe dgx1 --format json": "topoplan-topology",
     "synth allreduce ring:4 --json": "topoplan-synth",
     "synth allreduce ring:4 --json --bound-only": "topoplan-synth",
-    "synth allreduce ring:4 --json --explain": "topoplan-synth",
     "synth allgather ring:3 --json --pareto": "topoplan-synth",
     "synth allgather ring:3 --json --instance 1,1,2": "topoplan-synth",
     "judge --topology dgx-a100 all_reduce_perf.txt --json": "topoplan-judge",
@@ -39,6 +38,8 @@ _OF_FILES = {
     "synth allreduce ring:4 --json --format rccl-env -o rccl.env": "rccl-env",
 }
 LINES = {line: _LINES[line] for line in list_runnable(_LINES)}
+_EXPLAINS = {"synth allreduce ring:4 --json --explain": "topoplan-synth"}
+LINES |= _EXPLAINS if has_extra("explain") else {}
 LINES |= _OF_FILES if has_extra("nccl-files") else {}
 
 

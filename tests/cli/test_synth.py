@@ -301,45 +301,6 @@ def test_bad_wishes_are_refused_in_one_line(args: tuple[str, ...]) -> None:
     assert done.stdout == "" and len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.long
-def test_explain_names_the_bottleneck_and_what_to_improve() -> None:
-    out = synth_json(
-        "--collective", "allreduce", "--topology", "pcie-2socket", "--explain", "--time-limit", "60"
-    )
-    explained = out["explain"]
-    assert explained["sizes_bytes"] == [1 << b for b in (10, 13, 16, 19, 22, 25, 28, 30)]
-    assert {"packing", "ring", "direct", "double-tree"} <= set(explained["algbw_GBps"])
-    best = [max(row[i] for row in explained["algbw_GBps"].values()) for i in range(8)]
-    assert best == sorted(best) and best[-1] <= out["bound"]["algbw_GBps"]
-    assert explained["rank_order"]["gain"] == 1 and explained["rank_order"]["optimal"]
-    levers = explained["links"]
-    assert levers[0]["bound_gain_per_GBps"] == max(x["bound_gain_per_GBps"] for x in levers)
-    total = sum(x["bound_gain_per_GBps"] * x["bandwidth_GBps"] * x["alike"] for x in levers)
-    assert total == pytest.approx(
-        out["bound"]["algbw_GBps"]
-    )  # the bound is made of its links' prices
-    cut = synth_json(
-        "--collective", "broadcast", "--topology", "path:3", "--explain", "--time-limit", "10"
-    )["explain"]
-    assert [part["gpus"] for part in cut["bottleneck"]["parts"]] in (
-        [["gpu0"], ["gpu1", "gpu2"]],
-        [["gpu0", "gpu1"], ["gpu2"]],
-    )
-    assert cut["bottleneck"]["across_GBps"] == 1
-    paths = synth_json(
-        "--collective", "alltoall", "--topology", "dgx1", "--strategy", "packing", "--explain"
-    )
-    total = sum(
-        x["bound_gain_per_GBps"] * x["bandwidth_GBps"] * x["alike"]
-        for x in paths["explain"]["links"]
-    )
-    assert total == pytest.approx(paths["bound"]["algbw_GBps"])
-    shown = synth(
-        "--collective", "allreduce", "--topology", "dgx1", "--strategy", "packing", "--explain"
-    ).stdout
-    assert "bottleneck: the links between all 8 GPUs" in shown and "links to improve first" in shown
-
-
 def test_a_time_limit_with_a_plan_in_hand_is_no_failure() -> None:
     out = synth_json("--collective", "allreduce", "--topology", "mesh:8x8", "--time-limit", "0.1")
     assert out["verified"] and 0 <= out["gap"] < 1

@@ -67,18 +67,6 @@ def test_a_rank_that_is_left_out_takes_its_links_along() -> None:
     assert "bound_alone" not in whole
 
 
-def test_what_helpers_are_worth_is_explained() -> None:
-    args = ("allreduce", "ring:4@16", "--group", "0,1", "--strategy", "packing", "--explain")
-    text = synth(*args)
-    assert "helpers are worth 2 times the bound: at most 16 GB/s algbw without help, 32 " in text
-    assert "schedules with help are predicted faster from " in text
-    assert "without one of the helpers, by rank: 2: 16, 3: 16" in text
-    worth = json.loads(synth(*args, "--json"))["explain"]["helpers"]
-    assert worth["bound_ratio"] == 2
-    assert [row["bound_GBps"] for row in worth["without"]] == [16, 16]
-    assert worth["predicted_time_s"] < worth["predicted_time_alone_s"]
-
-
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [

@@ -18,7 +18,6 @@ from topoplan.synth.bounds.certificate import Bounds, check_bound
 from topoplan.synth.bounds.cuts import cut_bound
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.describe import CUT_SHORT, bounds_text, help_lines
-from topoplan.synth.explain import explain
 from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.packing.survey import survey
@@ -74,17 +73,6 @@ def test_a_stop_elsewhere_is_not_blamed_on_the_bound() -> None:
     bounds = find_bounds(Collective("allreduce", 8), Router(preset("dgx1")), effort)
     assert not bounds.single_path.is_cut_short
     assert effort.cut_short == ["another search"]
-
-
-@pytest.mark.parametrize("machine", ["dgx1", TWO_BOXES])
-def test_no_link_is_advised_by_a_bound_that_may_be_too_high(machine: str) -> None:
-    collective, router, stopped = stopped_bounds(machine)
-    known = explain(collective, router, whole_bounds(machine).single_path, (), LastMinute())
-    assert known.levers and all(lever.wider_GBps is None for lever in known.levers)
-    marked = replace(stopped.single_path, is_cut_short=True)
-    unknown = explain(collective, router, marked, (), Effort())
-    assert not unknown.levers and "not known" in unknown.bottleneck
-    assert unknown.to_json()["cut_short"] is True
 
 
 def test_help_is_worth_nothing_known_beside_a_bound_that_may_be_too_high() -> None:

@@ -19,7 +19,6 @@ from unhurried import make_effort
 from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.explain import explain
 from topoplan.synth.forest.combs import comb_trees
 from topoplan.synth.forest.level_trees import LevelTrees
 from topoplan.synth.ir.collective import collective_on
@@ -36,7 +35,6 @@ from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
-from topoplan.topo.routes import Router
 
 SLOW = Change(scale_links=("gpu0:network0=0.9",))
 LOST = Change(without_ranks=(3,))
@@ -254,31 +252,6 @@ def test_prices_of_computing_switches_are_refused_unless_all_are_joined(
     forged = Bound(found.s_per_GB, found.kind, {**found.certificate, "joined": joined})
     with pytest.raises(VerificationError, match=message):
         check_bound(forged, collective, topology)
-
-
-def test_explain_says_which_links_help_only_together() -> None:
-    # Two boxes of four GPUs.
-    gone = (4, 5, 6, 7, 12, 13, 14, 15)
-    topology = degrade(preset("dgx-a100:2"), Change(without_ranks=gone))
-    collective = collective_on("allgather", topology)
-    explained = explain(
-        collective, Router(topology), bound(collective, topology), [], make_effort()
-    )
-    assert explained.levers and not any(x.helps_alone for x in explained.levers)
-    assert all(x.wider_GBps == bound(collective, topology).algbw_GBps for x in explained.levers)
-    assert all(
-        x.peers == 8 and (x.together_GBps or 0) > (x.wider_GBps or 0) for x in explained.levers
-    )
-
-
-def test_explain_counts_what_one_way_links_carry() -> None:
-    ring = [Link(f"gpu{i}", f"gpu{(i + 1) % 4}", Fraction(1)) for i in range(4)]
-    topology = Topology("ring", tuple(Device(f"gpu{i}") for i in range(4)), tuple(ring))
-    collective = collective_on("alltoall", topology)
-    explained = explain(
-        collective, Router(topology), bound(collective, topology), [], make_effort()
-    )
-    assert explained.across_GBps > 0
 
 
 def test_the_loads_of_a_schedule_are_its_own() -> None:

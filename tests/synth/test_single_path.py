@@ -365,15 +365,12 @@ def test_topo_synth_prints_one_line_or_two(tmp_path: Path) -> None:
     out = json.loads(synth(str(path), "--bound-only", "--json"))
     assert (out["bound"]["algbw_GBps"], out["bound_one_way"]["algbw_GBps"]) == (832, 384)
     assert (out["bound_one_way"]["kind"], out["gap_any_way"]) == ("route-prices", None)
-    out = json.loads(synth(str(path), "--json", "--explain", "--strategy", "packing"))
+    out = json.loads(synth(str(path), "--json", "--strategy", "packing"))
     assert (out["gap"], out["gap_any_way"]) == (0, pytest.approx(1 - 384 / 832))
     (reached,) = (
         e["at_size"]["algbw_GBps"] for e in out["entries"] if e["at_size"]["size_bytes"] == 1 << 30
     )
     assert reached == pytest.approx(out["predicted"]["algbw_GBps"]) and 0 < reached < 384
-    assert [part["gpus"] for part in out["explain"]["bottleneck"]["parts"]] == [["gpu0"], ["gpu1"]]
-    assert out["explain"]["bottleneck"]["across_GBps"] == 384
-    assert [(x["src"], x["dst"]) for x in out["explain"]["links"]] == [("gpu0", "gpu1")]
     header, *rows = synth(str(path), "--strategy", "packing").splitlines()[2:]
     assert header.split()[-3:] == ["gap", "at", "size"]
     assert sum(" at 1G" in row for row in rows) == 1

@@ -18,7 +18,6 @@ from ...bounds.group_bounds import SubMachine
 from ...bounds.in_network import bound_in_network
 from ...bounds.single_path import Bounds, find_bounds
 from ...cost.affine import Cost
-from ...explain import Explanation, explain
 from ...ir.collective import Collective, collective_on
 from ...ir.schedule import Schedule
 from ...numeric.effort import Effort
@@ -26,6 +25,7 @@ from ...plan import Plan
 from ...planner.synthesize import synthesize
 from ...request import Request
 from ...strategy_names import AUTO
+from ..explain.explain import Explanation, explain
 from ..stock.stock_ring import StockRing, stock_of
 from . import USUAL_LIMIT_S
 from .recoveries import RecoveryRow

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ...topo.errors import InfeasibleError
-from ..bounds.group_bounds import SubMachine
-from ..bounds.single_path import find_bounds
-from ..cost.affine import Cost, affine_s
-from ..ir.schedule import Schedule
-from ..numeric.effort import Effort
-from ..plan import Plan
+from ....topo.errors import InfeasibleError
+from ...bounds.group_bounds import SubMachine
+from ...bounds.single_path import find_bounds
+from ...cost.affine import Cost, affine_s
+from ...ir.schedule import Schedule
+from ...numeric.effort import Effort
+from ...plan import Plan
 
 # Most helpers whose loss is computed: a bound each, and about a screenful.
 _MAX_HELPERS = 16

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from ...extras import EXPLANATIONS, Names
 from ...synth.describe import show_us
-from ...synth.explain import SIZES, Explanation, explain
-from ...synth.groups.worth import HelpersWorth, find_worth
+from ...synth.extras.explain.explain import SIZES, Explanation, explain
+from ...synth.extras.explain.worth import HelpersWorth, find_worth
 from ...synth.numeric.effort import Effort
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
 from ...topo.printable import printable
-from .job import SynthRun, print_lines
-from .plan import report, synthesize_job
+from ..synthesis.job import SynthRun, print_lines
+from ..synthesis.plan import report, synthesize_job
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ...synth.bounds.certificate import Bound
-    from ...synth.explanation_part import Explain, ExplanationPart
+    from ...synth.extras.explain.part import Explain, ExplanationPart
 
 # Most links to improve to list: about a screenful.
 _MAX_LISTED = 8
@@ -33,7 +33,7 @@ def run(job: SynthRun) -> None:
     These are the bottleneck, the links to improve first, and what extras have to say.
     """
     with job.search() as say:
-        result, healthy = synthesize_job(job, say)
+        result, healthy = synthesize_job(job, say, thorough=True)
         effort = Effort(job.started + job.args.time_limit - time.monotonic())
         usable = job.usable
         explanation = explain(

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..topo.graph import Topology
-    from .bounds.certificate import Bound
-    from .ir.collective import Collective
-    from .numeric.effort import Effort
+    from ....topo.graph import Topology
+    from ...bounds.certificate import Bound
+    from ...ir.collective import Collective
+    from ...numeric.effort import Effort
 
 
 class ExplanationPart(Protocol):

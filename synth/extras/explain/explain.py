@@ -12,18 +12,18 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from ..topo.exact import parse_fraction
-from ..topo.graph import Topology
-from ..topo.grouping import group_by_key
-from ..topo.pictures.cables import format_rate
-from ..topo.routes import Router, route_links
-from .bounds.certificate import SINGLE_PATH, Bound, join_helpers, keep_crossed
-from .bounds.single_path import find_bounds
-from .cost.affine import Cost, affine_s
-from .ir.collective import Collective
-from .ir.schedule import Schedule
-from .machine.symmetry import colours
-from .numeric.effort import Effort
+from ....topo.exact import parse_fraction
+from ....topo.graph import Topology
+from ....topo.grouping import group_by_key
+from ....topo.pictures.cables import format_rate
+from ....topo.routes import Router, route_links
+from ...bounds.certificate import SINGLE_PATH, Bound, join_helpers, keep_crossed
+from ...bounds.single_path import find_bounds
+from ...cost.affine import Cost, affine_s
+from ...ir.collective import Collective
+from ...ir.schedule import Schedule
+from ...machine.symmetry import colours
+from ...numeric.effort import Effort
 
 # Sizes in bytes at which strategies are compared: 1 KiB to 1 GiB.
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
