@@ -17,6 +17,7 @@ The groups, and what an entry of each is:
   here add.
 - `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
 - `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
+- `caches`: a Cache (runtime/cache.py) of plans and races; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
@@ -71,7 +72,7 @@ LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
-ACCOUNTS = "accounts"
+ACCOUNTS, CACHES = "accounts", "caches"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
@@ -539,6 +540,18 @@ EXTRAS = (
         },
     ),
     Extra(
+        "cache",
+        ("runtime/extras/cache", "tests/extras/cache", "tests/ranks/containers.py"),
+        {
+            CACHES: {
+                "folder": (
+                    "runtime.extras.cache.in_folder:CACHE",
+                    "keeps plans and races in a folder for later starts",
+                )
+            }
+        },
+    ),
+    Extra(
         "emulate",
         (
             "runtime/extras/emulate",
@@ -746,6 +759,10 @@ class Names:
                         f"{type(error).__name__}: {error}; mend or remove the package that has it"
                     ) from error
         raise InputError(f"{name}: {self.explain_missing(name)}")
+
+    def find_only(self, default: Any) -> Any:
+        """Return what the only name has that an extra here adds, or else the default."""
+        return next((self.find(name) for name in self.describe()), default)
 
     def explain_missing(self, name: str) -> str:
         """Return why nothing has a name: its extra is not here, or other names are expected."""

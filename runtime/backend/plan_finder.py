@@ -23,7 +23,9 @@ from torch._C._distributed_c10d import Store
 from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective, spell_ranks
 from ...synth.ir.schedule import Schedule
+from ...synth.numeric.effort import Effort
 from ...synth.plan import Plan
+from ...synth.request import Request
 from ...topo import errors
 from ...topo.errors import (
     ExecutionError,
@@ -39,7 +41,8 @@ from ..ranks.links import check_transport
 from ..ranks.set_up import explain_failure
 from ..ranks.store import put, take
 from .options import AUTO, BackendOptions, Plans
-from .plan_files import PlanFiles, find_set_format, is_plan_file, load_or_synthesize
+from .plan_files import PlanFiles, find_set_format, is_plan_file
+from .planning import load_or_synthesize
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -321,8 +324,7 @@ class PlanFinder:
         from ...topo.loader.resolve import load_for_planning
 
         topology, router = load_for_planning(machine)
-        # Names of cached plans, and the process that makes others, know collectives alone.
-        is_listed = isinstance(wanted, Demands)
+        policy = self.options.policy
 
         def is_stopped() -> bool:
             return self.is_closing.is_set() or self.stop.is_set() or is_over()
@@ -331,15 +333,18 @@ class PlanFinder:
             if is_stopped():
                 raise TimeLimitError("the search for a plan did not begin in time")
         try:
-            return load_or_synthesize(
+            request = Request(
                 wanted,
                 topology,
-                None if is_listed else self.options.policy.cache_folder,
-                self.options.policy.time_limit_s,
-                reproducible=self.options.policy.keeps_bits and wanted.reduces,
+                Effort(policy.time_limit_s),
                 router=router,
-                is_stopped=None if is_listed else is_stopped,
-                helpers=self.scope.helpers,
+                reproducible=policy.keeps_bits and wanted.reduces,
+                helpers=tuple(self.scope.helpers),
+            )
+            # The process that makes other plans knows collectives alone.
+            is_listed = isinstance(wanted, Demands)
+            return load_or_synthesize(
+                request, policy.cache_folder, None if is_listed else is_stopped
             )
         finally:
             _SYNTHESIZES.release()
