@@ -353,6 +353,18 @@ EXTRAS = (
         },
     ),
     Extra(
+        "layered-groups",
+        ("runtime/extras/layered_groups",),
+        {
+            PROCESS_GROUPS: {
+                "layers": (
+                    "runtime.extras.layered_groups.group:LayeredGroup",
+                    "their calls go through layers",
+                )
+            }
+        },
+    ),
+    Extra(
         "recovery",
         (
             *("runtime/extras/recovery", "tests/extras/recovery", "tests/ranks/recovering.py"),
@@ -366,7 +378,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("replanning", "culprits", "sockets"),
+        needs=("replanning", "culprits", "sockets", "layered-groups"),
     ),
     Extra(
         "measuring",
@@ -402,7 +414,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("replanning", "measuring"),
+        needs=("replanning", "measuring", "layered-groups"),
     ),
     Extra(
         "codecs",

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from ...synth.demands.demands import Demands
-from ...synth.ir.collective import Collective, spell_ranks
+from ...synth.ir.collective import Collective
 from ...synth.ir.schedule import Schedule
 from ...synth.numeric.effort import Effort
 from ...synth.plan import Plan
@@ -78,7 +78,7 @@ class PlanFinder:
     ) -> None:
         self.options, self.store, self.scope, self.timeout = options, store, scope, timeout
         self._addresses = addresses
-        self._auto = options.plans == AUTO
+        self.is_auto = options.plans == AUTO
         self.rank, self.ranks = scope.rank, scope.ranks
         self.off = options.off or len(scope.ranks) < 2
         """Whether plans are turned off for all collectives."""
@@ -86,7 +86,7 @@ class PlanFinder:
         """Set when the group closes: ends all searches, at once."""
         self.is_closing = threading.Event()
         """Set some seconds earlier: rank 0 ends its searches, but answers the other ranks."""
-        self._wait_s = options.policy.time_limit_s + _BUILD_S
+        self.wait_s: float = options.policy.time_limit_s + _BUILD_S
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
@@ -102,7 +102,7 @@ class PlanFinder:
         return Preparation(
             partial(self.find, name, root, device),
             name,
-            self._wait_s,
+            self.wait_s,
             is_first=self.rank == 0,
         )
 
@@ -122,9 +122,9 @@ class PlanFinder:
         wanted = self.scope.describe(name, root, device.type)
         key = f"plan/{device.type}/{name}/{wanted.root}"
         try:
-            machine = self._find_machine(device) if self._auto else None
+            machine = self.find_machine(device)
             if self.rank == 0:
-                plan, answer = self._make_answer(wanted, machine, is_over)
+                plan, answer = self.make_answer(wanted, machine, is_over)
                 plan_set = self._find_set(plan, device)
                 if plan_set is not None:
                     answer["set"] = plan_set.form
@@ -140,7 +140,7 @@ class PlanFinder:
                     key,
                     self.timeout + timedelta(seconds=2 * self.options.policy.time_limit_s),
                     self.stop,
-                    self._check_rank_0,
+                    self.check_rank_0,
                 )
                 if "set" in answer:
                     self._settle_by(f"{key}/set", answer["set"])
@@ -151,10 +151,10 @@ class PlanFinder:
                 raise ExecutionError(
                     "the process group was shut down during the search for a plan"
                 ) from error
-            raise self._explain(f"finding a plan for {name}", error) from error
-        return self._read_answer(answer, name)
+            raise self.explain(f"finding a plan for {name}", error) from error
+        return self.read_answer(answer, name)
 
-    def _explain(self, what: str, error: Exception) -> ExecutionError:
+    def explain(self, what: str, error: Exception) -> ExecutionError:
         """Return the error to raise after `what` failed; see `explain_failure`."""
         return explain_failure(
             self.ranks[self.rank],
@@ -166,62 +166,7 @@ class PlanFinder:
             is_store_gone=False,
         )
 
-    def meet(self, device: torch.device) -> None:
-        """Find the machine that `find_by` needs later, when the store may be out of reach.
-
-        Collective.
-        """
-        if self._auto:
-            self._find_machine(device)
-
-    def are_numbered_by_launch(self) -> bool:
-        """Return whether plans number this group's ranks as the launch does; rank 0 knows.
-
-        Collective, through the store.
-        """
-        key = "numbered-by-launch"
-        try:
-            if self.rank == 0:
-                try:
-                    source = None if self._auto else self._open_source()
-                except TopoplanError:  # which the search for a plan raises, on all ranks
-                    source = None
-                is_source = isinstance(source, PlanFiles) and source.has_members(self.scope.seats)
-                put(self.store, key, {"answer": is_source})
-            answer = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
-        except RuntimeError as error:
-            raise self._explain("finding out how plans number the ranks", error) from error
-        return bool(answer["answer"])
-
-    def find_by(
-        self,
-        exchange: Callable[[object], list[Any]],
-        name: str,
-        root: int | None,
-        labels: Sequence[int],
-    ) -> Plan | None:
-        """Return the plan for a collective on CPU tensors like `find`, but without the store.
-
-        `exchange` gives all ranks the values of all, by rank, which have the numbers `labels` in
-        plans. Plans never race together.
-        """
-        answer: dict[str, Any] | None = None
-        if self.rank == 0:
-            machine = self._find_machine(torch.device("cpu")) if self._auto else None
-            ends = time.monotonic() + self._wait_s
-            plan, answer = self._make_answer(
-                self.scope.describe(name, root, "cpu"), machine, lambda: time.monotonic() > ends
-            )
-            if plan is not None and list(plan.collective.members) != list(labels):
-                message = (
-                    f"the plan for {plan.collective} on {plan.topology.name!r}: calls that go on "
-                    f"after a lost link share connections, and other plans of this group number "
-                    f"its ranks {spell_ranks(labels)}; name plans for all its collectives that do"
-                )
-                answer = {"error": "InputError", "message": message}
-        return self._read_answer(exchange(answer)[0], name)
-
-    def _read_answer(self, answer: dict[str, Any], name: str) -> Plan | None:
+    def read_answer(self, answer: dict[str, Any], name: str) -> Plan | None:
         """Return the plan that rank 0 has sent, or raise its error."""
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
@@ -240,7 +185,7 @@ class PlanFinder:
 
     def _settle_by(self, key: str, form: str) -> None:
         """Settle the plans of the file of a format that rank 0 has put into the store."""
-        text = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
+        text = take(self.store, key, self.timeout, self.stop, self.check_rank_0)
         self._settle(find_set_format(form).loads(text, "rank 0's file of plans"))
 
     def _settle(self, plan_set: "PlanSet") -> None:
@@ -249,17 +194,19 @@ class PlanFinder:
         raced = plan_set.race(self.timeout, policy.executor, policy.cache_folder, self.stop)
         self.settled.update(raced)
 
-    def _check_rank_0(self) -> None:
+    def check_rank_0(self) -> None:
         """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""
         first = self.ranks[0]
         if find_ended({first: self._addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")
 
-    def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
+    def find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
         """Return the group's machine on rank 0, or the error of finding it.
 
-        Collective once per device type.
+        None where plans were named. Collective once per device type.
         """
+        if not self.is_auto:
+            return None
         with self._finds_machine:
             if device.type not in self._machines:
                 try:
@@ -270,17 +217,20 @@ class PlanFinder:
                     self._machines[device.type] = error
             return self._machines[device.type]
 
-    def _make_answer(
+    def make_answer(
         self,
         wanted: Collective,
         machine: Topology | TopoplanError | None,
         is_over: Callable[[], bool],
     ) -> tuple[Plan | None, dict[str, Any]]:
-        """Return rank 0's plan, and the answer to send to the other ranks."""
+        """Return rank 0's plan, and the answer to send to the other ranks.
+
+        There is no plan if `is_over()`, asked meanwhile, ends the search.
+        """
         try:
             plan = (
                 self._synthesize(wanted, machine, is_over)
-                if self._auto
+                if self.is_auto
                 else self._pick_named(wanted, is_over)
             )
             if plan is None:
@@ -293,14 +243,14 @@ class PlanFinder:
             closes = self.is_closing.is_set() or self.stop.is_set()
             is_ended = isinstance(error, TimeLimitError) and (closes or is_over())
             if (
-                self._auto
+                self.is_auto
                 or is_ended
                 or not self.scope.insists
                 or (not self.scope.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
                 why = str(error)
                 if is_ended and not closes:
-                    why = f"calls waited for it for {self._wait_s:g} s, which its search exceeds"
+                    why = f"calls waited for it for {self.wait_s:g} s, which its search exceeds"
                 self.whys[wanted.name] = why
                 log.log(
                     logging.DEBUG if closes else logging.WARNING,
@@ -351,10 +301,11 @@ class PlanFinder:
 
     def _pick_named(self, wanted: Collective, is_over: Callable[[], bool]) -> Plan | None:
         """Return the user's plan for a collective; None if none fits a subgroup."""
-        picked = self.scope.pick(self._open_source(), wanted)
+        picked = self.scope.pick(self.open_source(), wanted)
         return self._synthesize(wanted, picked, is_over) if isinstance(picked, Topology) else picked
 
-    def _open_source(self) -> PlanFiles | Topology:
+    def open_source(self) -> PlanFiles | Topology:
+        """Return the plans that were named, or the machine to plan for."""
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
