@@ -20,6 +20,8 @@ The groups, and what an entry of each is:
 - `caches`: a Cache (runtime/cache.py) of plans and races; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
+- `feedback`: a class whose method `of` returns the residual of a bucket of DDP's (runtime/ddp.py);
+  only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
-CODECS = "codecs"
+CODECS, FEEDBACK = "codecs", "feedback"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
@@ -426,6 +428,12 @@ EXTRAS = (
                 "fp8": ("runtime.extras.codecs.codecs:FP8", "33 bytes for 32 values (e4m3)"),
                 "fp8-e5m2": ("runtime.extras.codecs.codecs:FP8_E5M2", "the same, of more range"),
                 "int8": ("runtime.extras.codecs.codecs:INT8", "33 bytes for 32 values"),
+            },
+            FEEDBACK: {
+                "residuals": (
+                    "runtime.extras.codecs.feedback:Residuals",
+                    "what was rounded away, by DDP's buckets",
+                )
             },
             EXAMPLES: {
                 "topo-run plan.json --compress int8": (
