@@ -711,6 +711,12 @@ EXTRAS = (
                 )
             },
             PLANS: {_JOINT: ("runtime.extras.joint.plan_set:JOINT_PLANS", "of several groups")},
+            PROCESS_GROUPS: {
+                "joint": (
+                    "runtime.extras.joint.group:JointGroup",
+                    "the plans of a joint plan race together",
+                )
+            },
             RUNS: {_JOINT: ("cli.extras.joint.run:load", "all groups' calls at once")},
             SCHEMAS: {
                 "joint-plan": (

@@ -256,10 +256,7 @@ class Communicators:
             )
         dispatcher = communicator.dispatcher
         dispatcher.race_on_calls()
-        if plan.hash in self.plans.settled:
-            size_bytes, schedule = self.plans.settled[plan.hash]
-            sent = None if schedule is None else dispatcher.candidates.send(schedule)
-            dispatcher.choices.settle(size_bytes, sent)
+        self.plans.settle(dispatcher)
         find_accounts().observe(dispatcher)
         return communicator
 

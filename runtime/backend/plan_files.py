@@ -44,7 +44,8 @@ class PlanFiles:
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
         self.entries = [entry for plan in plans for entry in _list_plans(plan)]
-        self._sets: dict[Path, PlanSet] = {}
+        self.sets: dict[Path, PlanSet] = {}
+        """The plans of each file of several that was read, a PlanSet."""
 
     def find(self, wanted: Collective, *, strict: bool, ranks: Sequence[int] = ()) -> Plan | None:
         """Return the plan for a collective, or None if there is none.
@@ -84,13 +85,6 @@ class PlanFiles:
         """Return whether a plan is for these GPUs of a whole machine."""
         return any(entry.members == tuple(gpus) for entry in self.entries)
 
-    def find_set(self, plan: Plan) -> PlanSet | None:
-        """Return the plans that share a file with one returned by `find`, None without such."""
-        for plan_set in self._sets.values():
-            if any(one is plan for one in plan_set.plans):
-                return plan_set
-        return None
-
     def find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
         """Return the plan for a group's GPUs of a whole machine, None if it needs helpers."""
         root = None if wanted.root is None else ranks[wanted.root]
@@ -113,10 +107,10 @@ class PlanFiles:
             return entry.plan
         if entry.form == FORMAT:
             return Plan.load(entry.plan)
-        if entry.plan not in self._sets:
+        if entry.plan not in self.sets:
             text = read_text(entry.plan)
-            self._sets[entry.plan] = find_set_format(entry.form).loads(text, str(entry.plan))
-        return self._sets[entry.plan].plans[entry.place]
+            self.sets[entry.plan] = find_set_format(entry.form).loads(text, str(entry.plan))
+        return self.sets[entry.plan].plans[entry.place]
 
 
 def is_plan_file(path: Path) -> bool:

@@ -15,14 +15,13 @@ from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store
 
 from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
-from ...synth.ir.schedule import Schedule
 from ...synth.numeric.effort import Effort
 from ...synth.plan import Plan
 from ...synth.request import Request
@@ -34,19 +33,14 @@ from ...topo.errors import (
     TopoplanError,
 )
 from ...topo.graph import Topology
-from ..option_names import MODES
+from ..dispatcher import Dispatcher
 from ..ranks.addresses import Addresses, find_ended
-from ..ranks.links import AUTO as OWN_LINKS
-from ..ranks.links import check_transport
 from ..ranks.set_up import explain_failure
 from ..ranks.store import put, take
 from .options import AUTO, BackendOptions, Plans
-from .plan_files import PlanFiles, find_set_format, is_plan_file
+from .plan_files import PlanFiles, is_plan_file
 from .planning import load_or_synthesize
 from .scope import Scope
-
-if TYPE_CHECKING:
-    from .plan_sets import PlanSet
 
 log = logging.getLogger("topoplan")
 # Held by the thread that makes a plan: several at once would take as long, and more memory. It
@@ -89,11 +83,7 @@ class PlanFinder:
         self.wait_s: float = options.policy.time_limit_s + _BUILD_S
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
-        self._source: PlanFiles | Topology | None = None
-        self.settled: dict[str, tuple[int, Schedule | None]] = {}
-        """The size in bytes and the schedule (None: stock) that a race of a file's plans together
-        has settled for one of them, by the plan's hash.
-        """
+        self.source: PlanFiles | Topology | None = None
         self.whys: dict[str, str] = {}
         """Why there is no plan for a collective, by its name; on rank 0 only."""
 
@@ -125,25 +115,11 @@ class PlanFinder:
             machine = self.find_machine(device)
             if self.rank == 0:
                 plan, answer = self.make_answer(wanted, machine, is_over)
-                plan_set = self._find_set(plan, device)
-                if plan_set is not None:
-                    answer["set"] = plan_set.form
-                    put(self.store, f"{key}/set", plan_set.dumps())
-                put(self.store, key, answer)
-                if plan_set is not None:
-                    self._settle(plan_set)
+                self.send(key, answer, plan, device.type)
                 if "error" not in answer:
                     return plan
             else:
-                answer = take(
-                    self.store,
-                    key,
-                    self.timeout + timedelta(seconds=2 * self.options.policy.time_limit_s),
-                    self.stop,
-                    self.check_rank_0,
-                )
-                if "set" in answer:
-                    self._settle_by(f"{key}/set", answer["set"])
+                answer = self.receive(key)
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -172,27 +148,23 @@ class PlanFinder:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
-    def _find_set(self, plan: Plan | None, device: torch.device) -> "PlanSet | None":
-        """Return the plans of a file that have to race together before `plan` is used."""
-        options, source = self.options, self._source
-        races = options.policy.choose == MODES[0] and options.policy.compress is None
-        if plan is None or not isinstance(source, PlanFiles) or not races:
-            return None
-        if device.type != "cpu" or check_transport(options.transport) != OWN_LINKS:
-            return None
-        plan_set = source.find_set(plan)
-        return plan_set if plan_set is not None and plan_set.suits_launch() else None
+    def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:
+        """Send rank 0's answer about a `plan` for tensors on a device type to the other ranks."""
+        put(self.store, key, answer)
 
-    def _settle_by(self, key: str, form: str) -> None:
-        """Settle the plans of the file of a format that rank 0 has put into the store."""
-        text = take(self.store, key, self.timeout, self.stop, self.check_rank_0)
-        self._settle(find_set_format(form).loads(text, "rank 0's file of plans"))
+    def receive(self, key: str) -> dict[str, Any]:
+        """Return the answer that rank 0 sends."""
+        answer: dict[str, Any] = take(
+            self.store,
+            key,
+            self.timeout + timedelta(seconds=2 * self.options.policy.time_limit_s),
+            self.stop,
+            self.check_rank_0,
+        )
+        return answer
 
-    def _settle(self, plan_set: "PlanSet") -> None:
-        """Race a file's plans on the ranks of all their groups, and store what they use then."""
-        policy = self.options.policy
-        raced = plan_set.race(self.timeout, policy.executor, policy.cache_folder, self.stop)
-        self.settled.update(raced)
+    def settle(self, dispatcher: Dispatcher) -> None:
+        """Settle what a plan uses at a size, if that is known before its first call."""
 
     def check_rank_0(self) -> None:
         """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""
@@ -307,9 +279,9 @@ class PlanFinder:
     def open_source(self) -> PlanFiles | Topology:
         """Return the plans that were named, or the machine to plan for."""
         with self._reads_source:
-            if self._source is None:
-                self._source = _read_source(self.options.plans)
-            return self._source
+            if self.source is None:
+                self.source = _read_source(self.options.plans)
+            return self.source
 
 
 class Preparation:
