@@ -1,4 +1,4 @@
-"""What goes around the calls of a group by plans: nothing, or the layers that an extra adds."""
+"""What goes around the calls of a group by plans: nothing, or what an extra adds."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class Around:
         """Return a collective's plan, None without one; `wait` awaits the search for it."""
         return wait()
 
+    def heed(self, device: str, transport: Transport) -> None:
+        """Take note of a transport of the group's own for a device type, which was just made."""
+
     def find_transport(self, device: str, plan: Plan) -> Transport | None:
         """Return what a plan's calls on a device type are made over; None: the group's own."""
         return None
@@ -38,6 +41,9 @@ class Around:
 
     def break_off(self, error: ExecutionError) -> None:
         """Let all calls fail with an error, those in progress too."""
+
+    def let_go(self) -> None:
+        """Let other processes go that wait for calls of the group, which ends with the process."""
 
     def close(self) -> None:
         """End what goes around calls, once they have ended."""

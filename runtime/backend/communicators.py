@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -43,15 +42,6 @@ _COMPRESSED = ("allreduce", "reduce-scatter")
 _MIN_INTEGER_BYTES = 1 << 20
 
 
-class Attached(Protocol):
-    """What an extra has all calls of a group keep with their transport; it has one of its own."""
-
-    transport: Transport
-
-    def close(self) -> None:
-        """Let go what waits for calls of the group."""
-
-
 class Communicators:
     """The communicators of the group called `name`, made when first used.
 
@@ -80,8 +70,6 @@ class Communicators:
         # By device type, and whether ranks have their numbers in the launch, not in the group.
         self._shared: dict[tuple[str, bool], Transport] = {}
         self._queues: dict[str, ThreadQueue] = {}
-        self.attached: list[tuple[str, Attached]] = []
-        """What transports of a device type are to keep; see `attach`."""
         self.around = Around()
         """What goes around all calls by plans; set before the first of them."""
 
@@ -282,23 +270,13 @@ class Communicators:
             else:
                 links = self.options.transport
                 self._shared[key] = self.make_transport(name, transport, links, labels)
-            for kept_by, part in self.attached:
-                if kept_by == device:
-                    self._shared[key].attach(part)
+            self.around.heed(device, self._shared[key])
         return self._shared[key]
-
-    def attach(self, device: str, part: Attached) -> None:
-        """Let the transports of a device type keep something, which ends with the group."""
-        self.attached.append((device, part))
-        for (kind, _), transport in self._shared.items():
-            if kind == device:
-                transport.attach(part)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of later calls by plans."""
         self.plans.timeout = timeout
         transports = [*self._shared.values(), *self.around.list_transports()]
-        transports += [part.transport for _, part in self.attached]
         transports += [x.dispatcher.transport for x in self.by_key.values() if x is not None]
         for transport in dict.fromkeys(transports):
             transport.control.set_timeout(timeout)
@@ -358,9 +336,6 @@ class Communicators:
         """Close the queues, and destroy the communicators and their transports."""
         self.close_queues()
         self.around.close()
-        for _, part in self.attached:
-            part.close()
-            part.transport.close()
         self._preparations.clear()
         self._sizes.clear()
         self.by_key.clear()

@@ -184,8 +184,7 @@ class GroupLifetime(PlainCalls):
         self.account.close()
         self.check.close()
         self.planned.close_queues()
-        for _, part in self.planned.attached:
-            part.close()
+        self.planned.around.let_go()
 
 
 def _name_used(by_key: Mapping[Key, Communicator | None]) -> dict[str, Communicator]:
