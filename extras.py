@@ -17,8 +17,11 @@ The groups, and what an entry of each is:
   here add.
 - `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
 - `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
+- `caches`: a Cache (runtime/cache.py) of plans and races; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
+- `feedback`: a class whose method `of` returns the residual of a bucket of DDP's (runtime/ddp.py);
+  only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
@@ -67,14 +70,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
-CODECS = "codecs"
+CODECS, FEEDBACK = "codecs", "feedback"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
-ACCOUNTS = "accounts"
-JOBS = "jobs"
+ACCOUNTS, CACHES, JOBS = "accounts", "caches", "jobs"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
@@ -374,6 +376,18 @@ EXTRAS = (
         },
     ),
     Extra(
+        "layered-groups",
+        ("runtime/extras/layered_groups",),
+        {
+            PROCESS_GROUPS: {
+                "layers": (
+                    "runtime.extras.layered_groups.group:LayeredGroup",
+                    "their calls go through layers",
+                )
+            }
+        },
+    ),
+    Extra(
         "recovery",
         (
             *("runtime/extras/recovery", "tests/extras/recovery", "tests/ranks/recovering.py"),
@@ -387,7 +401,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("replanning", "culprits", "sockets"),
+        needs=("replanning", "culprits", "sockets", "layered-groups"),
     ),
     Extra(
         "measuring",
@@ -423,7 +437,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("replanning", "measuring"),
+        needs=("replanning", "measuring", "layered-groups"),
     ),
     Extra(
         "codecs",
@@ -435,6 +449,12 @@ EXTRAS = (
                 "fp8": ("runtime.extras.codecs.codecs:FP8", "33 bytes for 32 values (e4m3)"),
                 "fp8-e5m2": ("runtime.extras.codecs.codecs:FP8_E5M2", "the same, of more range"),
                 "int8": ("runtime.extras.codecs.codecs:INT8", "33 bytes for 32 values"),
+            },
+            FEEDBACK: {
+                "residuals": (
+                    "runtime.extras.codecs.feedback:Residuals",
+                    "what was rounded away, by DDP's buckets",
+                )
             },
             EXAMPLES: {
                 "topo-run plan.json --compress int8": (
@@ -558,6 +578,18 @@ EXTRAS = (
                 "Summary": ("runtime.extras.summaries.summary:Summary", "what calls ran by"),
                 "summary": ("runtime.extras.summaries.account:summary", "that of this process"),
             },
+        },
+    ),
+    Extra(
+        "cache",
+        ("runtime/extras/cache", "tests/extras/cache", "tests/ranks/containers.py"),
+        {
+            CACHES: {
+                "folder": (
+                    "runtime.extras.cache.in_folder:CACHE",
+                    "keeps plans and races in a folder for later starts",
+                )
+            }
         },
     ),
     Extra(
@@ -700,6 +732,12 @@ EXTRAS = (
                 )
             },
             PLANS: {_JOINT: ("runtime.extras.joint.plan_set:JOINT_PLANS", "of several groups")},
+            PROCESS_GROUPS: {
+                "joint": (
+                    "runtime.extras.joint.group:JointGroup",
+                    "the plans of a joint plan race together",
+                )
+            },
             RUNS: {_JOINT: ("cli.extras.joint.run:load", "all groups' calls at once")},
             SCHEMAS: {
                 "joint-plan": (
@@ -768,6 +806,10 @@ class Names:
                         f"{type(error).__name__}: {error}; mend or remove the package that has it"
                     ) from error
         raise InputError(f"{name}: {self.explain_missing(name)}")
+
+    def find_only(self, default: Any) -> Any:
+        """Return what the only name has that an extra here adds, or else the default."""
+        return next((self.find(name) for name in self.describe()), default)
 
     def explain_missing(self, name: str) -> str:
         """Return why nothing has a name: its extra is not here, or other names are expected."""

@@ -493,7 +493,7 @@ def train(
         parameters, train_alone(dist.get_world_size(), step), rtol=0, atol=1e-6
     )
     if hook is None:
-        recoveries = dist.group.WORLD.planned.recoveries
+        recoveries = dist.group.WORLD.planned.around.recoveries
         dist.destroy_process_group()
     else:
         recoveries = hook.communicator.recoveries

@@ -71,5 +71,5 @@ class Accounts:
 
 def find_accounts() -> Accounts:
     """Return what keeps the accounts of this process."""
-    added = Names(ACCOUNTS)
-    return next((added.find(name) for name in added.describe()), Accounts())
+    found: Accounts = Names(ACCOUNTS).find_only(Accounts())
+    return found

@@ -1,171 +1,80 @@
-"""The folder of cached plans and races, and the races in it: the next start need not race again."""
+"""What earlier starts have found: plans, and how races ended. An extra keeps them (`caches`)."""
 
-import hashlib
-import json
+from __future__ import annotations
+
 import logging
-import re
-from contextlib import suppress
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Generic, TypeVar
 
 import torch
-from msgspec import Meta, Struct, structs
 
-from ..topo.errors import InputError, TopoplanError
-from ..topo.files import write_whole
-from ..topo.schema import Index, Label, read_as
-from ..topo.version import VERSION
-from .environment import CACHE
+from ..extras import CACHES, Names
+from ..synth.plan import Plan
+from ..synth.request import Request
+from .race import Expected, Outcome
 from .ranks.machine import Machine
 
 log = logging.getLogger("topoplan")
-
-# Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether.
-MAX_FILES = 1024
-# Longest file that is read: a race of all candidates takes under 4,000 characters.
-_MAX_CHARS = 1 << 16
-# Names of cached races, and of incomplete files that a killed process left.
-_OWN_NAME = re.compile(r"\.?[0-9a-f]{32}-\d+\.json(\..*\.tmp)?")
-
-# Microseconds. The upper bound keeps out infinity, to which every time would be near.
-_Time = Annotated[float, Meta(gt=0, le=1e12)]
-# Folders of which this process has warned: it reads the cache at every new size.
-_warned: set[Path | None] = set()
+E = TypeVar("E", bound=Hashable)
 
 
-def warn_without_cache(folder: Path | None, error: Exception | None = None) -> None:
-    """Warn that a cache folder cannot be used, once per process and folder: training goes on.
+@dataclass(frozen=True, kw_only=True)
+class Contest(Generic[E]):
+    """What decides the races of a plan on one machine, besides their sizes, and who may race.
 
-    `folder` is None if `environment.find_cache_folder` found none.
-    """
-    if folder in _warned:
-        return
-    _warned.add(folder)
-    reason = getattr(error, "strerror", None) or error  # without errno and path
-    log.warning(
-        "%s: %s; plans and races are not cached, so the next start does it again; "
-        "set %s to a folder that this user can write to",
-        "no cache folder" if folder is None else f"cache folder {folder}",
-        reason or "no home directory is known (no HOME, no passwd entry)",
-        CACHE,
-    )
-
-
-class CachedRace(Struct, frozen=True):
-    """The result of a race for a size.
-
-    `winner` and `own` are places in `Candidates.all` (ranking.py): the fastest (None for the stock
-    collective), and the fastest of the plan's schedules. `labels` are their names, `raced_us` the
-    median times by name, `time_us` the winner's, all in microseconds; `raced_on` is the date.
+    `with_stock` says whether the stock collective races, too, `wire_format` in which codec values
+    are sent, if any, and `players` names what may play schedules, if that differs between races of
+    one plan. `name` returns an entrant's label (None: the stock collective), `number` its number,
+    the same in all starts, and `find` the entrant with a number, None if there is none that may
+    race.
     """
 
-    winner: Index | None
-    own: Index
-    labels: tuple[Label, Label]
-    time_us: _Time
-    raced_us: dict[Label, _Time]
-    raced_on: Label
+    plan_hash: str
+    machine: Machine
+    device: torch.device
+    with_stock: bool
+    wire_format: str | None = None
+    players: str = ""
+    name: Callable[[E | None], str]
+    number: Callable[[E], int]
+    find: Callable[[int], E | None]
 
 
-class CachedRaces:
-    """The races of one plan on one machine, in `folder`; if that is None, nothing is cached.
+class Cache:
+    """Keeps plans and races for later starts in a folder; keeps nothing itself.
 
-    The files' names are made of the inputs that decide which schedule wins and never change. Host
-    costs are not among them: they are measured, so they differ from start to start, and they only
-    decide which schedules race. `with_stock` says whether the stock collective raced too, `players`
-    names what may play schedules, if that differs between races of one plan.
+    The folder is None if `environment.find_cache_folder` found none.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        plan_hash: str,
-        machine: Machine,
-        device: torch.device,
-        codec: str | None,
-        *,
-        with_stock: bool,
-        players: str = "",
-    ) -> None:
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        host = machine.host
-        links = None if machine.topology is None else machine.topology.to_json()
-        inputs = [
-            plan_hash,
-            links and [links["devices"], links["links"]],
-            machine.what,
-            machine.batched,
-            [host.cores, host.wire, host.burst_bytes],  # of the machine; never fitted
-            gpu,
-            codec,
-            with_stock,
-            players,
-            torch.__version__,
-            VERSION,
-        ]
-        self.folder = folder
-        self._key = hashlib.sha256(json.dumps(inputs, default=str).encode()).hexdigest()[:32]
+    def find_race(
+        self, folder: Path | None, contest: Contest[E], size_bytes: int
+    ) -> Expected[E] | None:
+        """Return what an earlier race at a size, rounded down to a power of two, lets expect.
 
-    def find(self, size_bytes: int) -> CachedRace | None:
-        """Return the cached race at a size, rounded down to a power of two; None if none is usable.
-
-        A file that is damaged or not a race is logged as a warning.
+        None without one between entrants of today.
         """
-        if self.folder is None:
-            warn_without_cache(None)
-            return None
-        path = self._path(self.folder, size_bytes)
-        try:
-            return _read(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None  # nothing is cached yet; if a file is in the folder's place, `save` warns
-        except OSError as error:
-            warn_without_cache(self.folder, error)
-        except (ValueError, RecursionError, TopoplanError) as error:
-            log.warning("%s: not a cached race (%s); it is raced again", path, error)
         return None
 
-    def save(self, size_bytes: int, race: CachedRace) -> None:
-        """Cache the race at a size, rounded down to a power of two, in place of an earlier one.
+    def keep_race(
+        self, folder: Path | None, contest: Contest[E], size_bytes: int, outcome: Outcome[E]
+    ) -> None:
+        """Keep how a race ended, in place of an earlier one at its size."""
 
-        If that fails, warn once.
-        """
-        if self.folder is None:
-            warn_without_cache(None)
-            return
-        path = self._path(self.folder, size_bytes)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(structs.asdict(race)) + "\n", follow_links=False)
-            _remove_oldest(path.parent)
-        except (OSError, ValueError, TopoplanError) as error:
-            warn_without_cache(self.folder, error)
+    def find_plan(self, folder: Path | None, request: Request) -> Plan | None:
+        """Return the plan that an earlier start made for the same request, verified, or None."""
+        return None
 
-    def _path(self, folder: Path, size_bytes: int) -> Path:
-        return folder / "races" / f"{self._key}-{size_bytes.bit_length()}.json"
+    def keep_plan(self, folder: Path | None, request: Request, plan: Plan) -> None:
+        """Keep the plan for a request, in place of an earlier one."""
 
 
-def _read(path: Path) -> CachedRace:
-    if not path.is_file() and path.exists():  # reading a FIFO would wait for ever
-        raise InputError("not a regular file")
-    with path.open(encoding="utf-8") as file:
-        text = file.read(_MAX_CHARS + 1)
-    if len(text) > _MAX_CHARS:
-        raise InputError(f"longer than {_MAX_CHARS} characters")
-    return read_as(json.loads(text), CachedRace, "its content")
-
-
-def _remove_oldest(folder: Path) -> None:
-    """Remove the oldest races beyond MAX_FILES. Files with other names are not touched.
-
-    So races that are no longer used (of another version, or another machine) are removed.
-    """
-    own = [path for path in folder.iterdir() if _OWN_NAME.fullmatch(path.name)]
-    if len(own) <= MAX_FILES:
-        return
-    written: list[tuple[float, Path]] = []
-    for path in own:
-        with suppress(FileNotFoundError):  # another process removed it
-            written.append((path.stat().st_mtime, path))
-    for _, path in sorted(written)[: max(0, len(written) - MAX_FILES)]:
-        path.unlink(missing_ok=True)
+@cache
+def find_cache() -> Cache:
+    """Return what keeps plans and races in this copy."""
+    found: Cache | None = Names(CACHES).find_only(None)
+    if found is None:
+        log.info("this copy of topoplan keeps no plans and races for later starts")
+    return found or Cache()

@@ -17,10 +17,10 @@ from typing import Any
 
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
-from .cache import CachedRace, CachedRaces
+from .cache import Contest, find_cache
 from .candidates import Candidate, Choice, label_of
 from .policy import Policy, check_plan, is_raced, races_stock
-from .race import Outcome, Race, RaceCache, name_times_us
+from .race import Expected, Outcome, Race, name_times_us
 from .ranking import Candidates
 from .ranks.machine import Machine
 from .ranks.transport import Transport
@@ -131,14 +131,12 @@ class Choices:
             is_raced=is_raced(mode),
             with_stock=with_stock,
         )
-        worth, cached = self.candidates.hand_out(self._transport, size_bytes, find, number)
+        worth, kept = self.candidates.hand_out(self._transport, size_bytes, find, number)
         stock: list[Entrant] = [None] if with_stock else []
         if mode == "model" or len(stock) + len(worth) == 1:
             self.settle(size_bytes, worth[0])
             return None
-        expected = None
-        if cached is not None and (with_stock or cached.winner is not None):
-            expected = self._cache_of(size_bytes, with_stock=with_stock).expect(cached)
+        expected = None if kept is None else kept.translate(self.candidates.all.__getitem__)
         entrants: list[Entrant] = [*worth, *stock]
         refine = self._refine_on_scratch
         if is_on_calls:
@@ -168,8 +166,8 @@ class Choices:
     def decide(self, size_bytes: int, outcome: Outcome[Candidate]) -> Choice:
         """Return the choice that follows from a race, without storing it. Rank 0 caches it."""
         if self._transport.rank == 0:
-            with_stock = None in outcome.times_s
-            self._cache_of(size_bytes, with_stock=with_stock).save(size_bytes, outcome)
+            contest = self._describe_contest(size_bytes, with_stock=None in outcome.times_s)
+            find_cache().keep_race(self._cache_folder, contest, size_bytes, outcome)
         return replace(
             self.make(outcome.winner),
             own=outcome.own,
@@ -190,36 +188,29 @@ class Choices:
 
     def _find_worthwhile(
         self, size_bytes: int, *, is_raced: bool, with_stock: bool
-    ) -> tuple[list[Candidate], CachedRace | None]:
+    ) -> tuple[list[Candidate], Expected[int] | None]:
         """Return the candidates worth trying, the best first as predicted; on rank 0.
 
-        Beside them stands the cached result of their race, None without one. If not `is_raced`, the
-        cache is not searched; `with_stock` says whether the stock collective races, too.
+        Beside them stands what an earlier race lets expect, by their places, or None. If not
+        `is_raced`, none is looked for; `with_stock` says whether the stock collective races, too.
         """
         if self._find_worth is not None:
             return self._find_worth(self.candidates, size_bytes), None
-        cached = None
+        expected = None
         if is_raced:
-            cached = self._cache_of(size_bytes, with_stock=with_stock).read(size_bytes)
+            contest = self._describe_contest(size_bytes, with_stock=with_stock)
+            expected = find_cache().find_race(self._cache_folder, contest, size_bytes)
         is_alone = self._policy.plays_alone
         worth = self.candidates.find_near_best(
             size_bytes, self.machine, is_raced=is_raced, is_alone=is_alone
         )
-        return worth, cached
+        places = self.candidates.places.__getitem__
+        return worth, None if expected is None else expected.translate(places)
 
-    def _cache_of(self, size_bytes: int, *, with_stock: bool) -> RaceCache[Candidate]:
-        """Return the cache of races between the candidates at a size."""
+    def _describe_contest(self, size_bytes: int, *, with_stock: bool) -> Contest[Candidate]:
+        """Return what decides the races between the candidates at a size."""
         candidates = self.candidates
         others = ", ".join(runner.name for runner in candidates.others) or "none"
-        races = CachedRaces(
-            self._cache_folder,
-            self.plan.hash,
-            self.machine,
-            self._transport.device,
-            self._sender.wire_format,
-            with_stock=with_stock,
-            players=f"messages: {not self._policy.plays_alone}, others: {others}",
-        )
 
         def find(place: int) -> Candidate | None:
             if place >= len(candidates.all):
@@ -227,7 +218,17 @@ class Choices:
             found = candidates.all[place]
             return found if candidates.is_lean(found, size_bytes) else None
 
-        return RaceCache(races, label_of, candidates.places.__getitem__, find)
+        return Contest(
+            plan_hash=self.plan.hash,
+            machine=self.machine,
+            device=self._transport.device,
+            with_stock=with_stock,
+            wire_format=self._sender.wire_format,
+            players=f"messages: {not self._policy.plays_alone}, others: {others}",
+            name=label_of,
+            number=candidates.places.__getitem__,
+            find=find,
+        )
 
     @cached_property
     def _cache_folder(self) -> Path | None:

@@ -5,7 +5,6 @@ No postponed annotations here: DDP compares the annotations of a hook with the t
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..extras import FEEDBACK, Names
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .accounts import Account, Accountable, Summary, find_accounts
@@ -105,7 +104,7 @@ class DdpHook:
         self.__name__ = self.__qualname__ = "ddp_hook"
         self._met: tuple[Communicator, ThreadQueue] | None = None
         self._account: Account | None = None
-        self._residuals = Residuals() if self.error_feedback else None
+        self._residuals = Names(FEEDBACK).find("residuals")() if self.error_feedback else None
 
     def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group.
@@ -242,49 +241,3 @@ def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:
 def _tensor_or_raise(future: torch.futures.Future[Any]) -> torch.Tensor:
     tensor: torch.Tensor = tensors_or_raise(future)[0]
     return tensor
-
-
-@dataclass(frozen=True)
-class _Share:
-    """A parameter's part of a bucket's residual, from `start` on.
-
-    `layout` has the ids of the bucket's parameters.
-    """
-
-    residual: torch.Tensor
-    start: int
-    layout: tuple[int, ...]
-
-
-class Residuals:
-    """The error feedback of a model: a flat float32 residual per bucket, in the bucket's layout.
-
-    DDP moves parameters to other buckets after the first step; their residuals move with them, and
-    are freed with the parameters.
-    """
-
-    def __init__(self) -> None:
-        self._shares = WeakTensorKeyDictionary()
-
-    def of(self, bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
-        """Return the residual of a bucket, the same tensor in each step, zeros at first."""
-        parameters = bucket.parameters()
-        layout = tuple(map(id, parameters))
-        first = self._share_of(parameters[0])
-        if first is not None and first.layout == layout:
-            return first.residual
-        buffer = bucket.buffer()
-        residual = torch.zeros(buffer.numel(), dtype=torch.float32, device=buffer.device)
-        start = 0
-        for parameter in parameters:
-            old = self._share_of(parameter)
-            numel = parameter.numel()
-            if old is not None:
-                residual[start : start + numel].copy_(old.residual[old.start : old.start + numel])
-            self._shares[parameter] = _Share(residual, start, layout)
-            start += numel
-        return residual
-
-    def _share_of(self, parameter: torch.Tensor) -> _Share | None:
-        share: _Share | None = self._shares.get(parameter)  # type: ignore[no-untyped-call]
-        return share

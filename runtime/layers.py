@@ -88,32 +88,8 @@ class SharedLayers:
     With `leaves_stock` stock collectives may run within all of them.
     """
 
-    transport: Transport
     layers: tuple[Layer, ...]
     leaves_stock: bool
-
-    def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank, through all layers. Collective."""
-        return self.layers[-1].exchange(value)
-
-    def explain_stock(self) -> str | None:
-        """Return why the plain group of the backend carries nothing any more; None if it does."""
-        return next(filter(None, (layer.explain_stock() for layer in self.layers)), None)
-
-    def break_off(self, error: ExecutionError) -> None:
-        """Make all calls fail with an error, the one in progress too."""
-        for layer in reversed(self.layers):
-            layer.break_off(error)
-
-    def list_transports(self) -> list[Transport]:
-        """Return the transports that calls are made over, or were."""
-        return [self.transport, *(layer.transport for layer in self.layers)]
-
-    def close(self, seconds: float | None = None) -> None:
-        """End the layers, the outermost first, then the transport; see Layer."""
-        for layer in reversed(self.layers):
-            layer.close(seconds)
-        self.transport.close()
 
 
 def refuse(spelled: str, why_not: str | None) -> None:

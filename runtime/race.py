@@ -14,10 +14,10 @@ from datetime import date
 from functools import partial
 from typing import Generic, TypeVar
 
-from .cache import CachedRace, CachedRaces
 from .ranks.turns import Trial, Turns
 
 E = TypeVar("E", bound=Hashable)
+F = TypeVar("F", bound=Hashable)
 
 # An entrant must take less than this fraction of the usual one's time, because several stock
 # collectives can be in progress at once.
@@ -61,6 +61,11 @@ class Expected(Generic[E]):
     time_s: float
     raced_us: dict[str, float]
     raced_on: str
+
+    def translate(self, find: Callable[[E], F]) -> Expected[F]:
+        """Return the same of the entrants that `find` returns for these."""
+        winner = None if self.winner is None else find(self.winner)
+        return Expected(winner, find(self.own), self.time_s, self.raced_us, self.raced_on)
 
 
 def _nothing_more(times_s: Mapping[E | None, float]) -> Sequence[E]:
@@ -195,55 +200,6 @@ class OnCalls(Generic[E]):
             self.race.end_heat(self._trial.best_s())
             if self.race.heat:
                 self._trial = Trial[E](self.race.heat, self.race.times_s)
-
-
-class RaceCache(Generic[E]):
-    """The races of one plan in a folder of cached ones, with entrants in place of numbers.
-
-    `name` returns an entrant's label (None: the stock collective), `number` its number, and `find`
-    the entrant with a number, None if there is none that may race.
-    """
-
-    def __init__(
-        self,
-        races: CachedRaces,
-        name: Callable[[E | None], str],
-        number: Callable[[E], int],
-        find: Callable[[int], E | None],
-    ) -> None:
-        self._races, self._name, self._number, self._find = races, name, number, find
-
-    def read(self, size_bytes: int) -> CachedRace | None:
-        """Return the cached race at a size; None if there is none between entrants of today."""
-        cached = self._races.find(size_bytes)
-        return None if cached is None or self.expect(cached) is None else cached
-
-    def expect(self, cached: CachedRace) -> Expected[E] | None:
-        """Return what a cached race lets expect, None if its entrants are not those of today."""
-        own = self._find(cached.own)
-        winner = None if cached.winner is None else self._find(cached.winner)
-        is_usable = (
-            own is not None
-            and (cached.winner is None or winner is not None)
-            and cached.labels == (self._name(winner), self._name(own))
-            and cached.labels[0] in cached.raced_us
-        )
-        if own is None or not is_usable:
-            return None
-        return Expected(winner, own, cached.time_us * 1e-6, cached.raced_us, cached.raced_on)
-
-    def save(self, size_bytes: int, outcome: Outcome[E]) -> None:
-        """Cache a race."""
-        winner, own = outcome.winner, outcome.own
-        race = CachedRace(
-            winner=None if winner is None else self._number(winner),
-            own=self._number(own),
-            labels=(self._name(winner), self._name(own)),
-            time_us=outcome.times_s[winner] * 1e6,
-            raced_us=name_times_us(outcome.times_s, self._name),
-            raced_on=outcome.raced_on,
-        )
-        self._races.save(size_bytes, race)
 
 
 def name_times_us(

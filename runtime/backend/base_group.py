@@ -13,9 +13,7 @@ from ..accounts import Summary, find_accounts
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
-from ..layers import find_layer
 from ..queues import start
-from ..ranks.links import Links, NcclLinks
 from ..works import get_done_work
 from . import NAME
 from .lifetime import GroupLifetime
@@ -120,11 +118,6 @@ class BaseGroup(GroupLifetime):
             for device, backend in others.items()
             if backend != self.transports.get(device, backend)
         }
-        for layer in self.options.layers[-1:]:
-            links = NcclLinks if self.transports["cuda"] == "nccl" else Links
-            why = find_layer(layer).why_not(links) or "tensors on cuda: only CPUs' go through it"
-            spelled = self.options.policy.spell_layer(layer)
-            self._refused.setdefault("cuda", f"{spelled} excludes {why}")
 
     # Running
 
@@ -170,7 +163,7 @@ class BaseGroup(GroupLifetime):
                 if has_none:
                     self._note_no_plan(call)
                 self.account.count_stock(call.name)
-                self.planned.check_stock(call.what)
+                self.planned.around.check_stock(call.what)
                 return self._explain(call.stock(), number, call.what, call.results)
         queue, waits = self.planned.queue(call.tensor), not call.opts.asyncOp
         name = f"{NAME}:{_NAMES[call.name]}"
@@ -207,10 +200,8 @@ class BaseGroup(GroupLifetime):
 
         If it `is_first` of the size, ranks compare their calls before.
         """
-        if is_first and not self.options.leaves_stock:
-            self._compare(call.what, number)
-        elif is_first:
-            self.check.wait_until_same(number)
+        if is_first:
+            self.planned.around.compare(number, call.what, self.check)
         opened = self.planned.open(size.key, number, self.check) if size.uses_plan(place) else None
         if opened is not None:
             call.prepare(opened).run(number)
@@ -221,11 +212,6 @@ class BaseGroup(GroupLifetime):
         work = call.stock()
         if work is not None:  # NCCL returns none for a call whose caller waits
             work.wait()
-
-    def _compare(self, what: str, number: int) -> None:
-        """Raise ExecutionError unless all ranks make the same call; without the store."""
-        calls = [str(call) for call in self.planned.open_layers().exchange(what)]
-        self.check.compare(number, calls)
 
     def _call_together(
         self,

@@ -56,7 +56,5 @@ class CallCheck:
 
 def open_check(store: Store, rank: int, ranks: Sequence[int], break_off: BreakOff) -> CallCheck:
     """Return what is told of the calls of a group on one of its ranks."""
-    added = Names(CALL_CHECKS)
-    kind = next((added.find(name) for name in added.describe()), CallCheck)
-    check: CallCheck = kind(store, rank, ranks, break_off)
-    return check
+    kind: type[CallCheck] = Names(CALL_CHECKS).find_only(CallCheck)
+    return kind(store, rank, ranks, break_off)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,25 +18,21 @@ from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
 from ..accounts import find_accounts
 from ..communicator import Communicator
-from ..layers import SharedLayers, find_layer
 from ..option_names import ON_FAULTS, ON_SLOWS
 from ..queues import ThreadQueue, make_queue
 from ..ranks.addresses import Addresses
-from ..ranks.groups import GroupMaker, PlainGroupMaker
+from ..ranks.groups import PlainGroupMaker
 from ..ranks.set_up import end_past_waits, is_answering
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
-from ..runners.contract import prepare_runner
 from ..scratch import process_budget
+from .around import Around
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
 from .sizes import Key, Passes, Size
 
-# Time for other ranks to end their last call, which may need this one if a link is lost. It ends,
-# since a script whose rank fails may come here while the others are in a call.
-_CLOSE_S = 10.0
 # Time for a search to end, before it is seen whether the store keeps it.
 _END_S = 5.0
 # Collectives that add up values: only these are compressed.
@@ -45,15 +40,6 @@ _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
 # are data.
 _MIN_INTEGER_BYTES = 1 << 20
-
-
-class Attached(Protocol):
-    """What an extra has all calls of a group keep with their transport; it has one of its own."""
-
-    transport: Transport
-
-    def close(self) -> None:
-        """Let go what waits for calls of the group."""
 
 
 class Communicators:
@@ -84,12 +70,8 @@ class Communicators:
         # By device type, and whether ranks have their numbers in the launch, not in the group.
         self._shared: dict[tuple[str, bool], Transport] = {}
         self._queues: dict[str, ThreadQueue] = {}
-        self.attached: list[tuple[str, Attached]] = []
-        """What transports of a device type are to keep; see `attach`."""
-        self.layered: dict[bool, SharedLayers] = {}
-        """What calls on CPU tensors by plans go through, if the options ask for layers; by whether
-        ranks have their numbers in the launch.
-        """
+        self.around = Around()
+        """What goes around all calls by plans; set before the first of them."""
 
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
@@ -105,7 +87,7 @@ class Communicators:
         place = key, (tensor.nbytes * parts).bit_length(), has_own
         size = self._sizes.get(place)
         if size is None:
-            if self.options.leaves_stock:
+            if not self.around.takes_all:
                 self.begin_search(key, tensor.device)
             # Unless plans are found automatically, and the stock collective may compete with them,
             # the first call must already go through a plan. After a change of membership, plans
@@ -123,7 +105,7 @@ class Communicators:
                 self.plain._get_backend(torch.device("cpu")),
                 lambda: key not in self._preparations or self._preparations[key].future.done(),
                 self._passes,
-                at_once=not (self.options.leaves_stock and has_own and may_wait),
+                at_once=self.around.takes_all or not (has_own and may_wait),
             )
         return size
 
@@ -142,7 +124,7 @@ class Communicators:
         Return an empty list if the plain group may make the calls, or no plan can serve one of
         them.
         """
-        if self.options.leaves_stock and not self.must_plan(tensors[0], op):
+        if not self.around.takes_all and not self.must_plan(tensors[0], op):
             return []
         sizes = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
         return [size for size in sizes if size is not None] if None not in sizes else []
@@ -154,10 +136,8 @@ class Communicators:
         raises like PlanFinder.find and Communicator.
         """
         if key not in self.by_key:
-            plan = (
-                self._preparations[key].wait(lambda: check.error)
-                if self.options.leaves_stock
-                else self._find_by_layers(key[0], key[1])
+            plan = self.around.find_plan(
+                key, lambda: self._preparations[key].wait(lambda: check.error)
             )
             self.by_key[key] = None if plan is None else self._make(key, plan, number)
         return self.by_key[key]
@@ -201,7 +181,7 @@ class Communicators:
             return "no plans"
         is_integer = not tensor.dtype.is_floating_point
         min_bytes = _MIN_INTEGER_BYTES if is_integer else self.options.policy.least_bytes
-        if not self.options.leaves_stock:
+        if self.around.takes_all:
             min_bytes = 0
         if tensor.nbytes * parts < min_bytes and not self.must_plan(tensor, op):
             return f"{dtype_name(tensor.dtype)} below {min_bytes} bytes"
@@ -220,70 +200,14 @@ class Communicators:
         """
         return self.options.policy.compress if name in _COMPRESSED else None
 
-    def _find_by_layers(self, name: str, root: int | None) -> Plan | None:
-        shared = self.open_layers()
-        labels = shared.transport.control.labels
-        return self.plans.find_by(shared.exchange, name, root, labels)
+    def make_transport(
+        self, name: str, transport: str, links: str, labels: Sequence[int] | None
+    ) -> Transport:
+        """Return a transport of the group's ranks over a plain group of its own, called `name`.
 
-    def open_layers(self, *, in_launch: bool | None = None) -> SharedLayers:
-        """Return the layers that calls on CPU tensors by plans go through.
-
-        Ranks have their numbers in the group, or `in_launch`; None leaves that to the plans that
-        rank 0 has. Only the queue may call this. Collective the first time.
+        `labels` are the ranks' numbers, if not those in the group; `links` send its messages.
         """
-        if in_launch is None:
-            if self.layered:
-                return next(iter(self.layered.values()))
-            in_launch = self.plans.are_numbered_by_launch()
-        if in_launch not in self.layered:
-            self.layered[in_launch] = self._make_layers(in_launch)
-        return self.layered[in_launch]
-
-    def _make_layers(self, in_launch: bool) -> SharedLayers:
-        options, policy = self.options, self.options.policy
-        kinds = [find_layer(name) for name in options.layers]
-        prepared = [kind.prepare() for kind in kinds]
-        transport = Transport(
-            self._make_maker(
-                f"topoplan/{self.name}/layered{'/launch' if in_launch else ''}", "gloo"
-            ),
-            self.plans.timeout,
-            "auto",
-            self._addresses,
-            self.plans.scope.seats if in_launch else None,
-        )
-        if not options.leaves_stock:  # what is asked while all links work
-            self.plans.meet(torch.device("cpu"))
-            transport.control.cores_of_hosts  # noqa: B018
-            runner = transport.links.memory_runner
-            if policy.compress is None:
-                in_memory = [runner] if runner and not policy.sends_alone else []
-                for name in (*in_memory, *policy.runners):
-                    prepare_runner(name, transport)
-        layers = tuple(
-            kind.open(transport, noted) for kind, noted in zip(kinds, prepared, strict=True)
-        )
-        for layer in layers:
-            layer.on_give_up.append(self.transport("cpu").faults.break_off)
-        shared = SharedLayers(transport, layers, options.leaves_stock)
-        transport.attach(shared)
-        return shared
-
-    @property
-    def recoveries(self) -> list[dict[str, Any]]:
-        """The rows of all layers; see Communicator.recoveries."""
-        layers = (layer for shared in self.layered.values() for layer in shared.layers)
-        rows = [row for layer in layers for row in layer.history]
-        return sorted(rows, key=lambda row: row["at"])
-
-    def check_stock(self, what: str) -> None:
-        """Raise ExecutionError if the plain group has lost a link that plans do without."""
-        for shared in self.layered.values():
-            if (why_not := shared.explain_stock()) is not None:
-                raise ExecutionError(f"{what} goes by gloo, which {why_not}")
-
-    def _make_maker(self, name: str, transport: str) -> GroupMaker:
-        return PlainGroupMaker(
+        make = PlainGroupMaker(
             name,
             self.plans.ranks,
             transport,
@@ -291,21 +215,18 @@ class Communicators:
             store=self._store.clone(),  # type: ignore[attr-defined]
             number=self.plans.rank,
         )
+        return Transport(make, self.plans.timeout, links, self._addresses, labels)
 
     def _make(self, key: Key, plan: Plan, number: int) -> Communicator:
         collective, _, device = key
         options, in_launch = self.options, not plan.collective.has_all_gpus
-        is_layered = bool(options.layers) and device == "cpu"
-        if not is_layered:
+        transport = self.around.find_transport(device, plan)
+        if transport is None:
             transport = self.transport(device, in_launch=in_launch)
-        elif options.leaves_stock:
-            transport = self.open_layers(in_launch=in_launch).transport
-        else:
-            transport = self.open_layers().transport
         with (
-            transport.faults.stock(f"setting up {collective} by plans", number, is_part=True)
-            if options.leaves_stock
-            else nullcontext()
+            nullcontext()
+            if self.around.takes_all
+            else transport.faults.stock(f"setting up {collective} by plans", number, is_part=True)
         ):
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
@@ -323,10 +244,7 @@ class Communicators:
             )
         dispatcher = communicator.dispatcher
         dispatcher.race_on_calls()
-        if plan.hash in self.plans.settled:
-            size_bytes, schedule = self.plans.settled[plan.hash]
-            sent = None if schedule is None else dispatcher.candidates.send(schedule)
-            dispatcher.choices.settle(size_bytes, sent)
+        self.plans.settle(dispatcher)
         find_accounts().observe(dispatcher)
         return communicator
 
@@ -350,37 +268,22 @@ class Communicators:
                     self.plain, timeout, store, self._addresses, name, labels
                 )
             else:
-                make = self._make_maker(name, transport)
-                self._shared[key] = Transport(
-                    make, timeout, self.options.transport, self._addresses, labels
-                )
-            for kept_by, part in self.attached:
-                if kept_by == device:
-                    self._shared[key].attach(part)
+                links = self.options.transport
+                self._shared[key] = self.make_transport(name, transport, links, labels)
+            self.around.heed(device, self._shared[key])
         return self._shared[key]
-
-    def attach(self, device: str, part: Attached) -> None:
-        """Let the transports of a device type keep something, which ends with the group."""
-        self.attached.append((device, part))
-        for (kind, _), transport in self._shared.items():
-            if kind == device:
-                transport.attach(part)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the deadline of later calls by plans."""
         self.plans.timeout = timeout
-        transports = [*self._shared.values()]
-        for shared in self.layered.values():
-            transports += shared.list_transports()
-        transports += [part.transport for _, part in self.attached]
+        transports = [*self._shared.values(), *self.around.list_transports()]
         transports += [x.dispatcher.transport for x in self.by_key.values() if x is not None]
         for transport in dict.fromkeys(transports):
             transport.control.set_timeout(timeout)
 
     def break_off(self, error: ExecutionError) -> None:
         """Let all calls on CPU tensors fail with an error, those in progress too."""
-        for shared in list(self.layered.values()):
-            shared.break_off(error)
+        self.around.break_off(error)
         self.transport("cpu").faults.break_off(error)
         for (device, in_launch), transport in list(self._shared.items()):
             if device == "cpu" and in_launch:
@@ -425,19 +328,14 @@ class Communicators:
         """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""
         error = ExecutionError(f"rank {self.plans.rank}: the process group was {why}")
         self.plans.stop.set()
-        for shared in list(self.layered.values()):
-            shared.break_off(error)
+        self.around.break_off(error)
         for transport in list(self._shared.values()):
             transport.faults.break_off(error)
 
     def close(self) -> None:
         """Close the queues, and destroy the communicators and their transports."""
         self.close_queues()
-        for shared in self.layered.values():
-            shared.close(_CLOSE_S)
-        for _, part in self.attached:
-            part.close()
-            part.transport.close()
+        self.around.close()
         self._preparations.clear()
         self._sizes.clear()
         self.by_key.clear()

@@ -38,6 +38,8 @@ class GroupLifetime(PlainCalls):
 
     # torch's contract for groups whose ranks can change (torch 2.14), and others.
     supports_reconfigure = supports_splitting = supports_coalescing = False
+    finder = PlanFinder
+    """What finds the group's plans."""
 
     def __init__(self, place: Any, options: BackendOptions | None) -> None:
         super().__init__(place.group_rank, place.group_size)  # type: ignore[call-arg]
@@ -115,7 +117,7 @@ class GroupLifetime(PlainCalls):
     def _open(self, place: Any, own_store: Store, addresses: Addresses) -> None:
         """Make what carries out calls by plans, checks them, and counts them."""
         by_rank = {self.ranks[number]: address for number, address in addresses.items()}
-        plans = PlanFinder(self.options, own_store, self._make_scope(place), self.timeout, by_rank)
+        plans = self.finder(self.options, own_store, self._make_scope(place), self.timeout, by_rank)
         self.planned = Communicators(
             f"{place.group_id}{self.attempt}",
             plans,
@@ -182,8 +184,7 @@ class GroupLifetime(PlainCalls):
         self.account.close()
         self.check.close()
         self.planned.close_queues()
-        for _, part in self.planned.attached:
-            part.close()
+        self.planned.around.let_go()
 
 
 def _name_used(by_key: Mapping[Key, Communicator | None]) -> dict[str, Communicator]:

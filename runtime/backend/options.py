@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...extras import OPTIONS, Names
+from ...extras import OPTIONS, PROCESS_GROUPS, Names
 from ...synth.groups.ranks import Helpers
 from ...synth.plan import Plan
 from ...topo.errors import InputError
@@ -42,9 +42,6 @@ class BackendOptions:
     transport: str = "auto"
     scope: Scope | None = None
     expected_splits: tuple[Any, ...] = ()
-
-    leaves_stock: bool = True
-    """Whether stock collectives may run beside plans; else all calls go through layers."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -155,6 +152,8 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
         raise bits_without_plans()
     transport = check_transport(transport)
     kinds = {} if plans in _OFF_NAMES else {name: find_layer(name) for name in policy.layers}
+    if kinds:
+        Names(PROCESS_GROUPS).find("layers")  # what calls of groups go through layers by
     for name, kind in kinds.items():
         why_not = kind.why_no_group or kind.why_not(find_kind(transport))
         refuse(policy.spell_layer(name), why_not)
@@ -170,7 +169,6 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
             if expected_splits is None
             else Names(OPTIONS).find("expected_splits")(expected_splits)
         ),
-        leaves_stock=all(kind.leaves_stock for kind in kinds.values()),
     )
 
 

@@ -28,7 +28,6 @@ from ..reductions import kind_of_reduction, make_contiguous
 from ..works import CpuWork, PlannedWork
 from .call_check import CallCheck
 from .communicators import Communicators
-from .exchanged_calls import EXCHANGED
 from .options import BackendOptions
 
 # Number of first calls of a group that its ranks always compare: most mismatches exist from the
@@ -112,7 +111,9 @@ class PlainCalls(dist.ProcessGroup):
 
     def _is_compared(self) -> bool:
         # A lost link may be the store's, too.
-        return len(self.ranks) > 1 and self.options.leaves_stock and not self.planned.plans.off
+        return (
+            len(self.ranks) > 1 and not self.planned.around.takes_all and not self.planned.plans.off
+        )
 
     def _begin(self, what: str, *, is_new: bool = False, is_awaited: bool = False) -> int:
         """Return the number of a collective that is being called.
@@ -130,34 +131,13 @@ class PlainCalls(dist.ProcessGroup):
 
     def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Call a collective of the plain group, in the order of this group's calls."""
-        tensor = next(_find_tensors(args), None)
-        if (
-            not self.options.leaves_stock
-            and name in EXCHANGED
-            and not (tensor is not None and tensor.is_cuda)
-        ):
-            return self._call_exchanged(name, *args, **kwargs)
+        tensor = next(find_tensors(args), None)
         start = partial(getattr(self.plain, name), *args, **kwargs)
         if name == "monitored_barrier":  # it has no work: it is over when it returns
             self._begin(name)
             self.planned.queue(torch.empty(0)).carry_out(start, [], waits=True, may_be_stock=True)
             return None  # type: ignore[return-value]
         return self._call_plain(name, tensor, start, after_all=name == "barrier")
-
-    def _call_exchanged(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
-        """Call a collective of EXCHANGED, after all earlier calls."""
-        self._begin(name)
-        opts = kwargs.get("opts", args[-1] if args else None)
-
-        def carry_out() -> None:
-            EXCHANGED[name](self.planned.open_layers().exchange, self.rank(), *args, **kwargs)
-
-        return self.planned.queue(torch.empty(0)).carry_out(
-            carry_out,
-            list(_find_tensors(args[:1])),
-            waits=not getattr(opts, "asyncOp", False),
-            may_be_stock=True,
-        )
 
     def _call_plain(
         self,
@@ -174,7 +154,7 @@ class PlainCalls(dist.ProcessGroup):
         number = self._begin(what)
         device = "cpu" if tensor is None else tensor.device.type
         if device == "cpu":
-            self.planned.check_stock(what)
+            self.planned.around.check_stock(what)
         planned = self.planned
         # A work of NCCL makes streams wait, and a barrier the host: both are passed on. Errors of
         # relays between cabled hosts say nothing of cables.
@@ -199,7 +179,7 @@ class PlainCalls(dist.ProcessGroup):
             work.wait()
             with suppress(RuntimeError):  # reduce-scatter and barriers of gloo have no future
                 # Waited for: our own works have ended before their futures have a value.
-                results.extend(_find_tensors([work.get_future().wait()]))
+                results.extend(find_tensors([work.get_future().wait()]))
 
         return planned.queue(torch.empty(0) if tensor is None else tensor).carry_out(
             carry_out, results, waits=False, may_be_stock=True
@@ -227,7 +207,7 @@ class PlainCalls(dist.ProcessGroup):
 
         def fill() -> None:
             if results is None:
-                tensors.extend(_find_tensors([future.value()]))
+                tensors.extend(find_tensors([future.value()]))
 
         stock = StartedStock(faults, faults.begin(f"{what} by gloo", number=number), work, fill)
         self.check.watch(explained)
@@ -304,13 +284,13 @@ def _check_tag(tag: int) -> int:
     return tag
 
 
-def _find_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def find_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors among arguments, also those in lists of lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _find_tensors(value)
+            yield from find_tensors(value)
 
 
 # Names of the methods that all ranks must call in one order.

@@ -10,20 +10,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Store
 
 from ...synth.demands.demands import Demands
-from ...synth.ir.collective import Collective, spell_ranks
-from ...synth.ir.schedule import Schedule
+from ...synth.ir.collective import Collective
+from ...synth.numeric.effort import Effort
 from ...synth.plan import Plan
+from ...synth.request import Request
 from ...topo import errors
 from ...topo.errors import (
     ExecutionError,
@@ -32,18 +33,14 @@ from ...topo.errors import (
     TopoplanError,
 )
 from ...topo.graph import Topology
-from ..option_names import MODES
+from ..dispatcher import Dispatcher
 from ..ranks.addresses import Addresses, find_ended
-from ..ranks.links import AUTO as OWN_LINKS
-from ..ranks.links import check_transport
 from ..ranks.set_up import explain_failure
 from ..ranks.store import put, take
 from .options import AUTO, BackendOptions, Plans
-from .plan_files import PlanFiles, find_set_format, is_plan_file, load_or_synthesize
+from .plan_files import PlanFiles, is_plan_file
+from .planning import load_or_synthesize
 from .scope import Scope
-
-if TYPE_CHECKING:
-    from .plan_sets import PlanSet
 
 log = logging.getLogger("topoplan")
 # Held by the thread that makes a plan: several at once would take as long, and more memory. It
@@ -75,7 +72,7 @@ class PlanFinder:
     ) -> None:
         self.options, self.store, self.scope, self.timeout = options, store, scope, timeout
         self._addresses = addresses
-        self._auto = options.plans == AUTO
+        self.is_auto = options.plans == AUTO
         self.rank, self.ranks = scope.rank, scope.ranks
         self.off = options.off or len(scope.ranks) < 2
         """Whether plans are turned off for all collectives."""
@@ -83,14 +80,10 @@ class PlanFinder:
         """Set when the group closes: ends all searches, at once."""
         self.is_closing = threading.Event()
         """Set some seconds earlier: rank 0 ends its searches, but answers the other ranks."""
-        self._wait_s = options.policy.time_limit_s + _BUILD_S
+        self.wait_s: float = options.policy.time_limit_s + _BUILD_S
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
-        self._source: PlanFiles | Topology | None = None
-        self.settled: dict[str, tuple[int, Schedule | None]] = {}
-        """The size in bytes and the schedule (None: stock) that a race of a file's plans together
-        has settled for one of them, by the plan's hash.
-        """
+        self.source: PlanFiles | Topology | None = None
         self.whys: dict[str, str] = {}
         """Why there is no plan for a collective, by its name; on rank 0 only."""
 
@@ -99,7 +92,7 @@ class PlanFinder:
         return Preparation(
             partial(self.find, name, root, device),
             name,
-            self._wait_s,
+            self.wait_s,
             is_first=self.rank == 0,
         )
 
@@ -119,28 +112,14 @@ class PlanFinder:
         wanted = self.scope.describe(name, root, device.type)
         key = f"plan/{device.type}/{name}/{wanted.root}"
         try:
-            machine = self._find_machine(device) if self._auto else None
+            machine = self.find_machine(device)
             if self.rank == 0:
-                plan, answer = self._make_answer(wanted, machine, is_over)
-                plan_set = self._find_set(plan, device)
-                if plan_set is not None:
-                    answer["set"] = plan_set.form
-                    put(self.store, f"{key}/set", plan_set.dumps())
-                put(self.store, key, answer)
-                if plan_set is not None:
-                    self._settle(plan_set)
+                plan, answer = self.make_answer(wanted, machine, is_over)
+                self.send(key, answer, plan, device.type)
                 if "error" not in answer:
                     return plan
             else:
-                answer = take(
-                    self.store,
-                    key,
-                    self.timeout + timedelta(seconds=2 * self.options.policy.time_limit_s),
-                    self.stop,
-                    self._check_rank_0,
-                )
-                if "set" in answer:
-                    self._settle_by(f"{key}/set", answer["set"])
+                answer = self.receive(key)
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -148,10 +127,10 @@ class PlanFinder:
                 raise ExecutionError(
                     "the process group was shut down during the search for a plan"
                 ) from error
-            raise self._explain(f"finding a plan for {name}", error) from error
-        return self._read_answer(answer, name)
+            raise self.explain(f"finding a plan for {name}", error) from error
+        return self.read_answer(answer, name)
 
-    def _explain(self, what: str, error: Exception) -> ExecutionError:
+    def explain(self, what: str, error: Exception) -> ExecutionError:
         """Return the error to raise after `what` failed; see `explain_failure`."""
         return explain_failure(
             self.ranks[self.rank],
@@ -163,100 +142,43 @@ class PlanFinder:
             is_store_gone=False,
         )
 
-    def meet(self, device: torch.device) -> None:
-        """Find the machine that `find_by` needs later, when the store may be out of reach.
-
-        Collective.
-        """
-        if self._auto:
-            self._find_machine(device)
-
-    def are_numbered_by_launch(self) -> bool:
-        """Return whether plans number this group's ranks as the launch does; rank 0 knows.
-
-        Collective, through the store.
-        """
-        key = "numbered-by-launch"
-        try:
-            if self.rank == 0:
-                try:
-                    source = None if self._auto else self._open_source()
-                except TopoplanError:  # which the search for a plan raises, on all ranks
-                    source = None
-                is_source = isinstance(source, PlanFiles) and source.has_members(self.scope.seats)
-                put(self.store, key, {"answer": is_source})
-            answer = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
-        except RuntimeError as error:
-            raise self._explain("finding out how plans number the ranks", error) from error
-        return bool(answer["answer"])
-
-    def find_by(
-        self,
-        exchange: Callable[[object], list[Any]],
-        name: str,
-        root: int | None,
-        labels: Sequence[int],
-    ) -> Plan | None:
-        """Return the plan for a collective on CPU tensors like `find`, but without the store.
-
-        `exchange` gives all ranks the values of all, by rank, which have the numbers `labels` in
-        plans. Plans never race together.
-        """
-        answer: dict[str, Any] | None = None
-        if self.rank == 0:
-            machine = self._find_machine(torch.device("cpu")) if self._auto else None
-            ends = time.monotonic() + self._wait_s
-            plan, answer = self._make_answer(
-                self.scope.describe(name, root, "cpu"), machine, lambda: time.monotonic() > ends
-            )
-            if plan is not None and list(plan.collective.members) != list(labels):
-                message = (
-                    f"the plan for {plan.collective} on {plan.topology.name!r}: calls that go on "
-                    f"after a lost link share connections, and other plans of this group number "
-                    f"its ranks {spell_ranks(labels)}; name plans for all its collectives that do"
-                )
-                answer = {"error": "InputError", "message": message}
-        return self._read_answer(exchange(answer)[0], name)
-
-    def _read_answer(self, answer: dict[str, Any], name: str) -> Plan | None:
+    def read_answer(self, answer: dict[str, Any], name: str) -> Plan | None:
         """Return the plan that rank 0 has sent, or raise its error."""
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
-    def _find_set(self, plan: Plan | None, device: torch.device) -> "PlanSet | None":
-        """Return the plans of a file that have to race together before `plan` is used."""
-        options, source = self.options, self._source
-        races = options.policy.choose == MODES[0] and options.policy.compress is None
-        if plan is None or not isinstance(source, PlanFiles) or not races:
-            return None
-        if device.type != "cpu" or check_transport(options.transport) != OWN_LINKS:
-            return None
-        plan_set = source.find_set(plan)
-        return plan_set if plan_set is not None and plan_set.suits_launch() else None
+    def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:
+        """Send rank 0's answer about a `plan` for tensors on a device type to the other ranks."""
+        put(self.store, key, answer)
 
-    def _settle_by(self, key: str, form: str) -> None:
-        """Settle the plans of the file of a format that rank 0 has put into the store."""
-        text = take(self.store, key, self.timeout, self.stop, self._check_rank_0)
-        self._settle(find_set_format(form).loads(text, "rank 0's file of plans"))
+    def receive(self, key: str) -> dict[str, Any]:
+        """Return the answer that rank 0 sends."""
+        answer: dict[str, Any] = take(
+            self.store,
+            key,
+            self.timeout + timedelta(seconds=2 * self.options.policy.time_limit_s),
+            self.stop,
+            self.check_rank_0,
+        )
+        return answer
 
-    def _settle(self, plan_set: "PlanSet") -> None:
-        """Race a file's plans on the ranks of all their groups, and store what they use then."""
-        policy = self.options.policy
-        raced = plan_set.race(self.timeout, policy.executor, policy.cache_folder, self.stop)
-        self.settled.update(raced)
+    def settle(self, dispatcher: Dispatcher) -> None:
+        """Settle what a plan uses at a size, if that is known before its first call."""
 
-    def _check_rank_0(self) -> None:
+    def check_rank_0(self) -> None:
         """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""
         first = self.ranks[0]
         if find_ended({first: self._addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")
 
-    def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
+    def find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
         """Return the group's machine on rank 0, or the error of finding it.
 
-        Collective once per device type.
+        None where plans were named. Collective once per device type.
         """
+        if not self.is_auto:
+            return None
         with self._finds_machine:
             if device.type not in self._machines:
                 try:
@@ -267,17 +189,20 @@ class PlanFinder:
                     self._machines[device.type] = error
             return self._machines[device.type]
 
-    def _make_answer(
+    def make_answer(
         self,
         wanted: Collective,
         machine: Topology | TopoplanError | None,
         is_over: Callable[[], bool],
     ) -> tuple[Plan | None, dict[str, Any]]:
-        """Return rank 0's plan, and the answer to send to the other ranks."""
+        """Return rank 0's plan, and the answer to send to the other ranks.
+
+        There is no plan if `is_over()`, asked meanwhile, ends the search.
+        """
         try:
             plan = (
                 self._synthesize(wanted, machine, is_over)
-                if self._auto
+                if self.is_auto
                 else self._pick_named(wanted, is_over)
             )
             if plan is None:
@@ -290,14 +215,14 @@ class PlanFinder:
             closes = self.is_closing.is_set() or self.stop.is_set()
             is_ended = isinstance(error, TimeLimitError) and (closes or is_over())
             if (
-                self._auto
+                self.is_auto
                 or is_ended
                 or not self.scope.insists
                 or (not self.scope.whole and isinstance(error, (InfeasibleError, TimeLimitError)))
             ):
                 why = str(error)
                 if is_ended and not closes:
-                    why = f"calls waited for it for {self._wait_s:g} s, which its search exceeds"
+                    why = f"calls waited for it for {self.wait_s:g} s, which its search exceeds"
                 self.whys[wanted.name] = why
                 log.log(
                     logging.DEBUG if closes else logging.WARNING,
@@ -321,8 +246,7 @@ class PlanFinder:
         from ...topo.loader.resolve import load_for_planning
 
         topology, router = load_for_planning(machine)
-        # Names of cached plans, and the process that makes others, know collectives alone.
-        is_listed = isinstance(wanted, Demands)
+        policy = self.options.policy
 
         def is_stopped() -> bool:
             return self.is_closing.is_set() or self.stop.is_set() or is_over()
@@ -331,29 +255,33 @@ class PlanFinder:
             if is_stopped():
                 raise TimeLimitError("the search for a plan did not begin in time")
         try:
-            return load_or_synthesize(
+            request = Request(
                 wanted,
                 topology,
-                None if is_listed else self.options.policy.cache_folder,
-                self.options.policy.time_limit_s,
-                reproducible=self.options.policy.keeps_bits and wanted.reduces,
+                Effort(policy.time_limit_s),
                 router=router,
-                is_stopped=None if is_listed else is_stopped,
-                helpers=self.scope.helpers,
+                reproducible=policy.keeps_bits and wanted.reduces,
+                helpers=tuple(self.scope.helpers),
+            )
+            # The process that makes other plans knows collectives alone.
+            is_listed = isinstance(wanted, Demands)
+            return load_or_synthesize(
+                request, policy.cache_folder, None if is_listed else is_stopped
             )
         finally:
             _SYNTHESIZES.release()
 
     def _pick_named(self, wanted: Collective, is_over: Callable[[], bool]) -> Plan | None:
         """Return the user's plan for a collective; None if none fits a subgroup."""
-        picked = self.scope.pick(self._open_source(), wanted)
+        picked = self.scope.pick(self.open_source(), wanted)
         return self._synthesize(wanted, picked, is_over) if isinstance(picked, Topology) else picked
 
-    def _open_source(self) -> PlanFiles | Topology:
+    def open_source(self) -> PlanFiles | Topology:
+        """Return the plans that were named, or the machine to plan for."""
         with self._reads_source:
-            if self._source is None:
-                self._source = _read_source(self.options.plans)
-            return self._source
+            if self.source is None:
+                self.source = _read_source(self.options.plans)
+            return self.source
 
 
 class Preparation:

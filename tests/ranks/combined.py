@@ -23,6 +23,7 @@ from ranks.recovering import list_watched, lose_a_connection
 from ranks.topo_backend import end, start
 from topoplan import Communicator
 from topoplan.runtime.backend.process_group import TopoGroup
+from topoplan.runtime.extras.layered_groups.layers import GroupLayers
 from topoplan.runtime.extras.slow_links import watch
 from topoplan.runtime.extras.slow_links.pace import Pace
 from topoplan.runtime.extras.slow_links.probe import Probe
@@ -128,15 +129,16 @@ def the_backend_follows(on_fault: str) -> Rows:
     start(plans="full:3", on_slow="replan", on_fault=on_fault)
     group = dist.group.WORLD
     assert isinstance(group, TopoGroup)
-    planned, call = group.planned, make_call(range(3), 0, dist.all_reduce)
-    call_until_followed(call, lambda: planned.recoveries)
+    around, call = group.planned.around, make_call(range(3), 0, dist.all_reduce)
+    assert isinstance(around, GroupLayers)
+    call_until_followed(call, lambda: around.recoveries)
     if on_fault == "replan":
         lose_and_go_on(call, before, 1)
-        call_until_followed(call, lambda: planned.recoveries)
+        call_until_followed(call, lambda: around.recoveries)
     x = torch.full((1000,), float(dist.get_rank()))
     dist.broadcast(x, 2)  # a collective whose first call comes late
     assert (x == 2).all()
-    rows = planned.recoveries
+    rows = around.recoveries
     end()
     return rows
 
@@ -156,17 +158,18 @@ def groups_of_a_joint_plan(path: str, options: dict[str, Any]) -> list[list[str]
         if rank not in ranks:
             continue
         assert isinstance(group, TopoGroup)
-        planned = group.planned
+        around = group.planned.around
+        assert isinstance(around, GroupLayers) == bool({"on_fault", "on_slow"} & options.keys())
         error = _ERRORS[options.get("compress")]
         call = make_call(ranks, error, partial(dist.all_reduce, group=group))
         if options.get("on_slow"):
-            call_until_followed(call, partial(getattr, planned, "recoveries"))
+            call_until_followed(call, partial(getattr, around, "recoveries"))
         elif options.get("on_fault"):
             lose_and_go_on(call, before, ranks[0])
         call(0)
         ours = {x.plan.collective.members for x in group.communicators.values() if x is not None}
         assert ours == {tuple(ranks)}, ours  # in the numbers of the launch: by the joint plan
-        all_kinds.append([row["kind"] for row in planned.recoveries])
+        all_kinds.append([row["kind"] for row in getattr(around, "recoveries", ())])
     return all_kinds
 
 

@@ -25,6 +25,7 @@ from ranks.topo_backend import end, start
 from topoplan import Communicator
 from topoplan.cli import run
 from topoplan.runtime.backend.process_group import TopoGroup
+from topoplan.runtime.extras.layered_groups.layers import GroupLayers
 from topoplan.runtime.extras.recovery.agreement import RankStatus, Recovery
 from topoplan.runtime.extras.recovery.worker import Worker
 from topoplan.runtime.measuring.bench import list_recoveries, run_benchmark
@@ -203,7 +204,8 @@ def the_backend_goes_on() -> list[list[dict[str, Any]]]:
             assert torch.equal(x, wanted.float())
             assert future.wait() == wanted.float().sum()
         check_others(rank, size, number)
-        histories.append(group.planned.recoveries)
+        assert isinstance(group.planned.around, GroupLayers)
+        histories.append(group.planned.around.recoveries)
     end()
     return histories
 

@@ -15,6 +15,7 @@ import topoplan
 from ranks.checks import refused
 from ranks.topo_backend import start
 from topoplan import Communicator
+from topoplan.extras import BY_NAME
 
 NUMEL = 6000
 PIECES = ((0, 1), (1, 8), (8, 1000), (1000, 1003), (1003, 5000), (5000, NUMEL))
@@ -131,5 +132,6 @@ def through_the_backend(files: Path, sums: torch.Tensor) -> None:
     assert counts.tolist() == [4, 4, 4]
     with refused("choose='same-bits': there is no reproducible plan"):
         dist.all_reduce(torch.ones(4).to_sparse())
-    names = [file.name for file in (files / "cache0").glob("*.json")]
-    assert names and all("-same-bits-" in name for name in names)
+    if BY_NAME["cache"].is_here:
+        names = [file.name for file in (files / "cache0").glob("*.json")]
+        assert names and all("-same-bits-" in name for name in names)

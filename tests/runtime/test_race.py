@@ -1,12 +1,17 @@
-"""Races: heats, one rule of decision, and what an earlier race lets expect."""
+"""Races: heats, one rule of decision, what an earlier race lets expect, and races on a crowded
+host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from launch import run_ranks
+from ranks import scripted
 
 from topoplan.runtime.race import Expected, OnCalls, Race, is_worthwhile
+from topoplan.runtime.ranks.turns import is_open
 
 TIMES_S = {None: 5e-3, "ring": 4e-3, "tree": 4.9e-3, "ring x4": 3e-3}
 
@@ -75,3 +80,18 @@ def test_what_is_not_as_expected_is_raced_anew() -> None:
     assert {*play(race, times_s)} == {None, "ring", "tree"}
     assert race.surprise == {None: 2e-3, "ring": 4e-3}
     assert race.outcome is not None and race.outcome.winner == "tree"
+
+
+def test_a_race_that_is_disturbed_has_more_turns_and_the_right_winner(
+    plans: Callable[..., str],
+) -> None:
+    ((wrong, quiet, disturbed),) = run_ranks(scripted.disturbed_races, 1, plans("ring:3"), 50)
+    assert wrong == 0
+    assert disturbed > 1.5 * quiet
+
+
+def test_a_race_is_open_while_the_spread_of_times_is_wider_than_their_distance() -> None:
+    assert not is_open([[1.0, 1.1, 0.9], [2.0, 2.1, 1.9]])
+    assert is_open([[1.0, 5.0, 0.9, 4.0], [2.0, 2.1, 6.0, 1.9]])
+    assert not is_open([[1.0, 1.0, 1.0], [1.01, 1.0, 1.02]])  # as good as equal, and steady
+    assert not is_open([[1.0, 5.0, 0.9, 4.0] * 400, [9.0, 20.0, 10.0, 9.5] * 400])

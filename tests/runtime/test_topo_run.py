@@ -89,15 +89,6 @@ def test_choices_are_alike_on_all_ranks_and_keep_what_the_caller_brought(plans: 
         assert "stock" in entrants and len(entrants) >= 2 if mode == "race" else not entrants
 
 
-@pytest.mark.long
-def test_a_cached_race_is_used_and_raced_again_where_it_is_wrong(
-    plans: Plans, tmp_path: Path
-) -> None:
-    path = plans("ring:3", "allreduce", "ring")
-    winners = run_ranks(choices.raced_and_cached, 3, path, str(tmp_path))
-    assert all(of_rank == winners[0] for of_rank in winners)
-
-
 def test_where_stock_is_chosen_it_is_used_unless_it_lacks_the_dtype(plans: Plans) -> None:
     run_ranks(choices.stock_is_chosen, 2, plans("ring:2"))
 

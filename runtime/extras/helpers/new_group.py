@@ -26,6 +26,7 @@ from ...ranks.store import find_client, take
 from ...ranks.transport import Transport
 from ...register import register
 from .announcer import Announcer
+from .around import Helped
 from .scope import HelpedScope, Launch
 from .service import Service
 
@@ -151,7 +152,8 @@ def _connect(
     make = PlainGroupMaker(name, participants, kind)
     transport = Transport(make, timeout, options.transport, labels=participants)
     if isinstance(group, BaseGroup):
-        group.planned.attach(launch.device, Announcer(transport, launch.members, launch.helpers))
+        announcer = Announcer(transport, launch.members, launch.helpers)
+        group.planned.around = Helped(launch.device, announcer)
         return
     transport.outlive_default_group()
 

@@ -49,13 +49,18 @@ class JointPlanSet:
         return json.dumps(self.joint.to_json())
 
     def suits_launch(self) -> bool:
-        """Return whether the ranks of this launch are the members of the groups."""
+        """Return whether the ranks of this launch are the members; the same on all ranks."""
         return suits_launch(self.joint)
 
     def race(
         self, timeout: timedelta, executor: str, cache: Path | None, stop: threading.Event
     ) -> dict[str, tuple[int, Schedule | None]]:
-        """Return what each group's plan uses at the planned size, as PlanSet says."""
+        """Race on CPU tensors, once in a process, and return what the plans use, by their hashes.
+
+        That is a size in bytes, and the schedule (None: stock) for calls of this size; empty if
+        each group is to decide for itself, also because `stop` is set meanwhile. Collective over
+        the launch; the answer is the same on all ranks. Raise ExecutionError if a rank fails.
+        """
         choice = find_choice(self.joint, timeout, executor, cache, stop)
         if choice is None:
             return {}

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ....synth.extras.joint.plan import GroupPlan
 from ....synth.ir.schedule import Schedule
-from ...cache import CachedRaces
+from ...cache import Contest, find_cache
 from ...candidates import STOCK
 from ...compiled import Buffers
-from ...race import Expected, Outcome, Race, RaceCache, race_on_scratch
+from ...race import Expected, Outcome, Race, race_on_scratch
 from ...ranks.turns import Turns
 from .groups import JointGroups
 
@@ -87,17 +87,17 @@ class _JointRace:
         with self.transport.faults.stock("which stock collectives there are"):
             self.has_stock = all(self.transport.control.exchange(own_stock))
         self.first = self.joint.groups[0].call.collective.members[0]
-        self.races: RaceCache[int] | None = None
+        self.cache, self.contest = cache, None
         if self.transport.rank == self.first:
-            cached = CachedRaces(
-                cache,
-                self.joint.hash,
-                groups.own[0].dispatcher.machine,
-                self.transport.device,
-                None,
+            self.contest = Contest(
+                plan_hash=self.joint.hash,
+                machine=groups.own[0].dispatcher.machine,
+                device=self.transport.device,
                 with_stock=self.has_stock,
+                name=_spell,
+                number=int,
+                find=_find_segments,
             )
-            self.races = RaceCache(cached, _spell, int, _find_segments)
 
     def run(self) -> JointChoice:
         """Return the choice, by a cached race if that still holds."""
@@ -110,8 +110,8 @@ class _JointRace:
             assert expected is not None
             return JointChoice(expected.winner, expected.raced_us)
         choice = choose(outcome)
-        if self.races is not None:
-            self.races.save(self._size_bytes, outcome)
+        if self.contest is not None:
+            find_cache().keep_race(self.cache, self.contest, self._size_bytes, outcome)
             raced = ", ".join(f"{label} {us:.0f} us" for label, us in choice.raced_us.items())
             log.info("joint plan %s uses %s (%s)", self.joint.hash[:16], choice.label, raced)
         return choice
@@ -131,14 +131,13 @@ class _JointRace:
         return sum(call.size_bytes for call in self.joint.calls)
 
     def _find_expected(self) -> Expected[int] | None:
-        """Return what the cached race of the first rank lets expect, None without one."""
-        mine, races = None, self.races
-        cached = None if races is None else races.read(self._size_bytes)
-        if races is not None and cached is not None:
-            mine = races.expect(cached)
+        """Return what an earlier race lets the first rank expect, None without one."""
+        mine = None
+        if self.contest is not None:
+            mine = find_cache().find_race(self.cache, self.contest, self._size_bytes)
         with self.transport.faults.stock("the cached race of a joint plan"):
             expected: Expected[int] | None = self.transport.control.exchange(mine)[self.first]
-        return None if expected and expected.winner is None and not self.has_stock else expected
+        return expected
 
 
 def _find_segments(number: int) -> int | None:

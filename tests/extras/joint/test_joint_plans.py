@@ -7,6 +7,7 @@ from pathlib import Path
 import patience
 import pytest
 from launch import run_ranks
+from needs import has_extra
 from ranks import meshes
 
 from topoplan.synth.extras.joint.synthesize import synthesize_joint
@@ -50,6 +51,7 @@ def test_plans_with_helpers_are_left_out_in_groups_without(
 
 
 @pytest.mark.long
+@pytest.mark.skipif(not has_extra("cache"), reason="no extra cache")
 def test_all_groups_use_what_the_race_of_the_whole_plan_chose(tmp_path: Path) -> None:
     path = tmp_path / "joint.json"
     mesh = "tp:allreduce:64K=0,1|2,3 dp:allreduce:64K=0,2|1,3"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launch import run_module, run_ranks
+from needs import has_extra
 from ranks import meshes
 
 from topoplan.synth.extras.joint.synthesize import synthesize_joint
@@ -34,6 +35,7 @@ def test_groups_make_their_calls_at_once_with_right_results(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.skipif(not has_extra("cache"), reason="no extra cache")
 def test_all_groups_use_what_was_fastest_together(tmp_path: Path) -> None:
     """The race is of the whole plan: no group uses stock beside another that does not.
 

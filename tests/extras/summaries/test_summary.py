@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launch import run_ranks
+from needs import has_extra
 from ranks import summaries
 
 from topoplan import GroupSummary, SizeSummary, Summary
@@ -69,6 +70,7 @@ def test_a_switch_turns_plans_off_whatever_a_script_says(tmp_path: Path) -> None
 
 
 @pytest.mark.long
+@pytest.mark.skipif(not has_extra("cache"), reason="no extra cache")
 def test_cached_races_that_do_not_hold_are_one_line_a_group(
     plans: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,13 +21,10 @@ from ranks import backend_plans
 from torch._C._distributed_c10d import HashStore
 
 import topoplan.runtime.ranks.store as store_values
-import topoplan.synth.planner.synthesize as planner
-from topoplan.runtime import cache
 from topoplan.runtime.backend import plan_finder
 from topoplan.runtime.backend.options import backend_options
-from topoplan.runtime.backend.plan_files import PlanFiles, load_or_synthesize
+from topoplan.runtime.backend.plan_files import PlanFiles
 from topoplan.runtime.ranks.places import restrict
-from topoplan.synth.demands.demands import Demand, Demands
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
@@ -42,79 +38,6 @@ ALLGATHER = Collective("allgather", 4)  # plans for it are made sooner
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return synthesize(ALLREDUCE, preset("switch:4"), time_limit_s=PLANNING_S).plan
-
-
-@pytest.mark.long
-def test_a_plan_is_cached_used_again_and_replaced_when_damaged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "not" / "there" / "yet"
-    plan = load_or_synthesize(ALLGATHER, preset("switch:4"), folder, PLANNING_S)
-    (file,) = folder.iterdir()
-    text = file.read_text(encoding="utf-8")
-    with monkeypatch.context() as changed:
-        changed.setattr(planner, "synthesize", None)
-        assert (
-            load_or_synthesize(ALLGATHER, preset("switch:4"), folder, PLANNING_S).hash == plan.hash
-        )
-    for damaged in (text[: len(text) // 2], "", text.replace('"ranks": 4', '"ranks": 5', 1), "[]"):
-        file.write_text(damaged, encoding="utf-8")
-        with caplog.at_level(logging.WARNING):
-            assert (
-                load_or_synthesize(ALLGATHER, preset("switch:4"), folder, PLANNING_S).collective
-                == ALLGATHER
-            )
-        assert str(file) in caplog.messages[-1]
-        caplog.clear()
-        assert Plan.load(file).collective == ALLGATHER
-    assert [x.name for x in folder.iterdir()] == [file.name]
-
-
-def test_plans_of_like_machines_are_not_mixed_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Alike but for the order of ranks: one fingerprint, two plans; nor is a file believed for its
-    name.
-    """
-    ring = preset("ring:4")
-    gpus = {d.id: d for d in ring.devices}
-    crossed = replace(ring, devices=tuple(gpus[ring.ranks[i]] for i in (0, 2, 1, 3)))
-    assert crossed.fingerprint == ring.fingerprint
-    first = load_or_synthesize(ALLGATHER, ring, tmp_path, PLANNING_S)
-    (first_file,) = tmp_path.iterdir()
-    second = load_or_synthesize(ALLGATHER, crossed, tmp_path, PLANNING_S)
-    assert first.topology.ranks == ring.ranks and second.topology.ranks == crossed.ranks
-    (second_file,) = set(tmp_path.iterdir()) - {first_file}
-    second_file.write_text(first_file.read_text(encoding="utf-8"), encoding="utf-8")
-    with caplog.at_level(logging.WARNING):
-        assert load_or_synthesize(ALLGATHER, crossed, tmp_path, PLANNING_S).hash == second.hash
-    assert "another machine" in caplog.text
-
-
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    with caplog.at_level(logging.WARNING):
-        assert (
-            load_or_synthesize(
-                ALLGATHER, preset("switch:4"), tmp_path / "file", PLANNING_S
-            ).collective
-            == ALLGATHER
-        )
-    (message,) = caplog.messages
-    assert f"cache folder {tmp_path / 'file'}: " in message and "set TOPOPLAN_CACHE" in message
-
-
-def test_plans_that_are_never_cached_miss_no_folder(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_warned", set())  # it warns once per process
-    with caplog.at_level(logging.WARNING):
-        for wanted in (ALLGATHER, Demands.of([Demand(8, (0,), (3,))], 4)):
-            load_or_synthesize(wanted, preset("ring:4"), None, PLANNING_S)
-    (message,) = caplog.messages  # of the allgather
-    assert message.startswith("no cache folder: ")
 
 
 @pytest.mark.parametrize("is_first", [True, False])

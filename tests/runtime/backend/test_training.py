@@ -11,6 +11,7 @@ import pytest
 import torch
 from installed import install_metadata
 from launch import run_module, run_on_one_gpu, run_ranks
+from needs import has_extra
 from ranks import backend_training, gpu, plain_script
 
 
@@ -42,8 +43,9 @@ def test_an_unmodified_script_needs_the_backends_name_alone(tmp_path: Path) -> N
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ended = run_module(*torchrun, "script.py", env=environment, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    collectives = [file.name.split("-")[0] for file in (tmp_path / "cache").iterdir()]
-    assert collectives.count("allreduce") == 1
+    if has_extra("cache"):
+        collectives = [file.name.split("-")[0] for file in (tmp_path / "cache").iterdir()]
+        assert collectives.count("allreduce") == 1
 
     model, (x, y) = plain_script.network(), plain_script.dataset().tensors
     plain_script.train(model, [(x[i : i + 16], y[i : i + 16]) for i in range(0, 256, 16)], 3)

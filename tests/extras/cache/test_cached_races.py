@@ -1,6 +1,4 @@
-"""Cached races: found at the next start, whatever was fitted; damaged ones, full folders; races on
-a crowded host.
-"""
+"""Cached races: found at the next start, whatever was fitted; damaged ones, full folders."""
 
 from __future__ import annotations
 
@@ -13,19 +11,28 @@ from pathlib import Path
 import pytest
 import torch
 from launch import run_ranks
-from ranks import scripted
+from ranks import choices, scripted
 from ranks.scripted import MACHINE
 
-from topoplan.runtime import cache
-from topoplan.runtime.cache import CachedRace, CachedRaces
-from topoplan.runtime.ranks.turns import is_open
+from topoplan.runtime.cache import Contest
+from topoplan.runtime.extras.cache import races
+from topoplan.runtime.extras.cache.races import CachedRace, CachedRaces
 
 Plans = Callable[..., str]
 RACE = CachedRace(None, 0, ("stock", "ring"), 12.5, {"stock": 12.5, "ring": 20.0}, "2026-11-23")
 
 
 def races_in(folder: Path | None, plan_hash: str = "plan") -> CachedRaces:
-    return CachedRaces(folder, plan_hash, MACHINE, torch.device("cpu"), None, with_stock=True)
+    contest = Contest[str](
+        plan_hash=plan_hash,
+        machine=MACHINE,
+        device=torch.device("cpu"),
+        with_stock=True,
+        name=str,
+        number=int,
+        find=str,
+    )
+    return CachedRaces(folder, contest)
 
 
 def test_a_cached_winner_stays_while_it_beats_stock_and_is_found_whatever_was_fitted(
@@ -34,17 +41,13 @@ def test_a_cached_winner_stays_while_it_beats_stock_and_is_found_whatever_was_fi
     run_ranks(scripted.verdicts, 1, plans("ring:3"), str(tmp_path))
 
 
-def test_a_race_that_is_disturbed_has_more_turns_and_the_right_winner(plans: Plans) -> None:
-    ((wrong, quiet, disturbed),) = run_ranks(scripted.disturbed_races, 1, plans("ring:3"), 50)
-    assert wrong == 0
-    assert disturbed > 1.5 * quiet
-
-
-def test_a_race_is_open_while_the_spread_of_times_is_wider_than_their_distance() -> None:
-    assert not is_open([[1.0, 1.1, 0.9], [2.0, 2.1, 1.9]])
-    assert is_open([[1.0, 5.0, 0.9, 4.0], [2.0, 2.1, 6.0, 1.9]])
-    assert not is_open([[1.0, 1.0, 1.0], [1.01, 1.0, 1.02]])  # as good as equal, and steady
-    assert not is_open([[1.0, 5.0, 0.9, 4.0] * 400, [9.0, 20.0, 10.0, 9.5] * 400])
+@pytest.mark.long
+def test_a_cached_race_is_used_and_raced_again_where_it_is_wrong(
+    plans: Plans, tmp_path: Path
+) -> None:
+    path = plans("ring:3", "allreduce", "ring")
+    winners = run_ranks(choices.raced_and_cached, 3, path, str(tmp_path))
+    assert all(of_rank == winners[0] for of_rank in winners)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_what_is_no_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_the_oldest_races_are_removed_and_nobody_elses_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "MAX_FILES", 5)
+    monkeypatch.setattr(races, "MAX_FILES", 5)
     folder = tmp_path / "races"
     folder.mkdir()
     others = [folder / "notes.json", folder / "results"]

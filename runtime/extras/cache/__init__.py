@@ -1,0 +1,1 @@
+"""Plans and races that are kept in a folder for later starts."""

@@ -1,0 +1,1 @@
+"""Process groups of the backend whose calls on CPU tensors go through layers."""
