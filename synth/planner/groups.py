@@ -79,7 +79,7 @@ def synthesize_group(request: Request) -> Synthesis:
     plan = replace(
         plan_of(
             collective, router, bounds.allowed, costed,
-            alone.plan.bracketing if alone is not None else None,
+            alone.plan.extensions if alone is not None else (),
         ),
         helpers=helpers,
         bound_alone=bounds.alone,

@@ -34,6 +34,7 @@ from ..packing.survey import survey
 from ..plan import Entry, Plan
 from ..promise import Costed, Promise
 from ..request import Request, Strategy
+from ..section import PlanSection
 from ..strategies.built_in import LISTED_RANKS
 from ..strategy_names import AUTO
 from ..verify import verify
@@ -114,14 +115,15 @@ def synthesize_whole(request: Request) -> Synthesis:
     search = _Search(request, auto=auto)
     for strategy in strategies:
         search.run(strategy)
-    costed, bracketing = search.costed, None
+    costed, sections = search.costed, tuple[PlanSection, ...]()
     if not costed:
         reasons = "; ".join(search.declined.values())
         raise (TimeLimitError if search.is_timed_out else InfeasibleError)(reasons)
     if promise is not None:
-        bracketing, costed = promise.choose(costed, router, host_of(topology))
+        kept, costed = promise.choose(costed, router, host_of(topology))
+        sections = (kept,)
     return Synthesis(
-        plan_of(collective, router, bounds, costed, bracketing),
+        plan_of(collective, router, bounds, costed, sections),
         time.monotonic() - started,
         search.declined,
         tuple(costed),
@@ -217,14 +219,14 @@ def plan_of(
     router: Router,
     bounds: Bounds,
     costed: Iterable[tuple[Schedule, Cost]],
-    bracketing: str | None = None,
+    sections: tuple[PlanSection, ...] = (),
 ) -> Plan:
     """Return the plan that uses, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are
-    omitted if there are others. If a `bracketing` is given, all candidates must have it, and the
-    plan promises it. A bound that the plan reaches is the best one, so a search that was cut short
-    would not have lowered it.
+    omitted if there are others. The plan has the `sections`, to which all candidates must keep. A
+    bound that the plan reaches is the best one, so a search that was cut short would not have
+    lowered it.
     """
     # In this order, the schedule with the fewest transfers wins among those of equal cost.
     pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
@@ -246,8 +248,8 @@ def plan_of(
         bounds.multipath,
         bounds.single_path,
         _list_alternatives(collective, pool, entries, router),
-        bracketing,
         router,
+        extensions=sections,
     )
     if bounds.multipath.is_cut_short and min(map(plan.gap_any_way_of, entries)) <= 0:
         plan = replace(plan, bound=replace(bounds.multipath, is_cut_short=False))

@@ -5,14 +5,16 @@ from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
-from ...topo.derived.lost_links import Link, Pair, PairRoutes, ReachedRouter, without_links
-from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Topology
-from ..ir.collective import Collective
-from ..numeric.effort import Effort
-from ..plan import Plan, Spare
-from ..request import Request
-from .synthesize import synthesize
+from ....topo.derived.lost_links import Link, Pair, PairRoutes
+from ....topo.errors import InfeasibleError, InputError
+from ....topo.graph import Topology
+from ...ir.collective import Collective
+from ...numeric.effort import Effort
+from ...plan import Plan, Spare
+from ...planner.synthesize import synthesize
+from ...request import Request
+from .left import ReachedRouter, without_links
+from .section import Spares
 
 # The allowance of work for one spare, in seconds.
 _MIN_S, _MAX_S = 1.0, 10.0
@@ -111,6 +113,8 @@ def add_spares(
         except InfeasibleError:
             continue
         spares.append(
-            Spare(tuple(loss.lost), left.entries, left.bound, left.bound_one_way, left.bracketing)
+            Spare(tuple(loss.lost), left.entries, left.bound, left.bound_one_way, left.extensions)
         )
-    return replace(plan, spares=tuple(spares))
+    if not spares:
+        return plan
+    return replace(plan, extensions=(Spares(tuple(spares)), *plan.extensions))
