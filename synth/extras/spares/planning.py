@@ -89,7 +89,7 @@ def plan_without(
 def add_spares(
     plan: Plan, seconds: float, progress: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """Return the plan with a spare for each loss that leaves its ranks connected.
+    """Return the plan with a spare for each loss that leaves its ranks connected, and no others.
 
     `seconds` is the time for all of them; each has between 1 and 10 s of it. Raise InputError for a
     plan for some of a machine's GPUs.
@@ -115,6 +115,6 @@ def add_spares(
         spares.append(
             Spare(tuple(loss.lost), left.entries, left.bound, left.bound_one_way, left.extensions)
         )
-    if not spares:
-        return plan
-    return replace(plan, extensions=(Spares(tuple(spares)), *plan.extensions))
+    made = (Spares(tuple(spares)),) if spares else ()
+    others = [section for section in plan.extensions if section.name != Spares.name]
+    return replace(plan, extensions=(*made, *others))

@@ -61,6 +61,13 @@ def test_each_loss_has_a_spare_in_the_file(plan: Plan, spared: Plan, tmp_path: P
     assert loaded.find_spare([("gpu0", "gpu1"), ("gpu0", "gpu2")], []) is None
 
 
+def test_spares_that_are_made_anew_replace_the_old_ones(plan: Plan, spared: Plan) -> None:
+    old = replace(spared, extensions=(Spares(spared.spares[:1]),))
+    again = add_spares(old, 1)
+    assert again == spared
+    assert len(again.extensions) == 1
+
+
 def test_no_plan_uses_a_path_that_sockets_do_not_take() -> None:
     """A path over a NIC still joins gpu0 and gpu1, but the route between them is lost."""
     devices, links = [Device("gpu0"), Device("gpu1"), Device("gpu2"), Device("gpu3")], []
