@@ -95,11 +95,9 @@ def synthesize_whole(request: Request) -> Synthesis:
             f"{collective.name} adds nothing: its bits are the same by any plan; it needs no "
             "reproducible one"
         )
-    promise: Promise | None = None
     if request.reproducible:
-        promise = Names(PROMISES).find("reproducible")
-        if auto:
-            strategies = [promise.strategy]
+        promise = _find_promise()
+        strategies = [promise.strategy] if auto else strategies
     check_connected(collective, topology)
     # Searches must not continue from those of an earlier request: the same request must always give
     # the same plan.
@@ -115,13 +113,10 @@ def synthesize_whole(request: Request) -> Synthesis:
     search = _Search(request, auto=auto)
     for strategy in strategies:
         search.run(strategy)
-    costed, sections = search.costed, tuple[PlanSection, ...]()
-    if not costed:
+    if not search.costed:
         reasons = "; ".join(search.declined.values())
         raise (TimeLimitError if search.is_timed_out else InfeasibleError)(reasons)
-    if promise is not None:
-        kept, costed = promise.choose(costed, router, host_of(topology))
-        sections = (kept,)
+    sections, costed = keep_promises(request, search.costed)
     return Synthesis(
         plan_of(collective, router, bounds, costed, sections),
         time.monotonic() - started,
@@ -130,6 +125,22 @@ def synthesize_whole(request: Request) -> Synthesis:
         request.table,
         tuple(effort.cut_short),
     )
+
+
+def keep_promises(request: Request, costed: Costed) -> tuple[tuple[PlanSection, ...], Costed]:
+    """Return what the plan says of the promises that a request asks for, and who keeps them.
+
+    Raise InfeasibleError if no candidate does.
+    """
+    if not request.reproducible:
+        return (), costed
+    section, kept = _find_promise().choose(costed, request.router, host_of(request.topology))
+    return (section,), kept
+
+
+def _find_promise() -> Promise:
+    promise: Promise = Names(PROMISES).find("reproducible")
+    return promise
 
 
 class _Search:
