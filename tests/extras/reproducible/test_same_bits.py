@@ -26,6 +26,7 @@ from thorough import count_examples
 from unhurried import make_effort
 
 import topoplan
+from topoplan.extras import Extra
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
@@ -282,6 +283,20 @@ def test_whole_in_pieces_and_elsewhere_on_real_ranks(plan: Plan, tmp_path: Path)
     results = run_ranks(same_bits.everywhere, 4, str(tmp_path))
     for differing in results:
         assert differing == {"communicator": 0, "backend": 0}
+
+
+def test_a_copy_without_the_extra_reads_the_plan_and_does_not_promise_its_bits(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = json.dumps(plan.to_json())
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "reproducible"))
+    loaded = Plan.loads(text, "plan.json")
+    assert loaded.entries == plan.entries
+    assert loaded.bracketing is None
+    (said,) = caplog.messages
+    assert said.startswith("plan.json: read without the field reproducible: the extra 'reproducib")
+    with pytest.raises(InputError, match="is not reproducible"):
+        loaded.check_one_bracketing()
 
 
 def test_a_reproducible_plan_of_a_group_uses_no_helpers() -> None:
