@@ -30,6 +30,10 @@ The groups, and what an entry of each is:
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's; only the extras here add.
 - `promises`: a Promise (synth/promise.py), for the option of its name; only the extras here add.
+- `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file; only the extras
+  here add.
+- `additions`: an Addition (synth/addition.py), for the option of its name, which the line is the
+  help of; likewise.
 - `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
   what is planned; the line about it is the option's help. Only the extras here add.
 - `explanations`: a function that returns an ExplanationPart (synth/extras/explain/part.py), for
@@ -76,6 +80,7 @@ LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
+SECTIONS, ADDITIONS = "sections", "additions"
 ACCOUNTS, CACHES, JOBS = "accounts", "caches", "jobs"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
@@ -192,9 +197,38 @@ EXTRAS = (
         needs=("stock",),
     ),
     Extra(
+        "spares",
+        ("synth/extras/spares", "tests/extras/spares"),
+        {
+            SECTIONS: {
+                "spares": ("synth.extras.spares.section:SPARES", "plans for the loss of links")
+            },
+            ADDITIONS: {
+                "spare": (
+                    "synth.extras.spares.addition:SPARE",
+                    "also plan for the loss of each link, and of each NIC, and put these plans "
+                    "into the file: ranks that go on after a lost link (--on-fault replan) then "
+                    "need not plan",
+                )
+            },
+            EXAMPLES: {
+                "topo-synth allreduce mesh:2x2 --spare links -o spared.json": (
+                    "topo-synth",
+                    "with plans for the loss of each link, to go on with",
+                )
+            },
+        },
+    ),
+    Extra(
         "reproducible",
         ("synth/extras/reproducible", "tests/extras/reproducible"),
         {
+            SECTIONS: {
+                "reproducible": (
+                    "synth.extras.reproducible.section:REPRODUCIBLE",
+                    "the one bracketing of all additions",
+                )
+            },
             PROMISES: {
                 "reproducible": (
                     "synth.extras.reproducible.promise:REPRODUCIBLE",
@@ -401,7 +435,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("replanning", "culprits", "sockets", "layered-groups"),
+        needs=("replanning", "culprits", "sockets", "layered-groups", "spares"),
     ),
     Extra(
         "measuring",

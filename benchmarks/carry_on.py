@@ -535,8 +535,8 @@ def main() -> None:
     args, began = parser.parse_args(), time.monotonic()
     from planned import synthesize
 
+    from topoplan.synth.extras.spares.planning import add_spares
     from topoplan.synth.ir.collective import collective_on
-    from topoplan.synth.planner.spares import add_spares
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     context = multiprocessing.get_context("forkserver")

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from topoplan.extras import (
+    ADDITIONS,
     COMMANDS,
     EXPORTS,
     EXTRAS,
@@ -227,6 +228,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],
         OPTIONS: lambda name: ["-c", _TRY_OPTION, name],
+        ADDITIONS: lambda name: [*synth, "ring:2", f"--{name}", "links"],
         MODES: lambda name: [*synth, "ring:2", f"--{name}", "-"],
         PLANS: lambda _: ["-c", _TRY],
         RUNS: lambda _: ["-m", "topoplan.cli.run", "file.json"],

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from topoplan.extras import SCHEMAS, Names
+from msgspec import Struct, defstruct, structs
+
+from topoplan.extras import SCHEMAS, SECTIONS, Names
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.plan_file import PlanFile
 from topoplan.topo.output_head import OutputHead
@@ -20,11 +22,25 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # the last, as the folders of the package lie there too
 from examples.lab.settings import Settings  # noqa: E402
 
+
+def declare_plan() -> type[Struct]:
+    """Return the type of a plan's file with the sections that extras add."""
+    kinds = [Names(SECTIONS).find(name) for name in Names(SECTIONS).describe()]
+    added = [field for kind in kinds for field in structs.fields(kind.fields)]
+    return defstruct(
+        PlanFile.__name__,
+        [(field.name, field.type, field.default) for field in added],
+        bases=(PlanFile,),
+        namespace={"__doc__": PlanFile.__doc__},
+        forbid_unknown_fields=True,
+    )
+
+
 FOLDER = ROOT / "docs/schemas"
 # The type that each file is read as, and the schema's title.
 DECLARED = {
     "topology": (TopologyFile, "a topology: --topology FILE, topo-probe --json"),
-    "plan": (PlanFile, "a plan: topo-synth -o"),
+    "plan": (declare_plan(), "a plan: topo-synth -o"),
     "host-costs": (HostCosts, 'the field "host" of a topology: topo-run --calibrate'),
     "output": (OutputHead, "what every --json but topo-probe's begins with"),
     "lab-settings": (Settings, "what examples/lab trains"),

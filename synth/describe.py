@@ -48,8 +48,7 @@ def describe_plan(plan: Plan, size: int) -> str:
     buffer = io.StringIO()
     print_plan(SafeConsole(file=buffer, width=WIDTH, color_system=None), plan, size)
     lines = [*describe_rates(plan.topology), *buffer.getvalue().splitlines()]
-    if plan.bracketing is not None:
-        lines.append(reproducible_text(plan.bracketing))
+    lines += list_promised(plan)
     if computes_in_network(plan.topology):
         lines.append(f"that bound assumes: {describe_assumption(plan.topology)}")
     root = plan.collective.root
@@ -74,12 +73,9 @@ def describe_front(front: ParetoFront) -> str:
     return join_lines(buffer.getvalue().splitlines())
 
 
-def reproducible_text(bracketing: str) -> str:
-    """Return the line that states in which bracketing a reproducible plan adds every element."""
-    return (
-        f"reproducible: every element is added up as {bracketing}; bound and gap are of all "
-        "schedules, reproducible or not"
-    )
+def list_promised(plan: Plan) -> list[str]:
+    """Return the lines on what a plan has of extras."""
+    return [line for section in plan.extensions for line in section.list_lines()]
 
 
 def limit_text(limit: Bound) -> str:

@@ -12,6 +12,7 @@ is loaded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,10 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from ..topo.derived.degrade import keep_gpus
-from ..topo.derived.lost_links import Link, Pair, PairRoutes, ReachedRouter, without_links
+from ..topo.derived.lost_links import Link, Pair
 from ..topo.derived.stripes import list_forms
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
 from ..topo.files import write_whole
@@ -37,7 +38,7 @@ from .cost.host_costs import host_of
 from .cost.segmentation import list_omitted, reroute_unless_in_network, time_us
 from .demands.demands import Demands
 from .describe import describe_plan
-from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
+from .ir.addition_order import is_uniform
 from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
 from .ir.schedule import MAX_SEGMENTS, Schedule
@@ -46,13 +47,15 @@ from .plan_file import (
     VERSIONS,
     EntryFields,
     PlanFile,
-    ReproducibleFields,
     check_columns,
     check_counts,
 )
 from .plan_text import check_hash, dumps, hash_of, parse, read_text
+from .section import PlanSection, list_missing, read_sections, split_fields
 from .sizes import count_bytes
 from .verify import verify
+
+log = logging.getLogger("topoplan")
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,14 @@ class Spare:
     """What a plan has for the case that the links `lost` are, by their devices' ids.
 
     Pairs of GPUs whose routes use such a link do not reach each other then. `entries`, bounds and
-    `bracketing` are as a plan's; see Plan.find_spare.
+    `extensions` are as a plan's; see Plan.find_spare.
     """
 
     lost: tuple[Link, ...]
     entries: tuple[Entry, ...]
     bound: Bound
     bound_one_way: Bound
-    bracketing: str | None = None
+    extensions: tuple[PlanSection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,8 @@ class Plan:
     gaps. `bound` holds for any use of the links, `bound_one_way` for schedules that take the
     hardware's route between two GPUs, as all data sent does. `alternatives` are other schedules
     that may win if sending costs the hosts more than the topology says: the runtime chooses among
-    all. A reproducible plan has a `bracketing`, in which all its schedules add every element;
-    otherwise it is None. `router` gives the routes on which its schedules are sent. `spares` are
-    for the loss of links.
+    all. `router` gives the routes on which its schedules are sent. `extensions` are what it has of
+    extras, in the order in which its file has them.
 
     If only some of the GPUs are members of the collective, `helpers` are the other ranks that may
     relay, copy and add for them, and `bound` and `bound_one_way` hold with their help. Two more
@@ -121,12 +123,11 @@ class Plan:
     bound: Bound
     bound_one_way: Bound
     alternatives: tuple[Schedule, ...] = ()
-    bracketing: str | None = None
     router: Router = field(default=HARDWARE, compare=False, repr=False)
     helpers: tuple[int, ...] | None = None
     bound_alone: Bound | None = None
     bound_with_helpers: Bound | None = None
-    spares: tuple[Spare, ...] = ()
+    extensions: tuple[PlanSection, ...] = ()
 
     def __post_init__(self) -> None:
         # A plan that was read from a file, or moved to another topology, keeps its routing rule.
@@ -174,6 +175,22 @@ class Plan:
             object.__setattr__(self, "bound_alone", self.bound_one_way)
         elif is_group:
             object.__setattr__(self, "bound_with_helpers", self.bound_one_way)
+
+    def find_extension(self, name: str) -> Any:
+        """Return what the plan has of an extra, by the name of its field in the file, or None."""
+        return next((section for section in self.extensions if section.name == name), None)
+
+    @property
+    def bracketing(self) -> str | None:
+        """The bracketing in which all schedules of a reproducible plan add every element."""
+        section = self.find_extension("reproducible")
+        return None if section is None else str(section.bracketing)
+
+    @property
+    def spares(self) -> tuple[Spare, ...]:
+        """The plans for the loss of links."""
+        section = self.find_extension("spares")
+        return () if section is None else tuple(section.spares)
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -290,12 +307,8 @@ class Plan:
                     f"the {schedule.label} schedule sends from rank {src} to rank {dst}, which do "
                     "not reach each other"
                 )
-            if self.bracketing is not None and find_bracketing(schedule) != self.bracketing:
-                raise VerificationError(
-                    f"the plan says that it is reproducible, but its {schedule.label} schedule "
-                    f"does not add in the bracketing {shorten_bracketing(self.bracketing)} "
-                    "everywhere"
-                )
+        for section in self.extensions:
+            section.verify(self)
         self._check_bounds()
 
     def _check_bounds(self) -> None:
@@ -325,29 +338,17 @@ class Plan:
         `unreached` are the pairs of ranks that do not reach each other any more. It is not verified
         yet.
         """
-        for spare in self.spares:
-            if sorted(spare.lost) == sorted(lost):
-                plan = self.use_spare(spare)
-                router = plan.router
-                is_same = isinstance(router, ReachedRouter) and router.unreached == {*unreached}
-                return plan if is_same else None
-        return None
+        section = self.find_extension("spares")
+        found: Plan | None = None if section is None else section.find(self, lost, unreached)
+        return found
 
     def use_spare(self, spare: Spare) -> Plan:
-        """Return the plan that a spare is, on the topology without the lost links."""
-        left = without_links(self.topology, spare.lost)
-        unreached = frozenset(PairRoutes(self.topology).find_unreached(spare.lost))
-        return replace(
-            self,
-            topology=left,
-            entries=spare.entries,
-            bound=spare.bound,
-            bound_one_way=spare.bound_one_way,
-            alternatives=(),
-            bracketing=spare.bracketing,
-            router=ReachedRouter(left, unreached),
-            spares=(),
-        )
+        """Return the plan that one of its spares is, on the topology without the lost links."""
+        section = self.find_extension("spares")
+        if section is None:
+            raise InputError("the plan has no spares; synthesize one with spare='links'")
+        used: Plan = section.use(self, spare)
+        return used
 
     def check_topology(self, topology: Topology) -> None:
         """Raise PlanMismatchError unless the plan is for `topology`, rank order included.
@@ -398,22 +399,12 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object, with `hash` over all other fields."""
         schedules: dict[Schedule, int] = {}
-        entries = _entries_to_json(self.entries, schedules)
+        entries = entries_to_json(self.entries, schedules)
         alternatives = [schedules.setdefault(s, len(schedules)) for s in self.alternatives]
-        spares = [
-            {
-                "lost": [list(link) for link in spare.lost],
-                "bound": spare.bound.to_json(),
-                "bound_one_way": spare.bound_one_way.to_json(),
-                "entries": _entries_to_json(spare.entries, schedules),
-                **_reproducible_json(spare.bracketing),
-            }
-            for spare in self.spares
-        ]
         collective = self.collective
         body = {
             "format": FORMAT,
-            "version": self._version,
+            "version": self._find_version(is_compact=collective.ranks > MAX_EXPLICIT_RANKS),
             "fingerprint": self.topology.fingerprint,
             "collective": collective.name,
             "ranks": collective.ranks,
@@ -428,8 +419,7 @@ class Plan:
             **self._group_bounds_json(),
             "entries": entries,
             "alternatives": alternatives,
-            **({"spares": spares} if spares else {}),
-            **_reproducible_json(self.bracketing),
+            **{section.name: section.to_json(schedules) for section in self.extensions},
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
@@ -445,13 +435,11 @@ class Plan:
             out["bound_with_helpers"] = helped.to_json()
         return out
 
-    @property
-    def _version(self) -> int:
-        """The lowest version of plan files that can hold this plan."""
-        collective, spares = self.collective, self.spares
-        return VERSIONS[
-            _needs_version_2(collective, spares) or collective.ranks > MAX_EXPLICIT_RANKS
-        ]
+    def _find_version(self, *, is_compact: bool) -> int:
+        """Return the lowest version of plan files for it, with schedules in columns or in rows."""
+        is_plain = self.collective.has_all_gpus and not isinstance(self.collective, Demands)
+        own = VERSIONS[is_compact or not is_plain]
+        return max([own, *(section.version for section in self.extensions)])
 
     @cached_property
     def hash(self) -> str:
@@ -459,19 +447,21 @@ class Plan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify the plan and its spares, then write the complete file.
+        """Verify the plan, with all that it has of extras, then write the complete file.
 
         Raise InputError if the file exists and `overwrite` is off; with `follow_links=False`, for
         cached plans, also if `path` is a symbolic link.
         """
         self.verify()
-        for spare in self.spares:
-            self.use_spare(spare).verify()
+        for section in self.extensions:
+            section.verify_rest(self)
         write_whole(path, dumps(self.to_json()), overwrite=overwrite, follow_links=follow_links)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read and verify a plan file. Whoever uses a spare verifies it before.
+
+        What the file has of extras that are not here is left out, and a warning is logged.
 
         Raise InputError if there is no such file or it is not a plan, VerificationError if its
         schedules or bounds do not hold.
@@ -501,7 +491,8 @@ class Plan:
 
     @classmethod
     def _read(cls, data: dict[str, Any], where: str) -> Plan:
-        file = read_as(data, PlanFile, where)
+        own, added = split_fields(data)
+        file = read_as(own, PlanFile, where)
         topology = Topology.from_json(data["topology"], f"{where}: topology")
         if topology.fingerprint != file.fingerprint:
             raise VerificationError(
@@ -520,43 +511,28 @@ class Plan:
                 raise VerificationError(
                     f"{where}: schedules[{i}]: it is cut into segments; only entries say how"
                 )
-        spares = [] if file.spares is UNSET else file.spares
-        rows = [*file.entries, *(row for spare in spares for row in spare.entries)]
-        for number in (*(row.schedule for row in rows), *file.alternatives):
-            if number >= len(schedules):
-                raise VerificationError(
-                    f"{where}: an entry names schedule {number}; {len(schedules)} are listed"
-                )
         plan = cls(
             topology=topology,
             collective=collective,
-            entries=_read_entries(file.entries, schedules),
+            entries=read_entries(file.entries, schedules, where),
             bound=Bound.from_fields(file.bound),
             bound_one_way=Bound.from_fields(
                 file.bound if file.bound_one_way is UNSET else file.bound_one_way
             ),
-            alternatives=tuple(schedules[number] for number in file.alternatives),
-            bracketing=_read_bracketing(file.reproducible),
+            alternatives=tuple(_pick(schedules, number, where) for number in file.alternatives),
             helpers=None if file.helpers is UNSET else tuple(file.helpers),
             bound_alone=Bound.from_fields(file.bound_alone) if file.bound_alone else None,
             bound_with_helpers=(
                 Bound.from_fields(file.bound_with_helpers) if file.bound_with_helpers else None
             ),
-            spares=tuple(
-                Spare(
-                    tuple(spare.lost),
-                    _read_entries(spare.entries, schedules),
-                    Bound.from_fields(spare.bound),
-                    Bound.from_fields(spare.bound_one_way),
-                    _read_bracketing(spare.reproducible),
-                )
-                for spare in spares
-            ),
+            extensions=read_sections(added, schedules, where),
         )
         # Files of version 1 hold rows for any number of ranks.
         compact = any(fields.columns is not UNSET for fields in file.schedules)
-        version = VERSIONS[compact or _needs_version_2(plan.collective, plan.spares)]
-        if file.version != version:
+        version = plan._find_version(is_compact=compact)
+        if missing := list_missing(added):
+            log.warning("%s: read without the field %s", where, "; ".join(missing))
+        elif file.version != version:
             raise VerificationError(
                 f"{where}: plan version {file.version} for {plan.collective}; expected version "
                 f"{version}"
@@ -564,14 +540,10 @@ class Plan:
         return plan
 
 
-def _needs_version_2(collective: Collective, spares: Sequence[Spare]) -> bool:
-    return not collective.has_all_gpus or isinstance(collective, Demands) or bool(spares)
-
-
-def _entries_to_json(
+def entries_to_json(
     entries: Sequence[Entry], schedules: dict[Schedule, int]
 ) -> list[dict[str, Any]]:
-    """Return entries as JSON, and number their schedules."""
+    """Return entries as JSON, and number their schedules in the file."""
     return [
         {
             "min_bytes": entry.min_bytes,
@@ -584,23 +556,33 @@ def _entries_to_json(
     ]
 
 
-def _read_entries(rows: Sequence[EntryFields], schedules: Sequence[Schedule]) -> tuple[Entry, ...]:
+def read_entries(
+    rows: Sequence[EntryFields], schedules: Sequence[Schedule], where: str
+) -> tuple[Entry, ...]:
+    """Return the entries of a file's rows, which name its schedules by number.
+
+    Raise VerificationError if there is no such schedule.
+    """
     return tuple(
         Entry(
             row.min_bytes,
             row.max_bytes,
-            replace(schedules[row.schedule], segments=row.segments, stepwise=row.stepwise),
+            replace(
+                _pick(schedules, row.schedule, where),
+                segments=row.segments,
+                stepwise=row.stepwise,
+            ),
         )
         for row in rows
     )
 
 
-def _reproducible_json(bracketing: str | None) -> dict[str, Any]:
-    return {} if bracketing is None else {"reproducible": {"bracketing": bracketing}}
-
-
-def _read_bracketing(fields: ReproducibleFields | UnsetType) -> str | None:
-    return None if fields is UNSET else fields.bracketing
+def _pick(schedules: Sequence[Schedule], number: int, where: str) -> Schedule:
+    if number >= len(schedules):
+        raise VerificationError(
+            f"{where}: an entry names schedule {number}; {len(schedules)} are listed"
+        )
+    return schedules[number]
 
 
 def _read_collective(file: PlanFile, where: str) -> Collective:

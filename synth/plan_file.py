@@ -20,8 +20,8 @@ from .ir.schedule import MAX_STEPS, RANKS_ABOUT, Ranks, ScheduleFields, Segments
 
 FORMAT = "topoplan-plan"
 # Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, demands,
-# spares, and columns in place of rows for many ranks. A plan is written in the lowest version that
-# can hold it.
+# some of the sections that extras add, and columns in place of rows for many ranks. A plan is
+# written in the lowest version that can hold it.
 VERSIONS = (1, 2)
 # 512 MiB: bounds the memory that a file can demand; the largest plans written take tens of MiB.
 MAX_PLAN_BYTES = 512 << 20
@@ -29,11 +29,10 @@ MAX_PLAN_BYTES = 512 << 20
 MAX_ENTRIES = 256
 # Each alternative is a candidate of a race at run time; the synthesizer lists at most 16.
 MAX_ALTERNATIVES = 256
-# A spare for each link of a machine with some hundred GPUs, or each NIC of a larger one.
-MAX_SPARES = 1024
+# All schedules, with those of sections (section.py), such as plans for the loss of each link.
+MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES + 4096
 # A plan names its format at its beginning; a topology in the same folder may be large.
 HEAD_BYTES = 4096
-MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES + 4 * MAX_SPARES
 
 
 class EntryFields(Struct, forbid_unknown_fields=True):
@@ -47,35 +46,6 @@ class EntryFields(Struct, forbid_unknown_fields=True):
     schedule: Annotated[Index, Meta(description="place in `schedules`")]
     segments: Segments
     stepwise: bool = False
-
-
-class ReproducibleFields(Struct, forbid_unknown_fields=True):
-    """The promise of a reproducible plan: all its schedules add every element in one bracketing."""
-
-    bracketing: Annotated[
-        Label,
-        Meta(
-            description='such as "((0+1)+(2+3))"; of two operands that with the lowest rank comes '
-            "first"
-        ),
-    ]
-
-
-class SpareFields(Struct, forbid_unknown_fields=True):
-    """The plan for what is left if some links are lost, without what it shares with the plan."""
-
-    lost: Annotated[
-        list[tuple[Label, Label]],
-        Meta(
-            min_length=1,
-            description="the links, by their devices; pairs of GPUs whose routes use one do not "
-            "send to each other",
-        ),
-    ]
-    bound: Annotated[BoundFields, Meta(description="of what is left, as that of the plan")]
-    bound_one_way: Annotated[SinglePathBoundFields, Meta(description="as that of the plan")]
-    entries: Annotated[list[EntryFields], Meta(min_length=1, max_length=MAX_ENTRIES)]
-    reproducible: ReproducibleFields | UnsetType = UNSET
 
 
 class PlanFile(Struct, forbid_unknown_fields=True):
@@ -101,10 +71,6 @@ class PlanFile(Struct, forbid_unknown_fields=True):
     alternatives: Annotated[
         list[Index], Meta(max_length=MAX_ALTERNATIVES, description="places in `schedules`")
     ] = []
-    reproducible: Annotated[
-        ReproducibleFields | UnsetType,
-        Meta(description="absent where an element's bits depend on its place in the buffer"),
-    ] = UNSET
     members: Ranks = []
     demands: Annotated[
         DemandRows | UnsetType,
@@ -127,10 +93,6 @@ class PlanFile(Struct, forbid_unknown_fields=True):
             description="as bound_one_way, if all other GPUs helped; absent: bound_one_way is "
             "with the helpers"
         ),
-    ] = UNSET
-    spares: Annotated[
-        Annotated[list[SpareFields], Meta(max_length=MAX_SPARES)] | UnsetType,
-        Meta(description="plans to go on with after a lost link"),
     ] = UNSET
     reduction_order: Label = ""
     dtypes: Label = ""
@@ -164,7 +126,6 @@ def check_counts(data: Mapping[str, Any], where: str) -> None:
         "entries": MAX_ENTRIES,
         "alternatives": MAX_ALTERNATIVES,
         "schedules": MAX_SCHEDULES,
-        "spares": MAX_SPARES,
     }
     listed = [(name, data.get(name), most) for name, most in limits.items()]
     schedules = data.get("schedules")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .cost.host_costs import HostCosts
     from .ir.schedule import Schedule
     from .request import Strategy
+    from .section import PlanSection
 
 Costed = list[tuple["Schedule", "Cost"]]
 
@@ -22,9 +23,9 @@ Costed = list[tuple["Schedule", "Cost"]]
 class Promise:
     """A promise: the `strategy` whose schedules can keep it, and `choose`.
 
-    That returns the bracketing of the best candidates that go together, and these. It raises
+    That returns what a plan says of the best candidates that go together, and these. It raises
     InfeasibleError if no candidate keeps the promise.
     """
 
     strategy: Strategy
-    choose: Callable[[Costed, Router, HostCosts | None], tuple[str, Costed]]
+    choose: Callable[[Costed, Router, HostCosts | None], tuple[PlanSection, Costed]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
+from ...synth.describe import limit_text, list_promised, print_plan, reach_at
 from ...synth.ir.collective import spell_ranks
 from ...synth.sizes import parse_size
 from ...topo.clock import limit_time
@@ -373,8 +373,8 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
     out["plan_hash"] = plan.hash
     if not plan.collective.has_all_gpus:
         out["helpers"] = plan.used_helpers
-    if plan.bracketing is not None:
-        out["reproducible"] = {"bracketing": plan.bracketing}
+    for section in plan.extensions:
+        out |= section.list_figures()
     out["entries"] = [
         {
             "min_bytes": e.min_bytes,
@@ -488,8 +488,7 @@ def deliver(
             first(console)
         if plan is not None:
             print_plan(console, plan, job.size)
-            if plan.bracketing is not None:
-                print_lines(console, reproducible_text(plan.bracketing))
+            print_lines(console, *list_promised(plan))
         print_lines(console, *job.lost_help_lines(), *job.switch_lines(), *job.root_lines())
         for section in then:
             section(console)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ...extras import (
+    ADDITIONS,
     CURVES,
     EXPLANATIONS,
     EXPORTS,
@@ -72,10 +73,6 @@ EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce mi300x --group 0,1",
         "a plan for two of the GPUs; the idle ones help",
-    ),
-    (
-        "topo-synth allreduce mesh:2x2 --spare links -o spared.json",
-        "with plans for the loss of each link, to go on with",
     ),
     *list_examples(PROG),
     (
@@ -248,8 +245,7 @@ def build_parser() -> Parser:
     add(
         "--spare",
         choices=("links",),
-        help="also plan for the loss of each link, and of each NIC, and put these plans into the "
-        "file: ranks that go on after a lost link (--on-fault replan) then need not plan",
+        help=Names(ADDITIONS).describe().get("spare", argparse.SUPPRESS),
     )
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...extras import ADDITIONS, Names
+from ...synth.addition import Addition
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.describe import limit_text, show_us
 from ...synth.numeric.effort import Effort
@@ -18,7 +21,6 @@ from ...topo.pictures.fit import print_table
 from .bound import find_lost_help
 from .job import NO_GAP, Section, SynthRun, at_size_json, deliver, plan_json, print_lines
 from .options import parse_limits
-from .spares import add_spares, describe_spares
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,10 +35,13 @@ _MAX_COMPARED_RANKS = 512
 
 def run(job: SynthRun) -> None:
     """Synthesize a plan, print it and write the requested files: topo-synth's default mode."""
+    addition: Addition | None = job.args.spare and Names(ADDITIONS).find("spare")
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
-        result = add_spares(job, result, say)
-    more_json, more = describe_spares(job, result.plan)
+        if addition is not None:
+            left_s = job.args.time_limit - (time.monotonic() - job.started)
+            result = replace(result, plan=addition.add(result.plan, left_s, say))
+    more_json, more = ({}, None) if addition is None else addition.report(result.plan, job.size)
     report(
         job,
         result,

@@ -31,8 +31,6 @@ from ...topo.grouping import group_by_key
 from .schedule import Schedule
 from .transfers import COPY, REDUCE
 
-# Bracketings are longer than this from 16 ranks on; messages show their beginning.
-_SHOWN_CHARACTERS = 64
 # Markers in place of a second operand: for a rank's own contribution, and for a rounded value.
 INPUT, ROUNDED = -1, -2
 _STEP = attrgetter("step")
@@ -47,27 +45,7 @@ def is_uniform(schedule: Schedule) -> bool:
     """
     if not schedule.collective.reduces or _adds_before_it_copies(schedule):
         return True
-    return all(len(ends) == 1 for ends in _list_ends(schedule, Expressions()))
-
-
-@lru_cache(maxsize=64)
-def find_bracketing(schedule: Schedule) -> str | None:
-    """Return the one bracketing in which all chunks are added up, at every rank that receives them.
-
-    None if two differ, or if the collective adds nothing. The spelling is unique: the operand with
-    the lowest rank comes first, "((0+1)+(2+3))". If two schedules have the same bracketing, an
-    element's bits depend neither on the schedule nor on the chunk.
-    """
-    if not schedule.collective.reduces:
-        return None
-    expressions = Expressions()
-    ends = set[int]().union(*_list_ends(schedule, expressions))
-    return expressions.write(ends.pop()) if len(ends) == 1 else None
-
-
-def shorten_bracketing(bracketing: str) -> str:
-    """Return a bracketing cut off after some characters, for messages; "..." shows the cut."""
-    return bracketing[:_SHOWN_CHARACTERS] + "..." * (len(bracketing) > _SHOWN_CHARACTERS)
+    return all(len(ends) == 1 for ends in list_ends(schedule, Expressions()))
 
 
 class Expressions:
@@ -105,33 +83,6 @@ class Expressions:
             total = self.number(min(total, value), max(total, value))
         return total
 
-    def write(self, whole: int) -> str:
-        """Return expression number `whole` as text, such as "((0+1)+(2+3))"; it has no roundings.
-
-        Of two operands that with the lowest rank comes first.
-        """
-        # An expression may be as deep as there are ranks, so recursion could exceed Python's limit.
-        # Operands have lower numbers than sums.
-        needed, lowest = {whole}, dict[int, int]()
-        for number in range(whole, -1, -1):
-            if number in needed and self.operands[number][1] >= 0:
-                needed.update(self.operands[number])
-        for number in sorted(needed):
-            a, b = self.operands[number]
-            lowest[number] = a if b == INPUT else min(lowest[a], lowest[b])
-        parts: list[str] = []
-        rest: list[int | str] = [whole]
-        while rest:
-            item = rest.pop()
-            if isinstance(item, str):
-                parts.append(item)
-            elif self.operands[item][1] == INPUT:
-                parts.append(str(lowest[item]))
-            else:
-                first, second = sorted(self.operands[item], key=lowest.__getitem__)
-                rest += [")", second, "+", first, "("]
-        return "".join(parts)
-
 
 def play(
     schedule: Schedule,
@@ -165,7 +116,7 @@ def play(
         yield held
 
 
-def _list_ends(schedule: Schedule, expressions: Expressions) -> Iterator[set[int]]:
+def list_ends(schedule: Schedule, expressions: Expressions) -> Iterator[set[int]]:
     """Yield, for each chunk, the expressions that its receivers end with."""
     for chunk, held in zip(schedule.chunks, play(schedule, expressions), strict=True):
         yield {held[rank] for rank in schedule.collective.receivers(chunk)}

@@ -10,10 +10,12 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+from ...extras import ADDITIONS, Names
 from ...topo.derived.stripes import list_forms
 from ...topo.errors import InputError, VerificationError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
+from ..addition import Addition
 from ..groups.ranks import Helpers, choose_helpers, group_on
 from ..ir.collective import Collective, CollectiveName, collective_on
 from ..ir.schedule import Schedule
@@ -24,7 +26,6 @@ from ..sizes import count_bytes
 from ..strategy_names import AUTO
 from ..verify import verify as verify_schedule
 from .front import ParetoFront, find_front
-from .spares import add_spares
 from .synthesize import synthesize as run_planner
 
 log = logging.getLogger("topoplan")
@@ -72,6 +73,7 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     _check_time_limit(time_limit_s)
     if spare not in (None, "links"):
         raise InputError(f"spare={spare!r:.40}: expected 'links', or None")
+    addition: Addition | None = None if spare is None else Names(ADDITIONS).find("spare")
     began = time.monotonic()
     size_bytes = None if size is None else count_bytes(size)
     machine, router = load_for_planning(topology)
@@ -92,9 +94,9 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     )
     _warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
     plan = result.plan
-    if spare is not None:
+    if addition is not None:
         left_s = time_limit_s - (time.monotonic() - began)
-        plan = add_spares(plan, left_s, progress or (lambda text: None))
+        plan = addition.add(plan, left_s, progress or (lambda text: None))
     if size_bytes is None:
         return plan
     entry = replace(plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)

@@ -22,7 +22,7 @@ from ..promise import Costed
 from ..request import Request
 from ..strategies import packing
 from ..strategy_names import AUTO
-from .whole import Synthesis, cost_all, plan_of, synthesize_whole
+from .whole import Synthesis, cost_all, keep_promises, plan_of, synthesize_whole
 
 # Work for packing, in seconds of an idle core.
 _PACKING_WORK_S = 30.0
@@ -76,15 +76,14 @@ def synthesize_group(request: Request) -> Synthesis:
             if alone is None:
                 raise
             declined = {**declined, "packing with helpers": str(error)}
+    # What a plan promises names ranks of the whole machine, as its schedules do.
+    sections, costed = keep_promises(request, costed)
     plan = replace(
-        plan_of(
-            collective, router, bounds.allowed, costed,
-            alone.plan.bracketing if alone is not None else None,
-        ),
+        plan_of(collective, router, bounds.allowed, costed, sections),
         helpers=helpers,
         bound_alone=bounds.alone,
         bound_with_helpers=bounds.with_helpers,
-    )  # fmt: skip
+    )
     cut_short = (*(alone.cut_short if alone is not None else ()), *effort.cut_short)
     seconds = time.monotonic() - started
     return Synthesis(plan, seconds, declined, tuple(costed), table, cut_short)

@@ -34,6 +34,7 @@ from ..packing.survey import survey
 from ..plan import Entry, Plan
 from ..promise import Costed, Promise
 from ..request import Request, Strategy
+from ..section import PlanSection
 from ..strategies.built_in import LISTED_RANKS
 from ..strategy_names import AUTO
 from ..verify import verify
@@ -94,11 +95,9 @@ def synthesize_whole(request: Request) -> Synthesis:
             f"{collective.name} adds nothing: its bits are the same by any plan; it needs no "
             "reproducible one"
         )
-    promise: Promise | None = None
     if request.reproducible:
-        promise = Names(PROMISES).find("reproducible")
-        if auto:
-            strategies = [promise.strategy]
+        promise = _find_promise()
+        strategies = [promise.strategy] if auto else strategies
     check_connected(collective, topology)
     # Searches must not continue from those of an earlier request: the same request must always give
     # the same plan.
@@ -114,20 +113,34 @@ def synthesize_whole(request: Request) -> Synthesis:
     search = _Search(request, auto=auto)
     for strategy in strategies:
         search.run(strategy)
-    costed, bracketing = search.costed, None
-    if not costed:
+    if not search.costed:
         reasons = "; ".join(search.declined.values())
         raise (TimeLimitError if search.is_timed_out else InfeasibleError)(reasons)
-    if promise is not None:
-        bracketing, costed = promise.choose(costed, router, host_of(topology))
+    sections, costed = keep_promises(request, search.costed)
     return Synthesis(
-        plan_of(collective, router, bounds, costed, bracketing),
+        plan_of(collective, router, bounds, costed, sections),
         time.monotonic() - started,
         search.declined,
         tuple(costed),
         request.table,
         tuple(effort.cut_short),
     )
+
+
+def keep_promises(request: Request, costed: Costed) -> tuple[tuple[PlanSection, ...], Costed]:
+    """Return what the plan says of the promises that a request asks for, and who keeps them.
+
+    Raise InfeasibleError if no candidate does.
+    """
+    if not request.reproducible:
+        return (), costed
+    section, kept = _find_promise().choose(costed, request.router, host_of(request.topology))
+    return (section,), kept
+
+
+def _find_promise() -> Promise:
+    promise: Promise = Names(PROMISES).find("reproducible")
+    return promise
 
 
 class _Search:
@@ -217,14 +230,14 @@ def plan_of(
     router: Router,
     bounds: Bounds,
     costed: Iterable[tuple[Schedule, Cost]],
-    bracketing: str | None = None,
+    sections: tuple[PlanSection, ...] = (),
 ) -> Plan:
     """Return the plan that uses, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are
-    omitted if there are others. If a `bracketing` is given, all candidates must have it, and the
-    plan promises it. A bound that the plan reaches is the best one, so a search that was cut short
-    would not have lowered it.
+    omitted if there are others. The plan has the `sections`, to which all candidates must keep. A
+    bound that the plan reaches is the best one, so a search that was cut short would not have
+    lowered it.
     """
     # In this order, the schedule with the fewest transfers wins among those of equal cost.
     pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
@@ -246,8 +259,8 @@ def plan_of(
         bounds.multipath,
         bounds.single_path,
         _list_alternatives(collective, pool, entries, router),
-        bracketing,
         router,
+        extensions=sections,
     )
     if bounds.multipath.is_cut_short and min(map(plan.gap_any_way_of, entries)) <= 0:
         plan = replace(plan, bound=replace(bounds.multipath, is_cut_short=False))

@@ -16,6 +16,7 @@ from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
+    ADDITIONS,
     CALL_CHECKS,
     CHECKS,
     CODECS,
@@ -35,6 +36,7 @@ from topoplan.extras import (
     PROCESS_GROUPS,
     RUNS,
     SCHEMAS,
+    SECTIONS,
     SOURCES,
     WORDS,
     Extra,
@@ -46,8 +48,10 @@ from topoplan.runtime.backend.plan_sets import PlanSetFormat
 from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.codec import Codec
 from topoplan.runtime.ranks.links import NamedLinks
+from topoplan.synth.addition import Addition
 from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
+from topoplan.synth.section import SectionKind
 from topoplan.topo.doctor.view import Check
 from topoplan.topo.errors import InputError, TopoplanError
 from topoplan.topo.notebook import Renderer
@@ -86,6 +90,10 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(callable(Names(WORDS).find(name)) for name in Names(WORDS).describe())
     codecs = Names(CODECS)
     assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
+    sections = Names(SECTIONS)
+    assert all(isinstance(sections.find(name), SectionKind) for name in sections.describe())
+    additions = Names(ADDITIONS)
+    assert all(isinstance(additions.find(name), Addition) for name in additions.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
     for group in (MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())

@@ -1,12 +1,11 @@
-"""Tell lost links by the pairs of ranks that do not reach each other, and route without both."""
+"""Tell lost links by the pairs of ranks that do not reach each other."""
 
-from collections.abc import Collection, Mapping, Sequence, Set
-from itertools import combinations, pairwise, permutations
+from collections.abc import Collection, Sequence
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from ..graph import Topology
 from ..routes import Route, Router
-from .degrade import Change, degrade
 
 if TYPE_CHECKING:
     from .forwarding import Forwarding
@@ -69,42 +68,3 @@ class PairRoutes:
     def find_unreached(self, links: Collection[Link]) -> list[Pair]:
         """Return the pairs of ranks that do not reach each other if some links are lost."""
         return [pair for pair in self._pairs if not self.list_links(pair).isdisjoint(links)]
-
-
-def without_links(topology: Topology, links: Sequence[Link]) -> Topology:
-    """Return the topology that is left if some links are lost."""
-    if not links:
-        return topology
-    return degrade(topology, Change(without_links=tuple(f"{a}:{b}" for a, b in links)))
-
-
-class ReachedRouter(Router):
-    """The hardware's routes, except between pairs of ranks that are `unreached`.
-
-    Sockets keep the routes that they had: where another path is left, they do not find it.
-    """
-
-    def __init__(self, topology: Topology, unreached: Set[Pair]) -> None:
-        super().__init__(topology)
-        self.unreached, self.omits_pairs = unreached, bool(unreached)
-        gpus = topology.ranks
-        self._closed = {pair for a, b in unreached for pair in permutations((gpus[a], gpus[b]))}
-
-    def find_route(self, start: str, end: str) -> Route | None:
-        """Return the hardware's route, None between two ranks that do not reach each other."""
-        return None if (start, end) in self._closed else super().find_route(start, end)
-
-    def before_each(self, start: str) -> Mapping[str, str]:
-        """Return, by device id, the device before it on its route from `start`."""
-        before = super().before_each(start)
-        return {x: near for x, near in before.items() if (start, x) not in self._closed}
-
-    def on(self, topology: Topology) -> Router:
-        """Return the router of another topology that lacks the same pairs of ranks."""
-        if topology == self.topology:
-            return self
-        number = {gpu: rank for rank, gpu in enumerate(topology.ranks)}  # of some GPUs, perhaps
-        gpus = self.topology.ranks
-        pairs = [(gpus[a], gpus[b]) for a, b in self.unreached]
-        kept = (sorted((number[x], number[y])) for x, y in pairs if x in number and y in number)
-        return ReachedRouter(topology, frozenset((a, b) for a, b in kept))

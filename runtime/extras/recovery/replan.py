@@ -39,9 +39,9 @@ def import_planner() -> ModuleType:
 
     It is not imported with this one, since it takes a second of a core and only rank 0 needs it.
     """
-    from ....synth.planner import spares
+    from ....synth.extras.spares import planning
 
-    return spares
+    return planning
 
 
 def _make_plan(plan: Plan, links: Sequence[Link], unreached: Set[Pair]) -> Plan:

@@ -21,7 +21,6 @@ from ...cost.affine import affine_s, bandwidth_s_per_GB
 from ...cost.host_costs import HostCosts
 from ...cost.loads import computes_in_network
 from ...cost.segmentation import families, fastest, reroute_unless_in_network
-from ...ir.addition_order import find_bracketing
 from ...ir.schedule import Schedule
 from ...machine.routes import OwnRoutes
 from ...packing.trees import levels as tree_levels
@@ -41,8 +40,10 @@ from .bracket import (
     parse_bracket,
     vary_bracket,
 )
+from .bracketing import find_bracketing
 from .fitting import NAME, Fitting
 from .levels import build_levels
+from .section import OneBracketing
 
 # Fraction of the bound above which levels are good enough and no other bracketing is searched for.
 _GOOD = Fraction(98, 100)
@@ -233,7 +234,9 @@ def _build_small(request: Request, fitting: Fitting) -> list[Schedule]:
     return _cut(build_schedule(request, NAME, request.collective.even_chunks(1), sends, trees=1))
 
 
-def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) -> tuple[str, Costed]:
+def choose_bracketing(
+    costed: Costed, router: Router, host: HostCosts | None
+) -> tuple[OneBracketing, Costed]:
     """Return the bracketing that is fastest over all sizes, and the schedules that have it.
 
     `costed` are schedules with their costs. Only bracketings that are nearly the fastest at large
@@ -257,7 +260,7 @@ def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) ->
     }
     fast = [text for text in by_text if rates[text] >= max(rates.values()) * _NEARLY]
     best = min(fast, key=lambda text: _score(by_text[text], router, host))
-    return best, by_text[best]
+    return OneBracketing(best), by_text[best]
 
 
 def _score(costed: Costed, router: Router, host: HostCosts | None) -> float:

@@ -24,9 +24,9 @@ from thorough import count_examples
 
 from topoplan.runtime.extras.recovery.partial_transport import PartialGloo, find_tree
 from topoplan.runtime.ranks.launch import list_ready
+from topoplan.synth.extras.spares.planning import add_spares, plan_without
 from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.spares import add_spares, plan_without
 from topoplan.topo.derived.lost_links import PairRoutes
 from topoplan.topo.presets import preset
 

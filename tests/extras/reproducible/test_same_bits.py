@@ -21,17 +21,20 @@ from planned import synthesize
 from played import Array, play
 from random_graphs import graphs, on
 from ranks import same_bits
+from sample_helped import build_helped
 from thorough import count_examples
 from unhurried import make_effort
 
 import topoplan
+from topoplan.extras import Extra
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.segmentation import families
 from topoplan.synth.extras.reproducible.bracket import Bracket, list_leaves, parse_bracket
+from topoplan.synth.extras.reproducible.bracketing import find_bracketing
 from topoplan.synth.extras.reproducible.build import build_reproducible
-from topoplan.synth.ir.addition_order import find_bracketing
+from topoplan.synth.extras.reproducible.section import OneBracketing
 from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
@@ -179,6 +182,11 @@ def test_the_bracketing_of_known_schedules(
         )
 
 
+def test_a_helper_that_adds_has_no_place_in_the_bracketing() -> None:
+    """All ways of a sum of two terms are the same one."""
+    assert find_bracketing(build_helped("allreduce", 4, (0, 2), (1, 3))) == "(0+2)"
+
+
 def test_a_ring_has_other_bits_in_other_places() -> None:
     """What the promise is about, and that the replay would see it broken."""
     assert count_differing(built("ring", "ring:4"), "(((0+1)+2)+3)", 400, 1, batched=False) > 0
@@ -217,7 +225,7 @@ def test_a_plan_that_promises_what_its_schedules_do_not_keep_is_refused(
     plan: Plan, tmp_path: Path
 ) -> None:
     assert Plan.loads(json.dumps(plan.to_json())).bracketing == plan.bracketing == "(((0+1)+2)+3)"
-    wrong = replace(plan, bracketing="((0+1)+(2+3))")
+    wrong = replace(plan, extensions=(OneBracketing("((0+1)+(2+3))"),))
     with pytest.raises(
         VerificationError,
         match=r"says that it is reproducible, but its levels schedule does not add",
@@ -229,7 +237,7 @@ def test_a_plan_that_promises_what_its_schedules_do_not_keep_is_refused(
     usual = synthesize(collective_on("allreduce", ring), ring, "ring").plan
     assert "reproducible" not in usual.to_json()
     with pytest.raises(VerificationError, match="says that it is reproducible"):
-        replace(usual, bracketing="(((0+1)+2)+3)").verify()
+        replace(usual, extensions=(OneBracketing("(((0+1)+2)+3)"),)).verify()
     with pytest.raises(InputError, match=r"synthesize\(reproducible=True\)"):
         usual.check_one_bracketing()
 
@@ -277,10 +285,26 @@ def test_whole_in_pieces_and_elsewhere_on_real_ranks(plan: Plan, tmp_path: Path)
         assert differing == {"communicator": 0, "backend": 0}
 
 
+def test_a_copy_without_the_extra_reads_the_plan_and_does_not_promise_its_bits(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = json.dumps(plan.to_json())
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "reproducible"))
+    loaded = Plan.loads(text, "plan.json")
+    assert loaded.entries == plan.entries
+    assert loaded.bracketing is None
+    (said,) = caplog.messages
+    assert said.startswith("plan.json: read without the field reproducible: the extra 'reproducib")
+    with pytest.raises(InputError, match="is not reproducible"):
+        loaded.check_one_bracketing()
+
+
 def test_a_reproducible_plan_of_a_group_uses_no_helpers() -> None:
     plan = topoplan.synthesize("allreduce", "mi300x", group=[1, 3, 4], reproducible=True)
     assert plan.helpers == ()
-    assert plan.bracketing is not None
     plan.check_one_bracketing()
+    # It names ranks of the whole machine, as the schedules do.
+    assert plan.bracketing == "((1+3)+4)"
+    plan.verify()
     assert plan.bound_with_helpers is not None
     assert plan.bound_with_helpers.s_per_GB < plan.bound_one_way.s_per_GB

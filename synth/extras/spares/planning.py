@@ -5,14 +5,16 @@ from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
-from ...topo.derived.lost_links import Link, Pair, PairRoutes, ReachedRouter, without_links
-from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Topology
-from ..ir.collective import Collective
-from ..numeric.effort import Effort
-from ..plan import Plan, Spare
-from ..request import Request
-from .synthesize import synthesize
+from ....topo.derived.lost_links import Link, Pair, PairRoutes
+from ....topo.errors import InfeasibleError, InputError
+from ....topo.graph import Topology
+from ...ir.collective import Collective
+from ...numeric.effort import Effort
+from ...plan import Plan, Spare
+from ...planner.synthesize import synthesize
+from ...request import Request
+from .left import ReachedRouter, without_links
+from .section import Spares
 
 # The allowance of work for one spare, in seconds.
 _MIN_S, _MAX_S = 1.0, 10.0
@@ -87,7 +89,7 @@ def plan_without(
 def add_spares(
     plan: Plan, seconds: float, progress: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """Return the plan with a spare for each loss that leaves its ranks connected.
+    """Return the plan with a spare for each loss that leaves its ranks connected, and no others.
 
     `seconds` is the time for all of them; each has between 1 and 10 s of it. Raise InputError for a
     plan for some of a machine's GPUs.
@@ -111,6 +113,8 @@ def add_spares(
         except InfeasibleError:
             continue
         spares.append(
-            Spare(tuple(loss.lost), left.entries, left.bound, left.bound_one_way, left.bracketing)
+            Spare(tuple(loss.lost), left.entries, left.bound, left.bound_one_way, left.extensions)
         )
-    return replace(plan, spares=tuple(spares))
+    made = (Spares(tuple(spares)),) if spares else ()
+    others = [section for section in plan.extensions if section.name != Spares.name]
+    return replace(plan, extensions=(*made, *others))

@@ -13,9 +13,12 @@ from called import call_command
 from planned import synthesize
 
 import topoplan
+from topoplan.extras import Extra
+from topoplan.synth.extras.spares.planning import add_spares, list_losses, plan_without
+from topoplan.synth.extras.spares.section import Spares
 from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.spares import add_spares, list_losses, plan_without
+from topoplan.synth.plan_text import hash_of
 from topoplan.topo.derived.lost_links import PairRoutes
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
@@ -58,6 +61,13 @@ def test_each_loss_has_a_spare_in_the_file(plan: Plan, spared: Plan, tmp_path: P
     assert loaded.find_spare([("gpu0", "gpu1"), ("gpu0", "gpu2")], []) is None
 
 
+def test_spares_that_are_made_anew_replace_the_old_ones(plan: Plan, spared: Plan) -> None:
+    old = replace(spared, extensions=(Spares(spared.spares[:1]),))
+    again = add_spares(old, 1)
+    assert again == spared
+    assert len(again.extensions) == 1
+
+
 def test_no_plan_uses_a_path_that_sockets_do_not_take() -> None:
     """A path over a NIC still joins gpu0 and gpu1, but the route between them is lost."""
     devices, links = [Device("gpu0"), Device("gpu1"), Device("gpu2"), Device("gpu3")], []
@@ -91,9 +101,47 @@ def test_a_plan_without_spares_is_written_as_before(plan: Plan, spared: Plan) ->
 def test_a_wrong_spare_is_refused_before_it_is_used(plan: Plan, spared: Plan) -> None:
     """A spare whose schedules use a link that is lost fails its verification."""
     wrong = replace(spared.spares[0], entries=plan.entries)
-    broken = replace(spared, spares=(wrong,))
+    broken = replace(spared, extensions=(Spares((wrong,)),))
     with pytest.raises(VerificationError):
         broken.use_spare(wrong).verify()
+
+
+def test_a_copy_without_the_extra_reads_the_plan_alone(
+    plan: Plan, spared: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = json.dumps(spared.to_json())
+    monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name != "spares"))
+    loaded = Plan.loads(text, "plan.json")
+    assert loaded == plan
+    assert loaded.hash == plan.hash
+    assert not loaded.spares
+    assert loaded.find_spare(spared.spares[0].lost, []) is None
+    (said,) = caplog.messages
+    assert said == (
+        "plan.json: read without the field spares: the extra 'spares' is not in this copy of "
+        "topoplan; install a copy that has it"
+    )
+    with pytest.raises(InputError, match="spare: the extra 'spares' is not in this copy"):
+        topoplan.synthesize("allreduce", "ring:4", spare="links")
+    with pytest.raises(InputError, match="has no spares"):
+        loaded.use_spare(spared.spares[0])
+
+
+def test_spares_of_a_reproducible_plan_have_a_bracketing_of_their_own() -> None:
+    made = topoplan.synthesize("allreduce", "ring:4", reproducible=True, spare="links")
+    data = made.to_json()
+    assert [*data].index("spares") < [*data].index("reproducible")
+    loaded = Plan.from_json(data)
+    assert loaded == made
+    assert loaded.spares and all(made.use_spare(spare).bracketing for spare in loaded.spares)
+
+
+def test_spares_have_no_spares(spared: Plan) -> None:
+    data = spared.to_json()
+    data["spares"][0]["spares"] = []
+    data["hash"] = hash_of({key: value for key, value in data.items() if key != "hash"})
+    with pytest.raises(VerificationError, match=r"spares\[0\]: unknown field 'spares'"):
+        Plan.from_json(data)
 
 
 def test_losses_that_look_alike_share_a_spare() -> None:

@@ -1,0 +1,86 @@
+"""What a reproducible plan says of itself: the bracketing of all its additions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from ....topo.errors import VerificationError
+from ....topo.schema import Label
+from ...ir.schedule import Schedule
+from ...plan import Plan
+from ...section import SectionKind
+from .bracketing import find_bracketing
+
+# Bracketings are longer than this from 16 ranks on; messages show their beginning.
+_SHOWN_CHARACTERS = 64
+
+
+class ReproducibleFields(Struct, forbid_unknown_fields=True):
+    """The promise of a reproducible plan: all its schedules add every element in one bracketing."""
+
+    bracketing: Annotated[
+        Label,
+        Meta(
+            description='such as "((0+1)+(2+3))"; of two operands that with the lowest rank comes '
+            "first"
+        ),
+    ]
+
+
+class ReproducibleField(Struct, forbid_unknown_fields=True):
+    """The field of a plan's file."""
+
+    reproducible: Annotated[
+        ReproducibleFields | UnsetType,
+        Meta(description="absent where an element's bits depend on its place in the buffer"),
+    ] = UNSET
+
+
+@dataclass(frozen=True)
+class OneBracketing:
+    """The bracketing in which all schedules of a plan add every element; see PlanSection."""
+
+    bracketing: str
+
+    name, version = "reproducible", 1
+
+    def to_json(self, numbers: dict[Schedule, int]) -> dict[str, str]:
+        """See PlanSection."""
+        return {"bracketing": self.bracketing}
+
+    def verify(self, plan: Plan) -> None:
+        """See PlanSection."""
+        for schedule in plan.schedules:
+            if find_bracketing(schedule.uncut) != self.bracketing:
+                is_long = len(self.bracketing) > _SHOWN_CHARACTERS
+                shown = self.bracketing[:_SHOWN_CHARACTERS] + "..." * is_long
+                raise VerificationError(
+                    f"the plan says that it is reproducible, but its {schedule.label} schedule "
+                    f"does not add in the bracketing {shown} everywhere"
+                )
+
+    def verify_rest(self, plan: Plan) -> None:
+        """Do nothing: all is verified whenever the plan is."""
+
+    def list_lines(self) -> list[str]:
+        """See PlanSection."""
+        return [
+            f"reproducible: every element is added up as {self.bracketing}; bound and gap are of "
+            "all schedules, reproducible or not"
+        ]
+
+    def list_figures(self) -> dict[str, Any]:
+        """See PlanSection."""
+        return {self.name: {"bracketing": self.bracketing}}
+
+
+def _read(field: ReproducibleField, schedules: Sequence[Schedule], where: str) -> OneBracketing:
+    assert field.reproducible is not UNSET
+    return OneBracketing(field.reproducible.bracketing)
+
+
+REPRODUCIBLE = SectionKind(ReproducibleField, _read)
