@@ -10,12 +10,12 @@ from fractions import Fraction
 
 from ....topo.graph import Topology
 from ...channels.channels import CHAIN, RING, Channels
+from ..stock.constants import BALANCED_TREE, LOCAL_kBps, MBps_PER_GBps, PathType, kBps_PER_GBps
+from ..stock.constants import RING as RING_PATTERN
 from ..stock.model import StockModel, list_refused_p2p, model_stock, rate_orders
 from ..stock.paths import GpuPaths, find_gpu_paths
 from ..stock.search import StockGraph
-from ..stock.steps import BALANCED_TREE
-from ..stock.steps import RING as RING_PATTERN
-from ..stock.system import GPU, LOCAL_kBps, PathType, build_system
+from ..stock.system import GPU, build_system
 from ..stock.tuner import pick
 from .robust import LinkRates, collect
 
@@ -25,8 +25,6 @@ BETWEEN_CPUS = (1, 2, 4)
 LEVELS = (None, PathType.SYS)
 # Gain over stock, at NCCL's own constants, from which a file is worth writing.
 WORTH_WRITING = Fraction(101, 100)
-_kBps_PER_GBps = 10**6
-_MBps_PER_GBps = 1000
 PICKS = {RING: "rings", CHAIN: "chains"}
 
 
@@ -91,7 +89,7 @@ class StockHost:
         """Return the rates of NCCL's links between pairs of ranks, at its default P2P level."""
         rank_of = {index: rank for rank, index in self._index.items()}
         return collect(
-            ((rank_of[a], rank_of[b]), link, Fraction(rate, _kBps_PER_GBps))
+            ((rank_of[a], rank_of[b]), link, Fraction(rate, kBps_PER_GBps))
             for (a, b), path in self._paths[None].paths.items()
             if (rank_of[a], rank_of[b]) in pairs
             for link in path.links
@@ -155,7 +153,7 @@ class StockHost:
                 len(file.channels[shape].orders),
                 len(file.channels[shape].orders),
                 PathType[file.types[shape]],
-                speed_MBps=round(file.speeds_GBps[shape] * _MBps_PER_GBps),
+                speed_MBps=round(file.speeds_GBps[shape] * MBps_PER_GBps),
                 orders=file.channels[shape].orders,
             )
             for shape, pattern in ((RING, RING_PATTERN), (CHAIN, BALANCED_TREE))

@@ -25,6 +25,8 @@ from ...ir.schedule import Schedule
 from ...numeric.effort import Effort
 from ...request import Request
 from ...verify import verify
+from ..stock.constants import BALANCED_TREE, WHOLE_CHAIN_CAPS_GBps
+from ..stock.constants import RING as RING_PATTERN
 from ..stock.nccl_version import NEWEST, NcclVersion
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
@@ -33,8 +35,7 @@ from .guard import FileChannels
 
 # Collectives that NCCL runs over rings.
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
-# NCCL's numbers of patterns: a ring, and a balanced tree.
-_PATTERNS = {RING_ID: 4, TREE_ID: 1}
+_PATTERNS = {RING_ID: RING_PATTERN, TREE_ID: BALANCED_TREE}
 # Largest relative change of an algbw by the rounding of speeds in the file to 7 digits.
 _TOLERANCE = Fraction(1, 10**5)
 
@@ -44,9 +45,6 @@ _TOLERANCE = Fraction(1, 10**5)
 _NEAR_FASTER, _NEAR_SLOWER = Fraction(995, 1000), Fraction(98, 100)
 # Gain in share for which the faster shape may have another number of channels.
 _WORTH_CHANGING = Fraction(2, 100)
-# (compute capability, GB/s): the largest rate that NCCL's tuner assumes for a tree's channel, since
-# one block of threads copies no faster.
-_CHANNEL_GBps = ((100, 70), (90, 38), (0, 24))
 
 # The channels of each shape, in equal numbers.
 Sized = dict[str, Channels]
@@ -384,4 +382,4 @@ def _max_channel_GBps(topology: Topology) -> int:
     """Return the most GB/s that one channel of a tree copies on the slowest of the GPUs."""
     texts = (str(topology.by_id[gpu].extra.get("sm", "")) for gpu in topology.ranks)
     slowest = min((int(text) if text.isdigit() else 0 for text in texts), default=0)
-    return next(rate for capability, rate in _CHANNEL_GBps if slowest >= capability)
+    return next(rate for capability, rate in WHOLE_CHAIN_CAPS_GBps if slowest >= capability)

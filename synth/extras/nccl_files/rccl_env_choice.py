@@ -18,9 +18,10 @@ from ...channels.rounding import prepare
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
+from ..stock.constants import LOCAL_kBps, PathType, kBps_PER_GBps
 from ..stock.rccl import RcclHost
 from ..stock.rccl_search import find_rccl_chains, find_rccl_rings_without_table
-from ..stock.system import LOCAL_kBps, PathType, StockLink
+from ..stock.system import StockLink
 from .binary_trees import Parents
 from .guard import BETWEEN_CPUS, WORTH_WRITING
 from .nccl_graph import NcclGraphs, rate_graphs, repeat_channels
@@ -30,7 +31,6 @@ from .rccl_guard import PROVED, RcclGuard
 
 # Work of the trees' bound in seconds of an idle core, and its share of the time limit.
 _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
-_kBps_PER_GBps = 10**6
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def rate_trees(host: RcclHost, trees: Sequence[Parents], between_cpus: int) -> F
         for link, count in loads.items()
         if link.rate_kBps < LOCAL_kBps
     )
-    return len(trees) / times / _kBps_PER_GBps
+    return len(trees) / times / kBps_PER_GBps
 
 
 def _find_rings(request: Request, guard: RcclGuard, count: int) -> Channels | None:

@@ -15,12 +15,11 @@ from ...channels.channels import CHAIN, RING, Channels
 from ...channels.columns import pack_orders
 from ...ir.collective import Collective
 from ...request import Request
+from ..stock.constants import LOCAL_kBps, PathType, kBps_PER_GBps
 from ..stock.rccl import RcclHost
-from ..stock.system import LOCAL_kBps, PathType
 from .guard import BETWEEN_CPUS, WORTH_WRITING
 from .robust import LinkRates, collect, rebuild_request
 
-_kBps_PER_GBps = 10**6
 # Share of a bound that floating point may lose in it.
 PROVED = 1 - Fraction(1, 10**7)
 # Share of their bound that chains must reach at least where the file's rings are above that bound:
@@ -155,7 +154,7 @@ class RcclGuard:
         """Return the rates of RCCL's links between pairs of ranks."""
         rank_of = self.host.rank_of
         return collect(
-            ((rank_of[a], rank_of[b]), link, Fraction(rate, _kBps_PER_GBps))
+            ((rank_of[a], rank_of[b]), link, Fraction(rate, kBps_PER_GBps))
             for (a, b), path in self.host.paths.paths.items()
             if (rank_of[a], rank_of[b]) in pairs
             for link in path.links

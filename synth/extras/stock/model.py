@@ -14,19 +14,14 @@ from ....topo.facts.view import WIRES
 from ....topo.formats.nccl_xml import is_amd
 from ....topo.formats.nccl_xml.made_up import view_machine
 from ....topo.graph import Topology
+from .constants import NVLS_SM, RING, FALLBACK_MBps, MBps_PER_GBps, PathType, kBps_PER_GBps
 from .nic_rates import rate_between_hosts
 from .nic_search import SearchTooLongError, find_host_chains, find_host_rings
 from .nics import NicPaths
 from .paths import GpuPaths, find_gpu_paths
-from .search import FALLBACK_MBps, StockGraph, find_chains, find_rings
-from .steps import RING
-from .system import GPU, NET, NVS, PathType, StockLink, StockSystem, build_system
+from .search import StockGraph, find_chains, find_rings
+from .system import GPU, NET, NVS, StockLink, StockSystem, build_system
 from .tuner import expect
-
-# Compute capability, times ten, from which NVSwitches add data for NCCL (NVLS).
-_NVLS_SM = 90
-_kBps_PER_GBps = 10**6
-_MBps_PER_GBps = 10**3
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class StockChannels:
     @property
     def is_fallback(self) -> bool:
         """Whether NCCL finds none, and takes one in rank order at a rate that it makes up."""
-        return self.speed_GBps == Fraction(FALLBACK_MBps, _MBps_PER_GBps)
+        return self.speed_GBps == Fraction(FALLBACK_MBps, MBps_PER_GBps)
 
 
 @dataclass(frozen=True)
@@ -155,7 +150,7 @@ def model_stock(
         channels=used,
         p2p=_name_pairs(gpu_paths.p2p, system),
         p2p_at_sys=_name_pairs(at_sys, system),
-        has_nvls=bool(system.nodes[NVS]) and system.min_sm >= _NVLS_SM,
+        has_nvls=bool(system.nodes[NVS]) and system.min_sm >= NVLS_SM,
         assumes=tuple(_list_assumptions(system, hosts)),
         expect=lambda size_bytes, hop_us: expect(system, rings, chains, size_bytes, hosts, hop_us),
     )
@@ -219,13 +214,13 @@ def _describe(graph: StockGraph, system: StockSystem, algbw_GBps: Fraction) -> S
     devs = [net.element.get_integer("dev", 0) or 0 for net in system.nodes[NET]]
     return StockChannels(
         orders=tuple(tuple(ranks[gpu] for gpu in order) for order in graph.orders),
-        speed_GBps=Fraction(graph.speed_MBps, _MBps_PER_GBps),
+        speed_GBps=Fraction(graph.speed_MBps, MBps_PER_GBps),
         pattern=graph.pattern,
         path_type=graph.path_type.name,
         same_channels=graph.same_channels,
         algbw_GBps=algbw_GBps,
         nets=tuple((devs[first], devs[last]) for first, last in graph.nets),
-        nic_speed_GBps=Fraction(graph.inter_MBps if graph.nets else 0, _MBps_PER_GBps),
+        nic_speed_GBps=Fraction(graph.inter_MBps if graph.nets else 0, MBps_PER_GBps),
         nic_type=graph.nic_type.name if graph.nets else "",
         cross_nic=graph.cross_nic,
     )
@@ -256,7 +251,7 @@ def rate_orders(
     )
     gpus = len(orders[0])
     factor = Fraction(gpus, 2 * (gpus - 1)) if is_ring else Fraction(1)
-    return slowest * len(orders) * factor / _kBps_PER_GBps
+    return slowest * len(orders) * factor / kBps_PER_GBps
 
 
 def _list_assumptions(system: StockSystem, hosts: int) -> Iterator[str]:

@@ -15,26 +15,26 @@ from ....topo.derived.hosts import group_by_host
 from ....topo.formats.nccl_xml import is_amd
 from ....topo.graph import Topology
 from ...channels.channels import CHAIN, RING
+from .constants import (
+    RCCL_BRANCHING_CPUS,
+    RCCL_EPYC,
+    RCCL_MAX_RINGS,
+    RCCL_MESH_GPUS,
+    RCCL_MESH_PEERS,
+    RCCL_OF_CHAIN,
+    RCCL_OF_CHAIN_MI300,
+    RCCL_TABLE_PEERS,
+    PathType,
+    kBps_PER_GBps,
+)
 from .model import NotModelled, rate_orders
 from .paths import GpuPaths
-from .rccl_search import MAX_RINGS, find_rccl_chains, find_rccl_rings
+from .rccl_search import find_rccl_chains, find_rccl_rings
 from .rccl_system import build_rccl_system, find_architecture, find_paths_to, find_rccl_paths
 from .search import StockGraph
-from .system import CPU, GPU, NET, PathType, StockNode, StockSystem, is_cpu
+from .system import CPU, GPU, NET, StockNode, StockSystem, is_cpu
 
 TABLE = "decided by RCCL's model table"
-# The table's machines, by GPUs: the numbers of other GPUs to which each has xGMI links.
-_TABLE_PEERS = {8: ({2}, {3}), 16: ({3}, {4}, {3, 4})}
-# Those with trees that branch have so many CPUs, with equally many GPUs at each.
-_BRANCHING_CPUS = 4
-# Machines that the table always decides have eight GPUs, each with xGMI to six or seven others.
-_MESH_GPUS, _MESH_PEERS = 8, (6, 7)
-# EPYC CPUs of the table: from Rome on, as family and least model.
-_EPYC = ((143, 49), (175, 0))
-_kBps_PER_GBps = 10**6
-# What RCCL's tuner expects of chains at large sizes, as a share of their rate; of rings all of it.
-# On one host of MI300 it has no chains at large sizes.
-_CHAIN_SHARE, _CHAIN_SHARE_MI300 = Fraction(82, 100), Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RcclHost:
         peers = {len(row) for row in wires.values()}
         self.may_branch = _may_branch(self.system)
         is_mi300 = find_architecture(topology).lower().removeprefix("gfx").startswith("94")
-        self._chain_share = _CHAIN_SHARE_MI300 if is_mi300 else _CHAIN_SHARE
+        self._chain_share = RCCL_OF_CHAIN_MI300 if is_mi300 else RCCL_OF_CHAIN
         self.reason = _find_doubt(self.system, wires, peers)
         self.is_provable = self.reason in ("", TABLE)
         self.stock = None if self.reason else _find_stock(self.system, self.paths, wires, peers)
@@ -130,7 +130,7 @@ def _find_doubt(
     # With NICs near all GPUs it counts NICs in, and may send over them inside the host.
     if not _is_joined(wires) and _may_keep_nics(system, may_be_epyc):
         return "RCCL may use NICs inside the host, as not all GPUs are joined by xGMI"
-    return TABLE if may_be_epyc and peers in _TABLE_PEERS.get(len(wires), ()) else ""
+    return TABLE if may_be_epyc and peers in RCCL_TABLE_PEERS.get(len(wires), ()) else ""
 
 
 def _may_be_epyc(system: StockSystem) -> bool:
@@ -141,7 +141,7 @@ def _may_be_epyc(system: StockSystem) -> bool:
         and (cpu.element.get_integer("familyid", 0) or 0) == family
         and (cpu.element.get_integer("modelid", 0) or 0) >= least
         for cpu in cpus
-        for family, least in _EPYC
+        for family, least in RCCL_EPYC
     )
 
 
@@ -150,7 +150,7 @@ def _may_branch(system: StockSystem) -> bool:
     cpus = [cpu.element for cpu in system.nodes[CPU]]
     below = {sum(e.tag == "gpu" for e in cpu.walk()) for cpu in cpus}
     is_unknown = any("topoplan_made_up" in cpu.attributes for cpu in cpus)
-    return is_unknown or (len(cpus) == _BRANCHING_CPUS and len(below) == 1)
+    return is_unknown or (len(cpus) == RCCL_BRANCHING_CPUS and len(below) == 1)
 
 
 def _may_keep_nics(system: StockSystem, may_be_epyc: bool) -> bool:
@@ -183,8 +183,8 @@ def _find_stock(
 ) -> RcclStock:
     """Return what RCCL does where that is known."""
     rates = Counter(rate for row in wires.values() for rate in row.values())
-    if len(wires) == _MESH_GPUS and len(peers) == 1 and peers <= set(_MESH_PEERS):
-        n, links, slowest = len(wires), min(peers), Fraction(min(rates), _kBps_PER_GBps)
+    if len(wires) == RCCL_MESH_GPUS and len(peers) == 1 and peers <= set(RCCL_MESH_PEERS):
+        n, links, slowest = len(wires), min(peers), Fraction(min(rates), kBps_PER_GBps)
         if links < n - 1 or len(rates) == 1:
             # Each ring uses one link of every GPU, and together they use all links equally often.
             # Each chain lacks one hop of its ring: of six, some link still has two.
@@ -193,5 +193,5 @@ def _find_stock(
             return RcclStock(None, None, {RING: rings, CHAIN: chains})
     searched = find_rccl_rings(system, paths)
     return RcclStock(
-        searched, find_rccl_chains(system, paths, min(searched.channels, MAX_RINGS)), {}
+        searched, find_rccl_chains(system, paths, min(searched.channels, RCCL_MAX_RINGS)), {}
     )

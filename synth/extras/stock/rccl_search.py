@@ -9,27 +9,22 @@ from dataclasses import replace
 
 from ...channels.channels import RING as RING_SHAPE
 from ...channels.orders import hops
+from .constants import (
+    BALANCED_TREE,
+    RCCL_MAX_RINGS,
+    RCCL_MAX_RINGS_WITH_XGMI,
+    RCCL_TYPES,
+    RCCL_XGMI_GPUS,
+    RING,
+    STEPS,
+    STEPS_SAME,
+    PathType,
+    RCCL_SPEEDS_MBps,
+)
 from .paths import GpuPaths
 from .search import GraphSearch, StockGraph
-from .steps import BALANCED_TREE, RING, SearchLimits, search
-from .system import GPU, PathType, StockSystem
-
-# MB/s of a channel that RCCL tries.
-_SPEEDS_MBps = (
-    *(48_000, 24_000, 20_000, 18_000, 15_000, 12_000, 10_000, 9_000, 7_000, 6_000, 5_000, 4_000),
-    *(3_000, 2_400, 1_200, 240, 120),
-)
-# RCCL's types of paths between GPUs, the nearest first.
-_TYPES = (
-    *(PathType.NVL, PathType.NVB, PathType.PIX, PathType.PXB, PathType.PXN, PathType.PHB),
-    PathType.SYS,
-)
-# RCCL has arrays for 128 channels, and doubles those it finds. Machines in its table's style (5 to
-# 8 GPUs with xGMI) get few rings from the search.
-MAX_RINGS, _MAX_RINGS_WITH_XGMI, _XGMI_GPUS = 64, 2, range(5, 9)
-
-# Steps of one search, and of one that repeats an order.
-_STEPS, _STEPS_SAME = 1 << 14, 1 << 8
+from .steps import SearchLimits, search
+from .system import GPU, StockSystem
 
 # A candidate's numbers of channels, links and hops over xGMI.
 _Candidate = tuple[int, int, int]
@@ -38,14 +33,14 @@ _Candidate = tuple[int, int, int]
 def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
     """Return the rings that RCCL's search finds."""
     has_xgmi = any(path.type == PathType.NVL for path in gpu_paths.paths.values())
-    is_limited = has_xgmi and len(system.nodes[GPU]) in _XGMI_GPUS
-    most = _MAX_RINGS_WITH_XGMI if is_limited else MAX_RINGS
+    is_limited = has_xgmi and len(system.nodes[GPU]) in RCCL_XGMI_GPUS
+    most = RCCL_MAX_RINGS_WITH_XGMI if is_limited else RCCL_MAX_RINGS
     return _RcclSearch(system, gpu_paths, RING, 1, most).run()
 
 
 def find_rccl_rings_without_table(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
     """Return the rings that RCCL's search finds where its table is passed over (RCCL_TREES)."""
-    return _RcclSearch(system, gpu_paths, RING, 1, MAX_RINGS).run()
+    return _RcclSearch(system, gpu_paths, RING, 1, RCCL_MAX_RINGS).run()
 
 
 def find_rccl_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
@@ -61,8 +56,8 @@ class _RcclSearch(GraphSearch):
     ) -> None:
         super().__init__(system, gpu_paths, pattern, least, most)
         self.best = self.trial = StockGraph(pattern, least, most, PathType.NVL)
-        self.speeds, self.cross_nic = _SPEEDS_MBps, 0
-        self.types, self.max_type = _TYPES, PathType.SYS
+        self.speeds, self.cross_nic = RCCL_SPEEDS_MBps, 0
+        self.types, self.max_type = RCCL_TYPES, PathType.SYS
         self.wires = {
             pair
             for pair, path in gpu_paths.paths.items()
@@ -86,7 +81,7 @@ class _RcclSearch(GraphSearch):
             same_channels=trial.same_channels,
             min_channels=trial.min_channels,
             max_channels=trial.max_channels,
-            steps=_STEPS_SAME if trial.same_channels else _STEPS,
+            steps=STEPS_SAME if trial.same_channels else STEPS,
         )
         left = search(self.host, table, limits, self._report)
         if left >= 0:

@@ -10,15 +10,13 @@ from fractions import Fraction
 from ....topo.boards import BOARDS
 from ....topo.graph import Topology
 from ....topo.hardware import xgmi_counted_GBps
+from .constants import LINK_PCI, RCCL_SM, LOCAL_kBps, PathType, kBps_PER_GBps
 from .paths import GpuPaths, StockPath
 from .system import (
     CPU,
     DEV,
     GPU,
-    LINK_PCI,
     PCI,
-    LOCAL_kBps,
-    PathType,
     StockLink,
     StockNode,
     StockSystem,
@@ -27,9 +25,6 @@ from .system import (
     list_gpu_elements,
 )
 
-# RCCL gives all of AMD's GPUs this compute capability, times ten.
-_SM = 60
-_kBps_PER_GBps = 10**6
 _NONE = StockPath(PathType.DIS, 0, ())
 
 
@@ -70,7 +65,7 @@ def build_rccl_system(topology: Topology) -> StockSystem:
             target = by_address.get(wire.get("target") or "")
             if target is not None:
                 count = wire.get_integer("count", 0) or 0
-                connect(gpu, target, PathType.NVL, int(count * each * _kBps_PER_GBps))
+                connect(gpu, target, PathType.NVL, int(count * each * kBps_PER_GBps))
         # As RCCL sorts them: the PCI link up comes last.
         gpu.links.sort(key=lambda link: link.type == LINK_PCI)
     return system
@@ -80,7 +75,7 @@ def _merge_hardware(gpu: StockNode) -> None:
     """Move the links of a GPU's hardware node to the GPU."""
     dev = gpu.parent
     assert dev is not None
-    gpu.address, gpu.parent, gpu.sm = dev.address, None, _SM
+    gpu.address, gpu.parent, gpu.sm = dev.address, None, RCCL_SM
     gpu.links = [link for link in dev.links if link.end is not gpu]
     for link in gpu.links:
         for back in link.end.links:

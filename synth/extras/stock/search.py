@@ -10,34 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from .paths import GpuPaths
-from .steps import BALANCED_TREE, RING, TREE, HopTable, HostLinks, SearchLimits, search
-from .system import DEV, GPU, LINK_PCI, NET, PathType, StockNode, StockSystem
-
-# NCCL has arrays for 64 channels, and doubles those it finds.
-MAX_CHANNELS = 32
-# MB/s of a channel that NCCL tries inside a host, by the lowest compute capability, times ten.
-_SPEEDS_MBps: tuple[tuple[int, tuple[int, ...]], ...] = tuple(
-    (sm, tuple(speed * 1000 for speed in speeds))
-    for sm, speeds in (
-        (100, (90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18)),
-        (90, (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3)),
-        (0, (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3)),
-    )
+from .constants import (
+    BALANCED_TREE,
+    CROSS_NIC,
+    LINK_PCI,
+    LOWEST_SHARE,
+    MANY_CHANNELS,
+    MAX_CHANNELS,
+    PLAIN_TREES_SM,
+    RING,
+    SPLIT_MANY_SM,
+    STEPS,
+    STEPS_ALL,
+    STEPS_SAME,
+    TREE,
+    FALLBACK_MBps,
+    PathType,
+    SPEEDS_MBps,
+    SPLIT_MANY_MBps,
+    SPLIT_MBps,
 )
-# Steps of one search, of one that repeats an order, and of the first pass once it has channels.
-_STEPS, _STEPS_SAME, _STEPS_ALL = 1 << 14, 1 << 8, 1 << 19
-# A lower speed is tried while it is more than this share of the best one, in percent.
-_LOWEST_SHARE = 49
-# MB/s of a channel from which NCCL splits it in two; newer GPUs with many channels need the second.
-_SPLIT_MBps, _SPLIT_MANY_MBps = 25_000, 50_000
-_SPLIT_MANY_SM, _MANY_CHANNELS = 80, 4
-# MB/s of the one channel in rank order that NCCL takes if it finds none.
-FALLBACK_MBps = 100
-# NCCL_CROSS_NIC's default, which repeats searches if there are several NICs.
-_CROSS_NIC = 2
-# From this compute capability on NCCL also tries trees at whose root all network traffic is.
-_PLAIN_TREES_SM = 90
+from .paths import GpuPaths
+from .steps import HopTable, HostLinks, SearchLimits, search
+from .system import DEV, GPU, NET, StockNode, StockSystem
 
 
 @dataclass(frozen=True)
@@ -97,13 +92,13 @@ class GraphSearch:
         self.system, self.host = system, HostLinks(system, gpu_paths)
         self.best = self.trial = StockGraph(pattern, least, most, self.min_type)
         self.sm = system.min_sm
-        self.speeds = next(speeds for sm, speeds in _SPEEDS_MBps if self.sm >= sm)
+        self.speeds = next(speeds for sm, speeds in SPEEDS_MBps if self.sm >= sm)
         self.max_rate = gpu_paths.max_rate_kBps / 1000
         self.total_kBps = max(map(_count_total_kBps, system.nodes[DEV]))
-        self.cross_nic = _CROSS_NIC if len(system.nodes[NET]) > 1 else 0
+        self.cross_nic = CROSS_NIC if len(system.nodes[NET]) > 1 else 0
         # AMD's CPUs carry so little between sockets that NCCL does not mix orders across them.
         self.is_amd = system.has_cpu("x86_64", "AuthenticAMD")
-        self.steps_left = _STEPS_ALL
+        self.steps_left = STEPS_ALL
         # Links that candidates start from: in the second pass NCCL adds them to the first's.
         self.links_before = 0
         # Highest total of the search's candidates, with its fewest links, negative.
@@ -129,7 +124,7 @@ class GraphSearch:
         while not self._search_at(self.speeds[at]):
             at += 1
             if at == len(self.speeds) or (
-                self.best.orders and self.speeds[at] * 100 <= _LOWEST_SHARE * self.best.inter_MBps
+                self.best.orders and self.speeds[at] * 100 <= LOWEST_SHARE * self.best.inter_MBps
             ):
                 return
 
@@ -159,7 +154,7 @@ class GraphSearch:
     def _search_patterns(self) -> bool:
         """Search over one set of paths; return whether the pass has ended."""
         patterns = [self.best.pattern]
-        if self.sm >= _PLAIN_TREES_SM and patterns[0] == BALANCED_TREE:
+        if self.sm >= PLAIN_TREES_SM and patterns[0] == BALANCED_TREE:
             patterns.append(TREE)
         for pattern in patterns:
             for same in (True, False):
@@ -168,7 +163,7 @@ class GraphSearch:
                 self.trial = replace(self.trial, pattern=pattern, same_channels=same)
                 left = self._search()
                 # Steps left by a search for one order are not given back: NCCL's own count.
-                self.steps_left -= _STEPS_SAME if same else _STEPS
+                self.steps_left -= STEPS_SAME if same else STEPS
                 # The best graph uses all that the best connected GPU has.
                 if left < 0 or self.best.channels * self.best.inter_MBps * 1000 >= self.total_kBps:
                     return True
@@ -225,7 +220,7 @@ class GraphSearch:
             same_channels=trial.same_channels,
             min_channels=trial.min_channels,
             max_channels=trial.max_channels,
-            steps=_STEPS_SAME if trial.same_channels else _STEPS,
+            steps=STEPS_SAME if trial.same_channels else STEPS,
         )
         left = self._run_search(table, limits)
         if left >= 0:
@@ -278,8 +273,8 @@ class GraphSearch:
 def _split_channels(graph: StockGraph, sm: int) -> StockGraph:
     """Return a graph with twice as many channels of half the speed, where NCCL prefers that."""
     speed, count = graph.speed_MBps, graph.channels
-    is_fast_enough = speed >= _SPLIT_MANY_MBps or sm <= _SPLIT_MANY_SM or count <= _MANY_CHANNELS
-    if count == 0 or speed < _SPLIT_MBps or not is_fast_enough:
+    is_fast_enough = speed >= SPLIT_MANY_MBps or sm <= SPLIT_MANY_SM or count <= MANY_CHANNELS
+    if count == 0 or speed < SPLIT_MBps or not is_fast_enough:
         return graph
     most = min(2 * count, graph.max_channels)
     parts = -(-most // count)

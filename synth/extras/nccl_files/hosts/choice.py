@@ -7,9 +7,8 @@ from itertools import product
 
 from .....topo.graph import Topology
 from ....numeric.effort import Effort
+from ...stock.constants import BALANCED_TREE, RING, TREE, LOCAL_kBps, PathType, kBps_PER_GBps
 from ...stock.nccl_version import NcclVersion
-from ...stock.steps import BALANCED_TREE, RING, TREE
-from ...stock.system import LOCAL_kBps, PathType
 from ..guard import BETWEEN_CPUS, LEVELS, Comparison
 from .network import HostGraphs, HostNetwork, Row
 from .search import ChannelSearch
@@ -22,7 +21,6 @@ _EQUAL = Fraction(995, 1000)
 _WORK_S, _CLOCK = 6.0, 0.2
 # Share of the best rate that near NICs must reach for the search to be content.
 _REACHED = 0.99
-_kBps_PER_GBps = 10**6
 
 _Rates = dict[Row, Fraction]
 
@@ -101,7 +99,7 @@ def _list_rates(network: HostNetwork, level: PathType | None, between_cpus: int)
     links = dict.fromkeys(link for path in paths for link in path.links)
     return {
         (level, link): Fraction(
-            link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), _kBps_PER_GBps
+            link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), kBps_PER_GBps
         )
         for link in links
         if link.rate_kBps < LOCAL_kBps

@@ -11,18 +11,16 @@ from itertools import pairwise
 from .....topo.errors import InfeasibleError
 from .....topo.graph import Topology
 from .....topo.hardware import ASSUMED_BY
+from ...stock.constants import BALANCED_TREE, RING, TREE, LOCAL_kBps, MBps_PER_GBps, PathType
 from ...stock.model import StockChannels, StockModel, list_refused_p2p, model_stock
 from ...stock.nic_rates import count_loads, rate_between_hosts
 from ...stock.nics import NicPaths
 from ...stock.paths import GpuPaths, find_gpu_paths
 from ...stock.search import StockGraph
-from ...stock.steps import BALANCED_TREE, RING, TREE
-from ...stock.system import GPU, NET, LOCAL_kBps, PathType, StockLink, build_system
+from ...stock.system import GPU, NET, StockLink, build_system
 from ...stock.tuner import pick
 from ..guard import BETWEEN_CPUS, LEVELS, Comparison
 
-_MBps_PER_GBps = 1000
-_kBps_PER_GBps = 10**6
 # A link at a level of P2P, since paths depend on it.
 Row = tuple[PathType | None, StockLink]
 
@@ -155,7 +153,7 @@ class HostNetwork:
         per_channel = rate * 2 / graph.channels
         if graph.pattern == RING:
             per_channel *= Fraction(ranks - 1, ranks)
-        speed = int(per_channel * _MBps_PER_GBps)
+        speed = int(per_channel * MBps_PER_GBps)
         return replace(graph, speed_MBps=speed, inter_MBps=speed), rate
 
     def _find_type(self, orders: Sequence[Sequence[int]]) -> PathType:
