@@ -29,6 +29,7 @@ from ...request import Request
 from ..nccl_files.choice import choose_graphs
 from ..place.job import WHOLE
 from ..place.placing import place
+from ..stock.model import KINDS
 from ..stock.nccl_version import NEWEST
 from ..stock.on_paper import USUAL_SIZE_bytes
 from .machine import count_hosts
@@ -361,7 +362,7 @@ def _find_graph_file(collective: Collective, router: Router) -> Option:
         raise InfeasibleError("stock NCCL is at the bound, or above, by its own count of links")
     rates = {"rings": chosen.graphs.ring_GBps, "chains": chosen.graphs.chain_GBps}
     faster = "chains" if rates["chains"] > rates["rings"] else "rings"
-    picked = chosen.comparison.picked if chosen.comparison else faster
+    picked = KINDS[chosen.comparison.picked] if chosen.comparison else faster
     if collective.name != "allreduce":
         picked = "rings"
     count = chosen.graphs.count

@@ -31,7 +31,6 @@ from ..stock.nccl_version import NEWEST, NcclVersion
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import RING_ID, TREE_ID, GraphFile, NcclGraph, read_graph_file
-from .guard import FileChannels
 
 # Collectives that NCCL runs over rings.
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
@@ -48,6 +47,15 @@ _WORTH_CHANGING = Fraction(2, 100)
 
 # The channels of each shape, in equal numbers.
 Sized = dict[str, Channels]
+
+
+@dataclass(frozen=True)
+class FileChannels:
+    """Rings and chains as a file has them, each with a channel's speed in GB/s and path type."""
+
+    channels: dict[str, Channels]
+    speeds_GBps: dict[str, Fraction]
+    types: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from ...channels.rounding import Rounding, prepare
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
-from ..stock.model import NotModelled
+from ..stock.model import KINDS, NotModelled
+from ..stock.on_paper import USUAL_SIZE_bytes
 from ..stock.rccl import RcclHost, model_rccl
-from .guard import BETWEEN_CPUS, PICKS, WORTH_WRITING
+from .guard import BETWEEN_CPUS, WORTH_WRITING
 from .nccl_graph import (
     NcclGraphs,
     Sized,
@@ -118,11 +119,10 @@ def _may_gain(guard: RcclGuard, finders: list[Rounding], collective: Collective)
     if not guard.is_known:
         others = {shape: guard.find_other(shape, 1) for shape in shapes}
         return all(0 < others[shape] * CHAIN_SHARE <= optima[shape] for shape in shapes)
-    rings, chains = guard.find_other(RING, 1), guard.find_other(CHAIN, 1)
     if collective.name != "allreduce":
-        return optima[RING] >= rings * WORTH_WRITING
-    stock = chains if guard.host.pick(rings, chains) == CHAIN else rings
-    return max(optima.values()) >= stock * WORTH_WRITING
+        return optima[RING] >= guard.host.rate_stock(RING) * WORTH_WRITING
+    picked = guard.host.pick_stock(USUAL_SIZE_bytes)
+    return max(optima.values()) >= guard.host.rate_stock(picked) * WORTH_WRITING
 
 
 def _list_candidates(
@@ -172,7 +172,6 @@ def describe_rccl_choice(chosen: ChosenRccl) -> list[str]:
     """Return lines on stock RCCL and the reason for the file, for its comment and for people."""
     compared = chosen.comparison
     if compared is None or (not compared.is_known and not compared.is_safe):
-        assert isinstance(chosen.host, (RcclHost, NotModelled))
         return [f"stock RCCL is not known: {chosen.host.reason}"]
     file = _list_rates(compared.rates)
     if not compared.is_known:
@@ -222,10 +221,10 @@ def list_rccl_json(chosen: ChosenRccl) -> dict[str, object]:
     if compared is not None and compared.is_safe:
         out["basis"] = "above stock" if known else "proved optimal"
     if compared is not None and known:
-        rates = {shape: compared.others[shape, 1] for shape in PICKS}
+        rates = {shape: compared.others[shape, 1] for shape in KINDS}
         out["stock_model"] = {
-            "algbw_GBps": {PICKS[shape]: float(rate) for shape, rate in rates.items()},
-            "picked": PICKS[compared.host.pick(rates[RING], rates[CHAIN])],
+            "algbw_GBps": {KINDS[shape]: float(rate) for shape, rate in rates.items()},
+            "picked": KINDS[compared.host.pick_large(rates)],
         }
         out["over_stock"] = {str(f): float(compared.find_ratio(f)) for f in BETWEEN_CPUS}
     return out
@@ -233,7 +232,7 @@ def list_rccl_json(chosen: ChosenRccl) -> dict[str, object]:
 
 def _list_rates(rates: dict[tuple[str, int], Fraction]) -> str:
     return " and ".join(
-        f"{PICKS[shape]} {float(rate):.4g} GB/s"
+        f"{KINDS[shape]} {float(rate):.4g} GB/s"
         for (shape, factor), rate in rates.items()
         if factor == 1
     )

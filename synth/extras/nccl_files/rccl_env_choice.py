@@ -18,7 +18,8 @@ from ...channels.rounding import prepare
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
-from ..stock.constants import LOCAL_kBps, PathType, kBps_PER_GBps
+from ..stock.constants import LOCAL_kBps, kBps_PER_GBps
+from ..stock.model import make_graph
 from ..stock.rccl import RcclHost
 from ..stock.rccl_search import find_rccl_chains, find_rccl_rings_without_table
 from ..stock.system import StockLink
@@ -121,15 +122,15 @@ def rate_trees(host: RcclHost, trees: Sequence[Parents], between_cpus: int) -> F
 
     Links between CPUs are `between_cpus` times as fast.
     """
-    index = {rank: gpu for gpu, rank in host.rank_of.items()}
+    index = {gpu.rank: gpu.index for gpu in host.gpus}
     loads: Counter[StockLink] = Counter()
     for parents in trees:
         for child, parent in enumerate(parents):
             if parent >= 0:
                 for pair in ((index[child], index[parent]), (index[parent], index[child])):
-                    loads.update(host.paths.paths[pair].links)
+                    loads.update(host.gpu_paths.paths[pair].links)
     times = max(
-        Fraction(count, link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1))
+        Fraction(count, link.count_kBps(between_cpus))
         for link, count in loads.items()
         if link.rate_kBps < LOCAL_kBps
     )
@@ -141,7 +142,7 @@ def _find_rings(request: Request, guard: RcclGuard, count: int) -> Channels | No
 
     RCCL also searches for as many chains, and must find them to load the rings.
     """
-    if find_rccl_chains(guard.host.system, guard.host.paths, count).channels != count:
+    if find_rccl_chains(guard.host.system, guard.host.gpu_paths, count).channels != count:
         return None
     finder = prepare(request, RING)
     share = Fraction(1) if guard.is_known else PROVED
@@ -161,16 +162,17 @@ def _rate_searched_rings(host: RcclHost, channels: int) -> Fraction:
 
     It doubles them and repeats them up to the number of channels.
     """
-    graph = find_rccl_rings_without_table(host.system, host.paths)
-    orders = tuple(tuple(host.rank_of[gpu] for gpu in order) for order in graph.orders)
-    return host.rate(RING, repeat_channels(Channels(RING, orders), channels).orders, 1)
+    graph = find_rccl_rings_without_table(host.system, host.gpu_paths)
+    orders = repeat_channels(Channels(RING, graph.orders), channels).orders
+    return host.rate(replace(graph, orders=orders))
 
 
 def _describe(
     env: RcclEnv, guard: RcclGuard, rings: NcclGraphs, searched: Fraction
 ) -> tuple[str, ...]:
     assert rings.rings is not None
-    host, orders = guard.host, rings.rings.orders
+    host = guard.host
+    reached = host.rate(make_graph(host.gpus, rings.rings))
     counted, other = rate_trees(host, env.trees, 1), guard.find_allreduce(1)
     stock = (
         f"stock has {float(other):.4g} GB/s for allreduce, the trees {float(counted):.4g}"
@@ -180,7 +182,7 @@ def _describe(
     return (
         f"by RCCL's own count {stock}",
         "RCCL then runs every allreduce over the trees; allgather, reduce-scatter and broadcast "
-        f"over the rings of {GRAPH_FILE}: {2 * float(host.rate(RING, orders, 1)):.4g} GB/s for "
+        f"over the rings of {GRAPH_FILE}: {2 * float(reached):.4g} GB/s for "
         "allgather",
         f"without that file they fall to RCCL's plain search: {2 * float(searched):.4g} GB/s for "
         "allgather",

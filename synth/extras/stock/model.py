@@ -1,7 +1,7 @@
 """The model of stock NCCL: what it finds and picks on a host without a graph file."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -14,14 +14,27 @@ from ....topo.facts.view import WIRES
 from ....topo.formats.nccl_xml import is_amd
 from ....topo.formats.nccl_xml.made_up import view_machine
 from ....topo.graph import Topology
-from .constants import NVLS_SM, RING, FALLBACK_MBps, MBps_PER_GBps, PathType, kBps_PER_GBps
+from ...channels.channels import CHAIN, Channels
+from ...channels.channels import RING as RING_SHAPE
+from .constants import (
+    BALANCED_TREE,
+    NVLS_SM,
+    RING,
+    FALLBACK_MBps,
+    MBps_PER_GBps,
+    PathType,
+    kBps_PER_GBps,
+)
 from .nic_rates import rate_between_hosts
 from .nic_search import SearchTooLongError, find_host_chains, find_host_rings
 from .nics import NicPaths
 from .paths import GpuPaths, find_gpu_paths
 from .search import StockGraph, find_chains, find_rings
-from .system import GPU, NET, NVS, StockLink, StockSystem, build_system
+from .system import GPU, NET, NVS, StockLink, StockNode, StockSystem, build_system
 from .tuner import expect
+
+# What rings and chains are called in what people and programs read, by their shape.
+KINDS = {RING_SHAPE: "rings", CHAIN: "chains"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,8 @@ class StockModel:
     a line for each kind of fact that the topology lacks and NCCL finds on the machine. `expect`
     takes a number of bytes and the least microseconds of a hop (0: as NCCL counts them); it returns
     what NCCL's tuner picks for an allreduce of that size, and the microseconds that it expects.
+    `graphs` are the rings and chains as found, by shape, in NCCL's graph `system` and over its
+    paths; `nics` are those to NICs on several `hosts`.
     """
 
     rings: StockChannels
@@ -72,11 +87,21 @@ class StockModel:
     p2p_at_sys: frozenset[tuple[int, int]]
     has_nvls: bool
     assumes: tuple[str, ...]
+    hosts: int
     expect: Callable[[int, float], tuple[str, float]] = field(repr=False, compare=False)
+    graphs: Mapping[str, StockGraph] = field(repr=False, compare=False)
+    system: StockSystem = field(repr=False, compare=False)
+    gpu_paths: GpuPaths = field(repr=False, compare=False)
+    nics: NicPaths | None = field(repr=False, compare=False)
 
     def pick(self, size_bytes: int) -> str:
         """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
         return self.expect(size_bytes, 0.0)[0]
+
+    def list_used(self, shape: str) -> Channels:
+        """Return the rings or chains that it uses, as orders of ranks."""
+        found = self.rings if shape == RING_SHAPE else self.chains
+        return Channels(shape, found.orders[: self.channels])
 
     @property
     def algbw_GBps(self) -> dict[str, Fraction]:
@@ -152,6 +177,11 @@ def model_stock(
         p2p_at_sys=_name_pairs(at_sys, system),
         has_nvls=bool(system.nodes[NVS]) and system.min_sm >= NVLS_SM,
         assumes=tuple(_list_assumptions(system, hosts)),
+        hosts=hosts,
+        graphs={RING_SHAPE: rings, CHAIN: chains},
+        system=system,
+        gpu_paths=gpu_paths,
+        nics=nics,
         expect=lambda size_bytes, hop_us: expect(system, rings, chains, size_bytes, hosts, hop_us),
     )
 
@@ -226,6 +256,27 @@ def _describe(graph: StockGraph, system: StockSystem, algbw_GBps: Fraction) -> S
     )
 
 
+def make_graph(
+    gpus: Sequence[StockNode],
+    channels: Channels,
+    speed_GBps: Fraction = Fraction(0),
+    path_type: str = PathType.LOC.name,
+) -> StockGraph:
+    """Return channels through all GPUs, by their ranks, as a graph of a library.
+
+    They have a speed, and `path_type` is the type of their farthest hop.
+    """
+    index, count = {gpu.rank: gpu.index for gpu in gpus}, len(channels.orders)
+    return StockGraph(
+        RING if channels.shape == RING_SHAPE else BALANCED_TREE,
+        count,
+        count,
+        PathType[path_type],
+        speed_MBps=round(speed_GBps * MBps_PER_GBps),
+        orders=tuple(tuple(index[rank] for rank in order) for order in channels.orders),
+    )
+
+
 def rate_orders(
     is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths, between_cpus: int = 1
 ) -> Fraction:
@@ -245,10 +296,7 @@ def rate_orders(
     for pair, count in hops.items():
         for link in gpu_paths.paths[pair].links:
             loads[link] += count
-    slowest = min(
-        Fraction(link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), count)
-        for link, count in loads.items()
-    )
+    slowest = min(Fraction(link.count_kBps(between_cpus), count) for link, count in loads.items())
     gpus = len(orders[0])
     factor = Fraction(gpus, 2 * (gpus - 1)) if is_ring else Fraction(1)
     return slowest * len(orders) * factor / kBps_PER_GBps

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-from .constants import BALANCED_TREE, RING, PathType, kBps_PER_GBps, kBps_PER_MBps
+from .constants import BALANCED_TREE, RING, kBps_PER_GBps, kBps_PER_MBps
 from .nics import NicPaths
 from .paths import GpuPaths, StockPath
 from .search import StockGraph
@@ -30,7 +30,7 @@ def rate_between_hosts(
     """
     graph = replace(graph, orders=graph.orders[:used], nets=graph.nets[:used])
     slowest_kBps = min(
-        link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1) / load
+        link.count_kBps(between_cpus) / load
         for link, load in count_loads(graph, gpu_paths, nics, hosts).items()
     )
     if counted:

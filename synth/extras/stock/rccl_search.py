@@ -5,7 +5,7 @@ better with more hops over xGMI, and machines of five to eight GPUs with xGMI ge
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import chain
 
 from ...channels.channels import RING as RING_SHAPE
 from ...channels.orders import hops
@@ -16,18 +16,12 @@ from .constants import (
     RCCL_TYPES,
     RCCL_XGMI_GPUS,
     RING,
-    STEPS,
-    STEPS_SAME,
     PathType,
     RCCL_SPEEDS_MBps,
 )
 from .paths import GpuPaths
 from .search import GraphSearch, StockGraph
-from .steps import SearchLimits, search
 from .system import GPU, StockSystem
-
-# A candidate's numbers of channels, links and hops over xGMI.
-_Candidate = tuple[int, int, int]
 
 
 def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
@@ -63,45 +57,11 @@ class _RcclSearch(GraphSearch):
             for pair, path in gpu_paths.paths.items()
             if len(path.links) == 1 and path.type == PathType.NVL
         }
-        # Candidates of the search that runs, and of those done so far with the steps left.
-        self.candidates: set[_Candidate] = set()
-        self.searched: dict[tuple[object, ...], tuple[int, set[_Candidate]]] = {}
 
-    def _search(self) -> int:
-        """Run one search for `trial`, unless an equal one found nothing better than `best`."""
-        trial = self.trial
-        table = self.host.make_table(trial.pattern, trial.speed_MBps, trial.path_type)
-        key = (id(table), trial.same_channels, trial.min_channels, self.links_before)
-        left, known = self.searched.get(key, (0, set()))
-        if key in self.searched and not any(self._is_better(*each) for each in known):
-            return left
-        self.candidates = set()
-        limits = SearchLimits(
-            ring=trial.pattern == RING,
-            same_channels=trial.same_channels,
-            min_channels=trial.min_channels,
-            max_channels=trial.max_channels,
-            steps=STEPS_SAME if trial.same_channels else STEPS,
-        )
-        left = search(self.host, table, limits, self._report)
-        if left >= 0:
-            self.searched[key] = left, self.candidates
-        return left
-
-    def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
-        """Take a candidate as the best graph if it is better."""
-        links += self.links_before
-        gpus = len(self.host.gpus)
-        orders = tuple(tuple(path[c * gpus : (c + 1) * gpus]) for c in range(channels))
-        candidate = channels, links, self._count_wires(orders)
-        self.candidates.add(candidate)
-        if not self._is_better(*candidate):
-            return False
-        self.best = replace(self.trial, links=links, orders=orders)
-        return True
-
-    def _count_wires(self, orders: Sequence[tuple[int, ...]]) -> int:
+    def _count_wires(self, path: Sequence[int]) -> int:
         """Return the number of hops over a direct xGMI link, rings closed."""
+        gpus = len(self.host.gpus)
+        orders = (tuple(path[at : at + gpus]) for at in range(0, len(path), gpus))
         return sum(hop in self.wires for order in orders for hop in hops(RING_SHAPE, order))
 
     def _is_better(self, channels: int, links: int, wires: int) -> bool:
@@ -114,5 +74,5 @@ class _RcclSearch(GraphSearch):
         if total != best_total:
             return total > best_total
         return links < best.links or (
-            channels == best.channels and wires > self._count_wires(best.orders)
+            channels == best.channels and wires > self._count_wires([*chain(*best.orders)])
         )

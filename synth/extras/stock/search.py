@@ -34,6 +34,9 @@ from .paths import GpuPaths
 from .steps import HopTable, HostLinks, SearchLimits, search
 from .system import DEV, GPU, NET, StockNode, StockSystem
 
+# A candidate's numbers of channels, of links, and of hops that count for it.
+Candidate = tuple[int, int, int]
+
 
 @dataclass(frozen=True)
 class StockGraph:
@@ -101,10 +104,9 @@ class GraphSearch:
         self.steps_left = STEPS_ALL
         # Links that candidates start from: in the second pass NCCL adds them to the first's.
         self.links_before = 0
-        # Highest total of the search's candidates, with its fewest links, negative.
-        self.top = (0, 0)
-        # Steps left, and `top`, of the searches done so far.
-        self.done: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        # Candidates of the search that runs, and of those done so far with the steps left.
+        self.candidates: set[Candidate] = set()
+        self.done: dict[tuple[object, ...], tuple[int, set[Candidate]]] = {}
 
     def run(self) -> StockGraph:
         """Run both passes, and return the graph."""
@@ -212,9 +214,10 @@ class GraphSearch:
         trial = self.trial
         table = self.host.make_table(trial.pattern, trial.speed_MBps, trial.path_type)
         key = (id(table), trial.same_channels, trial.min_channels, *self._list_keys())
-        if key in self.done and not self._would_improve(*self.done[key][1:]):
-            return self.done[key][0]
-        self.top = (0, 0)
+        left, known = self.done.get(key, (0, set()))
+        if key in self.done and not any(self._is_better(*each) for each in known):
+            return left
+        self.candidates = set()
         limits = SearchLimits(
             ring=trial.pattern == RING,
             same_channels=trial.same_channels,
@@ -224,7 +227,7 @@ class GraphSearch:
         )
         left = self._run_search(table, limits)
         if left >= 0:
-            self.done[key] = (left, *self.top)
+            self.done[key] = left, self.candidates
         return left
 
     def _list_keys(self) -> tuple[object, ...]:
@@ -235,25 +238,29 @@ class GraphSearch:
         return search(self.host, table, limits, self._report)
 
     def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
-        """Take a candidate as the best graph if it is better: by its total, then its links."""
-        links += self.links_before
-        total = channels * self.trial.speed_MBps
-        self.top = max(self.top, (total, -links))
-        if not self._would_improve(total, -links):
-            return False
+        """Take a candidate as the best graph if it is better."""
         gpus = len(self.host.gpus)
+        links += self.links_before
+        candidate = channels, links, self._count_wires(path[: channels * gpus])
+        self.candidates.add(candidate)
+        if not self._is_better(*candidate):
+            return False
         orders = tuple(tuple(path[c * gpus : (c + 1) * gpus]) for c in range(channels))
         self.best = replace(self.trial, links=links, orders=orders)
         return True
 
-    def _would_improve(self, total: int, negative_links: int) -> bool:
+    def _count_wires(self, path: Sequence[int]) -> int:
+        """Return the number of hops that count for a candidate; `path` has its orders in turn."""
+        return 0
+
+    def _is_better(self, channels: int, links: int, wires: int) -> bool:
+        """Return whether a candidate is better than the best graph: its total, then its links."""
         best, trial = self.best, self.trial
-        best_total = best.channels * best.speed_MBps
-        return total > best_total or (
-            total == best_total
-            and (trial.pattern, trial.cross_nic) == (best.pattern, best.cross_nic)
-            and -negative_links < best.links
-        )
+        total, best_total = channels * trial.speed_MBps, best.channels * best.speed_MBps
+        if total != best_total:
+            return total > best_total
+        is_alike = (trial.pattern, trial.cross_nic) == (best.pattern, best.cross_nic)
+        return is_alike and links < best.links
 
     def _pick_first_speed(self) -> int:
         """Return the index of the first speed at which the channels may fit the fastest GPU."""

@@ -59,6 +59,10 @@ class StockLink:
     rate_kBps: int
     end: "StockNode"
 
+    def count_kBps(self, between_cpus: int) -> int:
+        """Return the rate with links between CPUs `between_cpus` times as fast."""
+        return self.rate_kBps * (between_cpus if self.type == PathType.SYS else 1)
+
 
 @dataclass(eq=False, slots=True)
 class StockNode:

@@ -95,7 +95,7 @@ def _check_graph(
     promised = chosen.graphs.algbw_GBps["rings" if read.id == RING_ID else "chains"]
     if len(channels) < read.nchannels:
         raise VerificationError(f"{where}: a channel of {read.name} lacks NICs of the host")
-    rate = network.rate(network.build_graph(read.pattern, channels, read.crossnic))
+    rate = network.library.rate(network.build_graph(read.pattern, channels, read.crossnic))
     stated = round(Fraction(written.speed_MBps, MBps_PER_GBps), 6)
     if rate != promised or read.speedinter != stated or read.speedintra != stated:
         raise VerificationError(
