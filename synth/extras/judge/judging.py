@@ -12,11 +12,10 @@ from ....topo.grouping import group_by_key
 from ....topo.loader.resolve import LOCAL
 from ....topo.routes import Router
 from ...ir.collective import Collective
-from ..stock.constants import OF_CHAIN, RING, TREES
+from ..stock.constants import OF_CHAIN, OVER_RINGS, RING, TREES
 from .advice import Spell, advise, gbps, name_command, size_text
 from .machine import Machines, RankMap, count_hosts, describe_other_gpus, map_group, map_ranks
 from .options import (
-    OVER_RINGS,
     Limits,
     Options,
     find_helped_options,

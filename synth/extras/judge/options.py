@@ -29,6 +29,7 @@ from ...request import Request
 from ..nccl_files.choice import choose_graphs
 from ..place.job import WHOLE
 from ..place.placing import place
+from ..stock.constants import OVER_RINGS
 from ..stock.model import KINDS
 from ..stock.nccl_version import NEWEST
 from ..stock.on_paper import USUAL_SIZE_bytes
@@ -65,8 +66,6 @@ ROUNDING = 1.005
 # NVLink 25 and counts as 20.
 _ABOVE_COUNTED = {"pcie": 15.75 / 12, "nvlink": 25 / 20}
 
-# Collectives that NCCL runs over rings (allreduce over trees as well).
-OVER_RINGS = ("allreduce", "allgather", "reduce-scatter")
 GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
 # With more GPUs, the help that those could give which take no part is not computed.
 _MAX_HELPED_RANKS = 32

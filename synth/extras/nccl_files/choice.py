@@ -11,9 +11,9 @@ from fractions import Fraction
 
 from ....topo.errors import InfeasibleError
 from ....topo.routes import Router
-from ...bounds.single_path import Bounds, find_bounds
+from ...bounds.single_path import Bounds
 from ...channels.channels import CHAIN, RING, Channels
-from ...channels.rounding import Rounding, prepare
+from ...channels.rounding import Rounding
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
@@ -35,6 +35,7 @@ from .nccl_graph import (
     FileChannels,
     NcclGraphs,
     Sized,
+    bound_request,
     describe_channels,
     find_graphs,
     limit_channels,
@@ -43,12 +44,8 @@ from .nccl_graph import (
     rate_graphs,
     repeat_channels,
 )
-from .robust import LinkRates, list_link_rates, list_routes, meet, rebuild_request
+from .robust import list_link_rates, list_routes, meet, search_at
 
-# Work of the bound in seconds of an idle core, and its share of the time limit.
-_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
-# The same of each search at other rates.
-_ROBUST_WORK_S, _ROBUST_CLOCK = 4.0, 0.2
 # Share of the best rate from which candidates count as equally good.
 _EQUAL = Fraction(99, 100)
 # Shares of the best rate at the machine's own rates that may be given up to be above stock at all.
@@ -101,12 +98,12 @@ def choose_graphs(
     """
     library = find_nccl(router.topology)
     if isinstance(library, NotModelled):
-        request, bounds = _bound_request(collective, router, effort, progress)
+        request, bounds = bound_request(collective, router, effort, progress)
         return ChosenGraphs(find_graphs(request, bounds.single_path, version), bounds, library)
     own = NcclRouter(router)
     chosen = [
         _choose_on(
-            _bound_request(collective, each, effort, progress),
+            bound_request(collective, each, effort, progress),
             library if each is own else NcclHost(router.topology, library.model, nvb=False),
             version,
             size_bytes,
@@ -122,19 +119,6 @@ def _judge_setting(chosen: ChosenGraphs) -> tuple[bool, Fraction]:
     needed = Fraction(1) if chosen.nvb else _WORTH_SETTING
     is_worth = chosen.comparison.is_safe and chosen.comparison.gain >= needed
     return is_worth, chosen.comparison.gain / needed
-
-
-def _bound_request(
-    collective: Collective,
-    router: Router,
-    effort: Effort,
-    progress: Callable[[str], None] | None,
-) -> tuple[Request, Bounds]:
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
-    topology = router.topology
-    return Request(
-        collective, topology, effort, progress, bounds.single_path, router=router
-    ), bounds
 
 
 def _choose_on(
@@ -284,7 +268,7 @@ class _CandidateSearch:
         """
         best = Fraction(finder.optimum)
         counted = [(self._counted[factor], target / best) for factor, target in targets.items()]
-        return self._search(meet([(self._own, share), *counted]), finder.shape)
+        return search_at(self._request, meet([(self._own, share), *counted]), finder.shape)
 
     def _find_optimum(self, finder: Rounding, between_cpus: int) -> Fraction:
         rates, key = self._counted[between_cpus], (finder.shape, between_cpus)
@@ -294,14 +278,9 @@ class _CandidateSearch:
             same = next((f for f in BETWEEN_CPUS if self._counted[f] == rates), between_cpus)
             if same != between_cpus:
                 return self._find_optimum(finder, same)
-            self._optima[key] = Fraction(self._search(rates, finder.shape).optimum)
+            searched = search_at(self._request, rates, finder.shape)
+            self._optima[key] = Fraction(searched.optimum)
         return self._optima[key]
-
-    def _search(self, rates: LinkRates, shape: str) -> Rounding:
-        effort = self._request.effort.grant(_ROBUST_WORK_S, _ROBUST_CLOCK)
-        reducing = Collective("allreduce", self._request.collective.ranks)
-        wanted = self._request if shape == RING else self._request.of(reducing)
-        return prepare(replace(rebuild_request(wanted, rates), effort=effort), shape)
 
 
 def _find_target(request: Request, shape: str, library: NcclHost, between_cpus: int) -> Fraction:

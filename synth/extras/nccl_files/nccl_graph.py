@@ -7,7 +7,7 @@ as both graphs have, so both get the same number, at which both lose little.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import cycle, islice
@@ -18,6 +18,7 @@ from ....topo.pictures.cables import describe_rates
 from ....topo.routes import Router
 from ....topo.version import VERSION
 from ...bounds.certificate import Bound
+from ...bounds.single_path import Bounds, find_bounds
 from ...channels.channels import CHAIN, RING, Channels, Order, algbw_GBps, schedule_channels
 from ...channels.rounding import Rounding, prepare
 from ...ir.collective import Collective
@@ -32,9 +33,9 @@ from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import RING_ID, TREE_ID, GraphFile, NcclGraph, read_graph_file
 
-# Collectives that NCCL runs over rings.
-COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
 _PATTERNS = {RING_ID: RING_PATTERN, TREE_ID: BALANCED_TREE}
+# Work of the bound in seconds of an idle core, and its share of the time limit.
+_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 # Largest relative change of an algbw by the rounding of speeds in the file to 7 digits.
 _TOLERANCE = Fraction(1, 10**5)
 
@@ -96,12 +97,24 @@ class NcclGraphs:
         return max(self.ring_GBps, chain_GBps) / self.bound.algbw_GBps
 
 
+def bound_request(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+) -> tuple[Request, Bounds]:
+    """Return the request for a file's channels on a router's routes, and the bounds on these."""
+    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    topology, bound = router.topology, bounds.single_path
+    return Request(collective, topology, effort, progress, bound, router=router), bounds
+
+
 def find_graphs(
     request: Request, bound: Bound, version: NcclVersion = NEWEST, least: int = 1
 ) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host, on the request's routes.
 
-    The collective is one of COLLECTIVES, and `bound` its single-path bound. There are `least`
+    The collective is one of OVER_RINGS, and `bound` its single-path bound. There are `least`
     channels or more where that loses nothing. Raise InfeasibleError if the GPUs are on several
     hosts or too many for a file, or no ring or chain exists.
     """

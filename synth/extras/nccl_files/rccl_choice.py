@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ....topo.routes import Router
-from ...bounds.single_path import Bounds, find_bounds
+from ...bounds.single_path import Bounds
 from ...channels.channels import CHAIN, RING
-from ...channels.rounding import Rounding, prepare
+from ...channels.rounding import Rounding
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
@@ -22,6 +22,7 @@ from .guard import BETWEEN_CPUS, WORTH_WRITING
 from .nccl_graph import (
     NcclGraphs,
     Sized,
+    bound_request,
     limit_channels,
     match_counts,
     prepare_finders,
@@ -30,12 +31,8 @@ from .nccl_graph import (
 )
 from .rccl_guard import CHAIN_SHARE, RcclComparison, RcclGuard
 from .rccl_limits import RcclVersion, find_rccl_version
-from .robust import LinkRates, list_link_rates, list_routes, meet, rebuild_request
+from .robust import LinkRates, list_link_rates, list_routes, meet, search_at
 
-# Work of the bound in seconds of an idle core, and its share of the time limit.
-_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
-# The same of each search at other rates.
-_SEARCH_WORK_S, _SEARCH_CLOCK = 4.0, 0.2
 # Shares of the best rate at the machine's own rates that may be given up to be safe.
 _OWN_SHARES = tuple(Fraction(percent, 100) for percent in (100, 97, 90))
 # Share of a target that floating point and rounded rates may lose.
@@ -75,10 +72,7 @@ def choose_rccl_graphs(
     Unless `guarded` they are the best at the machine's own rates, whatever stock does. Raise
     InfeasibleError as `find_graphs` does.
     """
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
-    request = Request(
-        collective, router.topology, effort, progress, bounds.single_path, router=router
-    )
+    request, bounds = bound_request(collective, router, effort, progress)
     version, host = find_rccl_version(router.topology), model_rccl(router.topology)
     most = limit_channels(collective, version)
     finders = prepare_finders(request)
@@ -152,15 +146,11 @@ def _find_robust(
     They are `share` of that optimum at the machine's own rates, and stock's rates at RCCL's.
     """
     shape, best = finder.shape, Fraction(finder.optimum)
-    reducing = Collective("allreduce", request.collective.ranks)
     # The optimum of rings is that of the collective, twice an allreduce's for the others.
     counted = best / (2 if shape == RING and request.collective.name != "allreduce" else 1)
     kept = CHAIN_SHARE if shape == CHAIN and not guard.is_known else 1
     targets = [(guard.rates[f], guard.find_other(shape, f) * kept / counted) for f in BETWEEN_CPUS]
-    effort = request.effort.grant(_SEARCH_WORK_S, _SEARCH_CLOCK)
-    wanted = request if shape == RING else request.of(reducing)
-    rebuilt = rebuild_request(wanted, meet([(own, share), *targets]))
-    return prepare(replace(rebuilt, effort=effort), shape)
+    return search_at(request, meet([(own, share), *targets]), shape)
 
 
 def _list_counts(finders: list[Rounding], most: int) -> Iterator[Sized]:

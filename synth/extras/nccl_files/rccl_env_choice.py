@@ -12,26 +12,21 @@ from fractions import Fraction
 from operator import itemgetter
 
 from ....topo.routes import Router
-from ...bounds.single_path import find_bounds
 from ...channels.channels import RING, Channels
 from ...channels.rounding import prepare
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
-from ..stock.constants import LOCAL_kBps, kBps_PER_GBps
-from ..stock.model import make_graph
+from ..stock.constants import kBps_PER_GBps
+from ..stock.model import find_slowest_kBps, make_graph
 from ..stock.rccl import RcclHost
 from ..stock.rccl_search import find_rccl_chains, find_rccl_rings_without_table
-from ..stock.system import StockLink
 from .binary_trees import Parents
 from .guard import BETWEEN_CPUS, WORTH_WRITING
-from .nccl_graph import NcclGraphs, rate_graphs, repeat_channels
+from .nccl_graph import NcclGraphs, bound_request, rate_graphs, repeat_channels
 from .rccl_choice import ChosenRccl, choose_rccl_graphs
 from .rccl_env import GRAPH_FILE, RcclEnv, find_rccl_env, list_channel_counts
 from .rccl_guard import PROVED, RcclGuard
-
-# Work of the trees' bound in seconds of an idle core, and its share of the time limit.
-_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,8 @@ def choose_rccl_env(
 
     Raise InfeasibleError as `find_rccl_env` does.
     """
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    request, bounds = bound_request(collective, router, effort, progress)
     bound = bounds.single_path
-    request = Request(collective, router.topology, effort, progress, bound, router=router)
     env = find_rccl_env(request, bound)
     graphs = choose_rccl_graphs(collective, router, effort, progress)
     chosen = ChosenEnv(env, request, graphs, None, None, None, ())
@@ -123,18 +117,12 @@ def rate_trees(host: RcclHost, trees: Sequence[Parents], between_cpus: int) -> F
     Links between CPUs are `between_cpus` times as fast.
     """
     index = {gpu.rank: gpu.index for gpu in host.gpus}
-    loads: Counter[StockLink] = Counter()
+    hops: Counter[tuple[int, int]] = Counter()
     for parents in trees:
-        for child, parent in enumerate(parents):
-            if parent >= 0:
-                for pair in ((index[child], index[parent]), (index[parent], index[child])):
-                    loads.update(host.gpu_paths.paths[pair].links)
-    times = max(
-        Fraction(count, link.count_kBps(between_cpus))
-        for link, count in loads.items()
-        if link.rate_kBps < LOCAL_kBps
-    )
-    return len(trees) / times / kBps_PER_GBps
+        edges = [(index[a], index[b]) for a, b in enumerate(parents) if b >= 0]
+        hops.update((*edges, *((b, a) for a, b in edges)))
+    slowest_kBps = find_slowest_kBps(hops, host.gpu_paths, between_cpus)
+    return len(trees) * slowest_kBps / kBps_PER_GBps
 
 
 def _find_rings(request: Request, guard: RcclGuard, count: int) -> Channels | None:

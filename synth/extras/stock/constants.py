@@ -21,6 +21,9 @@ class PathType(IntEnum):
     LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(12)
 
 
+# Collectives that both libraries run over rings; allreduce over trees as well.
+OVER_RINGS = ("allreduce", "allgather", "reduce-scatter")
+
 # -- the graph of a host: graph/topo.h and topo.cc
 
 # A link over PCI has the type of a path below one PCI switch.

@@ -14,8 +14,9 @@ from ....topo.facts.view import WIRES
 from ....topo.formats.nccl_xml import is_amd
 from ....topo.formats.nccl_xml.made_up import view_machine
 from ....topo.graph import Topology
-from ...channels.channels import CHAIN, Channels
+from ...channels.channels import CHAIN, Channels, Order
 from ...channels.channels import RING as RING_SHAPE
+from ...channels.orders import hops
 from .constants import (
     BALANCED_TREE,
     NVLS_SM,
@@ -278,7 +279,7 @@ def make_graph(
 
 
 def rate_orders(
-    is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths, between_cpus: int = 1
+    is_ring: bool, orders: Sequence[Order], gpu_paths: GpuPaths, between_cpus: int = 1
 ) -> Fraction:
     """Return the algbw of an allreduce in GB/s from the loads on the links.
 
@@ -286,20 +287,23 @@ def rate_orders(
     a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one direction and
     the results the other, so each hop carries all of it both times.
     """
-    hops: Counter[tuple[int, int]] = Counter()
-    for order in orders:
-        following = (*order[1:], order[0]) if is_ring else order[1:]
-        hops.update(zip(order, following, strict=False))
-        if not is_ring:
-            hops.update(zip(order[1:], order, strict=False))
-    loads: Counter[StockLink] = Counter()
-    for pair, count in hops.items():
-        for link in gpu_paths.paths[pair].links:
-            loads[link] += count
-    slowest = min(Fraction(link.count_kBps(between_cpus), count) for link, count in loads.items())
+    shape = RING_SHAPE if is_ring else CHAIN
+    counts = Counter(hop for order in orders for hop in hops(shape, order))
+    slowest = find_slowest_kBps(counts, gpu_paths, between_cpus)
     gpus = len(orders[0])
     factor = Fraction(gpus, 2 * (gpus - 1)) if is_ring else Fraction(1)
     return slowest * len(orders) * factor / kBps_PER_GBps
+
+
+def find_slowest_kBps(
+    counts: Mapping[tuple[int, int], int], gpu_paths: GpuPaths, between_cpus: int
+) -> Fraction:
+    """Return the least that hops between GPUs get, each as often as it is counted."""
+    loads: Counter[StockLink] = Counter()
+    for pair, count in counts.items():
+        for link in gpu_paths.paths[pair].links:
+            loads[link] += count
+    return min(Fraction(link.count_kBps(between_cpus), count) for link, count in loads.items())
 
 
 def _list_assumptions(system: StockSystem, hosts: int) -> Iterator[str]:

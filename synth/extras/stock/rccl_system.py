@@ -11,7 +11,7 @@ from ....topo.boards import BOARDS
 from ....topo.graph import Topology
 from ....topo.hardware import xgmi_counted_GBps
 from .constants import LINK_PCI, RCCL_SM, LOCAL_kBps, PathType, kBps_PER_GBps
-from .paths import GpuPaths, StockPath
+from .paths import NO_PATH, GpuPaths, StockPath, join_paths
 from .system import (
     CPU,
     DEV,
@@ -24,8 +24,6 @@ from .system import (
     connect,
     list_gpu_elements,
 )
-
-_NONE = StockPath(PathType.DIS, 0, ())
 
 
 def find_architecture(topology: Topology) -> str:
@@ -89,18 +87,14 @@ def find_rccl_paths(system: StockSystem) -> GpuPaths:
     level = _find_p2p_level(system)
     to_gpu = [find_paths_to(gpu) for gpu in gpus]
     to_cpu = [find_paths_to(cpu) for cpu in cpus]
-    paths = {(a.index, b.index): to_gpu[b.index].get(a, _NONE) for a in gpus for b in gpus}
+    paths = {(a.index, b.index): to_gpu[b.index].get(a, NO_PATH) for a in gpus for b in gpus}
     for dst in gpus:
-        own = min(cpus, key=lambda cpu: len(to_cpu[cpu.index].get(dst, _NONE).links) or 1 << 30)
-        down = to_gpu[dst.index].get(own, _NONE)
+        own = min(cpus, key=lambda cpu: len(to_cpu[cpu.index].get(dst, NO_PATH).links) or 1 << 30)
+        down = to_gpu[dst.index].get(own, NO_PATH)
         for src in gpus:
             if src is not dst and paths[src.index, dst.index].type > level:
-                up = to_cpu[own.index].get(src, _NONE)
-                paths[src.index, dst.index] = StockPath(
-                    max(up.type, down.type),
-                    min(up.rate_kBps, down.rate_kBps),
-                    up.links + down.links,
-                )
+                up = to_cpu[own.index].get(src, NO_PATH)
+                paths[src.index, dst.index] = join_paths(up, down)
     p2p = frozenset(pair for pair, path in paths.items() if path.links and path.type <= level)
     return GpuPaths(paths, p2p, max(p.rate_kBps for p in paths.values() if p.links))
 
@@ -120,7 +114,7 @@ def find_paths_to(base: StockNode) -> dict[StockNode, StockPath]:
         for node in reached:
             path = paths[node]
             for link in node.links:
-                old = paths.get(link.end, _NONE)
+                old = paths.get(link.end, NO_PATH)
                 rate = min(path.rate_kBps, link.rate_kBps)
                 if old.rate_kBps < rate and (not old.rate_kBps or len(old.links) > len(path.links)):
                     back = next(x for x in link.end.links if x.end is node and x.type == link.type)

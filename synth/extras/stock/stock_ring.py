@@ -16,13 +16,13 @@ from ....topo.errors import InfeasibleError, InputError
 from ....topo.formats.nccl_xml import is_amd
 from ....topo.routes import Router
 from ...bounds.group_bounds import SubMachine
-from ...channels.channels import CHAIN, RING, schedule_channels
+from ...channels.channels import CHAIN, RING, Channels, schedule_channels
 from ...cost.affine import Cost, costs_between_gpus, tighten
 from ...cost.host_costs import host_of
 from ...cost.segmentation import time_us
 from ...cost.simulate import MAX_GROUPS
 from ...ir.collective import Chunk, Collective
-from ...ir.schedule import Schedule, compose
+from ...ir.schedule import Schedule
 from ...ir.transfers import Op
 from ...numeric.effort import Effort
 from ...plan import Plan
@@ -162,7 +162,8 @@ class StockRing:
         steps = times * (n - 1)
         # Host costs need a simulation of every message.
         if self._host is not None and steps * n <= MAX_GROUPS:
-            self._schedule = build_ring(self._collective, self._router, order)
+            ring, request = Channels(RING, (order,)), request.of(self._collective)
+            self._schedule = schedule_channels(request, ring, "stock ring")
         return Cost(cost.alpha_us * steps, cost.beta_s_per_GB * steps)
 
     def _cost_chain(self) -> list[Cost]:
@@ -224,25 +225,3 @@ def find_order(router: Router) -> tuple[int, ...]:
             order.append(rank)
             choices.append([other for other in range(n - 1, 0, -1) if other not in order])
     raise InfeasibleError("the search got no order of ranks in which each has a route to the next")
-
-
-def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -> Schedule:
-    """Return the ring in an order of ranks as a schedule, with a part of the buffer per rank."""
-    n = collective.ranks
-    request = Request(collective, router.topology, Effort(), router=router)
-
-    def build_half(name: str, shift: int) -> Schedule:
-        op: Op = "reduce" if name == "reduce-scatter" else "copy"
-        end = "target" if op == "reduce" else "source"
-        chunks = tuple(Chunk(Fraction(1, n), **{end: rank}) for rank in range(n))
-        sends: list[Send] = [
-            (s, order[(i + shift + s) % n], order[(i + shift + s + 1) % n], rank, op)
-            for i, rank in enumerate(order)
-            for s in range(n - 1)
-        ]
-        return build_schedule(request.of(Collective(name, n)), "stock ring", chunks, sends)
-
-    shifts = {"reduce-scatter": 1, "allgather": 0}
-    if collective.name in shifts:
-        return build_half(collective.name, shifts[collective.name])
-    return compose(*(build_half(name, shift) for name, shift in shifts.items()))
