@@ -27,8 +27,8 @@ from harness import Results, Table, add_sample, make_parser
 from single_path import MACHINES, SHARED, open_machine
 
 from topoplan.synth.extras.nccl_files.choice import ChosenGraphs, choose_graphs
-from topoplan.synth.extras.nccl_files.guard import BETWEEN_CPUS, WORTH_WRITING
-from topoplan.synth.extras.stock.model import NotModelled
+from topoplan.synth.extras.nccl_files.guard import BETWEEN_CPUS, WORTH_WRITING, pick_stock
+from topoplan.synth.extras.stock.model import KINDS, NotModelled
 from topoplan.synth.extras.stock.nccl_version import NEWEST
 from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.numeric.effort import Effort
@@ -97,20 +97,21 @@ def measure(name: str, topology: Topology, collective_name: str) -> dict[str, An
         chosen = choose_graphs(collective, router, Effort(), None, NEWEST, _SIZE_bytes)
     except InfeasibleError:
         return None
-    if isinstance(chosen.stock, NotModelled):
+    library = chosen.library
+    if isinstance(library, NotModelled):
         return None
-    assert chosen.comparison is not None and chosen.host is not None
+    assert chosen.comparison is not None
     compared, graphs = chosen.comparison, chosen.graphs
     rings_only = collective_name != "allreduce"
-    written = chosen.is_worth_writing
+    picked, written = pick_stock(library, rings_only, _SIZE_bytes), chosen.is_worth_writing
     row = {
         "machine": name,
         "collective": collective_name,
         "ranks": collective.ranks,
-        "stock_GBps": float(chosen.host.rate_picked_stock(rings_only, _SIZE_bytes)),
-        "stock_picked": "rings" if rings_only else chosen.stock.pick(_SIZE_bytes),
+        "stock_GBps": float(library.rate_stock(picked)),
+        "stock_picked": KINDS[picked],
         "file_GBps": float(compared.algbw_GBps),
-        "picked": compared.picked,
+        "picked": KINDS[compared.picked],
         **{f"x{factor}": float(compared.ratios[None, factor]) for factor in BETWEEN_CPUS},
         "own_GBps": float(graphs.fraction * graphs.bound.algbw_GBps),
         "fraction": float(graphs.fraction),

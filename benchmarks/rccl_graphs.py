@@ -29,7 +29,6 @@ from topoplan.synth.channels.channels import CHAIN, RING
 from topoplan.synth.extras.nccl_files.guard import BETWEEN_CPUS
 from topoplan.synth.extras.nccl_files.rccl_choice import choose_rccl_graphs, list_rccl_json
 from topoplan.synth.extras.nccl_files.rccl_guard import CHAIN_SHARE
-from topoplan.synth.extras.stock.model import rate_orders
 from topoplan.synth.extras.stock.rccl import RcclHost
 from topoplan.synth.extras.stock.rccl_search import find_rccl_rings_without_table
 from topoplan.synth.ir.collective import collective_on
@@ -93,7 +92,7 @@ def measure(name: str, topology: Topology, collective_name: str) -> dict[str, An
     host, compared = chosen.host, chosen.comparison
     if not isinstance(host, RcclHost) or compared is None:
         return None
-    plain = find_rccl_rings_without_table(host.system, host.paths)
+    plain = find_rccl_rings_without_table(host.system, host.gpu_paths)
     ratios = {
         factor: min(
             float(rate / compared.others[key]) if compared.others[key] else 0.0
@@ -108,7 +107,7 @@ def measure(name: str, topology: Topology, collective_name: str) -> dict[str, An
         "machine": name,
         "collective": collective_name,
         "ranks": collective.ranks,
-        "plain": float(rate_orders(True, plain.orders, host.paths)),
+        "plain": float(host.rate(plain)),
         "stock_rings": float(compared.others.get((RING, 1), 0)),
         "stock_chains": float(compared.others.get((CHAIN, 1), 0)),
         "rings": float(compared.rates.get((RING, 1), 0)),

@@ -19,7 +19,7 @@ from ....synth.extras.nccl_files.graph_file import (
     looks_like_graph_file,
     read_graph_file,
 )
-from ....synth.extras.nccl_files.nccl_graph import COLLECTIVES
+from ....synth.extras.stock.constants import OVER_RINGS
 from ....synth.extras.stock.nccl_version import NEWEST, parse_nccl_version
 from ....synth.ir.collective import collective_on
 from ....synth.numeric.effort import USUAL_LIMIT_S, Effort
@@ -167,4 +167,4 @@ def _find_router(argument: Plan | Topology | str | os.PathLike[str]) -> tuple[Ro
     if not isinstance(argument, Plan):
         return load_for_planning(argument)[1], "allreduce"
     name = argument.collective.name
-    return argument.router, name if name in COLLECTIVES else "allreduce"
+    return argument.router, name if name in OVER_RINGS else "allreduce"

@@ -12,10 +12,10 @@ from ....topo.grouping import group_by_key
 from ....topo.loader.resolve import LOCAL
 from ....topo.routes import Router
 from ...ir.collective import Collective
+from ..stock.constants import OF_CHAIN, OVER_RINGS, RING, TREES
 from .advice import Spell, advise, gbps, name_command, size_text
 from .machine import Machines, RankMap, count_hosts, describe_other_gpus, map_group, map_ranks
 from .options import (
-    OVER_RINGS,
     Limits,
     Options,
     find_helped_options,
@@ -51,12 +51,8 @@ _MAX_COMMUNICATORS = 8
 _MAX_RUNS = 8
 # How far rates of runs that are alike lie apart: runs of healthy machines vary as much.
 _ALIKE = 1.05
-# NCCL's tuner rates trees at 92 % of their channels' rate, and each direction gets half of that.
-_TREE_FACTOR = Fraction(92, 200)
 # How topo-run names the measurements of the stock collective.
 STOCK = "stock"
-# Pattern numbers in NCCL's search: the ring's, and the trees' in the order of preference.
-_RING_PATTERN, _TREE_PATTERNS = 4, (1, 2, 3)
 
 
 class Judge:
@@ -384,7 +380,7 @@ def _check_types(
 
     Raise InputError if, in addition, the file is for fewer GPUs: then it is from another machine.
     """
-    ring = next((p for p in communicator.patterns if p.number == _RING_PATTERN), None)
+    ring = next((p for p in communicator.patterns if p.number == RING), None)
     if ring is None or not communicator.rings or ring.type_intra == "LOC":
         return
     paths, gpus = Paths(rank_map.topology), rank_map.topology.ranks
@@ -444,11 +440,11 @@ def _find_taken(reading: Reading, communicator: ObservedCommunicator) -> str:
     if communicator.uses_nvls:
         return "NVLS"
     n, patterns = communicator.ranks, {p.number: p for p in communicator.patterns}
-    ring = patterns.get(_RING_PATTERN)
-    tree = next((patterns[number] for number in _TREE_PATTERNS if number in patterns), None)
+    ring = patterns.get(RING)
+    tree = next((patterns[number] for number in TREES if number in patterns), None)
     # Between nodes the tuner also counts latencies and NICs, which the log does not contain.
     if ring is None or tree is None or n < 2 or (communicator.nodes or 1) > 1:
         return ""
     by_ring = Fraction(ring.channels) * Fraction(ring.intra_GBps) * n / (2 * (n - 1))
-    by_tree = Fraction(tree.channels) * Fraction(tree.intra_GBps) * _TREE_FACTOR
+    by_tree = Fraction(tree.channels) * Fraction(tree.intra_GBps) * OF_CHAIN / 2
     return "RING" if by_ring >= by_tree else "TREE"

@@ -29,6 +29,8 @@ from ...request import Request
 from ..nccl_files.choice import choose_graphs
 from ..place.job import WHOLE
 from ..place.placing import place
+from ..stock.constants import OVER_RINGS
+from ..stock.model import KINDS
 from ..stock.nccl_version import NEWEST
 from ..stock.on_paper import USUAL_SIZE_bytes
 from .machine import count_hosts
@@ -64,8 +66,6 @@ ROUNDING = 1.005
 # NVLink 25 and counts as 20.
 _ABOVE_COUNTED = {"pcie": 15.75 / 12, "nvlink": 25 / 20}
 
-# Collectives that NCCL runs over rings (allreduce over trees as well).
-OVER_RINGS = ("allreduce", "allgather", "reduce-scatter")
 GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
 # With more GPUs, the help that those could give which take no part is not computed.
 _MAX_HELPED_RANKS = 32
@@ -361,7 +361,7 @@ def _find_graph_file(collective: Collective, router: Router) -> Option:
         raise InfeasibleError("stock NCCL is at the bound, or above, by its own count of links")
     rates = {"rings": chosen.graphs.ring_GBps, "chains": chosen.graphs.chain_GBps}
     faster = "chains" if rates["chains"] > rates["rings"] else "rings"
-    picked = chosen.comparison.picked if chosen.comparison else faster
+    picked = KINDS[chosen.comparison.picked] if chosen.comparison else faster
     if collective.name != "allreduce":
         picked = "rings"
     count = chosen.graphs.count

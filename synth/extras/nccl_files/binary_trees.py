@@ -25,9 +25,8 @@ from ...numeric.whole_counts import exchange, fill_up, interleave, round_down
 from ...packing.trees import Forest, RootedTree, levels, schedule_of
 from ...packing.weigh import find_max_load
 from ...request import Request
+from ..stock.constants import RCCL_CHILDREN
 
-# RCCL's trees have room for three children, but its kernels read only two (device/common.h).
-MAX_CHILDREN = 2
 # Rounds of column generation: a safeguard.
 _ROUNDS = 60
 # Seconds of an idle core for rounding, beyond the effort of column generation.
@@ -59,10 +58,10 @@ def check_tree(parents: Sequence[int], where: str) -> None:
     if len(roots) != 1 or unreached:
         raise InputError(f"{where}: not one tree: roots {roots}, not connected to one {unreached}")
     for parent, children in Counter(parent for parent in parents if parent >= 0).items():
-        if children > MAX_CHILDREN:
+        if children > RCCL_CHILDREN:
             raise InputError(
                 f"{where}: rank {parent} has {children} children; RCCL's kernels read "
-                f"{MAX_CHILDREN}"
+                f"{RCCL_CHILDREN}"
             )
 
 
@@ -171,7 +170,7 @@ class _TreeSearch:
             cost, parent, child = min(
                 (distance[u, v] + _DEPTH_SHARE * scale * (depth[u] + 1), u, v)
                 for u in reached
-                if children[u] < MAX_CHILDREN
+                if children[u] < RCCL_CHILDREN
                 for v in left
             )
             if not np.isfinite(cost):

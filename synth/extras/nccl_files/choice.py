@@ -11,19 +11,31 @@ from fractions import Fraction
 
 from ....topo.errors import InfeasibleError
 from ....topo.routes import Router
-from ...bounds.single_path import Bounds, find_bounds
+from ...bounds.single_path import Bounds
 from ...channels.channels import CHAIN, RING, Channels
-from ...channels.rounding import Rounding, prepare
+from ...channels.rounding import Rounding
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
-from ..stock.model import NotModelled, StockModel, model_stock
+from ..stock.library import find_nccl
+from ..stock.model import NotModelled, make_graph
+from ..stock.nccl import NcclHost
 from ..stock.nccl_version import NcclVersion
 from ..stock.routes import NcclRouter
-from .guard import BETWEEN_CPUS, WORTH_WRITING, Comparison, StockHost
+from ..stock.search import StockGraph
+from .guard import (
+    BETWEEN_CPUS,
+    WORTH_WRITING,
+    Comparison,
+    compare,
+    count_link_rates,
+    pick_stock,
+)
 from .nccl_graph import (
+    FileChannels,
     NcclGraphs,
     Sized,
+    bound_request,
     describe_channels,
     find_graphs,
     limit_channels,
@@ -32,12 +44,8 @@ from .nccl_graph import (
     rate_graphs,
     repeat_channels,
 )
-from .robust import LinkRates, list_link_rates, list_routes, meet, rebuild_request
+from .robust import list_link_rates, list_routes, meet, search_at
 
-# Work of the bound in seconds of an idle core, and its share of the time limit.
-_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
-# The same of each search at other rates.
-_ROBUST_WORK_S, _ROBUST_CLOCK = 4.0, 0.2
 # Share of the best rate from which candidates count as equally good.
 _EQUAL = Fraction(99, 100)
 # Shares of the best rate at the machine's own rates that may be given up to be above stock at all.
@@ -52,17 +60,18 @@ _WORTH_SETTING = Fraction(105, 100)
 class ChosenGraphs:
     """The graphs of a file, and how they compare with stock NCCL.
 
-    `bounds` are over the routes of `graphs`. `comparison` and `host` are None if stock is not
-    modelled. `nvb` is false if the file needs NCCL_NVB_DISABLE=1. `is_written` is false if stock is
-    as good.
+    `bounds` are over the routes of `graphs`. `comparison` is None if stock is not modelled.
     """
 
     graphs: NcclGraphs
     bounds: Bounds
-    stock: StockModel | NotModelled
-    host: StockHost | None = None
+    library: NcclHost | NotModelled
     comparison: Comparison | None = None
-    nvb: bool = True
+
+    @property
+    def nvb(self) -> bool:
+        """Whether the file needs no NCCL_NVB_DISABLE=1."""
+        return isinstance(self.library, NotModelled) or self.library.nvb
 
     @property
     def is_worth_writing(self) -> bool:
@@ -87,16 +96,15 @@ def choose_graphs(
     `router` has the hardware's routes. Without `guard` they are the best at the machine's own
     rates, whatever stock does at NCCL's. Raise InfeasibleError as `find_graphs` does.
     """
-    stock = model_stock(router.topology)
-    if isinstance(stock, NotModelled):
-        request, bounds = _bound_request(collective, router, effort, progress)
-        return ChosenGraphs(find_graphs(request, bounds.single_path, version), bounds, stock)
+    library = find_nccl(router.topology)
+    if isinstance(library, NotModelled):
+        request, bounds = bound_request(collective, router, effort, progress)
+        return ChosenGraphs(find_graphs(request, bounds.single_path, version), bounds, library)
     own = NcclRouter(router)
     chosen = [
         _choose_on(
-            _bound_request(collective, each, effort, progress),
-            stock,
-            StockHost(router.topology, stock, each is own),
+            bound_request(collective, each, effort, progress),
+            library if each is own else NcclHost(router.topology, library.model, nvb=False),
             version,
             size_bytes,
             guard,
@@ -113,23 +121,9 @@ def _judge_setting(chosen: ChosenGraphs) -> tuple[bool, Fraction]:
     return is_worth, chosen.comparison.gain / needed
 
 
-def _bound_request(
-    collective: Collective,
-    router: Router,
-    effort: Effort,
-    progress: Callable[[str], None] | None,
-) -> tuple[Request, Bounds]:
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
-    topology = router.topology
-    return Request(
-        collective, topology, effort, progress, bounds.single_path, router=router
-    ), bounds
-
-
 def _choose_on(
     bounded: tuple[Request, Bounds],
-    stock: StockModel,
-    host: StockHost,
+    library: NcclHost,
     version: NcclVersion,
     size_bytes: int,
     guard: bool,
@@ -149,25 +143,28 @@ def _choose_on(
                 graphs = rate_graphs(request, bounds.single_path, sized)
             except InfeasibleError:  # a hop of stock's, or of NCCL's graph, that the topology lacks
                 continue
-            for each in (graphs, replace(graphs, counted_GBps=_count_rates(graphs, host))):
-                compared = host.compare(describe_channels(each, version), rings_only, size_bytes)
+            for each in (graphs, replace(graphs, counted_GBps=_count_rates(graphs, library))):
+                file = _make_graphs(describe_channels(each, version), library)
+                compared = compare(library, file, rings_only, size_bytes)
                 rated.append((each, compared))
                 if compared.is_safe:
                     break
 
-    search = _CandidateSearch(request, host)
-    rate([match_counts(request, search.finders, most, stock.channels)])
-    fastest, nvb = rated[0][0].fraction, isinstance(request.router, NcclRouter)
-    needed = WORTH_WRITING if nvb else _WORTH_SETTING
-    reachable = search.find_counted_optimum() / host.rate_picked_stock(rings_only, size_bytes)
+    search = _CandidateSearch(request, library)
+    least = library.model.channels
+    rate([match_counts(request, search.finders, most, least)])
+    fastest = rated[0][0].fraction
+    needed = WORTH_WRITING if library.nvb else _WORTH_SETTING
+    picked = pick_stock(library, rings_only, size_bytes)
+    reachable = search.find_counted_optimum() / library.rate_stock(picked)
     if guard and reachable >= needed and not _is_good_enough(rated, fastest, reachable):
         robust = list(search.find_robust())
-        rate(match_counts(request, each, most, stock.channels) for each in robust)
+        rate(match_counts(request, each, most, least) for each in robust)
         for each in (search.finders, *robust[-1:]):
             if not _is_good_enough(rated, fastest, WORTH_WRITING):
-                rate(_list_counts(each, host, most))
+                rate(_list_counts(each, library, most))
     graphs, compared = _choose(rated)
-    return ChosenGraphs(graphs, bounds, stock, host, compared, nvb)
+    return ChosenGraphs(graphs, bounds, library, compared)
 
 
 def _is_good_enough(rated: Sequence[_Rated], fastest: Fraction, reachable: Fraction) -> bool:
@@ -196,15 +193,22 @@ def _choose(rated: Sequence[_Rated]) -> _Rated:
     return max(near, key=lambda each: (each[1].least, each[0].fraction, not each[0].counted_GBps))
 
 
-def _count_rates(graphs: NcclGraphs, host: StockHost) -> dict[str, Fraction]:
+def _make_graphs(file: FileChannels, library: NcclHost) -> dict[str, StockGraph]:
+    return {
+        shape: make_graph(library.gpus, channels, file.speeds_GBps[shape], file.types[shape])
+        for shape, channels in file.channels.items()
+    }
+
+
+def _count_rates(graphs: NcclGraphs, library: NcclHost) -> dict[str, Fraction]:
     """Return the algbw of each shape at NCCL's constants, in GB/s."""
     given = (each for each in (graphs.rings, graphs.chains) if each is not None)
-    return {each.shape: host.rate(each) for each in given}
+    return {each.shape: library.rate(make_graph(library.gpus, each)) for each in given}
 
 
-def _list_counts(finders: list[Rounding], host: StockHost, most: int) -> Iterator[Sized]:
+def _list_counts(finders: list[Rounding], library: NcclHost, most: int) -> Iterator[Sized]:
     """Yield every number of channels, with rings as found and with those of stock."""
-    rings = host.list_stock()[RING]
+    rings = library.model.list_used(RING)
     for count in range(1, most + 1):
         sized = {each.shape: each.name(each.round(count)) for each in finders}
         yield sized
@@ -218,12 +222,14 @@ class _CandidateSearch:
     `finders` are those at its own.
     """
 
-    def __init__(self, request: Request, host: StockHost) -> None:
+    def __init__(self, request: Request, library: NcclHost) -> None:
         self.finders = prepare_finders(request)
-        self._request, self._host = request, host
+        self._request, self._library = request, library
         self._own = list_link_rates(request.router)
         pairs = list_routes(request.router)
-        self._counted = {factor: host.list_link_rates(pairs, factor) for factor in BETWEEN_CPUS}
+        self._counted = {
+            factor: count_link_rates(library, pairs, factor) for factor in BETWEEN_CPUS
+        }
         self._optima: dict[tuple[str, int], Fraction] = {}
 
     def find_counted_optimum(self) -> Fraction:
@@ -249,7 +255,7 @@ class _CandidateSearch:
 
     def _find_above(self, finder: Rounding) -> Rounding:
         shape, reached = finder.shape, finder.optimum * _REACHED
-        targets = {f: _find_target(self._request, shape, self._host, f) for f in BETWEEN_CPUS}
+        targets = {f: _find_target(self._request, shape, self._library, f) for f in BETWEEN_CPUS}
         tried = (self._find_all(finder, share, targets) for share in _OWN_SHARES)
         return next((each for each in tried if each.optimum >= reached), finder)
 
@@ -262,7 +268,7 @@ class _CandidateSearch:
         """
         best = Fraction(finder.optimum)
         counted = [(self._counted[factor], target / best) for factor, target in targets.items()]
-        return self._search(meet([(self._own, share), *counted]), finder.shape)
+        return search_at(self._request, meet([(self._own, share), *counted]), finder.shape)
 
     def _find_optimum(self, finder: Rounding, between_cpus: int) -> Fraction:
         rates, key = self._counted[between_cpus], (finder.shape, between_cpus)
@@ -272,20 +278,15 @@ class _CandidateSearch:
             same = next((f for f in BETWEEN_CPUS if self._counted[f] == rates), between_cpus)
             if same != between_cpus:
                 return self._find_optimum(finder, same)
-            self._optima[key] = Fraction(self._search(rates, finder.shape).optimum)
+            searched = search_at(self._request, rates, finder.shape)
+            self._optima[key] = Fraction(searched.optimum)
         return self._optima[key]
 
-    def _search(self, rates: LinkRates, shape: str) -> Rounding:
-        effort = self._request.effort.grant(_ROBUST_WORK_S, _ROBUST_CLOCK)
-        reducing = Collective("allreduce", self._request.collective.ranks)
-        wanted = self._request if shape == RING else self._request.of(reducing)
-        return prepare(replace(rebuild_request(wanted, rates), effort=effort), shape)
 
-
-def _find_target(request: Request, shape: str, host: StockHost, between_cpus: int) -> Fraction:
+def _find_target(request: Request, shape: str, library: NcclHost, between_cpus: int) -> Fraction:
     """Return what the rings or chains of a collective must reach for the file to be safe."""
-    target = host.rate_stock(RING, between_cpus)
+    target = library.rate_stock(RING, between_cpus)
     if shape == CHAIN:
-        target = max(target, host.rate_stock(CHAIN, between_cpus))
+        target = max(target, library.rate_stock(CHAIN, between_cpus))
         target *= WORTH_WRITING if between_cpus == 1 else 1
     return target * (1 if request.collective.name == "allreduce" else 2)

@@ -12,6 +12,7 @@ from ...bounds.single_path import Bounds
 from ...ir.collective import Collective
 from ...library_format import Export
 from ...numeric.effort import Effort
+from ..stock.constants import OVER_RINGS
 from ..stock.nccl_version import NEWEST, NcclVersion
 from ..stock.on_paper import USUAL_SIZE_bytes
 from .binary_trees import find_depth
@@ -20,7 +21,7 @@ from .gpu_numbers import number_gpus
 from .hosts.choice import ChosenHostGraphs, choose_host_graphs
 from .hosts.graph import write_host_graphs
 from .hosts.verdict import describe_host_choice, explain_host_refusal, list_host_figures
-from .nccl_graph import COLLECTIVES, write_graphs
+from .nccl_graph import write_graphs
 from .nccl_tuner import write_nccl_tuner
 from .rccl_choice import (
     choose_rccl_graphs,
@@ -64,9 +65,9 @@ def export(  # noqa: PLR0913 (options of all formats)
         return Export(format, text, {"rows": len(rows)}, line)
     # Refused before any search.
     library = "NCCL's graph files have" if format == NCCL_GRAPH else "RCCL's rings and trees have"
-    if collective.name not in COLLECTIVES:
+    if collective.name not in OVER_RINGS:
         raise InfeasibleError(
-            f"{library} no {collective.name}; they are for {', '.join(COLLECTIVES)}"
+            f"{library} no {collective.name}; they are for {', '.join(OVER_RINGS)}"
         )
     number_gpus(router.topology)
     if format == RCCL_ENV:

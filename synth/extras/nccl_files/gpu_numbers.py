@@ -12,8 +12,8 @@ from ....topo.errors import InfeasibleError
 from ....topo.graph import Device, Topology
 from ....topo.matrix import ConnectionFinder
 from ....topo.routes import Router, route_links
+from ..stock.constants import FILE_TYPES
 from ..stock.nccl_version import NcclVersion
-from .graph_file import TYPES
 
 _GPU = re.compile(r"(?:(.+)/)?gpu(\d{1,6})")
 # NCCL's types for topoplan's labels that it lacks: direct links, abstract switches, and two bridges
@@ -86,7 +86,7 @@ def _read_name(gpu: Device) -> int | None:
 class PathTypes:
     """NCCL's types (NVL, PIX, PHB, ...) of the paths between GPUs, from the topology's routes.
 
-    `graph_file.TYPES` lists the types, nearest first. P2C (NVLink-C2C through a CPU) is used only
+    `FILE_TYPES` lists the types, nearest first. P2C (NVLink-C2C through a CPU) is used only
     if NCCL's `version` knows it.
     """
 
@@ -122,7 +122,9 @@ class PathTypes:
 
     def find_worst(self, pairs: Iterable[tuple[int, int]]) -> str:
         """Return the type of the most distant of some pairs of ranks; "LOC" without pairs."""
-        return max((self.find_type(*pair) for pair in set(pairs)), key=TYPES.index, default="LOC")
+        return max(
+            (self.find_type(*pair) for pair in set(pairs)), key=FILE_TYPES.index, default="LOC"
+        )
 
     def _is_all_c2c(self, src: str, dst: str) -> bool:
         route = self.connections.router.find_route(src, dst)

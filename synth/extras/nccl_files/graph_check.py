@@ -10,20 +10,28 @@ from collections.abc import Collection
 from ....topo.errors import InputError
 from ...channels.channels import CHAIN, RING, Channels
 from ...channels.orders import hops
+from ..stock.constants import COLLNET_DIRECT, FILE_TYPES, NVLS, TREE, TREES
+from ..stock.constants import RING as RING_PATTERN
 from ..stock.nccl_version import NEWEST, NcclVersion
 from .graph_file import (
     COLLNET_CHAIN_ID,
+    COLLNET_DIRECT_ID,
     NAMES,
     NVLS_ID,
     RING_ID,
     TREE_ID,
-    TYPES,
     GraphFile,
     NcclGraph,
 )
 
-# Allowed patterns of the graph with each id, as numbered in NCCL's search.
-PATTERNS = {RING_ID: (4,), TREE_ID: (1, 2, 3), COLLNET_CHAIN_ID: (3,), NVLS_ID: (5,), 4: (6,)}
+# Allowed patterns of the graph with each id.
+PATTERNS = {
+    RING_ID: (RING_PATTERN,),
+    TREE_ID: TREES,
+    COLLNET_CHAIN_ID: (TREE,),
+    NVLS_ID: (NVLS,),
+    COLLNET_DIRECT_ID: (COLLNET_DIRECT,),
+}
 # Graphs whose channels go through all GPUs.
 _CROSS_ALL_GPUS = (RING_ID, TREE_ID, COLLNET_CHAIN_ID)
 # Most GPUs to list in a message.
@@ -106,10 +114,10 @@ def _check_attributes(graph: NcclGraph, where: str, version: NcclVersion) -> Non
             f"{version.max_channels} and does not check the number"
         )
     for key, kind in (("typeintra", graph.typeintra), ("typeinter", graph.typeinter)):
-        if kind not in TYPES or (kind == "P2C" and not version.knows_p2c):
+        if kind not in FILE_TYPES or (kind == "P2C" and not version.knows_p2c):
             raise InputError(
                 f"{where}: {key}={kind[:20]!r} is not known to NCCL {version}, which reads it as "
-                f"LOC; expected one of {', '.join(TYPES)}"
+                f"LOC; expected one of {', '.join(FILE_TYPES)}"
             )
     if graph.nchannels and not graph.speedintra:
         raise InputError(

@@ -20,8 +20,6 @@ NAMES = {
     NVLS_ID: "NVLS",
     COLLNET_DIRECT_ID: "CollNet direct",
 }
-# Types of paths that NCCL's files name, the nearest first.
-TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
 # Far more than needed for 65,536 elements, the most that any version reads.
 MAX_CHARACTERS = 8 * 2**20

@@ -7,7 +7,7 @@ as both graphs have, so both get the same number, at which both lose little.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import cycle, islice
@@ -18,6 +18,7 @@ from ....topo.pictures.cables import describe_rates
 from ....topo.routes import Router
 from ....topo.version import VERSION
 from ...bounds.certificate import Bound
+from ...bounds.single_path import Bounds, find_bounds
 from ...channels.channels import CHAIN, RING, Channels, Order, algbw_GBps, schedule_channels
 from ...channels.rounding import Rounding, prepare
 from ...ir.collective import Collective
@@ -25,16 +26,16 @@ from ...ir.schedule import Schedule
 from ...numeric.effort import Effort
 from ...request import Request
 from ...verify import verify
+from ..stock.constants import BALANCED_TREE, WHOLE_CHAIN_CAPS_GBps
+from ..stock.constants import RING as RING_PATTERN
 from ..stock.nccl_version import NEWEST, NcclVersion
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import RING_ID, TREE_ID, GraphFile, NcclGraph, read_graph_file
-from .guard import FileChannels
 
-# Collectives that NCCL runs over rings.
-COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
-# NCCL's numbers of patterns: a ring, and a balanced tree.
-_PATTERNS = {RING_ID: 4, TREE_ID: 1}
+_PATTERNS = {RING_ID: RING_PATTERN, TREE_ID: BALANCED_TREE}
+# Work of the bound in seconds of an idle core, and its share of the time limit.
+_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 # Largest relative change of an algbw by the rounding of speeds in the file to 7 digits.
 _TOLERANCE = Fraction(1, 10**5)
 
@@ -44,12 +45,18 @@ _TOLERANCE = Fraction(1, 10**5)
 _NEAR_FASTER, _NEAR_SLOWER = Fraction(995, 1000), Fraction(98, 100)
 # Gain in share for which the faster shape may have another number of channels.
 _WORTH_CHANGING = Fraction(2, 100)
-# (compute capability, GB/s): the largest rate that NCCL's tuner assumes for a tree's channel, since
-# one block of threads copies no faster.
-_CHANNEL_GBps = ((100, 70), (90, 38), (0, 24))
 
 # The channels of each shape, in equal numbers.
 Sized = dict[str, Channels]
+
+
+@dataclass(frozen=True)
+class FileChannels:
+    """Rings and chains as a file has them, each with a channel's speed in GB/s and path type."""
+
+    channels: dict[str, Channels]
+    speeds_GBps: dict[str, Fraction]
+    types: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,24 @@ class NcclGraphs:
         return max(self.ring_GBps, chain_GBps) / self.bound.algbw_GBps
 
 
+def bound_request(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+) -> tuple[Request, Bounds]:
+    """Return the request for a file's channels on a router's routes, and the bounds on these."""
+    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    topology, bound = router.topology, bounds.single_path
+    return Request(collective, topology, effort, progress, bound, router=router), bounds
+
+
 def find_graphs(
     request: Request, bound: Bound, version: NcclVersion = NEWEST, least: int = 1
 ) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host, on the request's routes.
 
-    The collective is one of COLLECTIVES, and `bound` its single-path bound. There are `least`
+    The collective is one of OVER_RINGS, and `bound` its single-path bound. There are `least`
     channels or more where that loses nothing. Raise InfeasibleError if the GPUs are on several
     hosts or too many for a file, or no ring or chain exists.
     """
@@ -384,4 +403,4 @@ def _max_channel_GBps(topology: Topology) -> int:
     """Return the most GB/s that one channel of a tree copies on the slowest of the GPUs."""
     texts = (str(topology.by_id[gpu].extra.get("sm", "")) for gpu in topology.ranks)
     slowest = min((int(text) if text.isdigit() else 0 for text in texts), default=0)
-    return next(rate for capability, rate in _CHANNEL_GBps if slowest >= capability)
+    return next(rate for capability, rate in WHOLE_CHAIN_CAPS_GBps if slowest >= capability)

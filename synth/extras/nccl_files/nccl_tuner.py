@@ -17,6 +17,7 @@ from ....topo.files import read_file
 from ....topo.graph import Topology
 from ....topo.version import VERSION
 from ...ir.collective import Collective
+from ..stock.constants import MAX_COMM_CHANNELS
 from .graph_check import make_plain
 
 # The header in the plugin's documentation.
@@ -39,8 +40,6 @@ _COLLECTIVES = {
 _NO_END = 2**64 - 1
 # Far more than topo-run prints.
 _MAX_FILE_BYTES = 16 * 2**20
-# NCCL's MAXCHANNELS in recent versions.
-_MAX_CHANNELS = 64
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,9 @@ def read_measured(argument: str, collective: Collective) -> ForcedTimes:
         known = f"algorithms are {', '.join(ALGORITHMS)}, protocols {', '.join(PROTOCOLS)}"
         raise InputError(f"{argument[:80]}: {expected}; {known}", parameter="measured")
     channels = int(parts[2]) if re.fullmatch(r"[0-9]{1,3}", parts[2]) else 0
-    if not 1 <= channels <= _MAX_CHANNELS:
+    if not 1 <= channels <= MAX_COMM_CHANNELS:
         raise InputError(
-            f"{argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MAX_CHANNELS}",
+            f"{argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {MAX_COMM_CHANNELS}",
             parameter="measured",
         )
     return ForcedTimes(parts[0], parts[1], channels, _read_times(path, collective))

@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ....topo.routes import Router
-from ...bounds.single_path import Bounds, find_bounds
+from ...bounds.single_path import Bounds
 from ...channels.channels import CHAIN, RING
-from ...channels.rounding import Rounding, prepare
+from ...channels.rounding import Rounding
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
-from ..stock.model import NotModelled
+from ..stock.model import KINDS, NotModelled
+from ..stock.on_paper import USUAL_SIZE_bytes
 from ..stock.rccl import RcclHost, model_rccl
-from .guard import BETWEEN_CPUS, PICKS, WORTH_WRITING
+from .guard import BETWEEN_CPUS, WORTH_WRITING
 from .nccl_graph import (
     NcclGraphs,
     Sized,
+    bound_request,
     limit_channels,
     match_counts,
     prepare_finders,
@@ -29,12 +31,8 @@ from .nccl_graph import (
 )
 from .rccl_guard import CHAIN_SHARE, RcclComparison, RcclGuard
 from .rccl_limits import RcclVersion, find_rccl_version
-from .robust import LinkRates, list_link_rates, list_routes, meet, rebuild_request
+from .robust import LinkRates, list_link_rates, list_routes, meet, search_at
 
-# Work of the bound in seconds of an idle core, and its share of the time limit.
-_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
-# The same of each search at other rates.
-_SEARCH_WORK_S, _SEARCH_CLOCK = 4.0, 0.2
 # Shares of the best rate at the machine's own rates that may be given up to be safe.
 _OWN_SHARES = tuple(Fraction(percent, 100) for percent in (100, 97, 90))
 # Share of a target that floating point and rounded rates may lose.
@@ -74,10 +72,7 @@ def choose_rccl_graphs(
     Unless `guarded` they are the best at the machine's own rates, whatever stock does. Raise
     InfeasibleError as `find_graphs` does.
     """
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
-    request = Request(
-        collective, router.topology, effort, progress, bounds.single_path, router=router
-    )
+    request, bounds = bound_request(collective, router, effort, progress)
     version, host = find_rccl_version(router.topology), model_rccl(router.topology)
     most = limit_channels(collective, version)
     finders = prepare_finders(request)
@@ -118,11 +113,10 @@ def _may_gain(guard: RcclGuard, finders: list[Rounding], collective: Collective)
     if not guard.is_known:
         others = {shape: guard.find_other(shape, 1) for shape in shapes}
         return all(0 < others[shape] * CHAIN_SHARE <= optima[shape] for shape in shapes)
-    rings, chains = guard.find_other(RING, 1), guard.find_other(CHAIN, 1)
     if collective.name != "allreduce":
-        return optima[RING] >= rings * WORTH_WRITING
-    stock = chains if guard.host.pick(rings, chains) == CHAIN else rings
-    return max(optima.values()) >= stock * WORTH_WRITING
+        return optima[RING] >= guard.host.rate_stock(RING) * WORTH_WRITING
+    picked = guard.host.pick_stock(USUAL_SIZE_bytes)
+    return max(optima.values()) >= guard.host.rate_stock(picked) * WORTH_WRITING
 
 
 def _list_candidates(
@@ -152,15 +146,11 @@ def _find_robust(
     They are `share` of that optimum at the machine's own rates, and stock's rates at RCCL's.
     """
     shape, best = finder.shape, Fraction(finder.optimum)
-    reducing = Collective("allreduce", request.collective.ranks)
     # The optimum of rings is that of the collective, twice an allreduce's for the others.
     counted = best / (2 if shape == RING and request.collective.name != "allreduce" else 1)
     kept = CHAIN_SHARE if shape == CHAIN and not guard.is_known else 1
     targets = [(guard.rates[f], guard.find_other(shape, f) * kept / counted) for f in BETWEEN_CPUS]
-    effort = request.effort.grant(_SEARCH_WORK_S, _SEARCH_CLOCK)
-    wanted = request if shape == RING else request.of(reducing)
-    rebuilt = rebuild_request(wanted, meet([(own, share), *targets]))
-    return prepare(replace(rebuilt, effort=effort), shape)
+    return search_at(request, meet([(own, share), *targets]), shape)
 
 
 def _list_counts(finders: list[Rounding], most: int) -> Iterator[Sized]:
@@ -172,7 +162,6 @@ def describe_rccl_choice(chosen: ChosenRccl) -> list[str]:
     """Return lines on stock RCCL and the reason for the file, for its comment and for people."""
     compared = chosen.comparison
     if compared is None or (not compared.is_known and not compared.is_safe):
-        assert isinstance(chosen.host, (RcclHost, NotModelled))
         return [f"stock RCCL is not known: {chosen.host.reason}"]
     file = _list_rates(compared.rates)
     if not compared.is_known:
@@ -222,10 +211,10 @@ def list_rccl_json(chosen: ChosenRccl) -> dict[str, object]:
     if compared is not None and compared.is_safe:
         out["basis"] = "above stock" if known else "proved optimal"
     if compared is not None and known:
-        rates = {shape: compared.others[shape, 1] for shape in PICKS}
+        rates = {shape: compared.others[shape, 1] for shape in KINDS}
         out["stock_model"] = {
-            "algbw_GBps": {PICKS[shape]: float(rate) for shape, rate in rates.items()},
-            "picked": PICKS[compared.host.pick(rates[RING], rates[CHAIN])],
+            "algbw_GBps": {KINDS[shape]: float(rate) for shape, rate in rates.items()},
+            "picked": KINDS[compared.host.pick_large(rates)],
         }
         out["over_stock"] = {str(f): float(compared.find_ratio(f)) for f in BETWEEN_CPUS}
     return out
@@ -233,7 +222,7 @@ def list_rccl_json(chosen: ChosenRccl) -> dict[str, object]:
 
 def _list_rates(rates: dict[tuple[str, int], Fraction]) -> str:
     return " and ".join(
-        f"{PICKS[shape]} {float(rate):.4g} GB/s"
+        f"{KINDS[shape]} {float(rate):.4g} GB/s"
         for (shape, factor), rate in rates.items()
         if factor == 1
     )

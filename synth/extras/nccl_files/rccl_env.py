@@ -24,12 +24,13 @@ from ...channels.channels import RING, Channels, check_order, schedule_channels
 from ...channels.rounding import find_channels
 from ...ir.collective import Collective
 from ...request import Request
-from .binary_trees import (
-    Parents,
-    check_tree,
-    find_binary_trees,
-    schedule_trees,
+from ..stock.constants import (
+    RCCL_CHANNELS_OF_FEW,
+    RCCL_ENV_RANKS,
+    RCCL_FEW_GPUS,
+    RCCL_TREE_CHARACTERS,
 )
+from .binary_trees import Parents, check_tree, find_binary_trees, schedule_trees
 from .gpu_numbers import number_gpus
 from .graph_check import make_plain
 from .nccl_graph import measure_algbw
@@ -37,12 +38,8 @@ from .rccl_limits import find_rccl_version
 
 RINGS, TREES = "NCCL_RINGS", "RCCL_TREES"
 GRAPH_FILE = "NCCL_GRAPH_FILE"
-# Sizes of RCCL's arrays of GPUs, and of its buffer for the text of a tree.
-_MAX_RANKS, _MAX_TREE_CHARACTERS = 64, 255
 # Most trees: more make texts that people cannot read, and gain nothing.
 _MAX_TREES = 32
-# With fewer GPUs than this RCCL ignores a number of channels above the second.
-_FEW_GPUS, _MAX_CHANNELS_OF_FEW = 8, 64
 _LINE = re.compile(r'([A-Z_]+)=(?:"([^"\n]*)"|(\d+))')
 _NODE = re.compile(r"\((\d{1,3})|\)")
 # What a shell does not leave alone between double quotes.
@@ -79,9 +76,9 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
     numbered from 0 in the order of the ranks.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
-    if n > _MAX_RANKS:
+    if n > RCCL_ENV_RANKS:
         raise InfeasibleError(
-            f"RCCL reads rings and trees of at most {_MAX_RANKS} GPUs; there are {n}"
+            f"RCCL reads rings and trees of at most {RCCL_ENV_RANKS} GPUs; there are {n}"
         )
     devs = number_gpus(topology).devs
     if devs != tuple(range(n)):
@@ -108,8 +105,8 @@ def list_channel_counts(topology: Topology, trees: int) -> range:
     They are even, as RCCL doubles the rings of a graph.
     """
     most = 2 * find_rccl_version(topology).usual
-    if len(topology.ranks) < _FEW_GPUS:
-        most = min(most, _MAX_CHANNELS_OF_FEW)
+    if len(topology.ranks) < RCCL_FEW_GPUS:
+        most = min(most, RCCL_CHANNELS_OF_FEW)
     step = math.lcm(trees, 2)
     return range(most // step * step, 0, -step)
 
@@ -217,9 +214,9 @@ def read_tree(text: str, where: str, ranks: int) -> Parents:
     Raise InputError if it is malformed or misses a rank.
     """
     where = f"{where}: tree {text[:60]!r}"
-    if len(text) > _MAX_TREE_CHARACTERS:
+    if len(text) > RCCL_TREE_CHARACTERS:
         raise InputError(
-            f"{where}: {len(text)} characters; RCCL has room for {_MAX_TREE_CHARACTERS}"
+            f"{where}: {len(text)} characters; RCCL has room for {RCCL_TREE_CHARACTERS}"
         )
     parents: dict[int, int] = {}
     path: list[int] = []

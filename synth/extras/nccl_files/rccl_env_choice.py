@@ -12,25 +12,21 @@ from fractions import Fraction
 from operator import itemgetter
 
 from ....topo.routes import Router
-from ...bounds.single_path import find_bounds
 from ...channels.channels import RING, Channels
 from ...channels.rounding import prepare
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
+from ..stock.constants import kBps_PER_GBps
+from ..stock.model import find_slowest_kBps, make_graph
 from ..stock.rccl import RcclHost
 from ..stock.rccl_search import find_rccl_chains, find_rccl_rings_without_table
-from ..stock.system import LOCAL_kBps, PathType, StockLink
 from .binary_trees import Parents
 from .guard import BETWEEN_CPUS, WORTH_WRITING
-from .nccl_graph import NcclGraphs, rate_graphs, repeat_channels
+from .nccl_graph import NcclGraphs, bound_request, rate_graphs, repeat_channels
 from .rccl_choice import ChosenRccl, choose_rccl_graphs
 from .rccl_env import GRAPH_FILE, RcclEnv, find_rccl_env, list_channel_counts
 from .rccl_guard import PROVED, RcclGuard
-
-# Work of the trees' bound in seconds of an idle core, and its share of the time limit.
-_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
-_kBps_PER_GBps = 10**6
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,8 @@ def choose_rccl_env(
 
     Raise InfeasibleError as `find_rccl_env` does.
     """
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    request, bounds = bound_request(collective, router, effort, progress)
     bound = bounds.single_path
-    request = Request(collective, router.topology, effort, progress, bound, router=router)
     env = find_rccl_env(request, bound)
     graphs = choose_rccl_graphs(collective, router, effort, progress)
     chosen = ChosenEnv(env, request, graphs, None, None, None, ())
@@ -121,19 +116,13 @@ def rate_trees(host: RcclHost, trees: Sequence[Parents], between_cpus: int) -> F
 
     Links between CPUs are `between_cpus` times as fast.
     """
-    index = {rank: gpu for gpu, rank in host.rank_of.items()}
-    loads: Counter[StockLink] = Counter()
+    index = {gpu.rank: gpu.index for gpu in host.gpus}
+    hops: Counter[tuple[int, int]] = Counter()
     for parents in trees:
-        for child, parent in enumerate(parents):
-            if parent >= 0:
-                for pair in ((index[child], index[parent]), (index[parent], index[child])):
-                    loads.update(host.paths.paths[pair].links)
-    times = max(
-        Fraction(count, link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1))
-        for link, count in loads.items()
-        if link.rate_kBps < LOCAL_kBps
-    )
-    return len(trees) / times / _kBps_PER_GBps
+        edges = [(index[a], index[b]) for a, b in enumerate(parents) if b >= 0]
+        hops.update((*edges, *((b, a) for a, b in edges)))
+    slowest_kBps = find_slowest_kBps(hops, host.gpu_paths, between_cpus)
+    return len(trees) * slowest_kBps / kBps_PER_GBps
 
 
 def _find_rings(request: Request, guard: RcclGuard, count: int) -> Channels | None:
@@ -141,7 +130,7 @@ def _find_rings(request: Request, guard: RcclGuard, count: int) -> Channels | No
 
     RCCL also searches for as many chains, and must find them to load the rings.
     """
-    if find_rccl_chains(guard.host.system, guard.host.paths, count).channels != count:
+    if find_rccl_chains(guard.host.system, guard.host.gpu_paths, count).channels != count:
         return None
     finder = prepare(request, RING)
     share = Fraction(1) if guard.is_known else PROVED
@@ -161,16 +150,17 @@ def _rate_searched_rings(host: RcclHost, channels: int) -> Fraction:
 
     It doubles them and repeats them up to the number of channels.
     """
-    graph = find_rccl_rings_without_table(host.system, host.paths)
-    orders = tuple(tuple(host.rank_of[gpu] for gpu in order) for order in graph.orders)
-    return host.rate(RING, repeat_channels(Channels(RING, orders), channels).orders, 1)
+    graph = find_rccl_rings_without_table(host.system, host.gpu_paths)
+    orders = repeat_channels(Channels(RING, graph.orders), channels).orders
+    return host.rate(replace(graph, orders=orders))
 
 
 def _describe(
     env: RcclEnv, guard: RcclGuard, rings: NcclGraphs, searched: Fraction
 ) -> tuple[str, ...]:
     assert rings.rings is not None
-    host, orders = guard.host, rings.rings.orders
+    host = guard.host
+    reached = host.rate(make_graph(host.gpus, rings.rings))
     counted, other = rate_trees(host, env.trees, 1), guard.find_allreduce(1)
     stock = (
         f"stock has {float(other):.4g} GB/s for allreduce, the trees {float(counted):.4g}"
@@ -180,7 +170,7 @@ def _describe(
     return (
         f"by RCCL's own count {stock}",
         "RCCL then runs every allreduce over the trees; allgather, reduce-scatter and broadcast "
-        f"over the rings of {GRAPH_FILE}: {2 * float(host.rate(RING, orders, 1)):.4g} GB/s for "
+        f"over the rings of {GRAPH_FILE}: {2 * float(reached):.4g} GB/s for "
         "allgather",
         f"without that file they fall to RCCL's plain search: {2 * float(searched):.4g} GB/s for "
         "allgather",

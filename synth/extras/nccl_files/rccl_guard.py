@@ -15,12 +15,11 @@ from ...channels.channels import CHAIN, RING, Channels
 from ...channels.columns import pack_orders
 from ...ir.collective import Collective
 from ...request import Request
+from ..stock.model import make_graph
 from ..stock.rccl import RcclHost
-from ..stock.system import LOCAL_kBps, PathType
-from .guard import BETWEEN_CPUS, WORTH_WRITING
-from .robust import LinkRates, collect, rebuild_request
+from .guard import BETWEEN_CPUS, WORTH_WRITING, count_link_rates
+from .robust import LinkRates, rebuild_request
 
-_kBps_PER_GBps = 10**6
 # Share of a bound that floating point may lose in it.
 PROVED = 1 - Fraction(1, 10**7)
 # Share of their bound that chains must reach at least where the file's rings are above that bound:
@@ -66,10 +65,8 @@ class RcclComparison:
 
     def _pick(self, rates: dict[Key, Fraction], between_cpus: int) -> Fraction:
         # RCCL's tuner sees the rates of its own graph, with its constants.
-        shapes = {shape: rates[shape, 1] for shape, factor in rates if factor == 1}
-        if self.rings_only or CHAIN not in shapes:
-            return rates[RING, between_cpus]
-        picked = self.host.pick(shapes[RING], shapes[CHAIN]) if RING in shapes else CHAIN
+        shapes = {shape: rate for (shape, factor), rate in rates.items() if factor == 1}
+        picked = RING if self.rings_only else self.host.pick_large(shapes)
         return rates[picked, between_cpus]
 
     def _is_proved(self, key: Key) -> bool:
@@ -95,15 +92,16 @@ class RcclGuard:
     ) -> None:
         self.host, self._request = host, request
         self.is_known = host.stock is not None
-        self.rates = {factor: self._list_link_rates(pairs, factor) for factor in BETWEEN_CPUS}
+        self.rates = {factor: count_link_rates(host, pairs, factor) for factor in BETWEEN_CPUS}
         self._others: dict[Key, Fraction] = {}
 
     def compare(self, given: dict[str, Channels]) -> RcclComparison:
         """Return rings and chains beside stock's."""
         keys = [(shape, factor) for shape in given for factor in BETWEEN_CPUS]
+        graphs = {shape: make_graph(self.host.gpus, each) for shape, each in given.items()}
         return RcclComparison(
             self.host,
-            {key: self.host.rate(key[0], given[key[0]].orders, key[1]) for key in keys},
+            {key: self.host.rate(graphs[key[0]], key[1]) for key in keys},
             {key: self.find_other(*key) for key in keys},
             self.is_known,
             self._request.collective.name != "allreduce",
@@ -150,15 +148,3 @@ class RcclGuard:
             return find_bounds(reducing, request.router, effort).single_path.algbw_GBps
         packed = pack_orders(request, [shape])
         return Fraction(packed.algbw_GBps) if packed.proved else Fraction(0)
-
-    def _list_link_rates(self, pairs: Collection[tuple[int, int]], between_cpus: int) -> LinkRates:
-        """Return the rates of RCCL's links between pairs of ranks."""
-        rank_of = self.host.rank_of
-        return collect(
-            ((rank_of[a], rank_of[b]), link, Fraction(rate, _kBps_PER_GBps))
-            for (a, b), path in self.host.paths.paths.items()
-            if (rank_of[a], rank_of[b]) in pairs
-            for link in path.links
-            if (rate := link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1))
-            and link.rate_kBps < LOCAL_kBps
-        )

@@ -1,21 +1,21 @@
 """What RCCL takes of a graph file: sizes of its arrays, and how many channels it makes of them.
 
-RCCL doubles a graph's channels where they then fit. From its sources of October 2024 (device.h,
-xml.h, graph/connect.cc).
+RCCL doubles a graph's channels where they then fit (graph/connect.cc).
 """
 
 from dataclasses import dataclass
 
 from ....topo.graph import Topology
+from ..stock.constants import (
+    RCCL_CHANNELS,
+    RCCL_CHANNELS_GFX9_4,
+    RCCL_FILE_CHILDREN,
+    RCCL_FILE_ELEMENTS,
+    RCCL_SMALL_PARTS,
+    RCCL_USUAL_GFX9_4,
+)
 from ..stock.nccl_version import NcclVersion
 from ..stock.rccl_system import find_architecture
-
-# The most channels of a communicator, on MI300 and MI350 and on older GPUs.
-_MAX_CHANNELS_GFX9_4, _MAX_CHANNELS = 128, 32
-# Channels of a graph that RCCL itself makes for eight MI300X: it runs twice as many.
-_USUAL_GFX9_4 = 56
-# Compute units of parts of an MI300, on which that is also the number of channels.
-_SMALL_PARTS = (80, 38, 20)
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class RcclVersion(NcclVersion):
     @property
     def max_elements(self) -> int:
         """The most XML elements of a graph file."""
-        return 8192
+        return RCCL_FILE_ELEMENTS
 
     @property
     def max_children(self) -> int:
         """The most XML elements below one element."""
-        return 512
+        return RCCL_FILE_CHILDREN
 
     @property
     def knows_p2c(self) -> bool:
@@ -60,7 +60,9 @@ def find_rccl_version(topology: Topology) -> RcclVersion:
     """Return the limits of RCCL for the GPUs of a topology."""
     name = find_architecture(topology).lower().removeprefix("gfx")
     if not name.startswith("94"):
-        return RcclVersion(2, 21, _MAX_CHANNELS // 2, _MAX_CHANNELS)
+        return RcclVersion(2, 21, RCCL_CHANNELS // 2, RCCL_CHANNELS)
     units = topology.by_id[topology.ranks[0]].extra.get("sm")
-    most = next((part for part in _SMALL_PARTS if str(units) == str(part)), _MAX_CHANNELS_GFX9_4)
-    return RcclVersion(2, 21, min(_USUAL_GFX9_4, most // 2), min(_USUAL_GFX9_4, most))
+    most = next(
+        (part for part in RCCL_SMALL_PARTS if str(units) == str(part)), RCCL_CHANNELS_GFX9_4
+    )
+    return RcclVersion(2, 21, min(RCCL_USUAL_GFX9_4, most // 2), min(RCCL_USUAL_GFX9_4, most))

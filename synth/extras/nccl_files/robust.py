@@ -13,11 +13,16 @@ from fractions import Fraction
 from ....topo.devices import Device, Link
 from ....topo.graph import Topology
 from ....topo.routes import Route, Router, route_links
+from ...channels.channels import RING
+from ...channels.rounding import Rounding, prepare
+from ...ir.collective import Collective
 from ...request import Request
 
 Pair = tuple[int, int]
 # GB/s of each link, by the pairs of ranks whose routes cross it.
 LinkRates = Mapping[frozenset[Pair], Fraction]
+# Work of a search in seconds of an idle core, and its share of the time limit.
+_SEARCH_WORK_S, _SEARCH_CLOCK = 4.0, 0.2
 # Rates are rounded to this, in GB/s, so that exact sums of them stay short.
 _UNIT_GBps = Fraction(1, 1000)
 
@@ -64,6 +69,14 @@ def rebuild_request(request: Request, rates: LinkRates) -> Request:
     """
     router = _build_router(request.topology, rates)
     return replace(request, topology=router.topology, router=router, bound=None)
+
+
+def search_at(request: Request, rates: LinkRates, shape: str) -> Rounding:
+    """Return a search for rings, or for chains for allreduce, on a machine with other rates."""
+    effort = request.effort.grant(_SEARCH_WORK_S, _SEARCH_CLOCK)
+    reducing = Collective("allreduce", request.collective.ranks)
+    wanted = request if shape == RING else request.of(reducing)
+    return prepare(replace(rebuild_request(wanted, rates), effort=effort), shape)
 
 
 class _TableRouter(Router):

@@ -2,40 +2,88 @@
 
 from typing import Any
 
-from ..stock.model import NotModelled, list_refused_p2p
-from ..stock.on_paper import StockRate, rate_stock
+from ..stock.model import KINDS, NotModelled, list_refused_p2p
+from ..stock.nccl import NcclHost
+from ..stock.on_paper import StockRate
 from .choice import ChosenGraphs
 from .graph_check import list_hops
-from .guard import BETWEEN_CPUS, PICKS, WORTH_WRITING
+from .guard import BETWEEN_CPUS, WORTH_WRITING, Comparison, pick_stock
 
 # The variables that a file may need.
 NVB_VARIABLE, P2P_VARIABLE = "NCCL_NVB_DISABLE", "NCCL_P2P_LEVEL"
 
 
-def list_choice_json(chosen: ChosenGraphs, size_bytes: int) -> dict[str, Any]:
-    """Return what the choice of a file rests on as JSON data.
+def compare_in_words(library: NcclHost, compared: Comparison, size_bytes: int) -> str:
+    """Return a line on a file beside stock."""
+    times = ", ".join(f"{float(compared.ratios[None, f]):.3g}" for f in BETWEEN_CPUS)
+    stock = library.model
+    rates = ", ".join(f"{name} {float(x):.4g}" for name, x in stock.algbw_GBps.items())
+    return (
+        f"by NCCL's own count stock has {rates} and takes {stock.pick(size_bytes)}; the file's "
+        f"{KINDS[compared.picked]} {float(compared.algbw_GBps):.4g}: {times} times stock with "
+        "links between CPUs at 1, 2, 4 times its constants"
+    )
 
-    `over_stock` are the ratios to stock with links between CPUs 1, 2 and 4 times as fast.
+
+def list_comparison_json(
+    compared: Comparison,
+    stock_model: dict[str, Any],
+    *,
+    environment: dict[str, str],
+    speeds: str,
+    pairs: tuple[int, int],
+    level_needed: str | None,
+) -> dict[str, Any]:
+    """Return a file beside stock as JSON data; `speeds` are whose constants those in it are by.
+
+    `over_stock` are the ratios to stock with links between CPUs 1, 2 and 4 times as fast. `pairs`
+    is what `count_pairs` returns.
     """
-    stock, compared = chosen.stock, chosen.comparison
-    if isinstance(stock, NotModelled) or compared is None:
-        missing = {"stock_model": None, "stock_not_modelled": getattr(stock, "reason", None)}
-        return {"routes": "hardware", "environment": {}, **missing}
-    without, pairs = count_pairs(chosen)
     return {
         "routes": "nccl",
-        "environment": find_environment(chosen),
-        "stock_model": {**stock.to_json(size_bytes), **_rate_json(chosen)},
-        "picked": compared.picked,
-        "speeds": "nccl" if chosen.graphs.counted_GBps else "topology",
+        "environment": environment,
+        "stock_model": stock_model,
+        "picked": KINDS[compared.picked],
+        "speeds": speeds,
         "over_stock": {str(f): float(compared.ratios[None, f]) for f in BETWEEN_CPUS},
         "p2p": {
-            "pairs": pairs,
-            "pairs_without": without,
-            "level_needed": "SYS" if without and not _is_refused(chosen) else None,
+            "pairs": pairs[1],
+            "pairs_without": pairs[0],
+            "level_needed": level_needed,
             "algbw_GBps_without": float(compared.algbw_GBps),
         },
     }
+
+
+def explain_loss(
+    library: NcclHost, compared: Comparison, rings_only: bool, size_bytes: int, why: str
+) -> str:
+    """Return why no file is written: `why` it may lose, unless it gains too little at all."""
+    picked = pick_stock(library, rings_only, size_bytes)
+    if compared.gain < WORTH_WRITING:
+        why = "stock NCCL is at the bound, or above"
+    return (
+        f"{why}: by NCCL's own count its {KINDS[picked]} reach "
+        f"{float(library.rate_stock(picked)):.4g} GB/s algbw of allreduce, the file's "
+        f"{KINDS[compared.picked]} {float(compared.algbw_GBps):.4g}"
+    )
+
+
+def list_choice_json(chosen: ChosenGraphs, size_bytes: int) -> dict[str, Any]:
+    """Return what the choice of a file rests on as JSON data."""
+    library, compared = chosen.library, chosen.comparison
+    if isinstance(library, NotModelled) or compared is None:
+        missing = {"stock_model": None, "stock_not_modelled": library.reason or None}
+        return {"routes": "hardware", "environment": {}, **missing}
+    pairs = count_pairs(chosen)
+    return list_comparison_json(
+        compared,
+        {**library.model.to_json(size_bytes), **_rate_json(chosen)},
+        environment=find_environment(chosen),
+        speeds="nccl" if chosen.graphs.counted_GBps else "topology",
+        pairs=pairs,
+        level_needed="SYS" if pairs[0] and not _is_refused(chosen) else None,
+    )
 
 
 def _rate_json(chosen: ChosenGraphs) -> dict[str, Any]:
@@ -45,7 +93,9 @@ def _rate_json(chosen: ChosenGraphs) -> dict[str, Any]:
 
 def find_stock_rate(chosen: ChosenGraphs) -> StockRate | None:
     """Return what stock reaches for the file's collective at the topology's rates, if known."""
-    rate = rate_stock(chosen.graphs.collective.name, chosen.graphs.router.topology)
+    if isinstance(chosen.library, NotModelled):
+        return None
+    rate = chosen.library.reach(chosen.graphs.collective.name)
     return rate if isinstance(rate, StockRate) else None
 
 
@@ -57,7 +107,8 @@ def find_environment(chosen: ChosenGraphs) -> dict[str, str]:
 def count_pairs(chosen: ChosenGraphs) -> tuple[int, int]:
     """Return how many ordered pairs of the file lack P2P by NCCL's default, and how many it has."""
     hops = _list_pairs(chosen)
-    return chosen.host.count_pairs_without_p2p(hops) if chosen.host else 0, len(hops)
+    library = chosen.library
+    return 0 if isinstance(library, NotModelled) else library.count_without_p2p(hops), len(hops)
 
 
 def _is_refused(chosen: ChosenGraphs) -> bool:
@@ -72,36 +123,22 @@ def _list_pairs(chosen: ChosenGraphs) -> set[tuple[int, int]]:
 
 def explain_refusal(chosen: ChosenGraphs, size_bytes: int) -> str | None:
     """Return in a line why no file is worth writing; None if one is."""
-    compared, host = chosen.comparison, chosen.host
-    if compared is None or host is None or compared.is_safe:
+    compared, library = chosen.comparison, chosen.library
+    if compared is None or isinstance(library, NotModelled) or compared.is_safe:
         return None
+    worst = min(BETWEEN_CPUS, key=lambda f: compared.ratios[None, f])
+    why = f"with links between CPUs {worst} times as fast stock NCCL may be above"
     rings_only = chosen.graphs.collective.name != "allreduce"
-    stock = host.rate_picked_stock(rings_only, size_bytes)
-    picked = PICKS["ring"] if rings_only else host.models[None].pick(size_bytes)
-    if compared.gain < WORTH_WRITING:
-        why = "stock NCCL is at the bound, or above"
-    else:
-        worst = min(BETWEEN_CPUS, key=lambda f: compared.ratios[None, f])
-        why = f"with links between CPUs {worst} times as fast stock NCCL may be above"
-    return (
-        f"no file written: {why}: by NCCL's own count its {picked} reach {float(stock):.4g} GB/s "
-        f"algbw of allreduce, the file's {compared.picked} {float(compared.algbw_GBps):.4g}"
-    )
+    return f"no file written: {explain_loss(library, compared, rings_only, size_bytes, why)}"
 
 
 def describe_choice(chosen: ChosenGraphs, size_bytes: int) -> list[str]:
     """Return lines on stock, and on what the file needs, for its comment and for people."""
-    if isinstance(chosen.stock, NotModelled):
-        return [f"stock NCCL is not modelled for comparison: {chosen.stock.reason}"]
-    assert chosen.host is not None and chosen.comparison is not None
+    if isinstance(chosen.library, NotModelled):
+        return [f"stock NCCL is not modelled for comparison: {chosen.library.reason}"]
+    assert chosen.comparison is not None
     compared = chosen.comparison
-    times = ", ".join(f"{float(compared.ratios[None, f]):.3g}" for f in BETWEEN_CPUS)
-    rates = ", ".join(f"{name} {float(x):.4g}" for name, x in chosen.stock.algbw_GBps.items())
-    lines = [
-        f"by NCCL's own count stock has {rates} and takes {chosen.stock.pick(size_bytes)}; the "
-        f"file's {compared.picked} {float(compared.algbw_GBps):.4g}: {times} times stock with "
-        f"links between CPUs at 1, 2, 4 times its constants"
-    ]
+    lines = [compare_in_words(chosen.library, compared, size_bytes)]
     if (rate := find_stock_rate(chosen)) is not None:
         lines.append(
             f"at the rates of the topology stock reaches {float(rate.algbw_GBps):.4g} GB/s algbw: "

@@ -1,7 +1,7 @@
 """The model of stock NCCL: what it finds and picks on a host without a graph file."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -14,19 +14,28 @@ from ....topo.facts.view import WIRES
 from ....topo.formats.nccl_xml import is_amd
 from ....topo.formats.nccl_xml.made_up import view_machine
 from ....topo.graph import Topology
+from ...channels.channels import CHAIN, Channels, Order
+from ...channels.channels import RING as RING_SHAPE
+from ...channels.orders import hops
+from .constants import (
+    BALANCED_TREE,
+    NVLS_SM,
+    RING,
+    FALLBACK_MBps,
+    MBps_PER_GBps,
+    PathType,
+    kBps_PER_GBps,
+)
 from .nic_rates import rate_between_hosts
 from .nic_search import SearchTooLongError, find_host_chains, find_host_rings
 from .nics import NicPaths
 from .paths import GpuPaths, find_gpu_paths
-from .search import FALLBACK_MBps, StockGraph, find_chains, find_rings
-from .steps import RING
-from .system import GPU, NET, NVS, PathType, StockLink, StockSystem, build_system
+from .search import StockGraph, find_chains, find_rings
+from .system import GPU, NET, NVS, StockLink, StockNode, StockSystem, build_system
 from .tuner import expect
 
-# Compute capability, times ten, from which NVSwitches add data for NCCL (NVLS).
-_NVLS_SM = 90
-_kBps_PER_GBps = 10**6
-_MBps_PER_GBps = 10**3
+# What rings and chains are called in what people and programs read, by their shape.
+KINDS = {RING_SHAPE: "rings", CHAIN: "chains"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class StockChannels:
     @property
     def is_fallback(self) -> bool:
         """Whether NCCL finds none, and takes one in rank order at a rate that it makes up."""
-        return self.speed_GBps == Fraction(FALLBACK_MBps, _MBps_PER_GBps)
+        return self.speed_GBps == Fraction(FALLBACK_MBps, MBps_PER_GBps)
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,8 @@ class StockModel:
     a line for each kind of fact that the topology lacks and NCCL finds on the machine. `expect`
     takes a number of bytes and the least microseconds of a hop (0: as NCCL counts them); it returns
     what NCCL's tuner picks for an allreduce of that size, and the microseconds that it expects.
+    `graphs` are the rings and chains as found, by shape, in NCCL's graph `system` and over its
+    paths; `nics` are those to NICs on several `hosts`.
     """
 
     rings: StockChannels
@@ -77,11 +88,21 @@ class StockModel:
     p2p_at_sys: frozenset[tuple[int, int]]
     has_nvls: bool
     assumes: tuple[str, ...]
+    hosts: int
     expect: Callable[[int, float], tuple[str, float]] = field(repr=False, compare=False)
+    graphs: Mapping[str, StockGraph] = field(repr=False, compare=False)
+    system: StockSystem = field(repr=False, compare=False)
+    gpu_paths: GpuPaths = field(repr=False, compare=False)
+    nics: NicPaths | None = field(repr=False, compare=False)
 
     def pick(self, size_bytes: int) -> str:
         """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
         return self.expect(size_bytes, 0.0)[0]
+
+    def list_used(self, shape: str) -> Channels:
+        """Return the rings or chains that it uses, as orders of ranks."""
+        found = self.rings if shape == RING_SHAPE else self.chains
+        return Channels(shape, found.orders[: self.channels])
 
     @property
     def algbw_GBps(self) -> dict[str, Fraction]:
@@ -155,8 +176,13 @@ def model_stock(
         channels=used,
         p2p=_name_pairs(gpu_paths.p2p, system),
         p2p_at_sys=_name_pairs(at_sys, system),
-        has_nvls=bool(system.nodes[NVS]) and system.min_sm >= _NVLS_SM,
+        has_nvls=bool(system.nodes[NVS]) and system.min_sm >= NVLS_SM,
         assumes=tuple(_list_assumptions(system, hosts)),
+        hosts=hosts,
+        graphs={RING_SHAPE: rings, CHAIN: chains},
+        system=system,
+        gpu_paths=gpu_paths,
+        nics=nics,
         expect=lambda size_bytes, hop_us: expect(system, rings, chains, size_bytes, hosts, hop_us),
     )
 
@@ -219,20 +245,41 @@ def _describe(graph: StockGraph, system: StockSystem, algbw_GBps: Fraction) -> S
     devs = [net.element.get_integer("dev", 0) or 0 for net in system.nodes[NET]]
     return StockChannels(
         orders=tuple(tuple(ranks[gpu] for gpu in order) for order in graph.orders),
-        speed_GBps=Fraction(graph.speed_MBps, _MBps_PER_GBps),
+        speed_GBps=Fraction(graph.speed_MBps, MBps_PER_GBps),
         pattern=graph.pattern,
         path_type=graph.path_type.name,
         same_channels=graph.same_channels,
         algbw_GBps=algbw_GBps,
         nets=tuple((devs[first], devs[last]) for first, last in graph.nets),
-        nic_speed_GBps=Fraction(graph.inter_MBps if graph.nets else 0, _MBps_PER_GBps),
+        nic_speed_GBps=Fraction(graph.inter_MBps if graph.nets else 0, MBps_PER_GBps),
         nic_type=graph.nic_type.name if graph.nets else "",
         cross_nic=graph.cross_nic,
     )
 
 
+def make_graph(
+    gpus: Sequence[StockNode],
+    channels: Channels,
+    speed_GBps: Fraction = Fraction(0),
+    path_type: str = PathType.LOC.name,
+) -> StockGraph:
+    """Return channels through all GPUs, by their ranks, as a graph of a library.
+
+    They have a speed, and `path_type` is the type of their farthest hop.
+    """
+    index, count = {gpu.rank: gpu.index for gpu in gpus}, len(channels.orders)
+    return StockGraph(
+        RING if channels.shape == RING_SHAPE else BALANCED_TREE,
+        count,
+        count,
+        PathType[path_type],
+        speed_MBps=round(speed_GBps * MBps_PER_GBps),
+        orders=tuple(tuple(index[rank] for rank in order) for order in channels.orders),
+    )
+
+
 def rate_orders(
-    is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths, between_cpus: int = 1
+    is_ring: bool, orders: Sequence[Order], gpu_paths: GpuPaths, between_cpus: int = 1
 ) -> Fraction:
     """Return the algbw of an allreduce in GB/s from the loads on the links.
 
@@ -240,23 +287,23 @@ def rate_orders(
     a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one direction and
     the results the other, so each hop carries all of it both times.
     """
-    hops: Counter[tuple[int, int]] = Counter()
-    for order in orders:
-        following = (*order[1:], order[0]) if is_ring else order[1:]
-        hops.update(zip(order, following, strict=False))
-        if not is_ring:
-            hops.update(zip(order[1:], order, strict=False))
-    loads: Counter[StockLink] = Counter()
-    for pair, count in hops.items():
-        for link in gpu_paths.paths[pair].links:
-            loads[link] += count
-    slowest = min(
-        Fraction(link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), count)
-        for link, count in loads.items()
-    )
+    shape = RING_SHAPE if is_ring else CHAIN
+    counts = Counter(hop for order in orders for hop in hops(shape, order))
+    slowest = find_slowest_kBps(counts, gpu_paths, between_cpus)
     gpus = len(orders[0])
     factor = Fraction(gpus, 2 * (gpus - 1)) if is_ring else Fraction(1)
-    return slowest * len(orders) * factor / _kBps_PER_GBps
+    return slowest * len(orders) * factor / kBps_PER_GBps
+
+
+def find_slowest_kBps(
+    counts: Mapping[tuple[int, int], int], gpu_paths: GpuPaths, between_cpus: int
+) -> Fraction:
+    """Return the least that hops between GPUs get, each as often as it is counted."""
+    loads: Counter[StockLink] = Counter()
+    for pair, count in counts.items():
+        for link in gpu_paths.paths[pair].links:
+            loads[link] += count
+    return min(Fraction(link.count_kBps(between_cpus), count) for link, count in loads.items())
 
 
 def _list_assumptions(system: StockSystem, hosts: int) -> Iterator[str]:

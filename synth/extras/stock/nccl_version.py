@@ -4,13 +4,14 @@ import re
 from dataclasses import dataclass, field
 
 from ....topo.errors import InputError
+from .constants import FILE_CHANNELS, FILE_CHILDREN, FILE_ELEMENTS, P2C_SINCE
 
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:-\d{1,3})?")
 
 
 @dataclass(frozen=True, order=True)
 class NcclVersion:
-    """A version of NCCL, such as 2.27, with the limits of its sources (device.h, topo.h, xml.h).
+    """A version of NCCL, such as 2.27, with the limits of its sources (`constants`).
 
     Without a `patch` the last release of that minor version is meant; it is not compared.
     """
@@ -24,25 +25,21 @@ class NcclVersion:
 
     @property
     def max_channels(self) -> int:
-        """The most channels of a graph in a file, such that twice as many fit NCCL's arrays.
-
-        NCCL doubles the channels, and does not check that they fit.
-        """
-        return 32 if self >= NcclVersion(2, 25) else 16
+        """The most channels of a graph in a file, such that twice as many fit NCCL's arrays."""
+        return self._look_up(FILE_CHANNELS)
 
     @property
     def max_elements(self) -> int:
         """The most XML elements of a graph file."""
-        if self >= NcclVersion(2, 30):
-            return 65536
-        return 4096 if self >= NcclVersion(2, 21) else 1024
+        return self._look_up(FILE_ELEMENTS)
 
     @property
     def max_children(self) -> int:
         """The most XML elements below one element."""
-        if self >= NcclVersion(2, 30):
-            return 640
-        return 128 if self >= NcclVersion(2, 21) else 32
+        return self._look_up(FILE_CHILDREN)
+
+    def _look_up(self, table: tuple[tuple[tuple[int, int], int], ...]) -> int:
+        return next(value for since, value in table if (self.major, self.minor) >= since)
 
     @property
     def is_subnet_aware(self) -> bool:
@@ -54,7 +51,7 @@ class NcclVersion:
     @property
     def knows_p2c(self) -> bool:
         """Whether NCCL knows the path type P2C (NVLink-C2C to a CPU); else it reads it as LOC."""
-        return self >= NcclVersion(2, 28)
+        return (self.major, self.minor) >= P2C_SINCE
 
 
 OLDEST = NcclVersion(2, 6)

@@ -6,15 +6,11 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
+from .constants import BALANCED_TREE, RING, kBps_PER_GBps, kBps_PER_MBps
 from .nics import NicPaths
 from .paths import GpuPaths, StockPath
 from .search import StockGraph
-from .steps import BALANCED_TREE, RING
-from .system import PathType, StockLink
-
-# Units of rates.
-_kBps_PER_GBps = 10**6
-_kBps_PER_MBps = 10**3
+from .system import StockLink
 
 
 def rate_between_hosts(
@@ -34,13 +30,13 @@ def rate_between_hosts(
     """
     graph = replace(graph, orders=graph.orders[:used], nets=graph.nets[:used])
     slowest_kBps = min(
-        link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1) / load
+        link.count_kBps(between_cpus) / load
         for link, load in count_loads(graph, gpu_paths, nics, hosts).items()
     )
     if counted:
         _, neighbours = count_passes(graph.pattern, len(graph.orders[0]), hosts)
-        slowest_kBps = min(slowest_kBps, graph.inter_MBps * _kBps_PER_MBps / neighbours)
-    return slowest_kBps * used / _kBps_PER_GBps
+        slowest_kBps = min(slowest_kBps, graph.inter_MBps * kBps_PER_MBps / neighbours)
+    return slowest_kBps * used / kBps_PER_GBps
 
 
 def count_loads(

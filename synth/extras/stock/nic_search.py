@@ -3,40 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .constants import BALANCED_TREE, MAX_CHANNELS, NEAR_NICS_SM, RING, HOST_SPEEDS_MBps, PathType
 from .nic_steps import NicSearch, NicSettings
 from .nics import NicPaths
 from .paths import GpuPaths
-from .search import MAX_CHANNELS, GraphSearch, StockGraph
-from .steps import BALANCED_TREE, RING, HopTable, HostLinks, SearchLimits
-from .system import DEV, PathType, StockSystem
+from .search import GraphSearch, StockGraph
+from .steps import HopTable, HostLinks, SearchLimits
+from .system import DEV, StockSystem
 
-# MB/s of a channel that NCCL tries between hosts, by the lowest compute capability, times ten.
-_LOW_SPEEDS = (2400, 1200, 240, 120)
-_SPEEDS_MBps: tuple[tuple[int, tuple[int, ...]], ...] = (
-    (
-        100,
-        (
-            *(96_000, 86_000, 80_000, 48_000, 45_100, 42_000, 40_000, 30_000, 24_000, 22_000),
-            *(20_000, 17_500, 15_000, 12_000, 6_000, 3_000, *_LOW_SPEEDS),
-        ),
-    ),
-    (
-        90,
-        (
-            *(48_000, 45_000, 42_000, 40_000, 30_000, 24_000, 22_000, 20_000, 17_500, 15_000),
-            *(12_000, 6_000, 3_000, *_LOW_SPEEDS),
-        ),
-    ),
-    (
-        0,
-        (
-            *(48_000, 30_000, 28_000, 24_000, 20_000, 18_000, 15_000, 12_000, 10_000, 9_000),
-            *(7_000, 6_000, 5_000, 4_000, 3_000, *_LOW_SPEEDS),
-        ),
-    ),
-)
-# GPUs from this compute capability on, times ten, need no trees over the farthest paths to NICs.
-_NEAR_NICS_SM = 90
 # Paths tried after which the search is given up: about 10 s of an idle core. NCCL itself takes
 # a tenth of that; boxes with 8 GPUs stay below.
 _MAX_TRIALS = 6_000_000
@@ -81,11 +55,11 @@ class _NicGraphSearch(GraphSearch):
         into = ((nics.nets[n], path) for (_, n), path in nics.back.items())
         out = ((self.host.gpus[g], path) for (g, _), path in nics.out.items())
         self.host = HostLinks(system, gpu_paths, (*into, *out))
-        self.speeds = next(speeds for sm, speeds in _SPEEDS_MBps if self.sm >= sm)
+        self.speeds = next(speeds for sm, speeds in HOST_SPEEDS_MBps if self.sm >= sm)
         types = [path.type for path in nics.out.values()]
         self.min_nic_type, self.max_nic_type = min(*types, PathType.SYS), max(types)
         self.nic_types = {*types, *(path.type for path in nics.back.values())}
-        if self.sm < _NEAR_NICS_SM:
+        if self.sm < NEAR_NICS_SM:
             self.max_nic_type = PathType.SYS
         self.best = self.trial = replace(self.best, nic_type=self.min_nic_type)
         rates = (path.rate_kBps for to in nics.to_net for x, path in to.items() if x.kind == DEV)

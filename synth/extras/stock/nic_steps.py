@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from .constants import (
+    BALANCED_TREE,
+    FIRST_STEPS,
+    LINK_PCI,
+    RING,
+    TREE,
+    MBps_PER_GBps,
+    PathType,
+    kBps_PER_GBps,
+)
 from .nics import NicPaths
-from .steps import BALANCED_TREE, RING, TREE, GpuHop, HopTable, HostLinks, Report, SearchLimits
-from .system import LINK_PCI, NVS, PathType, StockNode
+from .steps import GpuHop, HopTable, HostLinks, Report, SearchLimits
+from .system import NVS, StockNode
 
-# Steps of the first trial of a graph, in the order of the GPUs, which do not count.
-_FIRST_STEPS = 1 << 10
-# NCCL counts the free rate of a NIC in whole GB/s of speeds.
-_MBps_PER_GBps = 1000
-_kBps_PER_GBps = 10**6
 # Sorting a GPU among the next ones takes as long as this many trials.
 _TRIALS_OF_SORTING = 4
 
@@ -86,7 +91,7 @@ class NicSearch:
     def run(self) -> int:
         """Run the search and return the steps left."""
         clock = Clock(self.limits.steps)
-        rates = tuple(net.links[0].rate_kBps // _MBps_PER_GBps for net in self.nics.nets)
+        rates = tuple(net.links[0].rate_kBps // MBps_PER_GBps for net in self.nics.nets)
         stack = [self._start(ChannelPoint(0, self.host.capacity, rates, 0), clock)]
         while stack:
             below = next(stack[-1], None)
@@ -102,7 +107,7 @@ class NicSearch:
         """Begin a channel at each NIC."""
         wanted, channel = self.settings, at.channel
         nics = self.list_nics(wanted.farthest, None)
-        whole_MBps = wanted.speed_MBps // _MBps_PER_GBps * _MBps_PER_GBps
+        whole_MBps = wanted.speed_MBps // MBps_PER_GBps * MBps_PER_GBps
         is_paired = self.limits.ring and wanted.cross_nic == 2 and channel & 1
         for i in range(len(nics)):
             # The first trial of the first channel at a NIC has steps of its own.
@@ -123,7 +128,7 @@ class NicSearch:
                 yield from self._enter(below._replace(forced=True), clock, net, first)
                 continue
             if channel == 0 and not self.host.system.nodes[NVS]:
-                own = Clock(_FIRST_STEPS)
+                own = Clock(FIRST_STEPS)
                 yield from self._enter(below._replace(forced=True), own, net, 0)
                 clock.left = -1 if own.left == -1 else clock.left
             local = self.nics.local_gpu[net]
@@ -251,7 +256,7 @@ class NicSearch:
             return [hop for hop in self.table.nexts[gpu] if not at.used & hop.bit]
         paths, net = self.host.gpu_paths.paths, self.nets[2 * at.channel]
         distance = {
-            p: (-(path.rate_kBps // _kBps_PER_GBps), len(path.links))
+            p: (-(path.rate_kBps // kBps_PER_GBps), len(path.links))
             for p in range(self.gpus)
             if p != gpu and not at.used & 1 << p and (path := paths[gpu, p]).links
         }
@@ -260,7 +265,7 @@ class NicSearch:
 
         def measure(p: int) -> tuple[int, ...]:
             to_gpu = self.nics.back[p, net]
-            near = -(to_gpu.rate_kBps // _kBps_PER_GBps), -self._count_pci_GBps(p, at.free)
+            near = -(to_gpu.rate_kBps // kBps_PER_GBps), -self._count_pci_GBps(p, at.free)
             return (*near, len(to_gpu.links), *distance[p], (p - gpu) % self.gpus)
 
         order = sorted(distance, key=measure)
@@ -275,7 +280,7 @@ class NicSearch:
         assert dev is not None
         up = next(link for link in dev.links if link.type == LINK_PCI)
         down = next(link for link in up.end.links if link.end is dev)
-        return min(self.host.get_free_MBps(link, free) for link in (up, down)) // _MBps_PER_GBps
+        return min(self.host.get_free_MBps(link, free) for link in (up, down)) // MBps_PER_GBps
 
 
 # A point of the search, which yields the points below it.

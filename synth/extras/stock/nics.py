@@ -2,15 +2,9 @@
 
 from collections.abc import Mapping
 
+from .constants import GDR_LEVEL, GDR_READ_SM, MAX_COMM_CHANNELS, PathType
 from .paths import NO_PATH, GpuPaths, StockPath, find_paths, join_paths, measure_distance
-from .system import CPU, GPU, NET, PathType, StockNode, StockSystem
-
-# The most channels of NCCL, which bound its loops over them.
-_MAX_CHANNELS = 64
-# The farthest path over which a NIC reads and writes a GPU's memory (NCCL_NET_GDR_LEVEL).
-_GDR_LEVEL = PathType.P2C
-# GPUs from this compute capability on, times ten, are read by NICs beside other PCI traffic.
-_GDR_READ_SM = 80
+from .system import CPU, GPU, NET, StockNode, StockSystem
 
 
 class NicPaths:
@@ -59,14 +53,14 @@ class NicPaths:
         """Return whether a NIC writes, or reads, a GPU's memory itself."""
         if net.get("gdr") == "0" or gpu.get("gdr") == "0":
             return False
-        if read and gpu.parent is not None and gpu.parent.sm < _GDR_READ_SM:
+        if read and gpu.parent is not None and gpu.parent.sm < GDR_READ_SM:
             others = (self.gpu_paths.paths[gpu.index, other.index] for other in self.gpus)
             if len(self.gpus) > 1 and not any(path.type == PathType.NVL for path in others):
                 return False
         distance = self.out[gpu.index, net.index].type
         if distance == PathType.PXN:
             distance = self.out[self._proxies[gpu.index, net.index], net.index].type
-        return distance <= _GDR_LEVEL
+        return distance <= GDR_LEVEL
 
     def _use_proxy(self, gpu: StockNode, net: StockNode) -> None:
         """Send through another GPU over NVLink if that one is nearer to the NIC."""
@@ -76,7 +70,7 @@ class NicPaths:
         direct, last = self.out[gpu.index, net.index], self.out[local, net.index]
         first = self.gpu_paths.paths[gpu.index, local]
         if (
-            last.type <= _GDR_LEVEL
+            last.type <= GDR_LEVEL
             and self._has_gdr(self.gpus[local], net, read=True)
             and self.gpu_paths.paths[local, gpu.index].type <= PathType.NVL
             and (last.rate_kBps > direct.rate_kBps or direct.type > PathType.PXN)
@@ -129,7 +123,7 @@ class NicPaths:
     def _find_local_gpu(self, net: StockNode) -> int | None:
         """Return the GPU that prefers a NIC for the lowest channel."""
         local = self.list_local_gpus(net.index)
-        for channel in range(min(len(self.nets), _MAX_CHANNELS)):
+        for channel in range(min(len(self.nets), MAX_COMM_CHANNELS)):
             for gpu in local:
                 if self.choose_nic(gpu, channel) == net.index:
                     return gpu
@@ -144,14 +138,14 @@ class NicPaths:
         wanted: dict[int, None] = {}
         for g in gpus:
             first = self.choose_nic(g, 0)
-            for channel in range(_MAX_CHANNELS):
+            for channel in range(MAX_COMM_CHANNELS):
                 nic = self.choose_nic(g, channel)
                 if nic is None or (channel and nic == first):
                     break
                 wanted[nic] = None
         for kind in range(farthest + 1):
             for g in gpus:
-                for n in range(min(len(self.nets), _MAX_CHANNELS)):
+                for n in range(min(len(self.nets), MAX_COMM_CHANNELS)):
                     if self.out[g, n].type == kind:
                         wanted[n] = None
         return list(wanted)

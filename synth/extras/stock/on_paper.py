@@ -27,7 +27,7 @@ from ....topo.errors import InfeasibleError, TopoplanError
 from ....topo.graph import Topology
 from ....topo.routes import HARDWARE
 from ...bounds.cuts import cut_bound
-from ...channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
+from ...channels.channels import CHAIN, RING, algbw_GBps, schedule_channels
 from ...ir.collective import Collective
 from ...numeric.effort import Effort
 from ...request import Request
@@ -38,7 +38,7 @@ RINGS, TREES = "rings", "trees"
 # The size in bytes that files are made for unless one is given: large enough for links to decide.
 USUAL_SIZE_bytes = 1 << 30
 # The share of the buffer that crosses every hop of a ring through n GPUs, by collective.
-_RING_SHARES: Mapping[str, Callable[[int], Fraction]] = {
+RING_SHARES: Mapping[str, Callable[[int], Fraction]] = {
     "allreduce": lambda n: Fraction(2 * (n - 1), n),
     "allgather": lambda n: Fraction(n - 1, n),
     "reduce-scatter": lambda n: Fraction(n - 1, n),
@@ -94,12 +94,13 @@ class StockRate:
 
 def rate_stock(collective: str, topology: Topology) -> StockRate | NotModelled:
     """Return what stock NCCL reaches on paper for a collective; else why that is not known."""
-    if collective not in _RING_SHARES:
-        return NotModelled(f"{collective} runs on other channels than rings and trees")
     model = model_stock(topology)
     if isinstance(model, StockModel):
+        if collective not in RING_SHARES:
+            return NotModelled(f"{collective} runs on other channels than rings and trees")
         return _rate_model(collective, topology, model)
-    if len(group_by_host([topology.by_id[gpu] for gpu in topology.ranks])) < 2:
+    hosts = group_by_host([topology.by_id[gpu] for gpu in topology.ranks])
+    if len(hosts) < 2 or collective not in RING_SHARES:
         return model
     return _limit_between_hosts(collective, topology)
 
@@ -112,8 +113,7 @@ def _rate_model(collective: str, topology: Topology, model: StockModel) -> Stock
     n = len(topology.ranks)
     request = Request(Collective(collective, n), topology, Effort(), router=router)
     try:
-        channels = Channels(kind, found.orders[: model.channels])
-        schedule = schedule_channels(request, channels, f"stock {kind}s")
+        schedule = schedule_channels(request, model.list_used(kind), f"stock {kind}s")
     except InfeasibleError:
         return NotModelled("the topology lacks routes that NCCL counts on")
     rate = algbw_GBps(schedule, topology)
@@ -135,7 +135,7 @@ def _limit_between_hosts(collective: str, topology: Topology) -> StockRate | Not
         narrowest = cut_bound(Collective("allreduce", n), topology).algbw_GBps
     except TopoplanError as error:
         return NotModelled(str(error))
-    limits = {RINGS: narrowest / _RING_SHARES[collective](n)}
+    limits = {RINGS: narrowest / RING_SHARES[collective](n)}
     if collective == "allreduce":
         # Inside a host a tree is a chain, whose GPUs send the sums up and the results down, unless
         # the NVSwitches add.

@@ -3,18 +3,8 @@
 from collections.abc import Container
 from dataclasses import dataclass
 
-from .system import (
-    CPU,
-    DEV,
-    GPU,
-    LINK_PCI,
-    PCI,
-    LOCAL_kBps,
-    PathType,
-    StockLink,
-    StockNode,
-    StockSystem,
-)
+from .constants import LINK_PCI, LOCAL_kBps, PathType
+from .system import CPU, DEV, GPU, PCI, StockLink, StockNode, StockSystem
 
 
 @dataclass(frozen=True, slots=True)

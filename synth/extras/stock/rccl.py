@@ -7,6 +7,7 @@ graph/rome_models.cc of October 2024.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -15,26 +16,28 @@ from ....topo.derived.hosts import group_by_host
 from ....topo.formats.nccl_xml import is_amd
 from ....topo.graph import Topology
 from ...channels.channels import CHAIN, RING
+from .constants import (
+    RCCL_BRANCHING_CPUS,
+    RCCL_EPYC,
+    RCCL_MAX_RINGS,
+    RCCL_MESH_GPUS,
+    RCCL_MESH_PEERS,
+    RCCL_OF_CHAIN,
+    RCCL_OF_CHAIN_MI300,
+    RCCL_TABLE_PEERS,
+    PathType,
+    kBps_PER_GBps,
+)
+from .constants import RING as RING_PATTERN
 from .model import NotModelled, rate_orders
+from .on_paper import RING_SHARES, RINGS, StockRate
 from .paths import GpuPaths
-from .rccl_search import MAX_RINGS, find_rccl_chains, find_rccl_rings
+from .rccl_search import find_rccl_chains, find_rccl_rings
 from .rccl_system import build_rccl_system, find_architecture, find_paths_to, find_rccl_paths
 from .search import StockGraph
-from .system import CPU, GPU, NET, PathType, StockNode, StockSystem, is_cpu
+from .system import CPU, GPU, NET, StockNode, StockSystem, is_cpu
 
 TABLE = "decided by RCCL's model table"
-# The table's machines, by GPUs: the numbers of other GPUs to which each has xGMI links.
-_TABLE_PEERS = {8: ({2}, {3}), 16: ({3}, {4}, {3, 4})}
-# Those with trees that branch have so many CPUs, with equally many GPUs at each.
-_BRANCHING_CPUS = 4
-# Machines that the table always decides have eight GPUs, each with xGMI to six or seven others.
-_MESH_GPUS, _MESH_PEERS = 8, (6, 7)
-# EPYC CPUs of the table: from Rome on, as family and least model.
-_EPYC = ((143, 49), (175, 0))
-_kBps_PER_GBps = 10**6
-# What RCCL's tuner expects of chains at large sizes, as a share of their rate; of rings all of it.
-# On one host of MI300 it has no chains at large sizes.
-_CHAIN_SHARE, _CHAIN_SHARE_MI300 = Fraction(82, 100), Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -55,46 +58,74 @@ class RcclStock:
 
 
 class RcclHost:
-    """A host as RCCL sees it, to rate channels beside those of stock RCCL.
+    """RCCL on one host; see `Library`.
 
     `stock` is None if the table may decide or RCCL may use NICs (`reason` says which). With the
     table, `is_provable` is whether all routes between GPUs are known, so that bounds hold, and
     `may_branch` whether it may have trees that branch.
     """
 
+    levels: tuple[PathType | None, ...] = (None,)
+    others: tuple[str, ...] = (RING, CHAIN)
+
     def __init__(self, topology: Topology) -> None:
-        self.system = build_rccl_system(topology)
-        self.paths = find_rccl_paths(self.system)
-        self.rank_of = {gpu.index: gpu.rank for gpu in self.system.nodes[GPU]}
-        self._index = {rank: index for index, rank in self.rank_of.items()}
+        self.topology, self.system = topology, build_rccl_system(topology)
+        self.gpus: Sequence[StockNode] = self.system.nodes[GPU]
+        self.gpu_paths = find_rccl_paths(self.system)
         wires = count_wires(self.system)
         peers = {len(row) for row in wires.values()}
         self.may_branch = _may_branch(self.system)
         is_mi300 = find_architecture(topology).lower().removeprefix("gfx").startswith("94")
-        self._chain_share = _CHAIN_SHARE_MI300 if is_mi300 else _CHAIN_SHARE
+        self._chain_share = RCCL_OF_CHAIN_MI300 if is_mi300 else RCCL_OF_CHAIN
         self.reason = _find_doubt(self.system, wires, peers)
         self.is_provable = self.reason in ("", TABLE)
-        self.stock = None if self.reason else _find_stock(self.system, self.paths, wires, peers)
+        self.stock = None if self.reason else _find_stock(self.system, self.gpu_paths, wires, peers)
 
-    def pick(self, rings_GBps: Fraction, chains_GBps: Fraction) -> str:
-        """Return RING or CHAIN: what RCCL's tuner picks for a large allreduce, as in tuning.cc."""
-        return CHAIN if chains_GBps * self._chain_share > rings_GBps else RING
+    def pick_large(self, rates_GBps: Mapping[str, Fraction]) -> str:
+        """Return what RCCL's tuner picks for a large allreduce by rates of shapes (tuning.cc)."""
+        if CHAIN not in rates_GBps or RING not in rates_GBps:
+            return next(iter(rates_GBps))
+        return CHAIN if rates_GBps[CHAIN] * self._chain_share > rates_GBps[RING] else RING
 
-    def rate(self, shape: str, orders: tuple[tuple[int, ...], ...], between_cpus: int) -> Fraction:
-        """Return the algbw of an allreduce in GB/s over orders of ranks, by RCCL's constants.
+    def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
+        """Return the shape of what it picks of a file's graphs, at large sizes."""
+        return self.pick_large({shape: self.rate(graph) for shape, graph in graphs.items()})
 
-        Links between CPUs are `between_cpus` times as fast.
-        """
-        indices = [[self._index[rank] for rank in order] for order in orders]
-        return rate_orders(shape == RING, indices, self.paths, between_cpus)
+    def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:
+        """Return the shape of what it picks of stock's, at large sizes; stock must be known."""
+        return self.pick_large({shape: self.rate_stock(shape) for shape in (RING, CHAIN)})
 
-    def rate_stock(self, shape: str, between_cpus: int) -> Fraction:
-        """Return the algbw of stock's rings or chains for an allreduce, in GB/s."""
+    def rate(
+        self, graph: StockGraph, between_cpus: int = 1, level: PathType | None = None
+    ) -> Fraction:
+        """Return the algbw of a file's rings or chains."""
+        is_ring = graph.pattern == RING_PATTERN
+        return rate_orders(is_ring, graph.orders, self.gpu_paths, between_cpus)
+
+    def rate_stock(
+        self, shape: str, between_cpus: int = 1, level: PathType | None = None
+    ) -> Fraction:
+        """Return the algbw of stock's, which must be known."""
         assert self.stock is not None
         graph = self.stock.rings if shape == RING else self.stock.chains
-        if graph is None:
-            return self.stock.known_GBps[shape]
-        return rate_orders(shape == RING, graph.orders, self.paths, between_cpus)
+        return self.stock.known_GBps[shape] if graph is None else self.rate(graph, between_cpus)
+
+    def reach(self, collective: str) -> StockRate | NotModelled:
+        """Return what the rings of its table for eight GPUs reach, which use all links equally.
+
+        Every GPU sends a share of n - 1 of n parts, once or twice, over all of its links. Of other
+        machines that is not known.
+        """
+        share = RING_SHARES.get(collective)
+        if share is None or self.stock is None or self.stock.rings is not None:
+            return NotModelled(f"RCCL: {self.reason or 'its search is not modelled here'}")
+        joined = [
+            [link for link in self.topology.links if link.src == gpu and link.kind == "xgmi"]
+            for gpu in self.topology.ranks
+        ]
+        rates = {link.bandwidth_GBps for links in joined for link in links}
+        total_GBps = min(rates) * min(map(len, joined))
+        return StockRate(total_GBps / share(len(self.topology.ranks)), RINGS, False, 1, ())
 
 
 # Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.
@@ -109,7 +140,7 @@ def model_rccl(topology: Topology) -> RcclHost | NotModelled:
     if len(group_by_host(gpus)) > 1:
         return NotModelled("GPUs are on several hosts")
     host = RcclHost(topology)
-    if any(path.type == PathType.DIS for path in host.paths.paths.values()):
+    if any(path.type == PathType.DIS for path in host.gpu_paths.paths.values()):
         return NotModelled("some GPUs are not connected by PCIe or xGMI in the topology")
     return host
 
@@ -130,7 +161,7 @@ def _find_doubt(
     # With NICs near all GPUs it counts NICs in, and may send over them inside the host.
     if not _is_joined(wires) and _may_keep_nics(system, may_be_epyc):
         return "RCCL may use NICs inside the host, as not all GPUs are joined by xGMI"
-    return TABLE if may_be_epyc and peers in _TABLE_PEERS.get(len(wires), ()) else ""
+    return TABLE if may_be_epyc and peers in RCCL_TABLE_PEERS.get(len(wires), ()) else ""
 
 
 def _may_be_epyc(system: StockSystem) -> bool:
@@ -141,7 +172,7 @@ def _may_be_epyc(system: StockSystem) -> bool:
         and (cpu.element.get_integer("familyid", 0) or 0) == family
         and (cpu.element.get_integer("modelid", 0) or 0) >= least
         for cpu in cpus
-        for family, least in _EPYC
+        for family, least in RCCL_EPYC
     )
 
 
@@ -150,7 +181,7 @@ def _may_branch(system: StockSystem) -> bool:
     cpus = [cpu.element for cpu in system.nodes[CPU]]
     below = {sum(e.tag == "gpu" for e in cpu.walk()) for cpu in cpus}
     is_unknown = any("topoplan_made_up" in cpu.attributes for cpu in cpus)
-    return is_unknown or (len(cpus) == _BRANCHING_CPUS and len(below) == 1)
+    return is_unknown or (len(cpus) == RCCL_BRANCHING_CPUS and len(below) == 1)
 
 
 def _may_keep_nics(system: StockSystem, may_be_epyc: bool) -> bool:
@@ -183,8 +214,8 @@ def _find_stock(
 ) -> RcclStock:
     """Return what RCCL does where that is known."""
     rates = Counter(rate for row in wires.values() for rate in row.values())
-    if len(wires) == _MESH_GPUS and len(peers) == 1 and peers <= set(_MESH_PEERS):
-        n, links, slowest = len(wires), min(peers), Fraction(min(rates), _kBps_PER_GBps)
+    if len(wires) == RCCL_MESH_GPUS and len(peers) == 1 and peers <= set(RCCL_MESH_PEERS):
+        n, links, slowest = len(wires), min(peers), Fraction(min(rates), kBps_PER_GBps)
         if links < n - 1 or len(rates) == 1:
             # Each ring uses one link of every GPU, and together they use all links equally often.
             # Each chain lacks one hop of its ring: of six, some link still has two.
@@ -193,5 +224,5 @@ def _find_stock(
             return RcclStock(None, None, {RING: rings, CHAIN: chains})
     searched = find_rccl_rings(system, paths)
     return RcclStock(
-        searched, find_rccl_chains(system, paths, min(searched.channels, MAX_RINGS)), {}
+        searched, find_rccl_chains(system, paths, min(searched.channels, RCCL_MAX_RINGS)), {}
     )

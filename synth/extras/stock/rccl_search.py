@@ -5,47 +5,36 @@ better with more hops over xGMI, and machines of five to eight GPUs with xGMI ge
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import chain
 
 from ...channels.channels import RING as RING_SHAPE
 from ...channels.orders import hops
+from .constants import (
+    BALANCED_TREE,
+    RCCL_MAX_RINGS,
+    RCCL_MAX_RINGS_WITH_XGMI,
+    RCCL_TYPES,
+    RCCL_XGMI_GPUS,
+    RING,
+    PathType,
+    RCCL_SPEEDS_MBps,
+)
 from .paths import GpuPaths
 from .search import GraphSearch, StockGraph
-from .steps import BALANCED_TREE, RING, SearchLimits, search
-from .system import GPU, PathType, StockSystem
-
-# MB/s of a channel that RCCL tries.
-_SPEEDS_MBps = (
-    *(48_000, 24_000, 20_000, 18_000, 15_000, 12_000, 10_000, 9_000, 7_000, 6_000, 5_000, 4_000),
-    *(3_000, 2_400, 1_200, 240, 120),
-)
-# RCCL's types of paths between GPUs, the nearest first.
-_TYPES = (
-    *(PathType.NVL, PathType.NVB, PathType.PIX, PathType.PXB, PathType.PXN, PathType.PHB),
-    PathType.SYS,
-)
-# RCCL has arrays for 128 channels, and doubles those it finds. Machines in its table's style (5 to
-# 8 GPUs with xGMI) get few rings from the search.
-MAX_RINGS, _MAX_RINGS_WITH_XGMI, _XGMI_GPUS = 64, 2, range(5, 9)
-
-# Steps of one search, and of one that repeats an order.
-_STEPS, _STEPS_SAME = 1 << 14, 1 << 8
-
-# A candidate's numbers of channels, links and hops over xGMI.
-_Candidate = tuple[int, int, int]
+from .system import GPU, StockSystem
 
 
 def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
     """Return the rings that RCCL's search finds."""
     has_xgmi = any(path.type == PathType.NVL for path in gpu_paths.paths.values())
-    is_limited = has_xgmi and len(system.nodes[GPU]) in _XGMI_GPUS
-    most = _MAX_RINGS_WITH_XGMI if is_limited else MAX_RINGS
+    is_limited = has_xgmi and len(system.nodes[GPU]) in RCCL_XGMI_GPUS
+    most = RCCL_MAX_RINGS_WITH_XGMI if is_limited else RCCL_MAX_RINGS
     return _RcclSearch(system, gpu_paths, RING, 1, most).run()
 
 
 def find_rccl_rings_without_table(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
     """Return the rings that RCCL's search finds where its table is passed over (RCCL_TREES)."""
-    return _RcclSearch(system, gpu_paths, RING, 1, MAX_RINGS).run()
+    return _RcclSearch(system, gpu_paths, RING, 1, RCCL_MAX_RINGS).run()
 
 
 def find_rccl_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
@@ -61,52 +50,18 @@ class _RcclSearch(GraphSearch):
     ) -> None:
         super().__init__(system, gpu_paths, pattern, least, most)
         self.best = self.trial = StockGraph(pattern, least, most, PathType.NVL)
-        self.speeds, self.cross_nic = _SPEEDS_MBps, 0
-        self.types, self.max_type = _TYPES, PathType.SYS
+        self.speeds, self.cross_nic = RCCL_SPEEDS_MBps, 0
+        self.types, self.max_type = RCCL_TYPES, PathType.SYS
         self.wires = {
             pair
             for pair, path in gpu_paths.paths.items()
             if len(path.links) == 1 and path.type == PathType.NVL
         }
-        # Candidates of the search that runs, and of those done so far with the steps left.
-        self.candidates: set[_Candidate] = set()
-        self.searched: dict[tuple[object, ...], tuple[int, set[_Candidate]]] = {}
 
-    def _search(self) -> int:
-        """Run one search for `trial`, unless an equal one found nothing better than `best`."""
-        trial = self.trial
-        table = self.host.make_table(trial.pattern, trial.speed_MBps, trial.path_type)
-        key = (id(table), trial.same_channels, trial.min_channels, self.links_before)
-        left, known = self.searched.get(key, (0, set()))
-        if key in self.searched and not any(self._is_better(*each) for each in known):
-            return left
-        self.candidates = set()
-        limits = SearchLimits(
-            ring=trial.pattern == RING,
-            same_channels=trial.same_channels,
-            min_channels=trial.min_channels,
-            max_channels=trial.max_channels,
-            steps=_STEPS_SAME if trial.same_channels else _STEPS,
-        )
-        left = search(self.host, table, limits, self._report)
-        if left >= 0:
-            self.searched[key] = left, self.candidates
-        return left
-
-    def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
-        """Take a candidate as the best graph if it is better."""
-        links += self.links_before
-        gpus = len(self.host.gpus)
-        orders = tuple(tuple(path[c * gpus : (c + 1) * gpus]) for c in range(channels))
-        candidate = channels, links, self._count_wires(orders)
-        self.candidates.add(candidate)
-        if not self._is_better(*candidate):
-            return False
-        self.best = replace(self.trial, links=links, orders=orders)
-        return True
-
-    def _count_wires(self, orders: Sequence[tuple[int, ...]]) -> int:
+    def _count_wires(self, path: Sequence[int]) -> int:
         """Return the number of hops over a direct xGMI link, rings closed."""
+        gpus = len(self.host.gpus)
+        orders = (tuple(path[at : at + gpus]) for at in range(0, len(path), gpus))
         return sum(hop in self.wires for order in orders for hop in hops(RING_SHAPE, order))
 
     def _is_better(self, channels: int, links: int, wires: int) -> bool:
@@ -119,5 +74,5 @@ class _RcclSearch(GraphSearch):
         if total != best_total:
             return total > best_total
         return links < best.links or (
-            channels == best.channels and wires > self._count_wires(best.orders)
+            channels == best.channels and wires > self._count_wires([*chain(*best.orders)])
         )

@@ -10,15 +10,13 @@ from fractions import Fraction
 from ....topo.boards import BOARDS
 from ....topo.graph import Topology
 from ....topo.hardware import xgmi_counted_GBps
-from .paths import GpuPaths, StockPath
+from .constants import LINK_PCI, RCCL_SM, LOCAL_kBps, PathType, kBps_PER_GBps
+from .paths import NO_PATH, GpuPaths, StockPath, join_paths
 from .system import (
     CPU,
     DEV,
     GPU,
-    LINK_PCI,
     PCI,
-    LOCAL_kBps,
-    PathType,
     StockLink,
     StockNode,
     StockSystem,
@@ -26,11 +24,6 @@ from .system import (
     connect,
     list_gpu_elements,
 )
-
-# RCCL gives all of AMD's GPUs this compute capability, times ten.
-_SM = 60
-_kBps_PER_GBps = 10**6
-_NONE = StockPath(PathType.DIS, 0, ())
 
 
 def find_architecture(topology: Topology) -> str:
@@ -70,7 +63,7 @@ def build_rccl_system(topology: Topology) -> StockSystem:
             target = by_address.get(wire.get("target") or "")
             if target is not None:
                 count = wire.get_integer("count", 0) or 0
-                connect(gpu, target, PathType.NVL, int(count * each * _kBps_PER_GBps))
+                connect(gpu, target, PathType.NVL, int(count * each * kBps_PER_GBps))
         # As RCCL sorts them: the PCI link up comes last.
         gpu.links.sort(key=lambda link: link.type == LINK_PCI)
     return system
@@ -80,7 +73,7 @@ def _merge_hardware(gpu: StockNode) -> None:
     """Move the links of a GPU's hardware node to the GPU."""
     dev = gpu.parent
     assert dev is not None
-    gpu.address, gpu.parent, gpu.sm = dev.address, None, _SM
+    gpu.address, gpu.parent, gpu.sm = dev.address, None, RCCL_SM
     gpu.links = [link for link in dev.links if link.end is not gpu]
     for link in gpu.links:
         for back in link.end.links:
@@ -94,18 +87,14 @@ def find_rccl_paths(system: StockSystem) -> GpuPaths:
     level = _find_p2p_level(system)
     to_gpu = [find_paths_to(gpu) for gpu in gpus]
     to_cpu = [find_paths_to(cpu) for cpu in cpus]
-    paths = {(a.index, b.index): to_gpu[b.index].get(a, _NONE) for a in gpus for b in gpus}
+    paths = {(a.index, b.index): to_gpu[b.index].get(a, NO_PATH) for a in gpus for b in gpus}
     for dst in gpus:
-        own = min(cpus, key=lambda cpu: len(to_cpu[cpu.index].get(dst, _NONE).links) or 1 << 30)
-        down = to_gpu[dst.index].get(own, _NONE)
+        own = min(cpus, key=lambda cpu: len(to_cpu[cpu.index].get(dst, NO_PATH).links) or 1 << 30)
+        down = to_gpu[dst.index].get(own, NO_PATH)
         for src in gpus:
             if src is not dst and paths[src.index, dst.index].type > level:
-                up = to_cpu[own.index].get(src, _NONE)
-                paths[src.index, dst.index] = StockPath(
-                    max(up.type, down.type),
-                    min(up.rate_kBps, down.rate_kBps),
-                    up.links + down.links,
-                )
+                up = to_cpu[own.index].get(src, NO_PATH)
+                paths[src.index, dst.index] = join_paths(up, down)
     p2p = frozenset(pair for pair, path in paths.items() if path.links and path.type <= level)
     return GpuPaths(paths, p2p, max(p.rate_kBps for p in paths.values() if p.links))
 
@@ -125,7 +114,7 @@ def find_paths_to(base: StockNode) -> dict[StockNode, StockPath]:
         for node in reached:
             path = paths[node]
             for link in node.links:
-                old = paths.get(link.end, _NONE)
+                old = paths.get(link.end, NO_PATH)
                 rate = min(path.rate_kBps, link.rate_kBps)
                 if old.rate_kBps < rate and (not old.rate_kBps or len(old.links) > len(path.links)):
                     back = next(x for x in link.end.links if x.end is node and x.type == link.type)

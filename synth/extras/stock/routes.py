@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from ....topo.graph import Topology
 from ....topo.routes import Route, Router
+from .constants import PathType
 from .model import list_refused_p2p
 from .paths import find_gpu_paths
-from .system import DEV, GPU, PathType, build_system
+from .system import DEV, GPU, build_system
 
 
 class NcclRouter(Router):

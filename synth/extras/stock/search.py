@@ -10,34 +10,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from .paths import GpuPaths
-from .steps import BALANCED_TREE, RING, TREE, HopTable, HostLinks, SearchLimits, search
-from .system import DEV, GPU, LINK_PCI, NET, PathType, StockNode, StockSystem
-
-# NCCL has arrays for 64 channels, and doubles those it finds.
-MAX_CHANNELS = 32
-# MB/s of a channel that NCCL tries inside a host, by the lowest compute capability, times ten.
-_SPEEDS_MBps: tuple[tuple[int, tuple[int, ...]], ...] = tuple(
-    (sm, tuple(speed * 1000 for speed in speeds))
-    for sm, speeds in (
-        (100, (90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18)),
-        (90, (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3)),
-        (0, (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3)),
-    )
+from .constants import (
+    BALANCED_TREE,
+    CROSS_NIC,
+    LINK_PCI,
+    LOWEST_SHARE,
+    MANY_CHANNELS,
+    MAX_CHANNELS,
+    PLAIN_TREES_SM,
+    RING,
+    SPLIT_MANY_SM,
+    STEPS,
+    STEPS_ALL,
+    STEPS_SAME,
+    TREE,
+    FALLBACK_MBps,
+    PathType,
+    SPEEDS_MBps,
+    SPLIT_MANY_MBps,
+    SPLIT_MBps,
 )
-# Steps of one search, of one that repeats an order, and of the first pass once it has channels.
-_STEPS, _STEPS_SAME, _STEPS_ALL = 1 << 14, 1 << 8, 1 << 19
-# A lower speed is tried while it is more than this share of the best one, in percent.
-_LOWEST_SHARE = 49
-# MB/s of a channel from which NCCL splits it in two; newer GPUs with many channels need the second.
-_SPLIT_MBps, _SPLIT_MANY_MBps = 25_000, 50_000
-_SPLIT_MANY_SM, _MANY_CHANNELS = 80, 4
-# MB/s of the one channel in rank order that NCCL takes if it finds none.
-FALLBACK_MBps = 100
-# NCCL_CROSS_NIC's default, which repeats searches if there are several NICs.
-_CROSS_NIC = 2
-# From this compute capability on NCCL also tries trees at whose root all network traffic is.
-_PLAIN_TREES_SM = 90
+from .paths import GpuPaths
+from .steps import HopTable, HostLinks, SearchLimits, search
+from .system import DEV, GPU, NET, StockNode, StockSystem
+
+# A candidate's numbers of channels, of links, and of hops that count for it.
+Candidate = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -97,19 +95,18 @@ class GraphSearch:
         self.system, self.host = system, HostLinks(system, gpu_paths)
         self.best = self.trial = StockGraph(pattern, least, most, self.min_type)
         self.sm = system.min_sm
-        self.speeds = next(speeds for sm, speeds in _SPEEDS_MBps if self.sm >= sm)
+        self.speeds = next(speeds for sm, speeds in SPEEDS_MBps if self.sm >= sm)
         self.max_rate = gpu_paths.max_rate_kBps / 1000
         self.total_kBps = max(map(_count_total_kBps, system.nodes[DEV]))
-        self.cross_nic = _CROSS_NIC if len(system.nodes[NET]) > 1 else 0
+        self.cross_nic = CROSS_NIC if len(system.nodes[NET]) > 1 else 0
         # AMD's CPUs carry so little between sockets that NCCL does not mix orders across them.
         self.is_amd = system.has_cpu("x86_64", "AuthenticAMD")
-        self.steps_left = _STEPS_ALL
+        self.steps_left = STEPS_ALL
         # Links that candidates start from: in the second pass NCCL adds them to the first's.
         self.links_before = 0
-        # Highest total of the search's candidates, with its fewest links, negative.
-        self.top = (0, 0)
-        # Steps left, and `top`, of the searches done so far.
-        self.done: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        # Candidates of the search that runs, and of those done so far with the steps left.
+        self.candidates: set[Candidate] = set()
+        self.done: dict[tuple[object, ...], tuple[int, set[Candidate]]] = {}
 
     def run(self) -> StockGraph:
         """Run both passes, and return the graph."""
@@ -129,7 +126,7 @@ class GraphSearch:
         while not self._search_at(self.speeds[at]):
             at += 1
             if at == len(self.speeds) or (
-                self.best.orders and self.speeds[at] * 100 <= _LOWEST_SHARE * self.best.inter_MBps
+                self.best.orders and self.speeds[at] * 100 <= LOWEST_SHARE * self.best.inter_MBps
             ):
                 return
 
@@ -159,7 +156,7 @@ class GraphSearch:
     def _search_patterns(self) -> bool:
         """Search over one set of paths; return whether the pass has ended."""
         patterns = [self.best.pattern]
-        if self.sm >= _PLAIN_TREES_SM and patterns[0] == BALANCED_TREE:
+        if self.sm >= PLAIN_TREES_SM and patterns[0] == BALANCED_TREE:
             patterns.append(TREE)
         for pattern in patterns:
             for same in (True, False):
@@ -168,7 +165,7 @@ class GraphSearch:
                 self.trial = replace(self.trial, pattern=pattern, same_channels=same)
                 left = self._search()
                 # Steps left by a search for one order are not given back: NCCL's own count.
-                self.steps_left -= _STEPS_SAME if same else _STEPS
+                self.steps_left -= STEPS_SAME if same else STEPS
                 # The best graph uses all that the best connected GPU has.
                 if left < 0 or self.best.channels * self.best.inter_MBps * 1000 >= self.total_kBps:
                     return True
@@ -217,19 +214,20 @@ class GraphSearch:
         trial = self.trial
         table = self.host.make_table(trial.pattern, trial.speed_MBps, trial.path_type)
         key = (id(table), trial.same_channels, trial.min_channels, *self._list_keys())
-        if key in self.done and not self._would_improve(*self.done[key][1:]):
-            return self.done[key][0]
-        self.top = (0, 0)
+        left, known = self.done.get(key, (0, set()))
+        if key in self.done and not any(self._is_better(*each) for each in known):
+            return left
+        self.candidates = set()
         limits = SearchLimits(
             ring=trial.pattern == RING,
             same_channels=trial.same_channels,
             min_channels=trial.min_channels,
             max_channels=trial.max_channels,
-            steps=_STEPS_SAME if trial.same_channels else _STEPS,
+            steps=STEPS_SAME if trial.same_channels else STEPS,
         )
         left = self._run_search(table, limits)
         if left >= 0:
-            self.done[key] = (left, *self.top)
+            self.done[key] = left, self.candidates
         return left
 
     def _list_keys(self) -> tuple[object, ...]:
@@ -240,25 +238,29 @@ class GraphSearch:
         return search(self.host, table, limits, self._report)
 
     def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
-        """Take a candidate as the best graph if it is better: by its total, then its links."""
-        links += self.links_before
-        total = channels * self.trial.speed_MBps
-        self.top = max(self.top, (total, -links))
-        if not self._would_improve(total, -links):
-            return False
+        """Take a candidate as the best graph if it is better."""
         gpus = len(self.host.gpus)
+        links += self.links_before
+        candidate = channels, links, self._count_wires(path[: channels * gpus])
+        self.candidates.add(candidate)
+        if not self._is_better(*candidate):
+            return False
         orders = tuple(tuple(path[c * gpus : (c + 1) * gpus]) for c in range(channels))
         self.best = replace(self.trial, links=links, orders=orders)
         return True
 
-    def _would_improve(self, total: int, negative_links: int) -> bool:
+    def _count_wires(self, path: Sequence[int]) -> int:
+        """Return the number of hops that count for a candidate; `path` has its orders in turn."""
+        return 0
+
+    def _is_better(self, channels: int, links: int, wires: int) -> bool:
+        """Return whether a candidate is better than the best graph: its total, then its links."""
         best, trial = self.best, self.trial
-        best_total = best.channels * best.speed_MBps
-        return total > best_total or (
-            total == best_total
-            and (trial.pattern, trial.cross_nic) == (best.pattern, best.cross_nic)
-            and -negative_links < best.links
-        )
+        total, best_total = channels * trial.speed_MBps, best.channels * best.speed_MBps
+        if total != best_total:
+            return total > best_total
+        is_alike = (trial.pattern, trial.cross_nic) == (best.pattern, best.cross_nic)
+        return is_alike and links < best.links
 
     def _pick_first_speed(self) -> int:
         """Return the index of the first speed at which the channels may fit the fastest GPU."""
@@ -278,8 +280,8 @@ class GraphSearch:
 def _split_channels(graph: StockGraph, sm: int) -> StockGraph:
     """Return a graph with twice as many channels of half the speed, where NCCL prefers that."""
     speed, count = graph.speed_MBps, graph.channels
-    is_fast_enough = speed >= _SPLIT_MANY_MBps or sm <= _SPLIT_MANY_SM or count <= _MANY_CHANNELS
-    if count == 0 or speed < _SPLIT_MBps or not is_fast_enough:
+    is_fast_enough = speed >= SPLIT_MANY_MBps or sm <= SPLIT_MANY_SM or count <= MANY_CHANNELS
+    if count == 0 or speed < SPLIT_MBps or not is_fast_enough:
         return graph
     most = min(2 * count, graph.max_channels)
     parts = -(-most // count)

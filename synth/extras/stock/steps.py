@@ -10,31 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .paths import GpuPaths, StockPath
-from .system import (
-    CPU,
-    DEV,
-    GPU,
+from .constants import (
+    ACKNOWLEDGED,
+    BALANCED_TREE,
+    INTEL_SHARE,
     LINK_PCI,
-    NVS,
+    QUIET_SM,
+    RING,
+    WHOLE,
     PathType,
-    StockLink,
-    StockNode,
-    StockSystem,
-    is_cpu,
+    kBps_PER_MBps,
 )
+from .paths import GpuPaths, StockPath
+from .system import CPU, DEV, GPU, NVS, StockLink, StockNode, StockSystem, is_cpu
 
-# NCCL's numbers of patterns: a chain whose ends share the network's load, a chain, and a ring.
-BALANCED_TREE, TREE, RING = 1, 3, 4
 # Bits of a field: capacities up to 2**23 MB/s, more than any link's, and the guard bit.
 _FIELD_BITS = 24
 _MAX_CAPACITY_MBps = (1 << _FIELD_BITS - 1) - 1
-_kBps_PER_MBps = 1000
-# Shares of a path's speed that NCCL counts on a link. Intel's CPUs pass traffic of GPUs on in small
-# packets; old GPUs answer what NICs write to them.
-_WHOLE, _INTEL_SHARE, _ACKNOWLEDGED = Fraction(1), Fraction(6, 5), Fraction(1, 8)
-# The compute capability from which GPUs do not.
-_QUIET_SM = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +86,7 @@ class HostLinks:
                 self.shift.setdefault(link, len(self.shift) * _FIELD_BITS)
         self.guard = sum(1 << at + _FIELD_BITS - 1 for at in self.shift.values())
         self.capacity = self.guard + sum(
-            min(link.rate_kBps // _kBps_PER_MBps, _MAX_CAPACITY_MBps) << at
+            min(link.rate_kBps // kBps_PER_MBps, _MAX_CAPACITY_MBps) << at
             for link, at in self.shift.items()
         )
         self._tables: dict[tuple[int, int, tuple[tuple[int, int], ...]], HopTable] = {}
@@ -110,11 +102,11 @@ class HostLinks:
         for link in path.links:
             end = link.end
             if link.type != PathType.LOC or end.kind not in (GPU, DEV):
-                yield _INTEL_SHARE if is_slowed and link.type == LINK_PCI else _WHOLE, link
-            if end.kind == DEV and end.sm < _QUIET_SM and src.kind != GPU:
-                yield _ACKNOWLEDGED, _find_reverse(node, link)
+                yield INTEL_SHARE if is_slowed and link.type == LINK_PCI else WHOLE, link
+            if end.kind == DEV and end.sm < QUIET_SM and src.kind != GPU:
+                yield ACKNOWLEDGED, _find_reverse(node, link)
             if link.type == PathType.NVL and end.kind == CPU and is_cpu(end, "ppc64"):
-                yield _WHOLE, _find_reverse(node, link)
+                yield WHOLE, _find_reverse(node, link)
             node = end
 
     def make_table(self, pattern: int, speed_MBps: int, farthest: PathType) -> HopTable:
@@ -142,7 +134,7 @@ class HostLinks:
     def get_free_MBps(self, link: StockLink, free: int) -> int:
         """Return what is free of a link, of packed free capacities, in MB/s."""
         if link not in self.shift:
-            return link.rate_kBps // _kBps_PER_MBps
+            return link.rate_kBps // kBps_PER_MBps
         return free >> self.shift[link] & _MAX_CAPACITY_MBps
 
     def has_room(self, hop: GpuHop) -> bool:

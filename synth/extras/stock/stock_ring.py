@@ -22,14 +22,15 @@ from ...cost.host_costs import host_of
 from ...cost.segmentation import time_us
 from ...cost.simulate import MAX_GROUPS
 from ...ir.collective import Chunk, Collective
-from ...ir.schedule import Schedule, compose
+from ...ir.schedule import Schedule
 from ...ir.transfers import Op
 from ...numeric.effort import Effort
 from ...plan import Plan
 from ...request import Request, Send, build_schedule, segment_counts
-from .model import StockModel, model_stock
-from .on_paper import RINGS, StockRate, rate_stock
-from .rccl import RcclHost, model_rccl
+from .library import find_library, reach
+from .model import StockModel
+from .nccl import NcclHost
+from .on_paper import RINGS, StockRate
 from .routes import NcclRouter
 
 # The number of times that data travels around the ring.
@@ -100,78 +101,49 @@ class StockRing:
         """Cost the library's channels; return NCCL's model, and why there is none to compare."""
         if self._host is not None:
             return None, "hosts with measured costs run over gloo or MPI"
-        if self._collective.name not in (*_RINGS, *_CHAINS):
-            return None, f"{self._collective.name} has no ring"
-        library, model = "stock NCCL", model_stock(self._topology)
-        rccl = model_rccl(self._topology)
-        if isinstance(model, StockModel):
+        name, topology = self._collective.name, self._topology
+        if name not in (*_RINGS, *_CHAINS):
+            return None, f"{name} has no ring"
+        library, model = find_library(topology), None
+        if isinstance(library, NcclHost):
+            model, reason = library.model, "the topology lacks routes that NCCL counts on"
             self._modelled = self._cost_model(model)
-            reason = "the topology lacks routes that NCCL counts on"
-        elif isinstance(rccl, RcclHost):
-            library = "stock RCCL"
-            self._modelled = self._cost_rccl(rccl)
-            reason = f"RCCL: {rccl.reason or 'its search is not modelled here'}"
+        elif isinstance(rate := reach(name, topology), StockRate):
+            self._modelled, reason = {"rings": self._cost_rate(rate)}, ""
+            self._limit = rate if rate.is_limit else None
         else:
-            reason, rate = model.reason, rate_stock(self._collective.name, self._topology)
-            if isinstance(rate, StockRate):
-                library = "stock RCCL" if is_amd(self._topology) else library
-                self._limit, self._modelled = rate, {"rings": self._cost_limit(rate)}
-            elif self._collective.name in _RINGS:
-                reason = rate.reason
+            reason = rate.reason
         if not self._modelled:
             return None, reason
-        self.name = library
-        return (model if isinstance(model, StockModel) else None), ""
+        self.name = "stock RCCL" if is_amd(topology) else "stock NCCL"
+        return model, ""
 
     def _cost_model(self, model: StockModel) -> dict[str, list[Cost]]:
         """Return the costs of stock's rings and chains, none if the topology lacks their routes."""
         router = NcclRouter(self._router)
         request = Request(self._collective, self._topology, Effort(), router=router)
         if self._collective.name in _CHAINS:
-            orders = model.rings.orders[: model.channels]
             try:
-                return {"rings": self._cost_chains(request, orders)}
+                return {"rings": self._cost_chains(request, model.list_used(RING).orders)}
             except InfeasibleError:
                 return {}
-        given = {RING: model.rings, CHAIN: model.chains}
-        if self._collective.name != "allreduce":
-            del given[CHAIN]
         costs = {}
-        for shape, channels in given.items():
-            used = Channels(shape, channels.orders[: model.channels])
+        for shape in (RING, CHAIN) if self._collective.name == "allreduce" else (RING,):
             try:
-                schedule = schedule_channels(request, used, f"stock {shape}s")
+                schedule = schedule_channels(request, model.list_used(shape), f"stock {shape}s")
             except InfeasibleError:
                 return {}
             segments = segment_counts(model.channels) if shape == CHAIN else [1]
             costs[f"{shape}s"] = costs_between_gpus(schedule, self._topology, segments)
         return costs
 
-    def _cost_limit(self, rate: StockRate) -> list[Cost]:
-        """Return the least cost of channels between hosts: a ring's latency, their most bandwidth.
+    def _cost_rate(self, rate: StockRate) -> list[Cost]:
+        """Return the least cost of channels of a rate: a ring's latency, their most bandwidth.
 
         A tree takes about as many steps as a ring for each half, up and down, does.
         """
         alpha_us = self._cost_ring().alpha_us
         return [Cost(alpha_us if rate.shape == RINGS else alpha_us / 2, 1 / rate.algbw_GBps)]
-
-    def _cost_rccl(self, host: RcclHost) -> dict[str, list[Cost]]:
-        """Return the cost of the rings in RCCL's table for eight GPUs that xGMI joins all to all.
-
-        Together they use all links equally often, which decides their rate.
-        """
-        times, n = _RINGS.get(self._collective.name), self._collective.ranks
-        if times is None or host.stock is None or host.stock.rings is not None:
-            return {}
-        joined = [
-            [link for link in self._topology.links if link.src == gpu and link.kind == "xgmi"]
-            for gpu in self._topology.ranks
-        ]
-        rates = {link.bandwidth_GBps for links in joined for link in links}
-        total_GBps = min(rates) * min(map(len, joined))
-        step = self._cost_ring()
-        # Every GPU sends n - 1 of n parts, once or twice, over all of its links.
-        return {"rings": [Cost(step.alpha_us, Fraction(times * (n - 1), n) / total_GBps)]}
 
     def algbw_GBps(self, size_bytes: int) -> float:
         """Return the predicted algbw in GB/s for a buffer."""
@@ -190,7 +162,8 @@ class StockRing:
         steps = times * (n - 1)
         # Host costs need a simulation of every message.
         if self._host is not None and steps * n <= MAX_GROUPS:
-            self._schedule = build_ring(self._collective, self._router, order)
+            ring, request = Channels(RING, (order,)), request.of(self._collective)
+            self._schedule = schedule_channels(request, ring, "stock ring")
         return Cost(cost.alpha_us * steps, cost.beta_s_per_GB * steps)
 
     def _cost_chain(self) -> list[Cost]:
@@ -252,25 +225,3 @@ def find_order(router: Router) -> tuple[int, ...]:
             order.append(rank)
             choices.append([other for other in range(n - 1, 0, -1) if other not in order])
     raise InfeasibleError("the search got no order of ranks in which each has a route to the next")
-
-
-def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -> Schedule:
-    """Return the ring in an order of ranks as a schedule, with a part of the buffer per rank."""
-    n = collective.ranks
-    request = Request(collective, router.topology, Effort(), router=router)
-
-    def build_half(name: str, shift: int) -> Schedule:
-        op: Op = "reduce" if name == "reduce-scatter" else "copy"
-        end = "target" if op == "reduce" else "source"
-        chunks = tuple(Chunk(Fraction(1, n), **{end: rank}) for rank in range(n))
-        sends: list[Send] = [
-            (s, order[(i + shift + s) % n], order[(i + shift + s + 1) % n], rank, op)
-            for i, rank in enumerate(order)
-            for s in range(n - 1)
-        ]
-        return build_schedule(request.of(Collective(name, n)), "stock ring", chunks, sends)
-
-    shifts = {"reduce-scatter": 1, "allgather": 0}
-    if collective.name in shifts:
-        return build_half(collective.name, shifts[collective.name])
-    return compose(*(build_half(name, shift) for name, shift in shifts.items()))

@@ -7,49 +7,36 @@ them. Rates are integers in kB/s, in which all of NCCL's constants are exact.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from ....topo.formats.nccl_xml import build_elements
 from ....topo.formats.nccl_xml.made_up import SKYLAKE
 from ....topo.formats.nccl_xml.partial_topology import TOPOPLAN_PREFIX, get_topoplan_attribute
 from ....topo.formats.safe_xml import Element
 from ....topo.graph import Topology
-from ....topo.hardware import pcie_generation
+from ....topo.hardware import nvlink_counted_GBps, pcie_generation
+from .constants import (
+    LINK_PCI,
+    RATES_BY_WIDTH,
+    UNKNOWN_RATE,
+    UNKNOWN_WIDTH,
+    AMD_kBps,
+    ARM_kBps,
+    INTEL_kBps,
+    LOCAL_kBps,
+    PathType,
+    POWER_kBps,
+    UNKNOWN_NET_Mbps,
+    YONGFENG_kBps,
+    ZHAOXIN_kBps,
+    kBps_PER_GBps,
+    kBps_PER_Mbps,
+    kBps_PER_RATE,
+)
 
 # The kinds of nodes. A GPU hangs on its `dev`, which has the links of the hardware.
 GPU, DEV, PCI, NVS, CPU, NIC, NET = "gpu", "dev", "pci", "nvs", "cpu", "nic", "net"
 
 
-class PathType(IntEnum):
-    """The types of NCCL's links and paths, the nearest first."""
-
-    LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(12)
-
-
-# A link over PCI has the type of a path below one PCI switch.
-LINK_PCI = PathType.PIX
-# kB/s of what limits nothing, and of the links of CPUs by architecture, vendor and model
-# (graph/topo.h).
-LOCAL_kBps = 5_000_000_000
-_POWER_kBps, _ARM_kBps, _AMD_kBps = 32_000_000, 6_000_000, 16_000_000
-_INTEL_kBps = ((0xCF, 40_000_000), (0x8F, 22_000_000), (0x55, 10_000_000), (0, 6_000_000))
-_ZHAOXIN_kBps, _YONGFENG_kBps = 6_000_000, 9_000_000
-# kB/s of an NVLink by the lowest compute capability, times ten; 86 has bridges of its own.
-_NVLINK_kBps = ((100, 40_100_000), (90, 20_600_000), (80, 20_000_000), (70, 20_000_000))
-_NVLINK_SM60_kBps, _NVLINK_SM86_kBps, _NVLINK_OLD_kBps = 18_000_000, 12_000_000, 20_000_000
-# Hundreds of Mb/s of a PCIe link by its width, by the beginning of the speed's text, in the order
-# of comparison.
-_RATES_BY_WIDTH = (
-    *(("2.5 GT/s", 15), ("5 GT/s", 30), ("8 GT/s", 60), ("16 GT/s", 120), ("32 GT/s", 240)),
-    *(("5.0 GT/s PCIe", 30), ("8.0 GT/s PCIe", 60), ("16.0 GT/s PCIe", 120)),
-    *(("32.0 GT/s PCIe", 240), ("64.0 GT/s PCIe", 480)),
-)
-# The rate by width and the width that NCCL takes where they are unknown: Gen3 x16.
-_UNKNOWN_RATE, _UNKNOWN_WIDTH = 60, 16
-# Converts hundreds of Mb/s to kB/s.
-_kBps_PER_RATE = 12_500
-# kB/s of a Mb/s, and the Mb/s of a NIC of unknown speed.
-_kBps_PER_Mbps, _UNKNOWN_NET_Mbps = 125, 10_000
 # The beginnings of PCI classes with the kind that NCCL takes them for; others are bridges.
 _KINDS_OF_CLASS = (
     *(("0x060400", PCI), ("0x080100", PCI), ("0x068000", NVS), ("0x068001", CPU)),
@@ -71,6 +58,10 @@ class StockLink:
     type: PathType
     rate_kBps: int
     end: "StockNode"
+
+    def count_kBps(self, between_cpus: int) -> int:
+        """Return the rate with links between CPUs `between_cpus` times as fast."""
+        return self.rate_kBps * (between_cpus if self.type == PathType.SYS else 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -229,10 +220,10 @@ def order_children(element: Element) -> list[Element]:
 def _add_pci(system: StockSystem, element: Element, parent: StockNode) -> None:
     """Add a pci element below `parent`, and all below it."""
     address = element.get("busid") or ""
-    width = element.get_integer("link_width", 0) or _UNKNOWN_WIDTH
+    width = element.get_integer("link_width", 0) or UNKNOWN_WIDTH
     speed = element.attributes.get("link_speed", "")
-    by_width = next((r for text, r in _RATES_BY_WIDTH if speed.startswith(text)), _UNKNOWN_RATE)
-    rate_kBps = width * by_width * _kBps_PER_RATE
+    by_width = next((r for text, r in RATES_BY_WIDTH if speed.startswith(text)), UNKNOWN_RATE)
+    rate_kBps = width * by_width * kBps_PER_RATE
     for gpu in element.select("gpu"):
         dev = system.add(DEV, gpu, address)
         dev.sm = gpu.get_integer("sm", 0) or 0
@@ -261,25 +252,25 @@ def _add_nets(system: StockSystem, element: Element, nic: StockNode) -> None:
         if "dev" in child.attributes and child.get("net") != "0":
             net = system.add(NET, child)
             mbps = child.get_integer("speed", 0, minimum=-(10**9)) or 0
-            rate_kBps = (mbps if mbps > 0 else _UNKNOWN_NET_Mbps) * _kBps_PER_Mbps
+            rate_kBps = (mbps if mbps > 0 else UNKNOWN_NET_Mbps) * kBps_PER_Mbps
             _join(nic, net, PathType.NET, rate_kBps)
 
 
 def count_between_cpus_kBps(cpu: StockNode) -> int:
     """Return kB/s from a CPU to another, as NCCL counts it."""
     if is_cpu(cpu, "ppc64"):
-        return _POWER_kBps
+        return POWER_kBps
     if is_cpu(cpu, "arm64"):
-        return _ARM_kBps
+        return ARM_kBps
     model = cpu.element.get_integer("modelid", 0, minimum=-1) or 0
     family = cpu.element.get_integer("familyid", 0, minimum=-1)
     if is_cpu(cpu, "x86_64", "GenuineIntel"):
         number = model if family == 6 else 0
-        return next(rate for least, rate in _INTEL_kBps if number >= least)
+        return next(rate for least, rate in INTEL_kBps if number >= least)
     if is_cpu(cpu, "x86_64", "AuthenticAMD"):
-        return _AMD_kBps
+        return AMD_kBps
     if is_cpu(cpu, "x86_64", "CentaurHauls") or is_cpu(cpu, "x86_64", "  Shanghai  "):
-        return _YONGFENG_kBps if (family, model) == (7, 0x5B) else _ZHAOXIN_kBps
+        return YONGFENG_kBps if (family, model) == (7, 0x5B) else ZHAOXIN_kBps
     return LOCAL_kBps
 
 
@@ -304,19 +295,12 @@ def list_gpu_elements(
             yield from list_gpu_elements(child, address, order=order)
 
 
-def count_nvlink_kBps(sm: int) -> int:
-    """Return kB/s of an NVLink of a GPU with a compute capability, times ten."""
-    if sm == 86:
-        return _NVLINK_SM86_kBps
-    old = _NVLINK_SM60_kBps if sm >= 60 else _NVLINK_OLD_kBps
-    return next((rate for least, rate in _NVLINK_kBps if sm >= least), old)
-
-
 def _add_nvlinks(system: StockSystem, element: Element, address: str) -> None:
     dev = system.find(DEV, address)
     for nvlink in element.select("nvlink") if dev else ():
         assert dev is not None
-        rate_kBps = (nvlink.get_integer("count", 0) or 0) * count_nvlink_kBps(dev.sm)
+        each_GBps = nvlink_counted_GBps(dev.sm)
+        rate_kBps = int((nvlink.get_integer("count", 0) or 0) * each_GBps * kBps_PER_GBps)
         tclass = nvlink.get("tclass") or ""
         kind = next((k for text, k in _KINDS_OF_CLASS if tclass.startswith(text)), PCI)
         if kind == GPU:

@@ -63,7 +63,9 @@ def test_no_written_file_is_below_stock(seed: int) -> None:
             assert graph is not None
             ours = list_channels(graph, number_gpus(topology).rank_of, "graph.xml").orders
             rates[name] = [
-                rate_orders(name == "rings", [[index[r] for r in o] for o in orders], paths, factor)
+                rate_orders(
+                    name == "rings", [tuple(index[r] for r in o) for o in orders], paths, factor
+                )
                 for orders, paths in ((ours, own), (channels.orders[: stock.channels], default))
             ]
         gain = rates[made.figures["picked"]][0] / rates[stock.pick(SIZE_bytes)][1]

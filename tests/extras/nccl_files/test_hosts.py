@@ -23,9 +23,10 @@ from topoplan.synth.extras.nccl_files.graph_file import (
     GraphFile,
     read_graph_file,
 )
+from topoplan.synth.extras.stock.constants import LOCAL_kBps
 from topoplan.synth.extras.stock.nics import NicPaths
 from topoplan.synth.extras.stock.paths import find_gpu_paths
-from topoplan.synth.extras.stock.system import NET, LOCAL_kBps, build_system
+from topoplan.synth.extras.stock.system import NET, build_system
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.library_format import Export
 from topoplan.topo.errors import InfeasibleError

@@ -26,7 +26,8 @@ from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
 from topoplan.synth.extras.nccl_files.export import NCCL_GRAPH, export
 from topoplan.synth.extras.nccl_files.gpu_numbers import PathTypes, number_gpus
 from topoplan.synth.extras.nccl_files.graph_check import check_graph_file, list_channels
-from topoplan.synth.extras.nccl_files.graph_file import TYPES, GraphFile, NcclGraph, read_graph_file
+from topoplan.synth.extras.nccl_files.graph_file import GraphFile, NcclGraph, read_graph_file
+from topoplan.synth.extras.stock.constants import FILE_TYPES
 from topoplan.synth.extras.stock.model import StockModel, model_stock
 from topoplan.synth.extras.stock.nccl_version import NEWEST, parse_nccl_version
 from topoplan.synth.extras.stock.routes import NcclRouter
@@ -376,7 +377,7 @@ def test_rules_that_depend_on_the_version() -> None:
             GraphFile("g", (replace(many, channels=many.channels * 20, nets=((),) * 340),)),
             version=old,
         )
-    assert "C2C" not in TYPES
+    assert "C2C" not in FILE_TYPES
 
 
 def test_the_command_writes_the_file_and_says_what_it_reaches(tmp_path: Path) -> None:

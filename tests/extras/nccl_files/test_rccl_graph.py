@@ -16,13 +16,14 @@ from rccl_machines import machine, mesh
 from thorough import count_examples
 from unhurried import make_effort
 
-from topoplan.synth.channels.channels import CHAIN, RING
+from topoplan.synth.channels.channels import CHAIN, RING, Channels
 from topoplan.synth.extras.nccl_files.export import NCCL_GRAPH, RCCL_ENV, export
 from topoplan.synth.extras.nccl_files.graph_check import check_graph_file, list_channels
 from topoplan.synth.extras.nccl_files.graph_file import RING_ID, TREE_ID, read_graph_file
 from topoplan.synth.extras.nccl_files.rccl_env import read_rccl_env
 from topoplan.synth.extras.nccl_files.rccl_env_choice import rate_trees
 from topoplan.synth.extras.nccl_files.rccl_limits import find_rccl_version
+from topoplan.synth.extras.stock.model import make_graph
 from topoplan.synth.extras.stock.rccl import RcclHost, model_rccl
 from topoplan.synth.library_format import Export
 from topoplan.topo.graph import Topology
@@ -38,6 +39,10 @@ def write(name: str, topology: Topology, format: str = NCCL_GRAPH) -> Export:
     return export(
         format, on(name, topology), Router(topology), make_effort(), beside_path="/tmp/rccl.env.xml"
     )
+
+
+def rate_on(host: RcclHost, channels: Channels, between_cpus: int) -> Fraction:
+    return host.rate(make_graph(host.gpus, channels), between_cpus)
 
 
 def host_of(topology: Topology) -> RcclHost:
@@ -56,7 +61,7 @@ def rate_file(text: str, topology: Topology, between_cpus: int = 1) -> dict[str,
         graph = file.find(number)
         if graph is not None:
             channels = list_channels(graph, {rank: rank for rank in ranks}, "graph.xml")
-            out[shape] = host_of(topology).rate(shape, channels.orders, between_cpus)
+            out[shape] = rate_on(host_of(topology), channels, between_cpus)
     return out
 
 

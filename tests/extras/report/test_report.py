@@ -25,7 +25,7 @@ from topoplan.synth.extras.report.gather import gather_report, report_plan
 from topoplan.synth.extras.report.page import write_machine, write_page
 from topoplan.synth.extras.report.plans import write_section
 from topoplan.synth.extras.stock.model import StockModel, model_stock
-from topoplan.synth.extras.stock.stock_ring import StockRing, build_ring, find_order
+from topoplan.synth.extras.stock.stock_ring import StockRing, find_order
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.pictures.curves import Curve, draw_curves
@@ -253,12 +253,14 @@ def test_small_machines_are_drawn_whole() -> None:
 def test_stock_ring_costs_what_its_schedule_costs(name: str) -> None:
     for machine in (preset("switch:6"), preset("mi250"), preset("ring:5")):
         collective = Collective(name, len(machine.ranks))
-        schedule = build_ring(collective, Router(machine), find_order(Router(machine)))
+        request = Request(collective, machine, Effort())
+        ring = Channels("ring", (find_order(Router(machine)),))
+        schedule = schedule_channels(request, ring, "ring")
         verify(schedule, machine)
         cost = costs_between_gpus(schedule, machine, [1])[0]
-        ring = StockRing(collective, Router(machine))
+        stock = StockRing(collective, Router(machine))
         for size in (1 << 10, 1 << 30):
-            assert ring.time_s(size) == pytest.approx(cost.time_s(size))
+            assert stock.time_s(size) == pytest.approx(cost.time_s(size))
 
 
 def test_stock_is_what_nccl_finds_where_it_is_modelled() -> None:

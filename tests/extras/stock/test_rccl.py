@@ -73,7 +73,7 @@ def test_where_the_table_may_decide_stock_is_not_known(recorded: Callable[[str],
 
 def test_without_p2p_data_goes_through_the_cpu() -> None:
     near = model(machine(3, set(), vendor="GenuineIntel"))
-    assert not near.paths.p2p and len(model(machine(3, set())).paths.p2p) == 6
+    assert not near.gpu_paths.p2p and len(model(machine(3, set())).gpu_paths.p2p) == 6
 
 
 def test_a_single_gpu_or_several_hosts_are_not_modelled() -> None:
@@ -82,9 +82,9 @@ def test_a_single_gpu_or_several_hosts_are_not_modelled() -> None:
 
 def test_the_tuner_expects_less_of_chains_and_none_on_mi300() -> None:
     older, mi300 = model(machine(4, mesh(4))), model(machine(4, mesh(4), "gfx942"))
-    assert older.pick(Fraction(100), Fraction(120)) == RING
-    assert older.pick(Fraction(100), Fraction(125)) == CHAIN
-    assert mi300.pick(Fraction(100), Fraction(200)) == RING
+    assert older.pick_large({RING: Fraction(100), CHAIN: Fraction(120)}) == RING
+    assert older.pick_large({RING: Fraction(100), CHAIN: Fraction(125)}) == CHAIN
+    assert mi300.pick_large({RING: Fraction(100), CHAIN: Fraction(200)}) == RING
 
 
 @given(st.integers(3, 7), st.data())

@@ -6,11 +6,12 @@ from fractions import Fraction
 from itertools import product
 
 from .....topo.graph import Topology
+from ....channels.channels import CHAIN
+from ....channels.channels import RING as RING_SHAPE
 from ....numeric.effort import Effort
+from ...stock.constants import BALANCED_TREE, RING, TREE, LOCAL_kBps, PathType, kBps_PER_GBps
 from ...stock.nccl_version import NcclVersion
-from ...stock.steps import BALANCED_TREE, RING, TREE
-from ...stock.system import LOCAL_kBps, PathType
-from ..guard import BETWEEN_CPUS, LEVELS, Comparison
+from ..guard import BETWEEN_CPUS, Comparison, compare
 from .network import HostGraphs, HostNetwork, Row
 from .search import ChannelSearch
 
@@ -22,7 +23,6 @@ _EQUAL = Fraction(995, 1000)
 _WORK_S, _CLOCK = 6.0, 0.2
 # Share of the best rate that near NICs must reach for the search to be content.
 _REACHED = 0.99
-_kBps_PER_GBps = 10**6
 
 _Rates = dict[Row, Fraction]
 
@@ -80,8 +80,11 @@ def choose_host_graphs(
     files = dict.fromkeys(
         graphs for each in searches for graphs in _list_graphs(network, each, most)
     )
-    rated = [(graphs, network.compare(graphs, rings_only, size_bytes)) for graphs in files]
-    graphs, comparison = _choose(rated, network.models[None].channels)
+    rated = [
+        (graphs, compare(network.library, graphs.by_shape, rings_only, size_bytes))
+        for graphs in files
+    ]
+    graphs, comparison = _choose(rated, network.library.model.channels)
     # Stock's rings, which may exchange their NICs, are not among the search's channels.
     best = {RING: max(every[RING].optimum, float(graphs.ring_GBps)), TREE: every[TREE].optimum}
     bound = 2 * best[RING] if rings_only else max(best.values())
@@ -100,9 +103,7 @@ def _list_rates(network: HostNetwork, level: PathType | None, between_cpus: int)
     paths = (each for table in (gpu_paths.paths, nics.back, nics.out) for each in table.values())
     links = dict.fromkeys(link for path in paths for link in path.links)
     return {
-        (level, link): Fraction(
-            link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), _kBps_PER_GBps
-        )
+        (level, link): Fraction(link.count_kBps(between_cpus), kBps_PER_GBps)
         for link in links
         if link.rate_kBps < LOCAL_kBps
     }
@@ -115,11 +116,12 @@ def _list_robust_rates(network: HostNetwork) -> list[_Rates]:
     for rings, the second for trees.
     """
     out: list[_Rates] = []
-    for kinds in (("rings",), ("rings", "chains")):
+    for shapes in ((RING_SHAPE,), (RING_SHAPE, CHAIN)):
         least: _Rates = {}
-        for level in LEVELS:
+        for level in network.library.levels:
             for factor in BETWEEN_CPUS:
-                target = max(network.rate_stock(kind, factor, level) for kind in kinds)
+                stock = (network.library.rate_stock(shape, factor, level) for shape in shapes)
+                target = max(stock)
                 for row, rate in _list_rates(network, level, factor).items():
                     least[row] = min(least.get(row, rate / target), rate / target)
         out.append(least)

@@ -6,16 +6,14 @@ from fractions import Fraction
 from .....topo.errors import VerificationError
 from .....topo.graph import Topology
 from .....topo.version import VERSION
+from ...stock.constants import MBps_PER_GBps, PathType
 from ...stock.nccl_version import NEWEST, NcclVersion
 from ...stock.search import StockGraph
-from ...stock.system import PathType
 from ..gpu_numbers import GpuNumbers
 from ..graph_check import check_graph_file, list_channels, make_plain
 from ..graph_file import RING_ID, TREE_ID, NcclGraph, read_graph_file
 from .choice import ChosenHostGraphs
 from .network import HostChannel, HostNetwork
-
-_MBps_PER_GBps = 1000
 
 
 def write_host_graphs(
@@ -51,7 +49,7 @@ def _write_graph(
     version: NcclVersion,
 ) -> list[str]:
     devs = [numbers.devs[gpu.rank] for gpu in network.gpus]
-    speed = f"{graph.speed_MBps / _MBps_PER_GBps:.7g}"
+    speed = f"{graph.speed_MBps / MBps_PER_GBps:.7g}"
     lines = [
         f'  <graph id="{number}" pattern="{graph.pattern}" crossnic="{graph.cross_nic}" '
         f'nchannels="{graph.channels}" speedintra="{speed}" speedinter="{speed}" '
@@ -97,8 +95,8 @@ def _check_graph(
     promised = chosen.graphs.algbw_GBps["rings" if read.id == RING_ID else "chains"]
     if len(channels) < read.nchannels:
         raise VerificationError(f"{where}: a channel of {read.name} lacks NICs of the host")
-    rate = network.rate(network.build_graph(read.pattern, channels, read.crossnic))
-    stated = round(Fraction(written.speed_MBps, _MBps_PER_GBps), 6)
+    rate = network.library.rate(network.build_graph(read.pattern, channels, read.crossnic))
+    stated = round(Fraction(written.speed_MBps, MBps_PER_GBps), 6)
     if rate != promised or read.speedinter != stated or read.speedintra != stated:
         raise VerificationError(
             f"{where}: {read.name} reaches {float(rate):.6g} GB/s with a speed of "

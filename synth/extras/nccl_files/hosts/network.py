@@ -1,7 +1,4 @@
-"""One of several equal hosts as NCCL sees it, to rate a file's channels beside stock NCCL's.
-
-All rates are NCCL's constants, as in the comparison for one host (`guard`).
-"""
+"""One of several equal hosts as NCCL sees it, to build a file's channels there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,18 +8,15 @@ from itertools import pairwise
 from .....topo.errors import InfeasibleError
 from .....topo.graph import Topology
 from .....topo.hardware import ASSUMED_BY
-from ...stock.model import StockChannels, StockModel, list_refused_p2p, model_stock
-from ...stock.nic_rates import count_loads, rate_between_hosts
-from ...stock.nics import NicPaths
-from ...stock.paths import GpuPaths, find_gpu_paths
+from ....channels.channels import CHAIN
+from ....channels.channels import RING as RING_SHAPE
+from ...stock.constants import RING, LOCAL_kBps, MBps_PER_GBps, PathType
+from ...stock.library import find_nccl
+from ...stock.nccl import NcclHosts
+from ...stock.nic_rates import count_loads
 from ...stock.search import StockGraph
-from ...stock.steps import BALANCED_TREE, RING, TREE
-from ...stock.system import GPU, NET, LOCAL_kBps, PathType, StockLink, build_system
-from ...stock.tuner import pick
-from ..guard import BETWEEN_CPUS, LEVELS, Comparison
+from ...stock.system import NET, StockLink
 
-_MBps_PER_GBps = 1000
-_kBps_PER_GBps = 10**6
 # A link at a level of P2P, since paths depend on it.
 Row = tuple[PathType | None, StockLink]
 
@@ -51,29 +45,31 @@ class HostGraphs:
     tree_GBps: Fraction
 
     @property
+    def by_shape(self) -> dict[str, StockGraph]:
+        """Both graphs, by their shape."""
+        return {RING_SHAPE: self.rings, CHAIN: self.trees}
+
+    @property
     def algbw_GBps(self) -> dict[str, Fraction]:
         """Both rates, of `rings` and of `chains`."""
         return {"rings": self.ring_GBps, "chains": self.tree_GBps}
 
 
 class HostNetwork:
-    """One of `hosts` equal hosts of NCCL's graph; `models` are stock by the level of P2P.
+    """One of `hosts` equal hosts of NCCL's graph.
 
     Raise InfeasibleError if stock NCCL cannot be modelled there, or NICs have no known speed.
     """
 
     def __init__(self, topology: Topology, hosts: int) -> None:
-        self.hosts, self.system = hosts, build_system(topology)
-        self.models: dict[PathType | None, StockModel] = {}
-        for level in LEVELS:
-            model = model_stock(topology, None if level is None else level.name, hosts=hosts)
-            if not isinstance(model, StockModel):
-                raise InfeasibleError(
-                    f"{topology.name}: no file for {hosts} hosts: {model.reason}; give the XML of "
-                    "NCCL_TOPO_DUMP_FILE from a run with NICs"
-                )
-            self.models[level] = model
-        self.gpus, self.nets = self.system.nodes[GPU], self.system.nodes[NET]
+        library = find_nccl(topology, hosts)
+        if not isinstance(library, NcclHosts):
+            raise InfeasibleError(
+                f"{topology.name}: no file for {hosts} hosts: {library.reason}; give the XML of "
+                "NCCL_TOPO_DUMP_FILE from a run with NICs"
+            )
+        self.hosts, self.library, self.gpus = hosts, library, library.gpus
+        self.nets = library.model.system.nodes[NET]
         self.devs = [net.element.get_integer("dev", 0) or 0 for net in self.nets]
         unknown = [d.id for d in topology.devices if d.kind == "nic" and d.extra.get(ASSUMED_BY)]
         if unknown or len(set(self.devs)) < len(self.devs):
@@ -86,14 +82,9 @@ class HostNetwork:
                 f"{topology.name}: no file for {hosts} hosts: {what}; give the XML of "
                 "NCCL_TOPO_DUMP_FILE"
             )
-        self._index = {gpu.rank: gpu.index for gpu in self.gpus}
-        refused = list_refused_p2p(topology)
-        self.paths: dict[PathType | None, tuple[GpuPaths, NicPaths]] = {}
-        for level in LEVELS:
-            gpu_paths = find_gpu_paths(self.system, level, True, refused)
-            self.paths[level] = gpu_paths, NicPaths(self.system, gpu_paths, True)
-
-    # -- loads and rates
+        self.paths = {
+            level: (library.paths[level], library.nics[level]) for level in library.levels
+        }
 
     def count_loads(self, pattern: int, channel: HostChannel) -> dict[Row, Fraction]:
         """Return how often each link carries a channel's share, at each level of P2P.
@@ -107,27 +98,6 @@ class HostNetwork:
             for link, load in count_loads(graph, *paths, self.hosts).items()
             if link.rate_kBps < LOCAL_kBps
         }
-
-    def rate(
-        self, graph: StockGraph, between_cpus: int = 1, level: PathType | None = None
-    ) -> Fraction:
-        """Return the algbw of an allreduce in GB/s, by the loads on links alone.
-
-        The hosts of a balanced tree have most of their neighbours, on two hosts all of them, at
-        the first GPU; NCCL's own count has half there. The lower of both rates is returned.
-        """
-        patterns = {graph.pattern, TREE} if graph.pattern == BALANCED_TREE else {graph.pattern}
-        return min(
-            rate_between_hosts(
-                replace(graph, pattern=pattern),
-                graph.channels,
-                *self.paths[level],
-                self.hosts,
-                between_cpus,
-                counted=False,
-            )
-            for pattern in patterns
-        )
 
     def build_graph(
         self, pattern: int, channels: Sequence[HostChannel], cross_nic: int = 0
@@ -151,11 +121,11 @@ class HostNetwork:
 
         The rate is the algbw of an allreduce in GB/s.
         """
-        rate, ranks = self.rate(graph), len(self.gpus) * self.hosts
+        rate, ranks = self.library.rate(graph), len(self.gpus) * self.hosts
         per_channel = rate * 2 / graph.channels
         if graph.pattern == RING:
             per_channel *= Fraction(ranks - 1, ranks)
-        speed = int(per_channel * _MBps_PER_GBps)
+        speed = int(per_channel * MBps_PER_GBps)
         return replace(graph, speed_MBps=speed, inter_MBps=speed), rate
 
     def _find_type(self, orders: Sequence[Sequence[int]]) -> PathType:
@@ -175,56 +145,12 @@ class HostNetwork:
             )
         )
 
-    # -- stock
-
-    def rate_stock(
-        self, kind: str, between_cpus: int = 1, level: PathType | None = None
-    ) -> Fraction:
-        """Return the algbw of stock's rings or chains in GB/s, by the loads on links alone.
-
-        It may be above NCCL's own count, which takes only speeds from a list.
-        """
-        model = self.models[level]
-        graph, used = (
-            self._restore(model.rings if kind == "rings" else model.chains),
-            model.channels,
-        )
-        paths = self.paths[level]
-        return rate_between_hosts(graph, used, *paths, self.hosts, between_cpus, counted=False)
-
     def repeat_stock_rings(self, count: int) -> StockGraph | None:
         """Return `count` rings, those of stock in turn, None if that is no multiple of them."""
-        model = self.models[None]
+        model = self.library.model
+        graph = model.graphs[RING_SHAPE]
         if count % model.channels:
             return None
-        graph = self._restore(model.rings)
         pairs = zip(graph.orders, graph.nets, strict=True)
         channels = [HostChannel(order, nets) for order, nets in pairs][: model.channels]
-        return self.build_graph(RING, channels * (count // model.channels), model.rings.cross_nic)
-
-    def _restore(self, channels: StockChannels) -> StockGraph:
-        at = {dev: index for index, dev in enumerate(self.devs)}
-        return StockGraph(
-            channels.pattern,
-            1,
-            len(channels.orders),
-            PathType[channels.path_type],
-            orders=tuple(tuple(self._index[r] for r in order) for order in channels.orders),
-            nets=tuple((at[first], at[last]) for first, last in channels.nets),
-        )
-
-    def compare(self, graphs: HostGraphs, rings_only: bool, size_bytes: int) -> Comparison:
-        """Return a file beside stock, for an allreduce of a size or, if `rings_only`, others."""
-        picked = "rings"
-        if not rings_only:
-            picked = pick(self.system, graphs.rings, graphs.trees, size_bytes, self.hosts)
-        of_file = {"rings": graphs.rings, "chains": graphs.trees}
-        ratios, ring_ratios = {}, {}
-        for level, model in self.models.items():
-            of_stock = "rings" if rings_only else model.pick(size_bytes)
-            for factor in BETWEEN_CPUS:
-                stock = {kind: self.rate_stock(kind, factor, level) for kind in {of_stock, "rings"}}
-                ours = {kind: self.rate(of_file[kind], factor, level) for kind in {picked, "rings"}}
-                ratios[level, factor] = ours[picked] / stock[of_stock]
-                ring_ratios[level, factor] = ours["rings"] / stock["rings"]
-        return Comparison(picked, graphs.algbw_GBps[picked], ratios, ring_ratios)
+        return self.build_graph(RING, channels * (count // model.channels), graph.cross_nic)

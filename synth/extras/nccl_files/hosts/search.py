@@ -15,10 +15,9 @@ from ....numeric.circuits import MAX_NODES, cheapest_circuits
 from ....numeric.effort import Effort
 from ....numeric.linear import ColumnGeneration, Floats, pack
 from ....numeric.whole_counts import exchange, fill_up, interleave, round_down
+from ...stock.constants import RING, PathType
 from ...stock.nic_rates import count_passes
 from ...stock.paths import StockPath
-from ...stock.steps import RING
-from ...stock.system import PathType
 from .network import HostChannel, HostNetwork, Row
 
 # Circuits that are taken for each NIC and set of prices.

@@ -3,8 +3,9 @@
 from itertools import pairwise
 from typing import Any
 
-from ..guard import BETWEEN_CPUS, WORTH_WRITING
-from ..verdict import P2P_VARIABLE
+from ...stock.model import KINDS
+from ..guard import pick_stock
+from ..verdict import P2P_VARIABLE, compare_in_words, explain_loss, list_comparison_json
 from .choice import ChosenHostGraphs
 
 
@@ -13,35 +14,28 @@ def list_host_figures(chosen: ChosenHostGraphs, size_bytes: int) -> dict[str, An
 
     `counted_bound_GBps` is what channels of this form reach at most by these constants. It is no
     bound of the machine, whose links may carry more.
-
-    `over_stock` are the ratios to stock with links between CPUs 1, 2 and 4 times as fast.
     """
-    compared, network = chosen.comparison, chosen.network
-    without, pairs = count_pairs(chosen)
+    network, pairs = chosen.network, count_pairs(chosen)
     return {
         "algbw_GBps": {name: float(rate) for name, rate in chosen.algbw_GBps.items()},
         "counted_bound_GBps": chosen.bound_GBps,
         "fraction": chosen.fraction,
         "channels": chosen.graphs.rings.channels,
         "hosts": network.hosts,
-        "routes": "nccl",
-        "environment": {},
-        "stock_model": _model_json(chosen, size_bytes),
-        "picked": compared.picked,
-        "speeds": "nccl",
-        "over_stock": {str(f): float(compared.ratios[None, f]) for f in BETWEEN_CPUS},
-        "p2p": {
-            "pairs": pairs,
-            "pairs_without": without,
-            "level_needed": "SYS" if without else None,
-            "algbw_GBps_without": float(compared.algbw_GBps),
-        },
+        **list_comparison_json(
+            chosen.comparison,
+            _model_json(chosen, size_bytes),
+            environment={},
+            speeds="nccl",
+            pairs=pairs,
+            level_needed="SYS" if pairs[0] else None,
+        ),
     }
 
 
 def _model_json(chosen: ChosenHostGraphs, size_bytes: int) -> dict[str, Any]:
-    model = chosen.network.models[None]
-    picked = "rings" if chosen.rings_only else model.pick(size_bytes)
+    library = chosen.network.library
+    model, picked = library.model, KINDS[pick_stock(library, chosen.rings_only, size_bytes)]
     times = 2 if chosen.rings_only else 1  # an allreduce is two of the others
     return {
         **model.to_json(size_bytes),
@@ -56,37 +50,24 @@ def count_pairs(chosen: ChosenHostGraphs) -> tuple[int, int]:
     hops = {hop for order in chosen.graphs.rings.orders for hop in pairwise(order)}
     for order in chosen.graphs.trees.orders:
         hops |= {*pairwise(order), *pairwise(order[::-1])}
-    p2p = chosen.network.paths[None][0].p2p
+    p2p = chosen.network.library.gpu_paths.p2p
     return sum(hop not in p2p for hop in hops), len(hops)
 
 
 def explain_host_refusal(chosen: ChosenHostGraphs, size_bytes: int) -> str | None:
     """Return in a line why no file is worth writing; None if one is."""
-    compared, network = chosen.comparison, chosen.network
-    if compared.is_safe:
+    network = chosen.network
+    if chosen.comparison.is_safe:
         return None
-    picked = "rings" if chosen.rings_only else network.models[None].pick(size_bytes)
-    if compared.gain < WORTH_WRITING:
-        why = "stock NCCL is at the bound, or above"
-    else:
-        why = "with other links between CPUs or P2P levels stock NCCL may be above"
-    return (
-        f"no file written for {network.hosts} hosts: {why}: by NCCL's own count its {picked} reach "
-        f"{float(network.rate_stock(picked)):.4g} GB/s algbw of allreduce, the file's "
-        f"{compared.picked} {float(compared.algbw_GBps):.4g}"
-    )
+    why = "with other links between CPUs or P2P levels stock NCCL may be above"
+    loss = explain_loss(network.library, chosen.comparison, chosen.rings_only, size_bytes, why)
+    return f"no file written for {network.hosts} hosts: {loss}"
 
 
 def describe_host_choice(chosen: ChosenHostGraphs, size_bytes: int) -> list[str]:
     """Return lines on stock, and on what the file needs, for its comment and for people."""
-    compared, stock = chosen.comparison, chosen.network.models[None]
-    times = ", ".join(f"{float(compared.ratios[None, f]):.3g}" for f in BETWEEN_CPUS)
-    rates = ", ".join(f"{name} {float(x):.4g}" for name, x in stock.algbw_GBps.items())
-    lines = [
-        f"by NCCL's own count stock has {rates} and takes {stock.pick(size_bytes)}; the file's "
-        f"{compared.picked} {float(compared.algbw_GBps):.4g}: {times} times stock with links "
-        "between CPUs at 1, 2, 4 times its constants"
-    ]
+    library, stock = chosen.network.library, chosen.network.library.model
+    lines = [compare_in_words(library, chosen.comparison, size_bytes)]
     lines += [f"assumed: {text}" for text in stock.assumes]
     if stock.has_nvls:
         lines.append(
