@@ -45,6 +45,11 @@ The groups, and what an entry of each is:
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
   backend is given; only the extras here add.
 - `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
+- `run_files`: a RunFile (cli/running/added.py), for `topo-run --NAME FILE`; the line about it is
+  the option's help. Only the extras here add.
+- `run_modes`: a RunMode (likewise), for `topo-run --NAME`, which measures something else.
+- `run_checks`, `preparations`: a RunCheck or Preparation (likewise), made before topo-run's ranks
+  start, or before they measure a plan; only the extras here add.
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon. Only the extras here add.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
@@ -73,6 +78,8 @@ WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
 ACCOUNTS = "accounts"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
+RUN_FILES, RUN_MODES = "run_files", "run_modes"
+RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -387,6 +394,65 @@ EXTRAS = (
                     "rank a GPU",
                 )
             },
+        },
+    ),
+    Extra(
+        "calibration",
+        (
+            *("runtime/extras/calibration", "cli/extras/calibration.py"),
+            *("tests/extras/calibration", "tests/ranks/calibrated.py"),
+        ),
+        {
+            RUN_MODES: {
+                "calibrate": (
+                    "cli.extras.calibration:CALIBRATE",
+                    "measure the hosts' costs per message and byte, and write the plan's topology "
+                    "with these costs, which improve the predictions of topo-synth and topo-run",
+                )
+            },
+            PREPARATIONS: {
+                "calibration": (
+                    "runtime.extras.calibration.missing:fit_missing",
+                    "fits the hosts' costs where a plan has none",
+                )
+            },
+            EXAMPLES: {
+                "topo-run plan.json --calibrate -o machine.json": (
+                    "topo-run",
+                    "fit host costs here; then topo-synth --topology machine.json",
+                )
+            },
+        },
+    ),
+    Extra(
+        "traces",
+        ("runtime/extras/traces.py", "cli/extras/traces.py", "tests/extras/traces"),
+        {
+            RUN_FILES: {
+                "trace": (
+                    "cli.extras.traces:TRACE",
+                    "write when each transfer of a call of the largest size began and ended, with "
+                    "the prediction: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
+                )
+            },
+            EXAMPLES: {
+                "topo-run plan.json --trace trace.json": (
+                    "topo-run",
+                    "when each transfer of a call began and ended, beside the prediction",
+                )
+            },
+        },
+    ),
+    Extra(
+        "memory-check",
+        ("runtime/extras/memory_check.py", "tests/extras/memory_check"),
+        {
+            RUN_CHECKS: {
+                "memory": (
+                    "runtime.extras.memory_check:check_memory",
+                    "compares the largest size with the memory that there is",
+                )
+            }
         },
     ),
     Extra(

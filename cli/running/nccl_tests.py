@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...topo.errors import InputError
+from .added import name_mode
 
 if TYPE_CHECKING:
     import argparse
@@ -90,5 +91,5 @@ def _check_reduction(args: argparse.Namespace) -> None:
     """Raise InputError if -o, which names a file here, has a reduction, as in nccl-tests."""
     from ...runtime.measuring.bench_options import OP_NAMES
 
-    if args.output in OP_NAMES and not args.calibrate:
+    if args.output in OP_NAMES and name_mode(args) is None:
         raise InputError(f"-o {args.output}: -o names a file here; write --op {args.output}")

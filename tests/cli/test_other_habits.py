@@ -65,16 +65,6 @@ def test_options_of_nccl_tests_are_understood() -> None:
     assert rows == ["1024", "4096"]
 
 
-@pytest.mark.parametrize("sizes", ["-b 900G -e 900G", "-e 999999999999999999T"])
-@pytest.mark.parametrize("start", ["PLAN", "--stock -g 2"])
-def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(
-    sizes: str, start: str, plans: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torch")
-    said = refuse(f"run {start} {sizes}".replace("PLAN", plans("ring:2")), capsys)
-    assert "of memory on this host, for 2 ranks; there are " in said and said.endswith("size (-e)")
-
-
 @pytest.mark.parametrize("name", ["dgx1", "topo.xml", "a b.json"])
 def test_a_topology_in_place_of_a_plan_gets_the_commands_for_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,7 @@ import topoplan
 from topoplan import extras
 from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
+from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     CALL_CHECKS,
@@ -32,7 +33,11 @@ from topoplan.extras import (
     NOTEBOOKS,
     OPTIONS,
     PLANS,
+    PREPARATIONS,
     PROCESS_GROUPS,
+    RUN_CHECKS,
+    RUN_FILES,
+    RUN_MODES,
     RUNS,
     SCHEMAS,
     SOURCES,
@@ -87,7 +92,13 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     codecs = Names(CODECS)
     assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
-    for group in (MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
+    modes, files = Names(RUN_MODES), Names(RUN_FILES)
+    assert all(isinstance(modes.find(name), RunMode) for name in modes.describe())
+    assert all(isinstance(files.find(name), RunFile) for name in files.describe())
+    for group in (
+        *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
+        *(PREPARATIONS, RUN_CHECKS),
+    ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
 

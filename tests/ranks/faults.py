@@ -21,7 +21,6 @@ from torch._C._distributed_c10d import Store
 import topoplan
 from ranks.checks import SUMS, refused
 from topoplan import Communicator
-from topoplan.runtime.measuring.calibrate import calibrate
 from topoplan.runtime.players.in_order import PlayerInOrder
 from topoplan.runtime.program.contract import AWAIT, LOCAL, RECEIVE, Operation, PlayError
 from topoplan.runtime.program.instructions import Await, Post, Program, Span
@@ -144,13 +143,6 @@ def dies_in_a_race(path: str, function: str, number: int) -> str | None:
     if dist.get_rank() == 1:
         die_at_call(Control if function == "exchange" else Transport, function, number)
     survive(lambda: communicator.allreduce(torch.ones(1000)))
-
-
-def dies_in_calibration(path: str) -> str | None:
-    communicator = Communicator(path, timeout=patience.deadline(4))
-    if dist.get_rank() == 1:
-        die_at_call(Transport, "meet", 5)
-    survive(lambda: calibrate(communicator))
 
 
 def stops_in_a_race(path: str) -> str | None:

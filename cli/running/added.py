@@ -1,0 +1,81 @@
+"""What extras add to topo-run: checks and preparations, files beside the table, other measurements.
+
+They are in groups of extras.py at the root; its options have the names that they have there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...extras import PREPARATIONS, RUN_CHECKS, RUN_FILES, RUN_MODES, Names
+from ..shared.progress import Say
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ...runtime.communicator import Communicator
+    from ...runtime.measuring.bench_data import BenchSettings
+    from ...runtime.measuring.bench_options import BenchOptions
+    from ...runtime.ranks.transport import Transport
+    from ...synth.ir.collective import Collective
+    from ...topo.graph import Topology
+
+FILES, MODES = Names(RUN_FILES), Names(RUN_MODES)
+# Raises InputError if a collective cannot be measured with some options: given the number of its
+# ranks on this host, and whether each of them has a GPU.
+RunCheck = Callable[["BenchOptions", "Collective", int, bool], None]
+# Gets a plan's communicator ready to be measured, over the transport of all ranks. Collective.
+Preparation = Callable[["Communicator", "Transport", Say], object]
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What `topo-run PLAN --NAME FILE` writes beside the table.
+
+    `make` returns the file's text on rank 0, and None elsewhere; it is collective. The file's name
+    ends in `suffix`. `told` is said when it is written, FILE standing for its name.
+    """
+
+    make: Callable[[BenchSettings, Communicator], str | None]
+    suffix: str
+    told: str
+
+
+@dataclass(frozen=True)
+class RunMode:
+    """What `topo-run PLAN --NAME` measures in place of the table.
+
+    `measure` returns the plan's topology with what was measured, for the file of -o; it is
+    collective. `told` is said when that is written, FILE standing for its name.
+    """
+
+    measure: Callable[[Communicator, Transport, Say], Topology]
+    told: str
+
+
+def list_files(args: argparse.Namespace) -> dict[str, RunFile]:
+    """Return the files that the arguments ask for, by the names of their options."""
+    return {name: FILES.find(name) for name in FILES.list_all() if getattr(args, name)}
+
+
+def name_mode(args: argparse.Namespace) -> str | None:
+    """Return the option that asks for another measurement than the table, None without one."""
+    return next((name for name in MODES.list_all() if getattr(args, name)), None)
+
+
+def check_run(options: BenchOptions, collective: Collective, ranks: int, *, on_gpus: bool) -> None:
+    """Raise InputError if a collective cannot be measured; `ranks` of it are on this host."""
+    checks = Names(RUN_CHECKS)
+    for name in checks.describe():
+        check: RunCheck = checks.find(name)
+        check(options, collective, ranks, on_gpus)
+
+
+def prepare_run(communicator: Communicator, transport: Transport, say: Say) -> None:
+    """Get a plan's communicator ready to be measured. Collective."""
+    preparations = Names(PREPARATIONS)
+    for name in preparations.describe():
+        prepare: Preparation = preparations.find(name)
+        prepare(communicator, transport, say)
