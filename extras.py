@@ -16,6 +16,8 @@ The groups, and what an entry of each is:
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
 - `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
+- `waits`: a WaitWatch (runtime/ranks/waits.py), over a process's waits for messages; only the
+  extras here add.
 - `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
@@ -76,7 +78,7 @@ LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
-ACCOUNTS = "accounts"
+ACCOUNTS, WAITS = "accounts", "waits"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
 RUN_FILES, RUN_MODES = "run_files", "run_modes"
 RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
@@ -354,6 +356,21 @@ EXTRAS = (
                 "reports": (
                     "runtime.extras.culprits.finder",
                     "names the rank or link at fault after a failure, by the reports of all ranks",
+                )
+            }
+        },
+    ),
+    Extra(
+        "half-messages",
+        (
+            *("runtime/extras/half_messages.py", "tests/extras/half_messages"),
+            "tests/ranks/half_messages.py",
+        ),
+        {
+            WAITS: {
+                "half-messages": (
+                    "runtime.extras.half_messages:WATCH",
+                    "ends waits for messages whose connection was closed half way",
                 )
             }
         },

@@ -41,6 +41,7 @@ from topoplan.extras import (
     RUNS,
     SCHEMAS,
     SOURCES,
+    WAITS,
     WORDS,
     Extra,
     Names,
@@ -51,6 +52,7 @@ from topoplan.runtime.backend.plan_sets import PlanSetFormat
 from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.codec import Codec
 from topoplan.runtime.ranks.links import NamedLinks
+from topoplan.runtime.ranks.waits import WaitWatch
 from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.topo.doctor.view import Check
@@ -92,6 +94,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     codecs = Names(CODECS)
     assert all(isinstance(codecs.find(name), Codec) for name in codecs.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
+    waits = Names(WAITS)
+    assert all(isinstance(waits.find(name), WaitWatch) for name in waits.describe())
     modes, files = Names(RUN_MODES), Names(RUN_FILES)
     assert all(isinstance(modes.find(name), RunMode) for name in modes.describe())
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
