@@ -26,6 +26,8 @@ The groups, and what an entry of each is:
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for its
   --NAME; the line about it is the option's help. Only the extras here add.
+- `launches`: a function that returns the machine of the ranks of a launch, for topo-probe as
+  ranks; only the extras here add.
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's; only the extras here add.
 - `promises`: a Promise (synth/promise.py), for the option of its name; only the extras here add.
@@ -76,6 +78,7 @@ CODECS = "codecs"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
+LAUNCHES = "launches"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
 ACCOUNTS, WAITS = "accounts", "waits"
@@ -392,6 +395,25 @@ EXTRAS = (
         needs=("replanning", "culprits", "sockets"),
     ),
     Extra(
+        "meeting",
+        ("runtime/extras/meeting.py", "tests/extras/meeting", "tests/ranks/join_command.py"),
+        {
+            LAUNCHES: {
+                "hosts": (
+                    "runtime.extras.meeting:join_ranks",
+                    "joins the hosts of a launch, each probed by its own ranks",
+                )
+            },
+            EXAMPLES: {
+                "torchrun --nproc-per-node 2 -m topoplan.cli.probe --json": (
+                    "topo-probe",
+                    "started by torchrun, on several hosts (--nnodes 2 --rdzv-endpoint HOST:PORT), "
+                    "each host probed by its own ranks: one topology of all",
+                )
+            },
+        },
+    ),
+    Extra(
         "measuring",
         (
             *("runtime/extras/measuring", "cli/extras/measuring.py", "tests/extras/measuring"),
@@ -412,6 +434,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("meeting",),
     ),
     Extra(
         "calibration",

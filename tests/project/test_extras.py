@@ -26,6 +26,7 @@ from topoplan.extras import (
     EXPORTS,
     EXTRAS,
     FILES,
+    LAUNCHES,
     LINKS,
     MODES,
     NAMES,
@@ -101,7 +102,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
     for group in (
         *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
-        *(PREPARATIONS, RUN_CHECKS),
+        *(LAUNCHES, PREPARATIONS, RUN_CHECKS),
     ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
