@@ -52,6 +52,8 @@ The groups, and what an entry of each is:
 - `run_files`: a RunFile (cli/running/added.py), for `topo-run --NAME FILE`; the line about it is
   the option's help. Only the extras here add.
 - `run_modes`: a RunMode (likewise), for `topo-run --NAME`, which measures something else.
+- `others`: a RunOthers (likewise), a module, for ranks that are no members of a plan that topo-run
+  measures; only the extras here add.
 - `run_checks`, `preparations`: a RunCheck or Preparation (likewise), made before topo-run's ranks
   start, or before they measure a plan; only the extras here add.
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
@@ -83,6 +85,7 @@ WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
 ACCOUNTS, WAITS = "accounts", "waits"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
+OTHERS = "others"
 RUN_FILES, RUN_MODES = "run_files", "run_modes"
 RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
@@ -268,6 +271,7 @@ EXTRAS = (
                 "new_group": ("runtime.extras.helpers.new_group:new_group", "groups with helpers")
             },
             PARTS: {"helpers": ("runtime.extras.helpers.part:find_part", "of ranks that help")},
+            OTHERS: {"rows": ("runtime.extras.helpers.bench_rows", "waits for the members' rows")},
             EXAMPLES: {
                 "topo-synth allreduce full:4 --group 0,1 -o two.json": (
                     "topo-run",

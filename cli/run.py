@@ -15,7 +15,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .running.added import MODES, check_run, list_files, name_mode, prepare_run
+from .running.added import (
+    MODES,
+    check_run,
+    find_others,
+    list_files,
+    name_mode,
+    prepare_run,
+)
 from .running.nccl_tests import read_ranks
 from .running.options import (
     PROG,
@@ -236,19 +243,19 @@ def _run_job(
     """
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import list_recoveries, run_benchmark
-    from ..runtime.measuring.parts import await_rows, hand_out_rows
     from .running.rows import Run
 
     options, plan = job
     settings = options.settings_for(options.collective_over(plan, transport.size))
     backend, engine = transport.links.name, transport.links.stock_engine
     communicator, name = None, settings.collective.name
+    others = None if plan is None else find_others(plan)
     if plan is not None:
         # What goes on or follows needs connections of its own.
         connections = None if options.policy.layers else transport
         communicator = Communicator(plan, connections, policy=options.policy)
-        if communicator.rank not in plan.collective.members:
-            rows = await_rows(communicator, transport)
+        if others is not None and communicator.rank not in plan.collective.members:
+            rows = others.await_rows(communicator, transport)
             return Run(options, settings, backend, engine, plan, rows), {}
     work.advance(f"{name} ...", 0, 0)
     mode = name_mode(args)
@@ -266,8 +273,8 @@ def _run_job(
     if "replan" in (options.on_fault, options.on_slow):
         recoveries = list_recoveries(communicator)
         communicator.close()
-    if not communicator.plan.collective.has_all_gpus:
-        hand_out_rows(communicator, transport, rows)
+    if others is not None:
+        others.hand_out_rows(communicator, transport, rows)
     why_alone = communicator.dispatcher.why_messages_alone
     run = Run(options, settings, backend, engine, plan, rows, recoveries, why_alone)
     return run, {name: text for name, text in files.items() if text is not None}
@@ -318,7 +325,7 @@ def _write_all(
 
     `texts` has what options of extras write, by their names.
     """
-    from ..runtime.measuring.bench import draw_rows
+    from .running.curves import draw_rows
     from .running.rows import list_rows, print_run, write_json
 
     mode = name_mode(args)

@@ -5,21 +5,23 @@ They are in groups of extras.py at the root; its options have the names that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from ...extras import PREPARATIONS, RUN_CHECKS, RUN_FILES, RUN_MODES, Names
+from ...extras import OTHERS, PREPARATIONS, RUN_CHECKS, RUN_FILES, RUN_MODES, Names
 from ..shared.progress import Say
 
 if TYPE_CHECKING:
     import argparse
 
     from ...runtime.communicator import Communicator
+    from ...runtime.measuring.bench import BenchRow
     from ...runtime.measuring.bench_data import BenchSettings
     from ...runtime.measuring.bench_options import BenchOptions
     from ...runtime.ranks.transport import Transport
     from ...synth.ir.collective import Collective
+    from ...synth.plan import Plan
     from ...topo.graph import Topology
 
 FILES, MODES = Names(RUN_FILES), Names(RUN_MODES)
@@ -28,6 +30,18 @@ FILES, MODES = Names(RUN_FILES), Names(RUN_MODES)
 RunCheck = Callable[["BenchOptions", "Collective", int, bool], None]
 # Gets a plan's communicator ready to be measured, over the transport of all ranks. Collective.
 Preparation = Callable[["Communicator", "Transport", Say], object]
+
+
+class RunOthers(Protocol):
+    """How ranks that are no members of a plan, helpers among them, get the rows of the members."""
+
+    def hand_out_rows(
+        self, communicator: Communicator, transport: Transport, rows: Sequence[BenchRow], /
+    ) -> None:
+        """Let the others go, and give the rows to all ranks of the transport."""
+
+    def await_rows(self, communicator: Communicator, transport: Transport, /) -> list[BenchRow]:
+        """Do the part of a rank that is no member, and return the members' rows."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,11 @@ class RunMode:
 
     measure: Callable[[Communicator, Transport, Say], Topology]
     told: str
+
+
+def find_others(plan: Plan) -> RunOthers | None:
+    """Return what other ranks than a plan's members do, None if all are members."""
+    return None if plan.collective.has_all_gpus else Names(OTHERS).find("rows")
 
 
 def list_files(args: argparse.Namespace) -> dict[str, RunFile]:

@@ -13,7 +13,7 @@ from ...topo.errors import InputError
 from ..shared.common import Example, Parser, list_examples
 from ..shared.formats import check_pictures, check_suffix, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
-from .added import FILES, MODES, list_files, name_mode
+from .added import FILES, MODES, find_others, list_files, name_mode
 from .nccl_tests import add_options as add_nccl_tests_options
 
 if TYPE_CHECKING:
@@ -321,6 +321,8 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
         _check_stock_alone(args)
         return []
     plans = list(map(_load_plan, args.plans))
+    for plan in plans:
+        find_others(plan)  # refuses those whose extra is not here
     for name, plan in zip(args.plans, plans, strict=True):
         if count_ranks(plan) != count_ranks(plans[0]):
             raise InputError(

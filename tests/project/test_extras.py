@@ -33,6 +33,7 @@ from topoplan.extras import (
     NETWORKS,
     NOTEBOOKS,
     OPTIONS,
+    OTHERS,
     PLANS,
     PREPARATIONS,
     PROCESS_GROUPS,
@@ -97,6 +98,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
     waits = Names(WAITS)
     assert all(isinstance(waits.find(name), WaitWatch) for name in waits.describe())
+    others = Names(OTHERS)
+    assert all(callable(others.find(name).await_rows) for name in others.describe())
     modes, files = Names(RUN_MODES), Names(RUN_FILES)
     assert all(isinstance(modes.find(name), RunMode) for name in modes.describe())
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
