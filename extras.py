@@ -21,6 +21,8 @@ The groups, and what an entry of each is:
 - `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
+- `encoders`: a function of a Codec and a rank's messages that returns an Encoder
+  (runtime/program/messages.py); only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
@@ -76,7 +78,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
-CODECS = "codecs"
+CODECS, ENCODERS = "codecs", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
@@ -523,6 +525,12 @@ EXTRAS = (
                 "fp8": ("runtime.extras.codecs.codecs:FP8", "33 bytes for 32 values (e4m3)"),
                 "fp8-e5m2": ("runtime.extras.codecs.codecs:FP8_E5M2", "the same, of more range"),
                 "int8": ("runtime.extras.codecs.codecs:INT8", "33 bytes for 32 values"),
+            },
+            ENCODERS: {
+                "messages": (
+                    "runtime.extras.codecs.messages:MessageEncoder",
+                    "encodes a program's messages",
+                )
             },
             EXAMPLES: {
                 "topo-run plan.json --compress int8": (

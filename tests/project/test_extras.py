@@ -21,6 +21,7 @@ from topoplan.extras import (
     CHECKS,
     CODECS,
     COMMANDS,
+    ENCODERS,
     EXAMPLES,
     EXPLANATIONS,
     EXPORTS,
@@ -105,7 +106,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
     for group in (
         *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
-        *(LAUNCHES, PREPARATIONS, RUN_CHECKS),
+        *(ENCODERS, LAUNCHES, PREPARATIONS, RUN_CHECKS),
     ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
