@@ -54,6 +54,7 @@ The groups, and what an entry of each is:
 - `run_files`: a RunFile (cli/running/added.py), for `topo-run --NAME FILE`; the line about it is
   the option's help. Only the extras here add.
 - `run_modes`: a RunMode (likewise), for `topo-run --NAME`, which measures something else.
+- `dialects`: a Dialect (likewise), a module, for options of other tools; only the extras here add.
 - `others`: a RunOthers (likewise), a module, for ranks that are no members of a plan that topo-run
   measures; only the extras here add.
 - `run_checks`, `preparations`: a RunCheck or Preparation (likewise), made before topo-run's ranks
@@ -87,7 +88,7 @@ WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
 ACCOUNTS, WAITS = "accounts", "waits"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
-OTHERS = "others"
+OTHERS, DIALECTS = "others", "dialects"
 RUN_FILES, RUN_MODES = "run_files", "run_modes"
 RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
@@ -469,6 +470,11 @@ EXTRAS = (
                 )
             },
         },
+    ),
+    Extra(
+        "nccl-tests",
+        ("cli/extras/nccl_tests.py", "tests/extras/nccl_tests"),
+        {DIALECTS: {"nccl-tests": ("cli.extras.nccl_tests", "options as nccl-tests has them")}},
     ),
     Extra(
         "traces",

@@ -19,11 +19,11 @@ from .running.added import (
     MODES,
     check_run,
     find_others,
+    list_dialects,
     list_files,
     name_mode,
     prepare_run,
 )
-from .running.nccl_tests import read_ranks
 from .running.options import (
     PROG,
     build_parser,
@@ -76,7 +76,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     from ..runtime.ranks.launchers import join_launch
 
     options = read_options(args)
-    args.nproc = read_ranks(args)
+    ways = [way for dialect in list_dialects() if (way := dialect.read_ranks(args)) is not None]
+    args.nproc, flag = ways[0] if ways else (args.nproc, "--nproc")
     links = join_launch()
     if links is not None and options.backend == "auto":
         import torch
@@ -98,14 +99,13 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         described = describe_ranks(plans[0]) if plans else ""
     if not is_rank():
         if described and args.nproc is not None and args.nproc != ranks:
-            flag = "--nproc" if args.gpus is args.threads is None else "-g and -t"
             raise InputError(
                 f"{args.nproc} ranks: the plan is for {described}; leave {flag} "
                 f"out, or synthesize for {args.nproc}"
             )
         _check_jobs(jobs, ranks, ranks, with_table=name_mode(args) is None)
-        if args.check == 0:
-            ProgressReporter(PROG, args).tell("-c 0: results are checked, outside of the times")
+        for remark in (text for dialect in list_dialects() for text in dialect.list_remarks(args)):
+            ProgressReporter(PROG, args).tell(remark)
         if options.resolve_backend(ranks) == "mpi":
             raise InputError(
                 f"over MPI ranks have to be started by mpirun: mpirun -n {ranks} topo-run "

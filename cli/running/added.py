@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ...extras import OTHERS, PREPARATIONS, RUN_CHECKS, RUN_FILES, RUN_MODES, Names
+from ...extras import DIALECTS, OTHERS, PREPARATIONS, RUN_CHECKS, RUN_FILES, RUN_MODES, Names
 from ..shared.progress import Say
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...synth.ir.collective import Collective
     from ...synth.plan import Plan
     from ...topo.graph import Topology
+    from ..shared.common import Parser
 
 FILES, MODES = Names(RUN_FILES), Names(RUN_MODES)
 # Raises InputError if a collective cannot be measured with some options: given the number of its
@@ -30,6 +31,22 @@ FILES, MODES = Names(RUN_FILES), Names(RUN_MODES)
 RunCheck = Callable[["BenchOptions", "Collective", int, bool], None]
 # Gets a plan's communicator ready to be measured, over the transport of all ranks. Collective.
 Preparation = Callable[["Communicator", "Transport", Say], object]
+
+
+class Dialect(Protocol):
+    """Options of another tool on topo-run's command line."""
+
+    def add_options(self, parser: Parser, /) -> None:
+        """Add them to topo-run's parser, and answers to those that it lacks."""
+
+    def read_ranks(self, args: argparse.Namespace, /) -> tuple[int, str] | None:
+        """Return the ranks to start, and the options that say so; None if none of them does.
+
+        Raise InputError for options that topo-run cannot heed.
+        """
+
+    def list_remarks(self, args: argparse.Namespace, /) -> list[str]:
+        """Return what users are told of options that change nothing."""
 
 
 class RunOthers(Protocol):
@@ -67,6 +84,12 @@ class RunMode:
 
     measure: Callable[[Communicator, Transport, Say], Topology]
     told: str
+
+
+def list_dialects() -> list[Dialect]:
+    """Return the other tools whose options topo-run understands."""
+    added = Names(DIALECTS)
+    return [added.find(name) for name in added.describe()]
 
 
 def find_others(plan: Plan) -> RunOthers | None:

@@ -13,8 +13,7 @@ from ...topo.errors import InputError
 from ..shared.common import Example, Parser, list_examples
 from ..shared.formats import check_pictures, check_suffix, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
-from .added import FILES, MODES, find_others, list_files, name_mode
-from .nccl_tests import add_options as add_nccl_tests_options
+from .added import FILES, MODES, find_others, list_dialects, list_files, name_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -208,7 +207,8 @@ def build_parser() -> Parser:
         help="with --stock: the collectives, or all (default allreduce)",
     )
     add("--json", action="store_true", help="one JSON object on standard output")
-    add_nccl_tests_options(parser)
+    for dialect in list_dialects():
+        dialect.add_options(parser)
     return parser
 
 

@@ -21,6 +21,7 @@ from topoplan.extras import (
     CHECKS,
     CODECS,
     COMMANDS,
+    DIALECTS,
     ENCODERS,
     EXAMPLES,
     EXPLANATIONS,
@@ -99,6 +100,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
     waits = Names(WAITS)
     assert all(isinstance(waits.find(name), WaitWatch) for name in waits.describe())
+    dialects = Names(DIALECTS)
+    assert all(callable(dialects.find(name).add_options) for name in dialects.describe())
     others = Names(OTHERS)
     assert all(callable(others.find(name).await_rows) for name in others.describe())
     modes, files = Names(RUN_MODES), Names(RUN_FILES)

@@ -9,7 +9,7 @@ from called import call_command
 
 
 @pytest.mark.parametrize("sizes", ["-b 900G -e 900G", "-e 999999999999999999T"])
-@pytest.mark.parametrize("start", ["PLAN", "--stock -g 2"])
+@pytest.mark.parametrize("start", ["PLAN", "--stock --nproc 2"])
 def test_they_are_refused_before_any_is_taken(
     sizes: str, start: str, plans: Callable[..., str]
 ) -> None:
