@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
                 f"{args.nproc} ranks: the plan is for {described}; leave {flag} "
                 f"out, or synthesize for {args.nproc}"
             )
-        _check_jobs(jobs, ranks, ranks, with_table=name_mode(args) is None)
+        _check_jobs(jobs, ranks, ranks, is_checked=name_mode(args) is not None)
         for remark in (text for dialect in list_dialects() for text in dialect.list_remarks(args)):
             ProgressReporter(PROG, args).tell(remark)
         if options.resolve_backend(ranks) == "mpi":
@@ -123,18 +123,21 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         raise PlanMismatchError(f"the plan is for {described}, {world} were started; start {ranks}")
     # topo-run checked what extras ask for before it started these ranks, if it did.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    is_unchecked = RENDEZVOUS not in os.environ and name_mode(args) is None
-    _check_jobs(jobs, world, local, with_table=is_unchecked)
+    is_checked = RENDEZVOUS in os.environ or name_mode(args) is not None
+    _check_jobs(jobs, world, local, is_checked=is_checked)
     if plan_set is not None:
         return _run_set(args, options, plan_set)
     return _run_rank(args, jobs, world)
 
 
-def _check_jobs(jobs: Sequence[Job], ranks: int, local: int, *, with_table: bool) -> None:
-    """Raise InputError if a job cannot run; `local` is the number of ranks on this host."""
+def _check_jobs(jobs: Sequence[Job], ranks: int, local: int, *, is_checked: bool) -> None:
+    """Raise InputError if a job cannot run; `local` is the number of ranks on this host.
+
+    What extras check is left out if that `is_checked`, or of no use to what is measured.
+    """
     for options, plan in jobs:
         options.check(plan, ranks)
-        if with_table:
+        if not is_checked:
             on_gpus = options.resolve_backend(ranks) == "nccl"
             check_run(options, options.collective_over(plan, ranks), local, on_gpus=on_gpus)
 
