@@ -16,17 +16,23 @@ The groups, and what an entry of each is:
 - `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
   here add.
 - `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
+- `waits`: a WaitWatch (runtime/ranks/waits.py), over a process's waits for messages; only the
+  extras here add.
 - `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
 - `caches`: a Cache (runtime/cache.py) of plans and races; only the extras here add.
 - `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
 - `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
 - `feedback`: a class whose method `of` returns the residual of a bucket of DDP's (runtime/ddp.py);
   only the extras here add.
+- `encoders`: a function of a Codec and a rank's messages that returns an Encoder
+  (runtime/program/messages.py); only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for its
   --NAME; the line about it is the option's help. Only the extras here add.
+- `launches`: a function that returns the machine of the ranks of a launch, for topo-probe as
+  ranks; only the extras here add.
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's; only the extras here add.
 - `promises`: a Promise (synth/promise.py), for the option of its name; only the extras here add.
@@ -54,6 +60,14 @@ The groups, and what an entry of each is:
 - `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
   backend is given; only the extras here add.
 - `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
+- `run_files`: a RunFile (cli/running/added.py), for `topo-run --NAME FILE`; the line about it is
+  the option's help. Only the extras here add.
+- `run_modes`: a RunMode (likewise), for `topo-run --NAME`, which measures something else.
+- `dialects`: a Dialect (likewise), a module, for options of other tools; only the extras here add.
+- `others`: a RunOthers (likewise), a module, for ranks that are no members of a plan that topo-run
+  measures; only the extras here add.
+- `run_checks`, `preparations`: a RunCheck or Preparation (likewise), made before topo-run's ranks
+  start, or before they measure a plan; only the extras here add.
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon. Only the extras here add.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
@@ -74,15 +88,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
-CODECS, FEEDBACK = "codecs", "feedback"
+CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
+LAUNCHES = "launches"
 WORDS, NOTEBOOKS = "words", "notebooks"
 CURVES, PROMISES = "curves", "promises"
 SECTIONS, ADDITIONS = "sections", "additions"
 ACCOUNTS, CACHES, JOBS = "accounts", "caches", "jobs"
+WAITS = "waits"
 NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
+OTHERS, DIALECTS = "others", "dialects"
+RUN_FILES, RUN_MODES = "run_files", "run_modes"
+RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
@@ -314,6 +333,7 @@ EXTRAS = (
                 "new_group": ("runtime.extras.helpers.new_group:new_group", "groups with helpers")
             },
             PARTS: {"helpers": ("runtime.extras.helpers.part:find_part", "of ranks that help")},
+            OTHERS: {"rows": ("runtime.extras.helpers.bench_rows", "waits for the members' rows")},
             EXAMPLES: {
                 "topo-synth allreduce full:4 --group 0,1 -o two.json": (
                     "topo-run",
@@ -422,6 +442,21 @@ EXTRAS = (
         },
     ),
     Extra(
+        "half-messages",
+        (
+            *("runtime/extras/half_messages.py", "tests/extras/half_messages"),
+            "tests/ranks/half_messages.py",
+        ),
+        {
+            WAITS: {
+                "half-messages": (
+                    "runtime.extras.half_messages:WATCH",
+                    "ends waits for messages whose connection was closed half way",
+                )
+            }
+        },
+    ),
+    Extra(
         "recovery",
         (
             *("runtime/extras/recovery", "tests/extras/recovery", "tests/ranks/recovering.py"),
@@ -436,6 +471,25 @@ EXTRAS = (
             }
         },
         needs=("replanning", "culprits", "sockets", "layered-groups", "spares"),
+    ),
+    Extra(
+        "meeting",
+        ("runtime/extras/meeting.py", "tests/extras/meeting", "tests/ranks/join_command.py"),
+        {
+            LAUNCHES: {
+                "hosts": (
+                    "runtime.extras.meeting:join_ranks",
+                    "joins the hosts of a launch, each probed by its own ranks",
+                )
+            },
+            EXAMPLES: {
+                "torchrun --nproc-per-node 2 -m topoplan.cli.probe --json": (
+                    "topo-probe",
+                    "started by torchrun, on several hosts (--nnodes 2 --rdzv-endpoint HOST:PORT), "
+                    "each host probed by its own ranks: one topology of all",
+                )
+            },
+        },
     ),
     Extra(
         "measuring",
@@ -457,6 +511,71 @@ EXTRAS = (
                     "rank a GPU",
                 )
             },
+        },
+        needs=("meeting",),
+    ),
+    Extra(
+        "calibration",
+        (
+            *("runtime/extras/calibration", "cli/extras/calibration.py"),
+            *("tests/extras/calibration", "tests/ranks/calibrated.py"),
+        ),
+        {
+            RUN_MODES: {
+                "calibrate": (
+                    "cli.extras.calibration:CALIBRATE",
+                    "measure the hosts' costs per message and byte, and write the plan's topology "
+                    "with these costs, which improve the predictions of topo-synth and topo-run",
+                )
+            },
+            PREPARATIONS: {
+                "calibration": (
+                    "runtime.extras.calibration.missing:fit_missing",
+                    "fits the hosts' costs where a plan has none",
+                )
+            },
+            EXAMPLES: {
+                "topo-run plan.json --calibrate -o machine.json": (
+                    "topo-run",
+                    "fit host costs here; then topo-synth --topology machine.json",
+                )
+            },
+        },
+    ),
+    Extra(
+        "nccl-tests",
+        ("cli/extras/nccl_tests.py", "tests/extras/nccl_tests"),
+        {DIALECTS: {"nccl-tests": ("cli.extras.nccl_tests", "options as nccl-tests has them")}},
+    ),
+    Extra(
+        "traces",
+        ("runtime/extras/traces.py", "cli/extras/traces.py", "tests/extras/traces"),
+        {
+            RUN_FILES: {
+                "trace": (
+                    "cli.extras.traces:TRACE",
+                    "write when each transfer of a call of the largest size began and ended, with "
+                    "the prediction: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
+                )
+            },
+            EXAMPLES: {
+                "topo-run plan.json --trace trace.json": (
+                    "topo-run",
+                    "when each transfer of a call began and ended, beside the prediction",
+                )
+            },
+        },
+    ),
+    Extra(
+        "memory-check",
+        ("runtime/extras/memory_check.py", "tests/extras/memory_check"),
+        {
+            RUN_CHECKS: {
+                "memory": (
+                    "runtime.extras.memory_check:check_memory",
+                    "compares the largest size with the memory that there is",
+                )
+            }
         },
     ),
     Extra(
@@ -488,6 +607,12 @@ EXTRAS = (
                 "residuals": (
                     "runtime.extras.codecs.feedback:Residuals",
                     "what was rounded away, by DDP's buckets",
+                )
+            },
+            ENCODERS: {
+                "messages": (
+                    "runtime.extras.codecs.messages:MessageEncoder",
+                    "encodes a program's messages",
                 )
             },
             EXAMPLES: {

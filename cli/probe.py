@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..extras import SOURCES, Names
+from ..extras import LAUNCHES, SOURCES, Names
 from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
 from ..topo.printable import printable, printable_lines
@@ -35,6 +35,7 @@ from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from ..topo.graph import Topology
 
@@ -90,11 +91,6 @@ EXAMPLES: tuple[Example, ...] = (
     (
         "topo-probe matrix.txt --measured nvbandwidth.txt -o rates.json",
         "a machine whose links have the rates that nvbandwidth measured between its GPUs",
-    ),
-    (
-        "torchrun --nproc-per-node 2 -m topoplan.cli.probe --json",
-        "started by torchrun, on several hosts (--nnodes 2 --rdzv-endpoint HOST:PORT), "
-        "each host probed by its own ranks: one topology of all",
     ),
     *list_examples(PROG),
 )
@@ -323,9 +319,8 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
         return [probe_local(Path(arguments.sysfs_root))]
     names = arguments.topologies or ["local"]
     if names == ["local"] and _is_launched():
-        from ..runtime.ranks.places import join_ranks
-
-        return [join_ranks()]
+        join: Callable[[], Topology] = Names(LAUNCHES).find("hosts")
+        return [join()]
     from ..topo.loader.resolve import resolve
 
     _warn_of_repeated(names)

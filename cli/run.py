@@ -10,11 +10,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
-from .running.nccl_tests import read_ranks
+from .running.added import (
+    MODES,
+    check_run,
+    find_others,
+    list_dialects,
+    list_files,
+    name_mode,
+    prepare_run,
+)
 from .running.options import (
     PROG,
     build_parser,
@@ -33,14 +42,10 @@ from .shared.progress import ProgressReporter, Say, Work
 
 if TYPE_CHECKING:
     import argparse
-    from datetime import timedelta
 
-    from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench_options import BenchOptions
     from ..runtime.ranks.transport import Transport
-    from ..synth.cost.host_costs import HostCosts
     from ..synth.plan import Plan
-    from ..topo.graph import Topology
     from .running.plan_sets import LoadedSet
     from .running.rows import Run
 
@@ -71,7 +76,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     from ..runtime.ranks.launchers import join_launch
 
     options = read_options(args)
-    args.nproc = read_ranks(args)
+    ways = [way for dialect in list_dialects() if (way := dialect.read_ranks(args)) is not None]
+    args.nproc, flag = ways[0] if ways else (args.nproc, "--nproc")
     links = join_launch()
     if links is not None and options.backend == "auto":
         import torch
@@ -93,14 +99,13 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         described = describe_ranks(plans[0]) if plans else ""
     if not is_rank():
         if described and args.nproc is not None and args.nproc != ranks:
-            flag = "--nproc" if args.gpus is args.threads is None else "-g and -t"
             raise InputError(
                 f"{args.nproc} ranks: the plan is for {described}; leave {flag} "
                 f"out, or synthesize for {args.nproc}"
             )
-        _check_jobs(jobs, ranks, ranks, with_memory=not args.calibrate)
-        if args.check == 0:
-            ProgressReporter(PROG, args).tell("-c 0: results are checked, outside of the times")
+        _check_jobs(jobs, ranks, ranks, is_checked=name_mode(args) is not None)
+        for remark in (text for dialect in list_dialects() for text in dialect.list_remarks(args)):
+            ProgressReporter(PROG, args).tell(remark)
         if options.resolve_backend(ranks) == "mpi":
             raise InputError(
                 f"over MPI ranks have to be started by mpirun: mpirun -n {ranks} topo-run "
@@ -116,28 +121,29 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     world = int(os.environ["WORLD_SIZE"])
     if described and world != ranks:
         raise PlanMismatchError(f"the plan is for {described}, {world} were started; start {ranks}")
-    # topo-run checked the memory before it started these ranks, if it did.
+    # topo-run checked what extras ask for before it started these ranks, if it did.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    is_unchecked = RENDEZVOUS not in os.environ and not args.calibrate
-    _check_jobs(jobs, world, local, with_memory=is_unchecked)
+    is_checked = RENDEZVOUS in os.environ or name_mode(args) is not None
+    _check_jobs(jobs, world, local, is_checked=is_checked)
     if plan_set is not None:
         return _run_set(args, options, plan_set)
     return _run_rank(args, jobs, world)
 
 
-def _check_jobs(jobs: Sequence[Job], ranks: int, local: int, *, with_memory: bool) -> None:
-    """Raise InputError if a job cannot run; `local` is the number of ranks on this host."""
-    from ..runtime.measuring.memory import check_memory
+def _check_jobs(jobs: Sequence[Job], ranks: int, local: int, *, is_checked: bool) -> None:
+    """Raise InputError if a job cannot run; `local` is the number of ranks on this host.
 
+    What extras check is left out if that `is_checked`, or of no use to what is measured.
+    """
     for options, plan in jobs:
         options.check(plan, ranks)
-        if with_memory:
+        if not is_checked:
             on_gpus = options.resolve_backend(ranks) == "nccl"
-            check_memory(options, options.collective_over(plan, ranks), local, on_gpus)
+            check_run(options, options.collective_over(plan, ranks), local, on_gpus=on_gpus)
 
 
 def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
-    """Join the other ranks, measure or calibrate, print on rank 0, and return the exit code."""
+    """Join the other ranks, measure, print on rank 0, and return the exit code."""
     from datetime import timedelta
 
     from ..runtime.ranks.transport import Transport
@@ -150,12 +156,10 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     rank, timeout = int(os.environ["RANK"]), timedelta(seconds=options.timeout_s)
     progress = ProgressReporter(PROG, args, speaks=rank == 0)
     with _joined(args, options, world) as over, progress.follow("starting ...") as work:
-        measured = [
-            _run_job(args, job, Transport(None, timeout, over), timeout, work) for job in jobs
-        ]
-    runs = [run for run, _, _ in measured]
+        measured = [_run_job(args, job, Transport(None, timeout, over), work) for job in jobs]
+    runs = [run for run, _ in measured]
     if rank == 0:
-        _write_all(args, runs, *measured[0][1:], progress)
+        _write_all(args, runs, measured[0][1], progress)
         for why in dict.fromkeys(run.why_messages_alone for run in runs):
             if why is not None:
                 progress.tell(f"schedules were played as messages alone: {why}")
@@ -234,62 +238,49 @@ def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iter
 
 
 def _run_job(
-    args: argparse.Namespace, job: Job, transport: Transport, timeout: timedelta, work: Work
-) -> tuple[Run, str | None, tuple[Topology, HostCosts] | None]:
-    """Measure one collective; return its rows, its trace and its calibration.
+    args: argparse.Namespace, job: Job, transport: Transport, work: Work
+) -> tuple[Run, dict[str, str]]:
+    """Measure one collective; return its rows, and what options of extras write, by their names.
 
-    The trace is None without --trace. The calibration, the topology and the host costs, is None
-    without --calibrate. Nothing keeps a reference to a group on return: gloo may abort at exit
-    otherwise.
+    Nothing keeps a reference to a group on return: gloo may abort at exit otherwise.
     """
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import list_recoveries, run_benchmark
-    from ..runtime.measuring.parts import await_rows, hand_out_rows
     from .running.rows import Run
 
     options, plan = job
     settings = options.settings_for(options.collective_over(plan, transport.size))
-    communicator = None
+    backend, engine = transport.links.name, transport.links.stock_engine
+    communicator, name = None, settings.collective.name
+    others = None if plan is None else find_others(plan)
     if plan is not None:
-        policy = options.policy
         # What goes on or follows needs connections of its own.
-        connections = None if policy.layers else transport
-        communicator = Communicator(plan, connections, policy=policy)
-        if communicator.rank not in plan.collective.members:
-            rows = await_rows(communicator, transport)
-            return (
-                Run(
-                    options,
-                    settings,
-                    transport.links.name,
-                    transport.links.stock_engine,
-                    plan,
-                    rows,
-                ),
-                None,
-                None,
-            )
-    work.advance(f"{settings.collective.name} ...", 0, 0)
-    host = _host_costs(args.calibrate, communicator, transport, timeout, work.say)
-    calibrated, trace = None, None
-    if args.calibrate and communicator is not None and host is not None:
-        calibrated = communicator.dispatcher.machine.topology or communicator.plan.topology, host
-    say = _follow_sizes(work, f"{settings.collective.name}: ", len(settings.options.list_sizes()))
-    rows = [] if args.calibrate else run_benchmark(settings, communicator, say, transport)
-    if args.trace is not None and communicator is not None:
-        from ..runtime.measuring.trace import trace_largest
-
-        trace = trace_largest(settings, communicator)
+        connections = None if options.policy.layers else transport
+        communicator = Communicator(plan, connections, policy=options.policy)
+        if others is not None and communicator.rank not in plan.collective.members:
+            rows = others.await_rows(communicator, transport)
+            return Run(options, settings, backend, engine, plan, rows), {}
+    work.advance(f"{name} ...", 0, 0)
+    mode = name_mode(args)
+    if mode is not None and communicator is not None:
+        text = MODES.find(mode).measure(communicator, transport, work.say).dumps()
+        return Run(options, settings, backend, engine, plan, []), {mode: text}
+    if communicator is not None:
+        prepare_run(communicator, transport, work.say)
+    say = _follow_sizes(work, f"{name}: ", len(settings.options.list_sizes()))
+    rows = run_benchmark(settings, communicator, say, transport)
+    if communicator is None:
+        return Run(options, settings, backend, engine, plan, rows), {}
+    files = {name: file.make(settings, communicator) for name, file in list_files(args).items()}
     recoveries = None
-    if communicator is not None and "replan" in (options.on_fault, options.on_slow):
+    if "replan" in (options.on_fault, options.on_slow):
         recoveries = list_recoveries(communicator)
         communicator.close()
-    backend, engine = transport.links.name, transport.links.stock_engine
-    if communicator is not None and not communicator.plan.collective.has_all_gpus:
-        hand_out_rows(communicator, transport, rows)
-    why_alone = None if communicator is None else communicator.dispatcher.why_messages_alone
+    if others is not None:
+        others.hand_out_rows(communicator, transport, rows)
+    why_alone = communicator.dispatcher.why_messages_alone
     run = Run(options, settings, backend, engine, plan, rows, recoveries, why_alone)
-    return run, trace, calibrated
+    return run, {name: text for name, text in files.items() if text is not None}
 
 
 def _choose_beside(links: str, world: int) -> str:
@@ -327,57 +318,24 @@ def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
     return say
 
 
-def _host_costs(
-    calibrates: bool,
-    communicator: Communicator | None,
-    transport: Transport,
-    timeout: timedelta,
-    say: Say,
-) -> HostCosts | None:
-    """Return measured host costs; None if they are not needed.
-
-    They are needed with --calibrate, or if the plan has no host costs; never without a plan.
-    """
-    from ..runtime.communicator import Communicator
-    from ..runtime.measuring.calibrate import calibrate
-    from ..synth.cost.host_costs import host_of
-
-    if communicator is None or not (calibrates or host_of(communicator.plan.topology) is None):
-        return None
-    if communicator.path.outlives_links:
-        return None  # it could not go on after a fault
-    if communicator.dispatcher.messages.codec is None:
-        return calibrate(communicator, say)
-    if not communicator.plan.collective.has_all_gpus:
-        return None  # helpers know of one communicator alone
-    # Calibrate without the codec: the cost of encoding is known, and added for encoded messages.
-    costs = calibrate(Communicator(communicator.plan, transport, timeout), say)
-    communicator.dispatcher.set_host_costs(costs)
-    return costs
-
-
 def _write_all(
     args: argparse.Namespace,
     runs: Sequence[Run],
-    trace: str | None,
-    calibrated: tuple[Topology, HostCosts] | None,
+    texts: dict[str, str],
     progress: ProgressReporter,
 ) -> None:
-    """Print the rows and write the requested files; after a calibration, only write its topology.
+    """Print the rows and write the requested files, or what was measured in place of the rows.
 
-    An emulated topology has the emulated rates.
+    `texts` has what options of extras write, by their names.
     """
-    from ..runtime.measuring.bench import draw_rows
-    from ..synth.cost.host_costs import with_host
+    from .running.curves import draw_rows
     from .running.rows import list_rows, print_run, write_json
 
-    if calibrated is not None:
-        write_output(args, with_host(*calibrated).dumps())
+    mode = name_mode(args)
+    if mode is not None:
+        write_output(args, texts[mode])
         if args.output is not None:
-            progress.tell(
-                f"topology with host costs written to {args.output}; give it to topo-synth "
-                "--topology"
-            )
+            progress.tell(MODES.find(mode).told.replace("FILE", args.output))
         return
     if args.json:
         print(json.dumps(write_json(runs)))
@@ -385,12 +343,10 @@ def _write_all(
         for run in runs:
             print_run(run)
     name, rows = runs[0].settings.collective.name, runs[0].rows
-    for option, what, text in (
-        ("csv", "rows written to FILE", lambda: rows_csv(list_rows(runs))),
-        ("plot", "curves written to FILE", lambda: draw_rows(name, rows)),
-        ("trace", "trace written to FILE; open it at ui.perfetto.dev", lambda: trace or ""),
-    ):
-        write_extra(args, option, progress, what, text)
+    write_extra(args, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(runs)))
+    write_extra(args, "plot", progress, "curves written to FILE", lambda: draw_rows(name, rows))
+    for option, file in list_files(args).items():
+        write_extra(args, option, progress, file.told, partial(texts.__getitem__, option))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..extras import CODECS, Names
+from ..extras import CODECS, ENCODERS, Names
 from ..synth.cost.host_costs import HostCosts
 from .program.instructions import Decode, Encode, Program
+from .program.layout import Layout
+from .program.messages import Encoder, Reads, Writes
 from .scratch import Slicer
 
 # The number of elements and the dtype of each buffer that a program needs for encoding.
@@ -40,7 +42,7 @@ class Encoding(ABC):
 
 
 class Codec(ABC):
-    """A format in which float32 values are sent: a `program.messages.Blocks`.
+    """A format in which float32 values are sent: a `program.messages.MessageCodec`.
 
     `block` values are encoded together, padded with zeros. `relative_error` bounds |decoded -
     value| as a fraction of the largest |value| of the block, for values far from the ends of the
@@ -70,6 +72,11 @@ class Codec(ABC):
     @abstractmethod
     def open(self, sizes: BufferSizes, slicer: Slicer) -> Encoding:
         """Return a program's buffers, of `list_buffers`, cut from scratch memory."""
+
+    def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
+        """See MessageCodec."""
+        make: Callable[..., Encoder] = Names(ENCODERS).find("messages")
+        return make(self, layout, rank, reads, writes)
 
     def padded(self, numel: int) -> int:
         """Return `numel` rounded up to whole blocks, the number of values that are encoded."""

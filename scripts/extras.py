@@ -35,6 +35,8 @@ from topoplan.extras import (
     NAMES,
     OPTIONS,
     PLANS,
+    RUN_FILES,
+    RUN_MODES,
     RUNS,
     SOURCES,
     Extra,
@@ -231,6 +233,8 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         ADDITIONS: lambda name: [*synth, "ring:2", f"--{name}", "links"],
         MODES: lambda name: [*synth, "ring:2", f"--{name}", "-"],
         PLANS: lambda _: ["-c", _TRY],
+        RUN_FILES: lambda name: ["-m", "topoplan.cli.run", "plan.json", f"--{name}", "FILE"],
+        RUN_MODES: lambda name: ["-m", "topoplan.cli.run", "plan.json", f"--{name}"],
         RUNS: lambda _: ["-m", "topoplan.cli.run", "file.json"],
     }  # what the others add is missed without a word
     for extra in removed:

@@ -13,10 +13,10 @@ from ...topo.errors import InputError
 from ..shared.common import Example, Parser, list_examples
 from ..shared.formats import check_pictures, check_suffix, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
-from .nccl_tests import add_options as add_nccl_tests_options
+from .added import FILES, MODES, find_others, list_dialects, list_files, name_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ...runtime.measuring.bench_options import BenchOptions
     from ...synth.plan import Plan
@@ -37,14 +37,10 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-run plan.json --place both --csv rows.csv",
         "in place and out of place; rows as CSV in addition to the table",
     ),
-    ("topo-run plan.json --plot curves.svg --trace trace.json", "pictures of it"),
+    ("topo-run plan.json --plot curves.svg", "a picture of it"),
     (
         "torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json",
         "join ranks that torchrun has started",
-    ),
-    (
-        "topo-run plan.json --calibrate -o machine.json",
-        "fit host costs here; then topo-synth --topology machine.json",
     ),
     ("topo-run --stock --nproc 2", "the stock allreduce alone, without a plan"),
     (
@@ -67,6 +63,7 @@ def build_parser() -> Parser:
         PROG, EXAMPLES, ABOUT, "PLAN... [-b MIN] [-e MAX] [-f FACTOR] [-n ITERS] [-w WARMUP] ..."
     )
     add, codecs = parser.add_argument, Names(CODECS).describe()
+    modes, files = MODES.describe(), FILES.describe()
     add(
         "plans",
         nargs="*",
@@ -168,31 +165,25 @@ def build_parser() -> Parser:
         help="with --compress: hops (default) rounds partial sums whenever they are sent, once "
         "rounds each contribution once and each complete sum once",
     )
-    add(
-        "--calibrate",
-        action="store_true",
-        help="measure the hosts' costs per message and byte, and write the plan's topology with "
-        "these costs, which improve the predictions of topo-synth and topo-run",
-    )
+    for name in MODES.list_all():
+        add(f"--{name}", action="store_true", help=modes.get(name, argparse.SUPPRESS))
     add(
         "-o",
         dest="output",
         **OUTPUT,
-        help="with --calibrate: write the topology to this file (default: standard output)",
+        help=f"with {_spell(modes)}: write the topology to this file (default: standard output)"
+        if modes
+        else argparse.SUPPRESS,
     )
-    add(
-        "--trace",
-        **OUTPUT,
-        help="write when each transfer of a call of the largest size began and ended, with "
-        "the prediction: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
-    )
+    for name in FILES.list_all():
+        add(f"--{name}", **OUTPUT, help=files.get(name, argparse.SUPPRESS))
     add(
         "--plot",
         **OUTPUT,
         help="write curves of the measured bandwidth against size: .svg, .png or .pdf",
     )
     add_csv(parser, "the rows")
-    add_force(parser, "--trace", "--plot", "--csv")
+    add_force(parser, *(f"--{name}" for name in files), "--plot", "--csv")
     add(
         "--place",
         choices=("in", "out", "both"),
@@ -216,8 +207,13 @@ def build_parser() -> Parser:
         help="with --stock: the collectives, or all (default allreduce)",
     )
     add("--json", action="store_true", help="one JSON object on standard output")
-    add_nccl_tests_options(parser)
+    for dialect in list_dialects():
+        dialect.add_options(parser)
     return parser
+
+
+def _spell(names: Iterable[str]) -> str:
+    return " or ".join(f"--{name}" for name in names)
 
 
 def read_options(args: argparse.Namespace) -> BenchOptions:
@@ -263,28 +259,36 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
 
     Whether it can be written is checked only if `is_writer`: ranks other than 0 write no files.
     """
-    if args.output is not None and not args.calibrate:
+    mode, files = name_mode(args), list_files(args)
+    if args.output is not None and mode is None:
         raise InputError(
-            "-o without --calibrate: there is no topology to write; the table is printed to "
-            "standard output"
+            f"-o without {_spell(MODES.list_all())}: there is no topology to write; the table is "
+            "printed to standard output"
         )
     choose_format(args, {".json": "json"}, "json")
     check_pictures(args, "plot")
-    check_suffix(args, "trace", ".json")
+    for name, file in files.items():
+        check_suffix(args, name, file.suffix)
     if is_writer:
-        check_outputs(args, "output", "trace", "plot", "csv")
-    for flag, name in (("--plot", args.plot), ("--csv", args.csv)):
-        if name is not None and args.calibrate:
+        check_outputs(args, "output", *files, "plot", "csv")
+    for flag in ("plot", "csv"):
+        if getattr(args, flag) is not None and mode is not None:
             raise InputError(
-                f"{flag} with --calibrate: calibration measures nothing by size; omit one of them"
+                f"--{flag} with --{mode}, which measures nothing by size; omit one of them"
             )
-    if args.trace is not None and (not args.plans or args.calibrate):
+    if files and (not args.plans or mode is not None):
         raise InputError(
-            "--trace: there is no call of a plan to trace; give a plan, and omit --calibrate"
+            f"{_spell(files)}: there is no call of a plan to show; give a plan, and omit "
+            f"{_spell(MODES.list_all())}"
         )
-    for flag in ("calibrate", "trace", "plot"):
+    for flag in (*_list_added(args), "plot"):
         if len(args.plans) > 1 and getattr(args, flag):
             raise InputError(f"--{flag} with {len(args.plans)} plans: expected a single plan")
+
+
+def _list_added(args: argparse.Namespace) -> list[str]:
+    """Return the options given that measure more of a single plan than the table."""
+    return [name for name in (*MODES.list_all(), *FILES.list_all()) if getattr(args, name)]
 
 
 def check_on_fault(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
@@ -298,12 +302,11 @@ def check_on_fault(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
         if getattr(args, option) != "replan":
             continue
         spelled = f"--{option.replace('_', '-')} replan"
-        for flag in ("calibrate", "trace"):
-            if getattr(args, flag):
-                raise InputError(
-                    f"--{flag} with {spelled}: the ranks could not change the plan meanwhile; omit "
-                    "one of them"
-                )
+        for flag in _list_added(args):
+            raise InputError(
+                f"--{flag} with {spelled}: the ranks could not change the plan meanwhile; omit "
+                "one of them"
+            )
         if len(plans) != 1 or not plans[0].collective.has_all_gpus:
             raise InputError(f"{spelled}: expected a single plan for all GPUs")
 
@@ -318,14 +321,16 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
         _check_stock_alone(args)
         return []
     plans = list(map(_load_plan, args.plans))
+    for plan in plans:
+        find_others(plan)  # refuses those whose extra is not here
     for name, plan in zip(args.plans, plans, strict=True):
         if count_ranks(plan) != count_ranks(plans[0]):
             raise InputError(
                 f"{name} is for {describe_ranks(plan)}, {args.plans[0]} for "
                 f"{describe_ranks(plans[0])}; run them separately"
             )
-        for flag in ("calibrate", "trace"):
-            if getattr(args, flag) and not plan.collective.has_all_gpus:
+        for flag in _list_added(args):
+            if not plan.collective.has_all_gpus:
                 raise InputError(
                     f"--{flag}: {name} is for {describe_ranks(plan)}; expected a plan for all GPUs"
                 )
@@ -377,6 +382,7 @@ def _names_topology(name: str) -> bool:
 
 
 def _check_stock_alone(args: argparse.Namespace) -> None:
+    mode = name_mode(args)
     for is_wrong, why in (
         (
             args.compress,
@@ -384,8 +390,8 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
             "give a plan",
         ),
         (
-            args.calibrate,
-            "--calibrate without a plan; give a file written by topo-synth -o, whose schedules it "
+            mode,
+            f"--{mode} without a plan; give a file written by topo-synth -o, whose schedules it "
             "can run",
         ),
         (

@@ -1,1 +1,1 @@
-"""Measurements on running ranks: links, host costs, and the benchmark table."""
+"""Measurements on running ranks: the benchmark table."""

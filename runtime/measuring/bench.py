@@ -7,14 +7,13 @@ can compute for every other.
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from ...synth.pictures.curves import Curve, draw_curves
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
 from ..ranks.faults import first_line
@@ -23,9 +22,6 @@ from ..ranks.launch import announce_ready
 from ..ranks.timing import time_call_s
 from ..ranks.transport import Transport
 from .bench_data import OPS, BenchBuffers, BenchSettings
-
-# A bound this many times above every measurement is not drawn: it is another machine's.
-_FAR = 4.0
 
 
 @dataclass(frozen=True)
@@ -262,36 +258,3 @@ def find_scale(communicator: Communicator) -> float | None:
     }
     is_scaled = at_hand.ranks == plan.ranks and ratios and max(ratios) <= min(ratios) * 1.0001
     return min(ratios) if is_scaled else None
-
-
-def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
-    """Return the curves of plan, stock and prediction, and the bound, as an SVG file.
-
-    If rows are both in place and out of place, only rows like the first one are drawn.
-    """
-    rows = [row for row in rows if row.place == rows[0].place]
-
-    def find_points(time_us: Callable[[BenchRow], float | None]) -> tuple[tuple[int, float], ...]:
-        return tuple(
-            (row.size_bytes, row.size_bytes / us * 1e-3)
-            for row in rows
-            if row.size_bytes and (us := time_us(row))
-        )
-
-    curves = [
-        curve
-        for curve in (
-            Curve("plan", "plan", find_points(lambda row: row.plan_us)),
-            Curve("stock", "stock", find_points(lambda row: row.stock_us)),
-            Curve("predicted", "bound", find_points(lambda row: row.predicted_us), dashed=True),
-        )
-        if curve.points
-    ]
-    bounds = [row.algbw_GBps / row.bound_fraction for row in rows if row.bound_fraction]
-    highest = max((value for curve in curves for _, value in curve.points), default=0.0)
-    return draw_curves(
-        f"{collective}: measured algbw against size",
-        curves,
-        ("bound", bounds[-1]) if bounds and bounds[-1] <= _FAR * highest else None,
-        alone=True,
-    )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ...topo.errors import TopoplanError
 from ..program.contract import AWAIT, LOCAL, RECEIVE, SEND, Operation, PlayError, Stamp
 from ..program.instructions import Exchange, Program
-from ..ranks.half_messages import Waiting, check_arrived, watch
+from ..ranks.waits import Waiting, find_watch
 
 
 class PlayerInOrder:
@@ -34,7 +34,7 @@ class PlayerInOrder:
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []
         works: list[dist.Work] = []
-        waiting, peers = self._waiting, self._peers
+        waiting, peers, watch = self._waiting, self._peers, find_watch()
         # Only a stamp that distinguishes waiting from other work has this method.
         before_wait = getattr(stamp, "before_wait", None)
         current = 0  # the post that is being posted or awaited, for the error
@@ -47,7 +47,7 @@ class PlayerInOrder:
                         before_wait()
                     waiting.awaited = works[tag], peers[tag]
                     if not works[tag].wait(timedelta(seconds=max(0.001, deadline - now()))):
-                        check_arrived(works[tag])
+                        watch.check_arrived(works[tag])
                     if stamp is not None and posts[tag].kind == "receive":
                         stamp(posts[tag])
                 elif code == SEND:

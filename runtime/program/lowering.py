@@ -25,10 +25,9 @@ from .instructions import (
 )
 from .layout import Layout
 from .messages import (
-    Blocks,
     Group,
     Message,
-    MessageEncoder,
+    MessageCodec,
     Piece,
     Reads,
     Slots,
@@ -52,7 +51,7 @@ def lower(
     numel: int,
     *,
     batched: bool = False,
-    codec: Blocks | None = None,
+    codec: MessageCodec | None = None,
     averages: bool = False,
 ) -> Program:
     """Return the program of `rank` for a buffer of `numel` elements.
@@ -85,10 +84,10 @@ class _Writer:
         layout: Layout,
         rank: int,
         batched: bool,
-        codec: Blocks | None,
+        codec: MessageCodec | None,
         averages: bool,
     ) -> None:
-        self.rank, self.codec = rank, codec
+        self.rank = rank
         self.sends, self.receives = sends, receives = list_messages(layout, rank)
         self.completing = find_completing_steps(layout.schedule, rank) if averages else {}
         self.slots = Slots()
@@ -123,7 +122,7 @@ class _Writer:
         self.first = dict.fromkeys(self.writes, 0)
         self.lands = {id(m): codec is None and self._lands_in_place(m, batched) for m in receives}
         self.encoder = (
-            None if codec is None else MessageEncoder(layout, rank, codec, self.reads, self.writes)
+            None if codec is None else codec.encode_messages(layout, rank, self.reads, self.writes)
         )
 
     def _begin_sums(self) -> None:
@@ -377,7 +376,8 @@ class _Writer:
         message, piece = arrival
         if message is None:
             return Span("work", piece.lo, piece.hi - piece.lo)
-        offset = message.offset_of(piece, None if self.codec is None else self.codec.padded)
+        encoder = self.encoder
+        offset = message.offset_of(piece) if encoder is None else encoder.offset_of(message, piece)
         return Span("staging", message.start + offset, piece.hi - piece.lo)
 
     def _free(self, message: Message) -> None:

@@ -1,16 +1,11 @@
-"""A rank's messages, tick by tick: their pieces, peers, staging places and encoding.
-
-The rules of encoding are those of synth/ir/addition_order.py. A message's pieces are encoded one
-after the other, each in whole blocks of the codec.
-"""
+"""A rank's messages, tick by tick: their pieces, peers and staging places, and who encodes them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Protocol
 
-from ...synth.ir.addition_order import END, rounded
 from .instructions import Encode, Span
 from .layout import Layout, Range
 
@@ -92,14 +87,9 @@ class Message:
         assert self.slot is not None
         return self.slot[1]
 
-    def offset_of(self, piece: Piece | None, padded: Callable[[int], int] | None) -> int:
-        """Return the number of elements in the message before `piece` (None: in all pieces).
-
-        `padded` gives the length that a piece of a number of elements takes when encoded; None if
-        nothing is encoded.
-        """
-        lengths = (p.hi - p.lo for p in takewhile(lambda p: p is not piece, self.pieces))
-        return sum(lengths if padded is None else map(padded, lengths))
+    def offset_of(self, piece: Piece) -> int:
+        """Return the number of elements in the message before `piece`."""
+        return sum(p.hi - p.lo for p in takewhile(lambda p: p is not piece, self.pieces))
 
     @property
     def step(self) -> int:
@@ -182,64 +172,28 @@ def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]
     return tuple(out)
 
 
-class Blocks(Protocol):
-    """The sizes of a codec's messages, which lowering needs; codec.Codec implements it."""
+class Encoder(Protocol):
+    """Makes the instructions that encode one rank's messages, in the order of its program.
 
-    def padded(self, numel: int) -> int:
-        """Return `numel` rounded up to whole blocks, the number of values that are encoded."""
-
-    def nbytes(self, padded: int) -> int:
-        """Return the bytes on the wire for `padded` values, a number of whole blocks."""
-
-    def room(self, padded: int) -> int:
-        """Return the bytes to reserve in a buffer for `padded` values, alignment included."""
-
-
-class MessageEncoder:
-    """Makes the Encode instructions of one rank, in the order of its program.
-
-    `reads` and `writes` list the steps in which each piece is sent and arrives; `slots` allocates
-    bytes of the wire buffer.
+    `slots` allocates bytes of the wire buffer.
     """
 
-    def __init__(
-        self, layout: Layout, rank: int, codec: Blocks, reads: Reads, writes: Writes
-    ) -> None:
-        self.layout, self.rank, self.codec = layout, rank, codec
-        self.reads, self.writes = reads, writes
-        self.slots = Slots()
-        self._rounded = rounded(layout.schedule.uncut)
-        self._fed_back: set[tuple[int, int, int]] = set()
+    slots: Slots
 
     def padded(self, message: Message) -> int:
         """Return the number of values that are encoded for a message, those of padding included."""
-        return message.offset_of(None, self.codec.padded)
+
+    def offset_of(self, message: Message, piece: Piece) -> int:
+        """Return the number of values that are encoded before a piece of a message."""
 
     def take_room(self, message: Message) -> Span:
         """Reserve room in the wire buffer as the message's `slot`, and return the bytes it uses."""
-        room = self.codec.room(self.padded(message))
-        message.slot = self.slots, self.slots.take(room), room
-        return self.span_of(message)
 
     def span_of(self, message: Message) -> Span:
         """Return the bytes of the wire buffer that a message uses in its slot."""
-        return Span("wire", message.start, self.codec.nbytes(self.padded(message)))
 
     def encode(self, message: Message) -> Encode:
         """Return the instruction that encodes a message's pieces, and reserve room for them."""
-        errors = []
-        for piece in message.pieces:
-            use = *piece.key, piece.step
-            # Once, even if several sends of a step round the same values.
-            if (
-                use not in self._fed_back
-                and (self.rank, piece.chunk, piece.step) not in self._rounded.echoes
-            ):
-                self._fed_back.add(use)
-                errors.append(piece)
-        return self._encode(
-            message, [p for p in message.pieces if self._goes_on_with(p.key, p.step)], errors
-        )
 
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
         """Return the instruction that finally rounds the sums completed here and not sent since.
@@ -247,46 +201,13 @@ class MessageEncoder:
         With it comes a message of them that goes to no other rank, whose slot holds the bytes. That
         is the second rule of synth/ir/addition_order.py. None if there are no such sums.
         """
-        schedule, unsent = self.layout.schedule, []
-        for c in sorted(self._rounded.copied):
-            if self.rank not in schedule.collective.receivers(schedule.chunks[c]):
-                continue
-            for part in range(schedule.segments):
-                lo, hi = self.layout.segment(self.rank, c, part)
-                if lo < hi and self._is_unrounded((c, part)):
-                    unsent.append(Piece(END, c, part, False, lo, hi))
-        if not unsent:
-            return None
-        errors = [p for p in unsent if (self.rank, p.chunk, END) not in self._rounded.echoes]
-        message = Message(True, self.rank, 0, END, unsent)
-        return message, self._encode(message, unsent, errors)
 
-    def _encode(self, message: Message, keeps: list[Piece], errors: list[Piece]) -> Encode:
-        parts, kept, fed_back = (
-            tuple(
-                (Span("work", p.lo, p.hi - p.lo), message.offset_of(p, self.codec.padded))
-                for p in pieces
-            )
-            for pieces in (message.pieces, keeps, errors)
-        )
-        return Encode(parts, self.padded(message), self.take_room(message), kept, fed_back)
 
-    def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
-        """Return whether a rank still needs a piece that it sends, and has not rounded it yet.
+class MessageCodec(Protocol):
+    """What lowering needs of a codec; codec.Codec implements it."""
 
-        It needs the piece if it adds to it after the step, or ends with it.
+    def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
+        """Return what encodes a rank's messages.
+
+        `reads` and `writes` list the steps in which each piece is sent and arrives.
         """
-        before = [group for group in self.writes[key] if group.step < step]
-        since = before[-1].step if before else -1
-        if (before and not before[-1].messages[-1][1].adds) or any(
-            since < s < step for s, _ in self.reads[key]
-        ):
-            return False
-        after = next((group for group in self.writes[key] if group.step >= step), None)
-        return after is None or after.messages[-1][1].adds
-
-    def _is_unrounded(self, key: tuple[int, int]) -> bool:
-        if not self.writes[key]:
-            return all(step <= END for step, _ in self.reads[key])
-        last = self.writes[key][-1]
-        return last.messages[-1][1].adds and all(step <= last.step for step, _ in self.reads[key])

@@ -6,9 +6,7 @@ go through relays, and messages of plans over the cables themselves.
 
 from __future__ import annotations
 
-import atexit
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,8 +14,12 @@ from torch._C._distributed_c10d import Store
 
 from ...extras import NETWORKS, Names
 
-if TYPE_CHECKING:  # this module is imported with torch, where topoplan is installed
+if TYPE_CHECKING:  # groups and links import this module
+    import torch
+
     from ...topo.graph import Topology
+    from .faults import Faults
+    from .links import Links
 
 
 # The environment variable by which cables are not looked for ("off").
@@ -37,34 +39,20 @@ class LaunchNetwork(Protocol):
         """Join, and make torch's default group over gloo by what was found. Collective."""
 
 
-class CableMessages(Protocol):
-    """Messages of one group over the cables of each two hosts, like gloo's own `send` and `recv`.
-
-    Ranks are those of the group.
-    """
-
-    def send(self, tensors: Any, peer: int, tag: int) -> Any:
-        """Start to send to a rank; return gloo's Work, or one like it."""
-
-    def recv(self, tensors: Any, peer: int, tag: int) -> Any:
-        """Start to receive from a rank; return gloo's Work, or one like it."""
-
-    def hang_up(self) -> None:
-        """Close the connections, so that peers notice at once."""
-
-    @property
-    def close(self) -> Callable[[], object]:
-        """A function that frees what the group's connections needed."""
-
-
 class LaunchCabling(Protocol):
     """What joins the hosts of this launch."""
 
     topology: Topology
     """The hosts, joined by their cables."""
 
-    def make_gloo(self, place: Any, store: Store) -> tuple[Any, CableMessages]:
-        """Make gloo for a group of ranks, and the messages over its cables; see groups."""
+    def make_gloo(self, place: Any, store: Store) -> Any:
+        """Make gloo for a group of ranks, of which some are on other hosts; see groups."""
+
+    def find_messages(self, gloo: Any) -> Any | None:
+        """Return what has gloo's own `send` and `recv` and sends over cables; None if gloo does."""
+
+    def connect(self, group: Any, device: torch.device, faults: Faults) -> Links | None:
+        """Return links over the cables of a group, None if its gloo sends everything itself."""
 
     def reach(self, host: str, port: int) -> None:
         """Make the address at which another rank listens reachable from here."""
@@ -84,9 +72,6 @@ class LaunchCabling(Protocol):
 
 
 _cabling: LaunchCabling | None = None
-# By the id of a gloo backend: it and its messages, until the group is closed.
-_messages: dict[int, tuple[Any, CableMessages]] = {}
-atexit.register(_messages.clear)
 
 
 def may_be_cabled() -> bool:
@@ -113,21 +98,3 @@ def set_cabling(cabling: LaunchCabling | None) -> None:
 def find_cabling() -> LaunchCabling | None:
     """Return the cabling of the launch, or None if a network joins its hosts."""
     return _cabling
-
-
-def note_messages(gloo: Any, messages: CableMessages) -> None:
-    """Let `find_messages` find the messages over cables of a gloo backend."""
-    _messages[id(gloo)] = gloo, messages
-
-
-def find_messages(gloo: Any) -> CableMessages | None:
-    """Return the messages over cables of a gloo backend, None if it sends everything itself."""
-    known = _messages.get(id(gloo))
-    return known[1] if known is not None and known[0] is gloo else None
-
-
-def forget_messages(gloo: Any) -> None:
-    """Free the messages over cables of a backend that is not used any more."""
-    known = _messages.pop(id(gloo), None)
-    if known is not None:
-        known[1].close()

@@ -24,7 +24,7 @@ from ...topo.derived.lost_links import PairRoutes
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.graph import Topology
 from .addresses import Addresses
-from .half_messages import NEVER_SENT
+from .waits import NEVER_SENT
 
 # The peer of a rank that is stuck in a stock collective.
 NOBODY = -1

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
 
 from ...topo.errors import InputError
-from .cabled import find_cabling, note_messages
+from .cabled import find_cabling
 
 # As in pyproject.toml; `make torch-versions` runs tests of hook and backend on it.
 OLDEST = (2, 9)
@@ -258,11 +258,11 @@ def make_gloo(place: Any, store: Store) -> Any:
     The ranks meet in `store`.
     """
     cabling = find_cabling()
-    if cabling is None:
-        gloo: Any = Gloo(store, place.group_rank, place.group_size, place.timeout)
-    else:
-        gloo, messages = cabling.make_gloo(place, store)
-        note_messages(gloo, messages)
+    gloo: Any = (
+        Gloo(store, place.group_rank, place.group_size, place.timeout)
+        if cabling is None
+        else cabling.make_gloo(place, store)
+    )
     if not is_torch_at_least(2, 14):  # which numbers calls by itself, and warns if asked to
         gloo._set_sequence_number_for_group()
     return gloo

@@ -1,14 +1,13 @@
 """What carries the messages of plans between the ranks of a group, and its stock collectives.
 
 There is a class for each kind. A transport takes the kind that it is asked for by name, which an
-extra adds, else the first one of the table below that can connect its ranks. Nothing asks links
-for their name except to show it.
+extra adds, else that of its group's backend. Nothing asks links for their name except to show it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from ...topo.errors import InputError
 from ..environment import TRANSPORT, read
 from ..program.contract import Operation, Player
 from ..program.instructions import Program
-from .cabled import CableMessages, find_cabling, find_messages, forget_messages
+from .cabled import find_cabling
 from .faults import Faults
 from .groups import find_engine, uses_nccl
 from .stock import has_stock, make_stock_call
@@ -65,11 +64,6 @@ class Links:
 
     def __init__(self, group: Any, device: torch.device, faults: Faults) -> None:
         self.group, self.device, self.faults = group, device, faults
-
-    @classmethod
-    def can_connect(cls, group: Any, device: torch.device) -> bool:
-        """Return whether these links can join the ranks of a group with tensors on `device`."""
-        return True
 
     @property
     def backend(self) -> Any:
@@ -168,56 +162,24 @@ class NcclLinks(Links):
     memory_runner: ClassVar[str | None] = "gpus"
     why_links_must_hold = "NCCL does not say which connection is lost, and cannot leave a call"
 
-    @classmethod
-    def can_connect(cls, group: Any, device: torch.device) -> bool:
-        """See Links."""
-        return uses_nccl(group)
-
     @property
     def backend(self) -> Any:
         """See Links."""
         return self.group
 
 
-class CabledLinks(Links):
-    """Connections along the cables that join hosts; stock collectives go by gloo's relays."""
-
-    def __init__(self, group: Any, device: torch.device, faults: Faults) -> None:
-        super().__init__(group, device, faults)
-        messages = find_messages(group._get_backend(device))
-        assert messages is not None
-        self._messages: CableMessages = messages
-        faults.on_hang_up.append(messages.hang_up)
-
-    @classmethod
-    def can_connect(cls, group: Any, device: torch.device) -> bool:
-        """See Links."""
-        if device.type != "cpu" or find_cabling() is None:
-            return False
-        return find_messages(group._get_backend(device)) is not None
-
-    @property
-    def backend(self) -> Any:
-        """See Links."""
-        return self._messages
-
-    def close(self, *, is_private: bool) -> None:
-        """See Links."""
-        if is_private:
-            forget_messages(self.group._get_backend(self.device))
+def connect(group: Any, device: torch.device, faults: Faults) -> Links:
+    """Return links that join the ranks of a group, by what moves its data."""
+    if uses_nccl(group):
+        return NcclLinks(group, device, faults)
+    return connect_gloo(group, device, faults)
 
 
-# The core's, in the order in which they are tried: for ranks on CPUs, and for all.
-OVER_GLOO: tuple[type[Links], ...] = (CabledLinks, Links)
-KINDS: tuple[type[Links], ...] = (NcclLinks, *OVER_GLOO)
-
-
-def connect(
-    group: Any, device: torch.device, faults: Faults, kinds: Iterable[type[Links]] = KINDS
-) -> Links:
-    """Return the first links that can join the ranks of a group."""
-    kind = next(kind for kind in kinds if kind.can_connect(group, device))
-    return kind(group, device, faults)
+def connect_gloo(group: Any, device: torch.device, faults: Faults) -> Links:
+    """Return links that join the ranks of a group over gloo, by cables where these join hosts."""
+    cabling = find_cabling()
+    cabled = None if cabling is None else cabling.connect(group, device, faults)
+    return cabled or Links(group, device, faults)
 
 
 def check_transport(name: str | None) -> str:

@@ -1,26 +1,23 @@
 """Find the place of each rank (host, number on it, GPU), and the machine that they form.
 
-Ranks of a launch meet in a process group for that time (`meeting`, `join_ranks`); ranks of a group
-that is being set up use its store (`find_machine`).
+Ranks of a group that is being set up use its store for that.
 """
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ...topo.errors import ExecutionError, InputError, TopoplanError
+from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
 from .cabled import find_cabling, find_networks
-from .faults import first_line
-from .launch import EMULATED, init_method, is_rank, keep_output_clean
+from .launch import EMULATED, init_method
 from .machine import emulated, name_host
 from .store import put, take
 
@@ -39,40 +36,6 @@ class Place:
     cuda: bool
 
 
-@dataclass
-class Meeting:
-    """All ranks of the launch in a default group over gloo; `doing` says in errors what they do."""
-
-    rank: int
-    ranks: int
-    places: list[Place]
-    timeout: timedelta
-    doing: str = "meeting"
-
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Collective."""
-        values = [value]
-        dist.broadcast_object_list(values, 0)
-        return values[0]
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return all ranks' values, by rank, on rank 0; an empty list elsewhere. Collective."""
-        values: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
-        dist.gather_object(value, values, 0)
-        return values or []
-
-    def join(self) -> tuple[Topology, bool]:
-        """Return the ranks' machine, and whether it has GPUs; see `join_places`. Collective."""
-        if (cabling := find_cabling()) is not None:
-            return cabling.topology, False
-        self.doing = "probing each host"
-        hosts = [place.host for place in self.places]
-        first = hosts.index(hosts[self.rank])
-        texts: list[Any] = [None] * self.ranks
-        dist.all_gather_object(texts, _probe_host() if first == self.rank else None)
-        return join_places(self.places, texts)
-
-
 def init_gloo(rank: int, ranks: int, timeout: timedelta) -> None:
     """Make the default group over gloo. Collective."""
     dist.init_process_group(
@@ -85,55 +48,6 @@ def init_gloo_by_network(rank: int, ranks: int, timeout: timedelta) -> None:
     networks = [] if EMULATED in os.environ else find_networks()
     init = networks[0].init_gloo if networks else init_gloo
     init(rank, ranks, timeout)
-
-
-@contextmanager
-def meeting(
-    timeout_s: float, init: Callable[[int, int, timedelta], None] = init_gloo
-) -> Iterator[Meeting]:
-    """Keep the launch's ranks in a process group inside the context.
-
-    torchrun or topo-emulate started them; `init` makes the group of this rank, given the number of
-    ranks and the timeout. Raise InputError outside a launch, or if a process group already exists,
-    and ExecutionError if a rank does not come, dies, or does not answer within `timeout_s`.
-    """
-    if not is_rank():
-        raise InputError(
-            "there are no ranks; start one per GPU with torchrun (on several hosts with --nnodes "
-            "and --rdzv-endpoint)",
-            parameter="measure",
-        )
-    if dist.is_initialized():
-        raise InputError("there is a process group already; call this before init_process_group")
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    ranks_met = Meeting(rank, ranks, [], timedelta(seconds=timeout_s))
-    try:
-        with keep_output_clean():
-            init(rank, ranks, ranks_met.timeout)
-        places: list[Any] = [None] * ranks
-        dist.all_gather_object(places, _take_own_place())
-        ranks_met.places = places
-        yield ranks_met
-    except TopoplanError:
-        raise
-    except RuntimeError as error:
-        raise ExecutionError(
-            f"rank {rank}, {ranks_met.doing}: a rank has died or does not answer within "
-            f"{timeout_s:g} s ({first_line(error)})"
-        ) from error
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def join_ranks(timeout_s: float = 60.0) -> Topology:
-    """Return the machine of a launch's ranks: hosts are probed once, several joined by a network.
-
-    Collective; every rank gets the same. There must be no process group yet, and none is left.
-    Raises like `meeting`, and InputError if a rank has no GPU of its own while others do.
-    """
-    with meeting(timeout_s) as ranks_met:
-        return ranks_met.join()[0]
 
 
 def find_machine(
@@ -163,7 +77,7 @@ def find_machine(
     first_on_host = {place.host: number for number, place in reversed(list(enumerate(places)))}
     if device is not None and rank in first_on_host.values():
         try:
-            probed = {"topology": _probe_host()}
+            probed = {"topology": probe_host()}
         except TopoplanError as error:  # that rank waits for either
             probed = {"error": str(error)}
         put(store, f"host/{rank}", probed)
@@ -229,23 +143,11 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
     return join_hosts(hosts, [seat for seat in seats if seat is not None]), True
 
 
-def _probe_host() -> str:
+def probe_host() -> str:
     """Return this host's topology as JSON."""
     from ...topo.probe.join import probe_local  # its readers are not needed in groups on CPUs
 
     return probe_local().dumps()
-
-
-def _take_own_place() -> Place:
-    """Select this rank's GPU on its host, if there is one, and return the rank's place.
-
-    The GPU is the one with the rank's number on the host.
-    """
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if not torch.cuda.is_available() or local >= torch.cuda.device_count():
-        return place_of(None)
-    torch.cuda.set_device(local)
-    return place_of(local)
 
 
 def place_of(device: int | None) -> Place:

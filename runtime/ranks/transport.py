@@ -15,7 +15,7 @@ from .addresses import Addresses
 from .control import Control
 from .faults import Faults
 from .groups import GroupMaker, PlainGroupMaker, device_of, leave_tables
-from .links import AUTO, OVER_GLOO, Links, check_transport, connect, find_named
+from .links import AUTO, Links, check_transport, connect, connect_gloo, find_named
 from .set_up import make_private
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class SharedTransport(Transport):
         )
         self._named = AUTO
         self._begin(Control(plain, torch.device("cpu"), timeout, faults, owns_group=False))
-        self.links = connect(plain, self.device, faults, OVER_GLOO)
+        self.links = connect_gloo(plain, self.device, faults)
 
     def open(self, over: str) -> None:
         """Open the links of the name `over`, a transport's, unless this has been done.

@@ -1,7 +1,7 @@
 """The hosts' own costs of sending: core time per message and per byte, and wake-up delay.
 
 The wake-up delay is the time until the receiver notices a message. The costs are fitted on the
-current machine by calibration (runtime/measuring/calibrate.py) and stored with the topology, in the
+current machine by calibration (topo-run --calibrate) and stored with the topology, in the
 field "host" of its JSON. They are LogP's o and L (Culler et al. 1993) and LogGP's G (Alexandrov et
 al. 1995), with cores that all ranks of a host share.
 """

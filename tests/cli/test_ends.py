@@ -106,7 +106,7 @@ def test_a_full_standard_output_is_one_line(
     [
         ("probe", ["dgx1"]),
         ("synth", ["--collective", "allreduce", "--topology", "dgx1"]),
-        ("run", ["plan.json", "--calibrate"]),
+        ("run", ["plan.json"]),
     ],
 )
 def test_an_empty_name_of_a_file_is_refused(

@@ -64,7 +64,6 @@ def test_the_suffix_implies_the_format(
             (["judge", "missing.log", "-o", "x.html"], "ends in .json or .prom"),
             (["report", "dgx1", "-o", "x.svg"], ".html or .htm; --pictures"),
             (["run", "--stock", "--plot", "x.jpg"], ".svg, .png or .pdf"),
-            (["run", "plan.json", "--trace", "x.svg"], "ends in .json"),
         ]
     ),
 )

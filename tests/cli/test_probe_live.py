@@ -19,7 +19,6 @@ from fake_nvml import (
     probe,
     two_socket_pcie,
 )
-from launch import run_joined
 
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.nccl_xml import fill_skeleton
@@ -176,11 +175,3 @@ def test_smi_text_and_tree_of_the_machine(tmp_path: Path) -> None:
     assert linked == preset("dgx1").capacity_GBps
     tree = probe(hybrid_cube_mesh(), tmp_path, "--format", "tree").stdout
     assert "gpu0 · rank 0" in tree and "NVLink 50 to" in tree
-
-
-def test_ranks_of_a_launch_print_once_and_are_joined() -> None:
-    """Two ranks on a host without GPUs: stand-ins, printed by the first of them."""
-    first, second = run_joined("topoplan.cli.probe", "--json", ranks=2)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert len(Topology.loads(first.stdout).ranks) == 2
-    assert second.stdout == ""

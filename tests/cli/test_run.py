@@ -281,7 +281,6 @@ def test_bad_input_is_one_line_and_the_contracts_exit_code(
         ([plan, "--dtype", "int32", "--op", "avg"], 2, "AVG of"),
         ([], 2, "no plan given"),
         (["--stock"], 2, "--nproc"),
-        (["--stock", "--nproc", "2", "--calibrate"], 2, "--calibrate without a plan"),
         ([plan, "-o", str(tmp_path / "out.json")], 2, "-o without --calibrate"),
         ([plan, "--dtype", "floot16"], 2, "(did you mean 'float16'?)"),
         ([plan, plan, "--plot", "x.svg"], 2, "--plot with 2 plans"),
@@ -297,7 +296,6 @@ def test_bad_input_is_one_line_and_the_contracts_exit_code(
         ),
         ([plan, "--reduction", "once"], 2, "reduction='once' without compress"),
         ([plan, plan, "--on-fault", "replan"], 2, "expected a single plan for all GPUs"),
-        ([plan, "--calibrate", "--on-fault", "replan"], 2, "--calibrate with --on-fault replan"),
         ([plan, "--inject", "cut gpu0-gpu1 at 2s"], 2, "topo-emulate MACHINE --inject"),
     ]
     for args, code, says in cases:

@@ -14,6 +14,7 @@ import topoplan
 from topoplan import extras
 from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
+from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     ADDITIONS,
@@ -21,23 +22,32 @@ from topoplan.extras import (
     CHECKS,
     CODECS,
     COMMANDS,
+    DIALECTS,
+    ENCODERS,
     EXAMPLES,
     EXPLANATIONS,
     EXPORTS,
     EXTRAS,
     FILES,
+    LAUNCHES,
     LINKS,
     MODES,
     NAMES,
     NETWORKS,
     NOTEBOOKS,
     OPTIONS,
+    OTHERS,
     PLANS,
+    PREPARATIONS,
     PROCESS_GROUPS,
+    RUN_CHECKS,
+    RUN_FILES,
+    RUN_MODES,
     RUNS,
     SCHEMAS,
     SECTIONS,
     SOURCES,
+    WAITS,
     WORDS,
     Extra,
     Names,
@@ -48,6 +58,7 @@ from topoplan.runtime.backend.plan_sets import PlanSetFormat
 from topoplan.runtime.backend.process_group import TopoGroup
 from topoplan.runtime.codec import Codec
 from topoplan.runtime.ranks.links import NamedLinks
+from topoplan.runtime.ranks.waits import WaitWatch
 from topoplan.synth.addition import Addition
 from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
@@ -95,7 +106,19 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     additions = Names(ADDITIONS)
     assert all(isinstance(additions.find(name), Addition) for name in additions.describe())
     assert {*Names(EXAMPLES).describe()} <= {line for x in parsers for line, _ in x.examples}
-    for group in (MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS):
+    waits = Names(WAITS)
+    assert all(isinstance(waits.find(name), WaitWatch) for name in waits.describe())
+    dialects = Names(DIALECTS)
+    assert all(callable(dialects.find(name).add_options) for name in dialects.describe())
+    others = Names(OTHERS)
+    assert all(callable(others.find(name).await_rows) for name in others.describe())
+    modes, files = Names(RUN_MODES), Names(RUN_FILES)
+    assert all(isinstance(modes.find(name), RunMode) for name in modes.describe())
+    assert all(isinstance(files.find(name), RunFile) for name in files.describe())
+    for group in (
+        *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
+        *(ENCODERS, LAUNCHES, PREPARATIONS, RUN_CHECKS),
+    ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
 

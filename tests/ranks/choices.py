@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from ranks.topo_backend import start
 from topoplan import Communicator, ExecutionError
 from topoplan.runtime import race as races
 from topoplan.runtime.candidates import Choice
-from topoplan.runtime.measuring.calibrate import calibrate
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.schedule import Schedule
 
@@ -118,26 +116,6 @@ def stock_is_chosen(path: str) -> None:
     communicator.allreduce(whole)
     assert (whole == sum(range(world))).all()
     assert communicator.wire_bytes > sent
-
-
-def calibrated(path: str) -> str:
-    """Return the host costs that were fitted. Launchers bind each rank to its own cores: a host has
-    those of all ranks.
-    """
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {sorted(own)[dist.get_rank() % len(own)]})
-    assert Communicator(path).dispatcher.machine.host.cores == min(len(own), dist.get_world_size())
-    os.sched_setaffinity(0, own)
-    communicator = Communicator(path)
-    before = communicator.dispatcher.machine.host
-    host = calibrate(communicator)
-    assert host == communicator.dispatcher.machine.host != before
-    assert host.source == "topo-run --calibrate"
-    assert host.cores == before.cores
-    assert communicator.dispatcher.machine.topology is None
-    assert communicator.dispatcher.machine.what == "one host's memory"
-    communicator.allreduce(torch.ones(1000))
-    return str(host)
 
 
 def by_a_function(path: str) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import signal
 import threading
@@ -21,10 +19,6 @@ from torch._C._distributed_c10d import Store
 import topoplan
 from ranks.checks import SUMS, refused
 from topoplan import Communicator
-from topoplan.runtime.measuring.calibrate import calibrate
-from topoplan.runtime.players.in_order import PlayerInOrder
-from topoplan.runtime.program.contract import AWAIT, LOCAL, RECEIVE, Operation, PlayError
-from topoplan.runtime.program.instructions import Await, Post, Program, Span
 from topoplan.runtime.ranks.control import Control
 from topoplan.runtime.ranks.set_up import set_up_in_time
 from topoplan.runtime.ranks.transport import Transport
@@ -146,13 +140,6 @@ def dies_in_a_race(path: str, function: str, number: int) -> str | None:
     survive(lambda: communicator.allreduce(torch.ones(1000)))
 
 
-def dies_in_calibration(path: str) -> str | None:
-    communicator = Communicator(path, timeout=patience.deadline(4))
-    if dist.get_rank() == 1:
-        die_at_call(Transport, "meet", 5)
-    survive(lambda: calibrate(communicator))
-
-
 def stops_in_a_race(path: str) -> str | None:
     """Rank 1 makes no call and closes nothing until the others have given up."""
     communicator = Communicator(path, timeout=patience.deadline(4))
@@ -167,43 +154,6 @@ def stops_in_a_race(path: str) -> str | None:
         events.tell(f"rank {dist.get_rank()} has given up")
         leave(str(error))
     raise AssertionError("went on with a rank that stopped")
-
-
-def dies_within_a_message() -> str:
-    """Return the error of rank 0, half of whose message has come when its connection is closed."""
-    group, size, ready = dist.group.WORLD, 1 << 22, torch.ones(1)
-    assert group is not None
-    gloo: Any = group._get_backend(torch.device("cpu"))
-    if dist.get_rank() == 1:
-        dist.recv(ready, 0)  # after the receive, on the same connection
-        try:
-            gloo.send([make_half_readable(size)], 0, 0).wait()
-        except RuntimeError:
-            leave("")
-        raise AssertionError("memory that cannot be read was sent")
-    post = Post("receive", 1, 0, 0, 0, Span("work", 0, size))
-    program = Program(0, size, 0, 0, (), (), (post, Await(0)))
-    operations: list[Operation] = [
-        (RECEIVE, [torch.zeros(size, dtype=torch.uint8)], 1, 0),
-        (LOCAL, lambda: dist.send(ready, 1), 0, 0),
-        (AWAIT, None, None, 0),
-    ]
-    try:
-        PlayerInOrder(gloo, program, operations).play(time.monotonic() + patience.seconds(60))
-    except PlayError as error:
-        assert error.post is post
-        leave(str(error))
-    raise AssertionError("half a message was taken for a whole one")
-
-
-def make_half_readable(size: int) -> torch.Tensor:
-    """Return bytes of which only the first half can be read: gloo sends it, and then hangs up."""
-    memory = mmap.mmap(-1, size)
-    tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    half = ctypes.c_void_p(tensor.data_ptr() + size // 2)
-    no_access = 0  # PROT_NONE
-    assert not ctypes.CDLL(None).mprotect(half, ctypes.c_size_t(size // 2), no_access)
-    return tensor
 
 
 def dies_in_a_long_call(path: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import patience
 
-from topoplan.runtime.ranks.places import join_ranks
+from topoplan.runtime.extras.meeting import join_ranks
 
 HOST_NAME = "HOST_NAME_OF_TEST"
 # CLONE_NEWUTS, of Linux's sched.h.

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -28,9 +29,28 @@ from topoplan.extras import CODECS, Names
 from topoplan.runtime.extras.mpi import player as player_over_mpi
 from topoplan.runtime.extras.mpi.links import MpiLinks
 from topoplan.runtime.extras.native.library import load_library
-from topoplan.runtime.measuring.trace import Stamping
+from topoplan.runtime.program.contract import ObservedCalls
 from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.ranks.transport import Transport
+
+
+class _Stamping:
+    """An observer of every message of every call, and its own listener."""
+
+    def __init__(self, stamp: Callable[[Post], object]) -> None:
+        self._stamp = stamp
+
+    def listen(self, calls: ObservedCalls) -> _Stamping:
+        return self
+
+    def begin_anew(self, size_bytes: int) -> None:
+        pass
+
+    def begin(self) -> Callable[[Post], object]:
+        return self._stamp
+
+    def end(self, number: int | None) -> None:
+        pass
 
 
 def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
@@ -111,7 +131,7 @@ def compare_dtypes(ring: str, over_gloo: Transport, over_mpi: Transport) -> None
             traced = list[Post]()
             sent.allreduce(results[0], op)
             played.allreduce(results[1], op)
-            stamping = Stamping(traced.append)
+            stamping = _Stamping(traced.append)
             played.dispatcher.observe(stamping)
             played.allreduce(results[2], op)
             played.dispatcher.ignore(stamping)

@@ -18,12 +18,6 @@ from topoplan.topo.presets import preset
 Plans = Callable[..., str]
 
 
-def test_half_a_message_ends_with_its_connection() -> None:
-    """Of which gloo tells all other messages: this one waited for its deadline."""
-    error, _ = run_ranks(faults.dies_within_a_message, 2)
-    assert "closed in the middle" in error
-
-
 @pytest.mark.long
 def test_a_degraded_plan_runs_after_a_failure(plans: Plans, tmp_path: Path) -> None:
     """Rank 2 dies; the others name it, tear their group down, and go on as two with a plan

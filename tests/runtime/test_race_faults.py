@@ -1,4 +1,4 @@
-"""Faults while a schedule is chosen or the hosts are measured: no rank goes on alone, none waits
+"""Faults while a schedule is chosen: no rank goes on alone, none waits
 for ever.
 """
 
@@ -46,10 +46,6 @@ def test_a_rank_that_dies_during_a_race_is_an_error_on_all_others(
     plans: Plans, name: str, number: int
 ) -> None:
     assert_rank_1_is_named(run_ranks(faults.dies_in_a_race, 3, plans("ring:3"), name, number))
-
-
-def test_a_rank_that_dies_during_calibration_is_an_error_on_all_others(plans: Plans) -> None:
-    assert_rank_1_is_named(run_ranks(faults.dies_in_calibration, 3, plans("ring:3")))
 
 
 @pytest.mark.long

@@ -104,11 +104,6 @@ def test_a_collective_in_the_callback_of_another_ends(plans: Plans) -> None:
     assert run_ranks(choices.in_a_callback, 2, plans("ring:2")) == [2.0 + 4.0] * 2
 
 
-@pytest.mark.network("quiet")
-def test_host_costs_are_fitted_and_used(plans: Plans) -> None:
-    assert len(set(run_ranks(choices.calibrated, 4, plans("full:4")))) == 1
-
-
 @pytest.mark.long
 def test_plans_of_recorded_machines_run(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     """The 4-GPU bridged machine, all collectives' worth of it being allreduce: from its file to

@@ -4,20 +4,16 @@ said.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from fake_library import HIDDEN, serve
-from fake_library import variables as fake_variables
+from fake_library import serve
 from fake_nvml import nvl72_tray, show_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import run_modules
-from ranks.join_command import HOST_NAME
 from thorough import count_examples
 
 from topoplan.cli.probe import main as probe_main
@@ -425,42 +421,3 @@ def test_rates_that_all_files_have_are_refused_too(
     assert code == 2 and "into a network are known" in str(error)
     code, error = run_probe(capsys, files["b.xml"], "--rate", "nic=25")
     assert code == 2 and "the rates of all NICs of b are known" in str(error)
-
-
-def _may_name_hosts() -> bool:
-    try:
-        return (
-            subprocess.run(
-                ["unshare", "--uts", "hostname", "elsewhere"], capture_output=True
-            ).returncode
-            == 0
-        )
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.long
-@pytest.mark.skipif(
-    not _may_name_hosts(), reason="no host name of its own for a process (unshare --uts)"
-)
-def test_ranks_on_two_host_names_are_on_two_hosts_of_one_fabric(tmp_path: Path) -> None:
-    """Two trays of an NVL72, the first with two ranks."""
-    names = ("node-b", "node-a", "node-b")
-    common = {
-        **dict.fromkeys(HIDDEN),
-        **fake_variables(nvl72_tray(), tmp_path),
-        "WORLD_SIZE": "3",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TOPOPLAN_RENDEZVOUS": str(tmp_path / "meet"),
-    }
-    ranks = [
-        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank // 2), HOST_NAME: name}
-        for rank, name in enumerate(names)
-    ]
-    ended = run_modules("ranks.join_command", [], ranks, 100)
-    assert [process.returncode for process in ended] == [0] * 3
-    assert len({process.stdout for process in ended}) == 1
-    topology = Topology.loads(ended[0].stdout)
-    assert topology.extra["hosts"] == ["node-b", "node-a"]
-    assert [topology.by_id[rank].extra["host"] for rank in topology.ranks] == list(names)
-    assert domains(topology) == [(3, {Fraction(900)})]

@@ -12,6 +12,7 @@ from ....synth.sizes import show_size
 from ....topo.errors import InputError
 from ....topo.output_head import output_head
 from ....topo.printable import printable
+from ...running.added import FILES, MODES
 from ...running.plan_sets import Outcome
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ....synth.extras.joint.plan import JointPlan
 
 # What a joint plan decides itself, or what is measured of single plans alone.
-_REFUSED = ("compress", "calibrate", "trace", "plot", "csv", "place", "topology", "stock")
+_REFUSED = ("compress", "plot", "csv", "place", "topology", "stock")
 
 
 def load(args: argparse.Namespace) -> LoadedJointPlan:
@@ -33,7 +34,7 @@ def load(args: argparse.Namespace) -> LoadedJointPlan:
     """
     if len(args.plans) > 1:
         raise InputError(f"{len(args.plans)} plans, one of them joint; run it alone")
-    for name in _REFUSED:
+    for name in (*_REFUSED, *MODES.list_all(), *FILES.list_all()):
         if getattr(args, name):
             raise InputError(f"--{name} with a joint plan: it is for single plans; leave it out")
     from ....synth.extras.joint.plan import JointPlan

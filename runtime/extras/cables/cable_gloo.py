@@ -47,7 +47,7 @@ class _CableWorks:
 
 
 class CableGloo:
-    """Messages of a group's ranks; see CableMessages.
+    """Messages of a group's ranks over cables, like gloo's own `send` and `recv`.
 
     `channels` has those to each neighbour. Messages to others go by `relayed`, gloo over relays,
     whose proxies `close` closes.
@@ -63,11 +63,11 @@ class CableGloo:
         self._used: set[int] = set()
 
     def send(self, tensors: Any, peer: int, tag: int) -> Any:
-        """See CableMessages."""
+        """Start to send to a rank of the group; return gloo's Work, or one like it."""
         return self._start("send", tensors, peer, tag)
 
     def recv(self, tensors: Any, peer: int, tag: int) -> Any:
-        """See CableMessages."""
+        """Start to receive from a rank of the group; return gloo's Work, or one like it."""
         return self._start("recv", tensors, peer, tag)
 
     def _start(self, name: str, tensors: Any, peer: int, tag: int) -> Any:
@@ -88,7 +88,10 @@ class CableGloo:
         return _CableWorks(works)
 
     def hang_up(self) -> None:
-        """See CableMessages. Channels that were never used have no connection."""
+        """Close the connections, so that peers notice at once.
+
+        Channels that were never used have none.
+        """
         for peer in sorted(self._used):
             for channel in self._channels[peer]:
                 with suppress(RuntimeError):

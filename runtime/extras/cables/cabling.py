@@ -26,11 +26,11 @@ from ....topo.extras.cables import (
 )
 from ....topo.extras.cables.faults import find_rate
 from ....topo.extras.cables.segments import count_islands
-from ...ranks.cabled import CableMessages
 from ...ranks.groups import Gloo, list_members
 from ...ranks.store import put, take
 from ..sockets import find_listening_ports, list_sockets
 from .cable_gloo import CableChannel, CableGloo
+from .links import connect, find_messages, note_messages
 from .relay import CableRelay, RelayHop, loopback_of
 
 log = logging.getLogger("topoplan")
@@ -164,7 +164,10 @@ class HostCabling:
             f"the transport out, and gloo sends over the cables{other_network}"
         )
 
-    def make_gloo(self, place: Any, store: Store) -> tuple[Any, CableMessages]:
+    connect = staticmethod(connect)
+    find_messages = staticmethod(find_messages)
+
+    def make_gloo(self, place: Any, store: Store) -> Any:
         """See LaunchCabling. Collective over the group."""
         members, _ = list_members(place)
         own: int = place.group_rank
@@ -182,7 +185,8 @@ class HostCabling:
                 self._relay.close_proxy(*proxy)
 
         # Not before: gloo takes a connection for made that the proxy has not accepted yet.
-        return gloo, CableGloo(channels, gloo, close)
+        note_messages(gloo, CableGloo(channels, gloo, close))
+        return gloo
 
     def _listen(
         self, store: Store, own: int, others: Mapping[int, int], place: Any

@@ -20,7 +20,6 @@ from ...ranks.cabled import (
     LaunchNetwork,
     find_cabling,
     may_be_cabled,
-    note_messages,
     set_cabling,
 )
 from ...ranks.groups import describe_place
@@ -133,9 +132,7 @@ def _gloo_by_cables() -> Iterator[None]:
         """Makes gloo by cables where torch calls its class."""
 
         def __call__(cls, store: Store, rank: int, size: int, timeout: timedelta, **_: Any) -> Any:
-            gloo, messages = make_gloo(describe_place(store, rank, size, timeout, "default"), store)
-            note_messages(gloo, messages)
-            return gloo
+            return make_gloo(describe_place(store, rank, size, timeout, "default"), store)
 
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, stock)

@@ -28,7 +28,8 @@ from ....topo.routes import Route, Router, route_links
 from ...ranks.control import gather_objects
 from ...ranks.groups import device_of, uses_nccl
 from ...ranks.machine import count_cores, describe_machine, emulated, find_own_cores
-from ...ranks.places import Meeting, init_gloo_by_network, meeting
+from ...ranks.places import init_gloo_by_network
+from ..meeting import Meeting, meeting
 from .rates import (
     Arrivals,
     Endpoint,
@@ -74,7 +75,7 @@ def measure_topology(
     """Return the topology with every link's declared, measured and believed rate (see `believe`).
 
     Collective. Rank i is the i-th GPU of `topology`. The default is the emulated machine inside
-    topo-emulate, else the hosts that the ranks are on, joined (ranks/places.py); ranks on hosts
+    topo-emulate, else the hosts that the ranks are on, joined (meeting.py); ranks on hosts
     without GPUs represent them at measured rates. Equal parallel switches are merged, since which
     of them a flow crossed is unknown. A process group is made and ended. `timeout_s`
     limits any single wait; `budget_s` is roughly the time for all sending (default: 60 over gloo, 5

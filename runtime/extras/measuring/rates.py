@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ....topo.measured.flows import Pair
-from ...ranks.cabled import find_cabling, find_messages
+from ...ranks.cabled import find_cabling
 
 # Round trips of a small message, of which the median counts: chosen, not measured.
 _PINGS = 15
@@ -104,11 +104,11 @@ class Endpoint:
     ) -> None:
         self.device, self.limits, self.group = device, limits, group
         self.batched = device.type == "cuda"
-        world = dist.group.WORLD
+        world, cabling = dist.group.WORLD, find_cabling()
         self.cables = (
             None
-            if self.batched or world is None or find_cabling() is None
-            else find_messages(world._get_backend(device))
+            if self.batched or world is None or cabling is None
+            else cabling.find_messages(world._get_backend(device))
         )
         self.outgoing = torch.zeros(limits.max_bytes, dtype=torch.uint8, device=device)
         self.incoming = torch.zeros(limits.max_bytes, dtype=torch.uint8, device=device)

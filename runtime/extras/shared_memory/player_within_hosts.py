@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ....topo.errors import ExecutionError, TopoplanError
 from ...program.contract import PlayError, Stamp
 from ...program.instructions import Post, Program
-from ...ranks.half_messages import Waiting, check_arrived, watch
+from ...ranks.waits import Waiting, find_watch
 from ...reductions import ReduceOp
 from ..native.library import load_library, number
 from ..native.words import BUFFERS, encode_local, find_place
@@ -164,7 +164,7 @@ class PlayerWithinHosts:
         before_wait = getattr(stamp, "before_wait", None)
         start = _BEGIN_CALL
         current: Post | None = None
-        waiting = self._waiting
+        waiting, watch = self._waiting, find_watch()
         watch.begin(waiting)
         try:
             for kind, a, b, current in self._steps:
@@ -187,7 +187,7 @@ class PlayerWithinHosts:
                     left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
                     waiting.awaited = works[a], b
                     if not works[a].wait(left):
-                        check_arrived(works[a])
+                        watch.check_arrived(works[a])
                     if stamp is not None and current.kind == "receive":
                         stamp(current)
         except TopoplanError:

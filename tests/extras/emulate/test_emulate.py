@@ -21,6 +21,7 @@ from called import call_command
 from emulated import run_emulated
 from hypothesis import given, settings
 from launch import lives, run_command
+from needs import has_extra
 from planned import synthesize
 from random_graphs import graphs
 from reports import Reports
@@ -312,29 +313,28 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     """Right results, measured against the emulated links: no faster than they can carry, their
     first burst aside.
     """
-    topology = preset("path:3")
-    known = with_host(topology, HostCosts())  # so that only the second run measures them
-    for name, machine in (("plan", topology), ("known", known)):
-        synthesize(collective_on("allreduce", machine), machine, "auto", 20).plan.save(
-            tmp_path / f"{name}.json"
-        )
-    calibrated = tmp_path / "calibrated.json"
-    known_plan, plan = str(tmp_path / "known.json"), str(tmp_path / "plan.json")
+    machine, plan = with_host(preset("path:3"), HostCosts()), tmp_path / "plan.json"
+    synthesize(collective_on("allreduce", machine), machine, "auto", 20).plan.save(plan)
     sizes = ("-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "--json")
-    folders = [tmp_path / "first", tmp_path / "second"]  # one rendezvous each
-    for folder in folders:
-        folder.mkdir()
-    with emulate(topology, parse_rate("80Mbit")) as network:
-        done, *others = run_emulated(network, folders[0], "topoplan.cli.run", known_plan, *sizes)
-        calibrate = (plan, "--calibrate", "-o", str(calibrated))
-        ended = run_emulated(network, folders[1], "topoplan.cli.run", *calibrate)
+    with emulate(machine, parse_rate("80Mbit")) as network:
+        done, *others = run_emulated(network, tmp_path, "topoplan.cli.run", str(plan), *sizes)
     assert [rank.returncode for rank in (done, *others)] == [0, 0, 0], done.stdout
     small, large = json.loads(done.stdout[done.stdout.index("{") :])["rows"]
     assert small["wrong"] == large["wrong"] == 0
     assert 0 < large["bound_fraction"] < 1.3
     assert large["predicted_us"] is None or large["predicted_us"] > 0
-    assert [rank.returncode for rank in ended] == [0, 0, 0], ended[0].stdout
-    written = Topology.load(calibrated)
+
+
+@pytest.mark.network("namespaces")
+@pytest.mark.skipif(not has_extra("calibration"), reason="nothing fits host costs")
+def test_host_costs_are_fitted_with_the_emulated_rates(tmp_path: Path) -> None:
+    machine, plan = preset("path:3"), tmp_path / "plan.json"
+    synthesize(collective_on("allreduce", machine), machine, "auto", 20).plan.save(plan)
+    asked = (str(plan), "--calibrate", "-o", str(tmp_path / "calibrated.json"))
+    with emulate(machine, parse_rate("80Mbit")) as network:
+        done, *others = run_emulated(network, tmp_path, "topoplan.cli.run", *asked)
+    assert [rank.returncode for rank in (done, *others)] == [0, 0, 0], done.stdout
+    written = Topology.load(tmp_path / "calibrated.json")
     assert written.extra["host"]["source"] == "topo-run --calibrate"
     assert max(written.capacity_GBps.values()) == Fraction(80, 8000)
 

@@ -127,11 +127,17 @@ def test_topo_run_reports_what_helpers_relayed(
             ("--nproc", "2"),
             "2 ranks: the plan is for ranks 0, 2 of 3 (one for each GPU: the others",
         ),
-        (
-            ("--calibrate",),
-            "is for ranks 0, 2 of 3 (one for each GPU: the others help, or wait); exp",
+        *(
+            (
+                arguments,
+                "of 3 (one for each GPU: the others help, or wait); expected a plan for all",
+            )
+            for name, arguments in (
+                ("calibration", ("--calibrate",)),
+                ("traces", ("--trace", "t.json")),
+            )
+            if has_extra(name)
         ),
-        (("--trace", "t.json"), "expected a plan for all GPUs"),
     ],
 )
 def test_what_topo_run_refuses(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -68,7 +68,7 @@ def test_what_joint_plans_do_not_have_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "joint.json"
     synthesize_joint("dp:allreduce:64K=0,1|2,3", "full:4").save(path)
     for arguments, message in (
-        (["--trace", "t.json"], "--trace with a joint plan: it is for single plans"),
+        (["--plot", "t.svg"], "--plot with a joint plan: it is for single plans"),
         ([str(path)], "2 plans, one of them joint; run it alone"),
         (["--nproc", "3"], "3 ranks: the plan is for 4 ranks; leave --nproc out"),
     ):

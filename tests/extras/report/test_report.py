@@ -15,7 +15,8 @@ import pytest
 from called import call_command
 from planned import synthesize
 
-from topoplan.runtime.measuring.bench import BenchRow, draw_rows
+from topoplan.cli.running.curves import draw_rows
+from topoplan.runtime.measuring.bench import BenchRow
 from topoplan.synth.channels.channels import Channels, algbw_GBps, schedule_channels
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.segmentation import reroute

@@ -18,9 +18,11 @@ from played import PARTED, Array, PlayedRank, SentMessage
 from sample_schedules import ALLREDUCES, OTHERS, SCHEDULES
 from thorough import count_examples
 
+from topoplan.runtime.extras.codecs.messages import MessageEncoder
 from topoplan.runtime.program.instructions import Decode, Encode, Program, Span
 from topoplan.runtime.program.layout import Layout
 from topoplan.runtime.program.lowering import lower
+from topoplan.runtime.program.messages import Reads, Writes
 from topoplan.synth.ir.addition_order import rounded
 from topoplan.synth.ir.schedule import Schedule
 
@@ -40,6 +42,11 @@ class Toy:
 
     def room(self, padded: int) -> int:
         return self.nbytes(padded) + 3
+
+    def encode_messages(
+        self, layout: Layout, rank: int, reads: Reads, writes: Writes
+    ) -> MessageEncoder:
+        return MessageEncoder(self, layout, rank, reads, writes)
 
 
 def rounding(values: Array) -> Array:

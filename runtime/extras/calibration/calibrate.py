@@ -16,13 +16,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from ...synth.cost.affine import bandwidth_s_per_GB
-from ...synth.cost.host_costs import HostCosts
-from ...synth.cost.simulate import predict_us, shape_of
-from ...synth.ir.schedule import Schedule
-from ..communicator import Communicator
-from ..program.layout import IN_PLACE
-from ..ranks.timing import find_slowest_s, time_call_s
+from ....synth.cost.affine import bandwidth_s_per_GB
+from ....synth.cost.host_costs import HostCosts
+from ....synth.cost.simulate import predict_us, shape_of
+from ....synth.ir.schedule import Schedule
+from ...communicator import Communicator
+from ...program.layout import IN_PLACE
+from ...ranks.timing import find_slowest_s, time_call_s
 
 # Probes with a single run predicted to take longer than this are left out.
 _PATIENCE_S = 1.0

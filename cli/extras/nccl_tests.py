@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...topo.errors import InputError
+from ..running.added import name_mode
 
 if TYPE_CHECKING:
     import argparse
@@ -62,10 +63,10 @@ def add_options(parser: Parser) -> None:
     )
 
 
-def read_ranks(args: argparse.Namespace) -> int | None:
-    """Return the number of ranks that --nproc or -g and -t request; None if none of them is given.
+def read_ranks(args: argparse.Namespace) -> tuple[int, str] | None:
+    """Return the number of ranks that -g and -t request, and what they are called; None without.
 
-    Raise InputError if they contradict each other, or -c or -o is meant as nccl-tests means it but
+    Raise InputError if --nproc contradicts them, or -c or -o is meant as nccl-tests means it but
     cannot be.
     """
     if args.check not in (None, 0, 1):
@@ -76,19 +77,24 @@ def read_ranks(args: argparse.Namespace) -> int | None:
         if value < 1:
             raise InputError(f"{flag} {value}: expected at least 1")
     if not given:
-        return None if args.nproc is None else int(args.nproc)
+        return None
     ranks = (args.threads or 1) * (args.gpus or 1)
     if args.nproc not in (None, ranks):
         asked = " ".join(f"{flag} {value}" for flag, value in given.items())
         raise InputError(
             f"{asked} and --nproc {args.nproc}: {ranks} and {args.nproc} ranks; leave one out"
         )
-    return ranks
+    return ranks, "-g and -t"
+
+
+def list_remarks(args: argparse.Namespace) -> list[str]:
+    """Return what users are told of options that change nothing."""
+    return ["-c 0: results are checked, outside of the times"] if args.check == 0 else []
 
 
 def _check_reduction(args: argparse.Namespace) -> None:
     """Raise InputError if -o, which names a file here, has a reduction, as in nccl-tests."""
     from ...runtime.measuring.bench_options import OP_NAMES
 
-    if args.output in OP_NAMES and not args.calibrate:
+    if args.output in OP_NAMES and name_mode(args) is None:
         raise InputError(f"-o {args.output}: -o names a file here; write --op {args.output}")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# A tag that no message has: gloo closes all connections when a wait for one times out.
-NEVER_SENT = (1 << 31) - 1
+from ..ranks.waits import NEVER_SENT, Waiting, WaitWatch
+
 # Polling interval of the thread, which takes some 20 us for each wait that lasts longer.
 _POLL_S = 0.25
 # Later on, one in so many polls.
@@ -28,20 +28,7 @@ _SELDOM = 4
 _AT_ONCE = timedelta(milliseconds=1)
 
 
-class Waiting:
-    """Which message over `backend`, gloo's or that over cables, a thread waits for.
-
-    `awaited` is its work and the other rank's number in the backend, None at other times.
-    """
-
-    __slots__ = ("awaited", "backend")
-
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self.awaited: tuple[Any, int] | None = None
-
-
-class _Watch:
+class _Watch(WaitWatch):
     """The waits in progress of this process, and the thread that looks at them."""
 
     def __init__(self) -> None:
@@ -51,7 +38,7 @@ class _Watch:
         self._starting = threading.Lock()
 
     def begin(self, waiting: Waiting) -> None:
-        """Look at a wait from now on; see `end`."""
+        """See WaitWatch."""
         self.waits[id(waiting)] = waiting
         if not self._has_waits.is_set():
             self._has_waits.set()
@@ -59,9 +46,16 @@ class _Watch:
                 self._start()
 
     def end(self, waiting: Waiting) -> None:
-        """Look at a wait no more."""
+        """See WaitWatch."""
         waiting.awaited = None
         self.waits.pop(id(waiting), None)
+
+    def check_arrived(self, work: Any) -> None:
+        """See WaitWatch. gloo closes all of the group's connections if it has not arrived."""
+        try:
+            work.wait(_AT_ONCE)
+        except RuntimeError as error:
+            raise RuntimeError("the connection was closed in the middle of this message") from error
 
     def _start(self) -> None:
         with self._starting:
@@ -107,8 +101,8 @@ class _Watch:
 
 
 # One per process.
-watch = _Watch()
-os.register_at_fork(after_in_child=watch.forget)
+WATCH = _Watch()
+os.register_at_fork(after_in_child=WATCH.forget)
 
 
 def _is_closed(backend: Any, peer: int) -> bool:
@@ -117,17 +111,6 @@ def _is_closed(backend: Any, peer: int) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def check_arrived(work: Any) -> None:
-    """Return if a message has arrived (or gone) whose wait was aborted; else raise RuntimeError.
-
-    gloo then closes all connections of the group, of which one is closed already.
-    """
-    try:
-        work.wait(_AT_ONCE)
-    except RuntimeError as error:
-        raise RuntimeError("the connection was closed in the middle of this message") from error
 
 
 def _abort_wait(work: object) -> None:

@@ -12,7 +12,7 @@ from ..program.layout import ends_numel, ends_with_result
 
 if TYPE_CHECKING:
     from ...synth.ir.collective import Collective
-    from .bench_options import BenchOptions
+    from ..measuring.bench_options import BenchOptions
 
 # Numbers of 8 bytes per element of a result that its check holds at once: the expected value, its
 # error, and the intermediate results of computing them. A reduction has two more.

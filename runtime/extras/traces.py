@@ -22,13 +22,13 @@ from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.routes import HARDWARE
 from ..candidates import Candidate
 from ..communicator import Communicator
+from ..measuring.bench_data import BenchSettings
 from ..program.contract import ObservedCalls
 from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
 from ..ranks.faults import first_line
 from ..runners.programs import Messages
-from .bench_data import BenchSettings
 
 _WARMUP = 3  # calls before the traced one, which connect the ranks and fill caches
 # Whether it was sent, the other rank, the message's number in that direction, microseconds.

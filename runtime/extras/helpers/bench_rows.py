@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 
-from ...topo.errors import ExecutionError
-from ..communicator import Communicator
-from ..ranks.addresses import find_ended
-from ..ranks.store import put, take
-from ..ranks.transport import Transport
-from .bench import BenchRow
+from ....topo.errors import ExecutionError
+from ...communicator import Communicator
+from ...measuring.bench import BenchRow
+from ...ranks.addresses import find_ended
+from ...ranks.store import put, take
+from ...ranks.transport import Transport
 
 _KEY = "rows"
 # A benchmark takes as long as it takes; a member that ends is noticed.

@@ -1,0 +1,1 @@
+"""Host costs, fitted to measured calls of a plan's schedules (topo-run --calibrate)."""

@@ -1,0 +1,118 @@
+"""The ranks of a launch, met for a time in a process group of their own, and the machine they form.
+
+topo-probe joins the hosts of its ranks so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...topo.errors import ExecutionError, InputError, TopoplanError
+from ...topo.graph import Topology
+from ..ranks.cabled import find_cabling
+from ..ranks.faults import first_line
+from ..ranks.launch import is_rank, keep_output_clean
+from ..ranks.places import Place, init_gloo, join_places, place_of, probe_host
+
+
+@dataclass
+class Meeting:
+    """All ranks of the launch in a default group over gloo; `doing` says in errors what they do."""
+
+    rank: int
+    ranks: int
+    places: list[Place]
+    timeout: timedelta
+    doing: str = "meeting"
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Collective."""
+        values = [value]
+        dist.broadcast_object_list(values, 0)
+        return values[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return all ranks' values, by rank, on rank 0; an empty list elsewhere. Collective."""
+        values: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
+        dist.gather_object(value, values, 0)
+        return values or []
+
+    def join(self) -> tuple[Topology, bool]:
+        """Return the ranks' machine, and whether it has GPUs; see `join_places`. Collective."""
+        if (cabling := find_cabling()) is not None:
+            return cabling.topology, False
+        self.doing = "probing each host"
+        hosts = [place.host for place in self.places]
+        first = hosts.index(hosts[self.rank])
+        texts: list[Any] = [None] * self.ranks
+        dist.all_gather_object(texts, probe_host() if first == self.rank else None)
+        return join_places(self.places, texts)
+
+
+@contextmanager
+def meeting(
+    timeout_s: float, init: Callable[[int, int, timedelta], None] = init_gloo
+) -> Iterator[Meeting]:
+    """Keep the launch's ranks in a process group inside the context.
+
+    torchrun or topo-emulate started them; `init` makes the group of this rank, given the number of
+    ranks and the timeout. Raise InputError outside a launch, or if a process group already exists,
+    and ExecutionError if a rank does not come, dies, or does not answer within `timeout_s`.
+    """
+    if not is_rank():
+        raise InputError(
+            "there are no ranks; start one per GPU with torchrun (on several hosts with --nnodes "
+            "and --rdzv-endpoint)",
+            parameter="measure",
+        )
+    if dist.is_initialized():
+        raise InputError("there is a process group already; call this before init_process_group")
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    ranks_met = Meeting(rank, ranks, [], timedelta(seconds=timeout_s))
+    try:
+        with keep_output_clean():
+            init(rank, ranks, ranks_met.timeout)
+        places: list[Any] = [None] * ranks
+        dist.all_gather_object(places, _take_own_place())
+        ranks_met.places = places
+        yield ranks_met
+    except TopoplanError:
+        raise
+    except RuntimeError as error:
+        raise ExecutionError(
+            f"rank {rank}, {ranks_met.doing}: a rank has died or does not answer within "
+            f"{timeout_s:g} s ({first_line(error)})"
+        ) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_ranks(timeout_s: float = 60.0) -> Topology:
+    """Return the machine of a launch's ranks: hosts are probed once, several joined by a network.
+
+    Collective; every rank gets the same. There must be no process group yet, and none is left.
+    Raises like `meeting`, and InputError if a rank has no GPU of its own while others do.
+    """
+    with meeting(timeout_s) as ranks_met:
+        return ranks_met.join()[0]
+
+
+def _take_own_place() -> Place:
+    """Select this rank's GPU on its host, if there is one, and return the rank's place.
+
+    The GPU is the one with the rank's number on the host.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if not torch.cuda.is_available() or local >= torch.cuda.device_count():
+        return place_of(None)
+    torch.cuda.set_device(local)
+    return place_of(local)
