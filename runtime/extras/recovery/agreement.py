@@ -101,6 +101,7 @@ class Recovery:
     deadline: float
     _edition: int = field(default=0)
     _unreached: Sequence[int] = field(default=())
+    _out_of_reach_since: float | None = field(default=None)
 
     def __post_init__(self) -> None:
         self._key = self._key_of(self.number)
@@ -212,7 +213,7 @@ class Recovery:
             if "refusal" in report:
                 raise RankLostError(f"rank {rank} does not go on: {report['refusal']}")
         self.check_current()
-        self._check_reach(missing)
+        self._check_routes(self._check_reach(missing), missing)
         if time.monotonic() > self.deadline:
             raise ExecutionError(
                 f"{list_ranks(missing)} did not take part in the recovery until the call's deadline"
@@ -234,3 +235,22 @@ class Recovery:
             verb = "has" if len(ended) == 1 else "have"
             raise RankLostError(f"{list_ranks(ended)} {verb} ended")
         return reach
+
+    def _check_routes(self, reach: Mapping[int, str], missing: Sequence[int]) -> None:
+        """Raise ExecutionError if a rank has been out of reach for some time that was not before.
+
+        The report of a rank that is `missing` may have been to come through it, and never come.
+        """
+        lost = sorted(
+            x for x, state in reach.items() if state == "failed" and x not in self._unreached
+        )
+        if not lost:
+            self._out_of_reach_since = None
+            return
+        now = time.monotonic()
+        self._out_of_reach_since = self._out_of_reach_since or now
+        if now - self._out_of_reach_since > _SPLIT_S:
+            raise ExecutionError(
+                f"{list_ranks(lost)} went out of reach meanwhile, and nothing is heard of "
+                f"{list_ranks(missing)}"
+            )
