@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import pytest
-from write_screenshots import find_browser
 
 from topoplan.cli.commands import list_commands
 from topoplan.extras import BY_NAME
@@ -80,6 +79,8 @@ def _why_no_mpirun() -> str:
 
 
 def _why_no_browser() -> str:
+    from write_screenshots import find_browser  # a script, which ranks need not find
+
     return "" if find_browser() else "no chromium (Debian: apt-get install chromium)"
 
 
