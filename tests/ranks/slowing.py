@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         dist.init_process_group("topo", timeout=timeout, pg_options=options)
         group = dist.group.WORLD
         assert isinstance(group, TopoGroup)
-        follow(dist.all_reduce, partial(getattr, group.planned, "recoveries"), pipe)
+        follow(dist.all_reduce, partial(getattr, group.planned.around, "recoveries"), pipe)
         dist.barrier()
         dist.destroy_process_group()
     else:
