@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from needs import has_extra
 
 from ranks.checks import refused
 from topoplan import Communicator, Policy, backend_options
@@ -130,7 +131,12 @@ def count(folder: str, allreduce: str, broadcast: str) -> list[int]:
         assert (x == dist.get_world_size()).all()
     with refused("around='counting' excludes broadcasts: allreduces alone count"):
         Communicator(broadcast, policy=policy)
-    with refused("around='counting' excludes groups of the backend: they count their"):
+    says = (
+        "around='counting' excludes groups of the backend: they count their"
+        if has_extra("layered-groups")
+        else "the extra 'layered-groups' is not in this copy"
+    )
+    with refused(says):
         backend_options(policy=policy)
     with refused("around='counting': expected a tuple of names"):
         Policy(around="counting")  # type: ignore[arg-type]
