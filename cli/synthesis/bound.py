@@ -146,12 +146,12 @@ def run_export(job: SynthRun) -> None:
                 job.router,
                 effort,
                 say,
-                args.nccl_version,
-                job.size,
-                args.hosts or 1,
-                not args.no_guard,
-                args.measured,
-                beside_path,
+                version=args.nccl_version,
+                size_bytes=job.size,
+                hosts=args.hosts or 1,
+                guard=not args.no_guard,
+                measured=args.measured,
+                beside_path=beside_path,
             )
         )
         job.cut_short += effort.cut_short
