@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from topoplan.runtime.extras.culprits.reports import POLL_S
 from topoplan.runtime.extras.recovery import agreement
 from topoplan.runtime.extras.recovery.agreement import RankStatus, Recovery
 from topoplan.topo.errors import ExecutionError
@@ -81,7 +82,7 @@ def test_a_rank_waits_for_reports_that_come_by_another_route(
     recovery.find_unreached()
     recovery.report(RankStatus(3, {}, [], []))
     # Out of reach twice, each time for less than what a lost route takes, together for more.
-    polls = int(0.7 * agreement._SPLIT_S / agreement.POLL_S)
+    polls = int(0.7 * agreement._SPLIT_S / POLL_S)
     fates = iter([*["failed"] * polls, "reached", *["failed"] * polls])
 
     def hear_at_the_end(key: str) -> dict[int, str]:
