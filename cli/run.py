@@ -335,7 +335,7 @@ def _write_all(
     if mode is not None:
         write_output(args, texts[mode])
         if args.output is not None:
-            progress.tell(MODES.find(mode).told.replace("FILE", args.output))
+            progress.tell(MODES.find(mode).remark.replace("FILE", args.output))
         return
     if args.json:
         print(json.dumps(write_json(runs)))
@@ -346,7 +346,7 @@ def _write_all(
     write_extra(args, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(runs)))
     write_extra(args, "plot", progress, "curves written to FILE", lambda: draw_rows(name, rows))
     for option, file in list_files(args).items():
-        write_extra(args, option, progress, file.told, partial(texts.__getitem__, option))
+        write_extra(args, option, progress, file.remark, partial(texts.__getitem__, option))
 
 
 if __name__ == "__main__":

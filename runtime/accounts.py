@@ -36,7 +36,7 @@ class Accountable:
 
 
 class Account:
-    """Is told of the calls of one group or hook that pass no dispatcher; keeps nothing itself."""
+    """The account of one group or hook; this one ignores the calls that it is given."""
 
     is_wanted = False
     """Whether it wants to know why calls are left to the stock collective."""
@@ -52,7 +52,7 @@ class Account:
 
 
 class Accounts:
-    """The accounts of this process; keeps none itself."""
+    """The accounts of this process; this class keeps none."""
 
     is_rank_0 = False
     """Whether this process is the first rank of the launch, the only one that says something."""
@@ -65,8 +65,11 @@ class Accounts:
         """Count the calls of a dispatcher from now on."""
 
     def summarize(self, accounts: Iterable[Account]) -> Summary:
-        """Return what the calls of some accounts ran by so far; InputError if none are kept."""
-        return Names(NAMES).find("Summary")
+        """Return what the calls of some accounts ran by so far.
+
+        Raise InputError where the extra that keeps accounts is not here: nothing was counted.
+        """
+        return Names(NAMES).find("Summary")  # raises, and names the extra
 
 
 def find_accounts() -> Accounts:

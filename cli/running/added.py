@@ -46,7 +46,7 @@ class Dialect(Protocol):
         """
 
     def list_remarks(self, args: argparse.Namespace, /) -> list[str]:
-        """Return what users are told of options that change nothing."""
+        """Return remarks for users on options that change nothing."""
 
 
 class RunOthers(Protocol):
@@ -66,12 +66,12 @@ class RunFile:
     """What `topo-run PLAN --NAME FILE` writes beside the table.
 
     `make` returns the file's text on rank 0, and None elsewhere; it is collective. The file's name
-    ends in `suffix`. `told` is said when it is written, FILE standing for its name.
+    ends in `suffix`. `remark` is said when it is written, FILE standing for its name.
     """
 
     make: Callable[[BenchSettings, Communicator], str | None]
     suffix: str
-    told: str
+    remark: str
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class RunMode:
     """What `topo-run PLAN --NAME` measures in place of the table.
 
     `measure` returns the plan's topology with what was measured, for the file of -o; it is
-    collective. `told` is said when that is written, FILE standing for its name.
+    collective. `remark` is said when that is written, FILE standing for its name.
     """
 
     measure: Callable[[Communicator, Transport, Say], Topology]
-    told: str
+    remark: str
 
 
 def list_dialects() -> list[Dialect]:

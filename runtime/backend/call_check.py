@@ -16,7 +16,7 @@ from ..works import PlannedWork
 
 
 class CallCheck:
-    """Is told of the calls that this rank makes; compares nothing itself.
+    """A comparison of this rank's calls with the others'; this one compares nothing.
 
     `rank` is its number in the group, `ranks` are the group's global ranks. If calls differ,
     `break_off` is called with the error.
