@@ -66,10 +66,12 @@ def train_one_model_after_another(plan: str) -> list[list[str]]:
         model = wrapped(network, topoplan.ddp_hook(plan))
         for _ in range(MAX_CALLS if printed else 3):
             model(torch.ones(2, 33)).sum().backward()
+        group = dist.group.WORLD  # not freed with the model: DDP would hold the GIL meanwhile
         if len(printed) == 2:  # the last model ends after its group
             dist.destroy_process_group()
         del model
         gc.collect()
+        del group
 
     printed: list[list[str]] = []
     for _ in range(3):
@@ -99,7 +101,9 @@ def turned_off(folder: str) -> list[str]:
             assert hook.communicator
         with refused("choose='same-bits' with plans off"):
             topoplan.ddp_hook("no plan", choose="same-bits")
-        del model, hook
+        # Before its group: DDP frees the group of a model that outlives it while it holds the GIL,
+        # which gloo's thread, awaited there, may want for what backward has left in a work.
+        del one, model, stock, hook
         dist.destroy_process_group()
 
     return _log_of(run)[0]
