@@ -19,7 +19,7 @@ Summary: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Accountable:
-    """The group called `name`, or a hook, of whose calls account is kept.
+    """The group called `name`, or a hook, whose calls are counted.
 
     `list_used` returns its communicators by collective, and `mode` is their choose mode; without
     it, plans are off. `is_first` says that this is its first rank. `stock` is torch's name for what

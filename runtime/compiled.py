@@ -134,8 +134,8 @@ class Compiled:
     """The program of one rank for a schedule, a length, a dtype and a device.
 
     `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it,
-    `calls` describes calls, and `listeners` are told of them. Raise InputError if two ranks have
-    too many messages for each other.
+    `calls` describes calls to `listeners`. Raise InputError if two ranks have too many messages for
+    each other.
     """
 
     # Whether messages cross links, which may become slow.

@@ -28,7 +28,7 @@ MakePath = Callable[[Plan, Transport, FindWorth], CallPath]
 class Layer(ABC):
     """A layer over `first`, the transport that its calls are made over until it takes another.
 
-    `transport` is the one in use. `history` has a row for each event that users are told of.
+    `transport` is the one in use. `history` has a row for each event that users see.
     """
 
     def __init__(self, transport: Transport) -> None:

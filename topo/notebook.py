@@ -11,7 +11,7 @@ from ..extras import NOTEBOOKS, Names
 
 @dataclass(frozen=True)
 class Renderer:
-    """How objects of a class are shown: as an SVG file, and as HTML. None if there is no way."""
+    """How a notebook shows objects of a class: as an SVG file, as HTML, or neither (None)."""
 
     draw: Callable[[Any], str | None]
     show: Callable[[Any], str | None]

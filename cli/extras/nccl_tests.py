@@ -88,7 +88,7 @@ def read_ranks(args: argparse.Namespace) -> tuple[int, str] | None:
 
 
 def list_remarks(args: argparse.Namespace) -> list[str]:
-    """Return what users are told of options that change nothing."""
+    """Return a remark on options that change nothing."""
     return ["-c 0: results are checked, outside of the times"] if args.check == 0 else []
 
 

@@ -55,6 +55,6 @@ class CallCheck:
 
 
 def open_check(store: Store, rank: int, ranks: Sequence[int], break_off: BreakOff) -> CallCheck:
-    """Return what is told of the calls of a group on one of its ranks."""
+    """Return what compares the calls of a group's ranks, for one of them."""
     kind: type[CallCheck] = Names(CALL_CHECKS).find_only(CallCheck)
     return kind(store, rank, ranks, break_off)

@@ -101,10 +101,10 @@ class Listener(Protocol):
 
 
 class Observer(Protocol):
-    """What wants to be told of calls; runners know observers by these names alone."""
+    """An observer of calls; runners know observers by these names alone."""
 
     def listen(self, calls: ObservedCalls, /) -> Listener | None:
-        """Return what is told of calls of one kind, None if they are of no interest.
+        """Return the listener for calls of one kind, None if they are of no interest.
 
         Asked once, when what carries them out is made.
         """
@@ -114,19 +114,19 @@ class Observer(Protocol):
 
 
 class Observed:
-    """What observers are told of, by `listen`."""
+    """Something whose calls can be observed."""
 
     observers: tuple[Observer, ...] = ()
 
     def observe(self, observer: Observer) -> None:
-        """Tell an observer of calls from now on, too."""
+        """Let an observer listen to the calls made from now on, too."""
         self.observers = (*self.observers, observer)
 
     def ignore(self, observer: Observer) -> None:
-        """Tell an observer nothing any more."""
+        """Let an observer listen to no further call."""
         self.observers = tuple(x for x in self.observers if x is not observer)
 
     def listen(self, calls: ObservedCalls) -> tuple[Listener, ...]:
-        """Return what is told of calls of one kind; mostly nothing."""
+        """Return the observers' listeners for calls of one kind; mostly none."""
         listeners = (observer.listen(calls) for observer in self.observers)
         return tuple(listener for listener in listeners if listener is not None)

@@ -14,7 +14,7 @@ SIZE = 1 << 12
 
 
 def differ(kind: str, choose: str) -> str:
-    """Have rank 1 call another thing than the others; return the error that comes of it here."""
+    """Let rank 1 make another call than the others; return the error that this rank gets."""
     start(plans="auto" if choose == "race" else "ring:3", choose=choose, least_bytes=0, quiet_s=20)
     dist.barrier()
     odd = dist.get_rank() == 1

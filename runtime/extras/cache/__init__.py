@@ -1,1 +1,1 @@
-"""Plans and races that are kept in a folder for later starts."""
+"""Plans and races, cached in a folder for later starts."""

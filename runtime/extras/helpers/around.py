@@ -1,4 +1,4 @@
-"""What a group with helpers has around its calls: its helpers are told of them."""
+"""What a group with helpers adds to its calls: it announces them to its helpers."""
 
 from ...backend.around import Around
 from ...ranks.transport import Transport

@@ -183,7 +183,7 @@ def test_the_bracketing_of_known_schedules(
 
 
 def test_a_helper_that_adds_has_no_place_in_the_bracketing() -> None:
-    """All ways of a sum of two terms are the same one."""
+    """A sum of two terms has one order only."""
     assert find_bracketing(build_helped("allreduce", 4, (0, 2), (1, 3))) == "(0+2)"
 
 

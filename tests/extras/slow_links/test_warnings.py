@@ -44,7 +44,7 @@ CALLS = ObservedCalls("a call", "ring", 1 << 20, sent_bytes=1 << 20, crosses_lin
 
 
 def watch(links: SlowLinks) -> Pace:
-    """Return what is told of calls of one kind."""
+    """Return the listener for calls of one kind."""
     pace = links.listen(CALLS)
     assert pace is not None
     return pace
