@@ -303,10 +303,10 @@ def _undirected_bounds(
     """
     out: list[Bound] = []
     for denominator in DENOMINATORS:
-        exact = exact_prices(machine.graph, packing.best, denominator)
+        exact = exact_prices(machine.graph, packing.pair_prices, denominator)
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items()]
         out.append(bound_of("prices", {"prices": rows}, collective, machine.topology))
-        if float(out[-1].s_per_GB) * packing.value >= 1 - _CLOSE:
+        if float(out[-1].s_per_GB) >= packing.value * (1 - _CLOSE):
             break
     return out
 

@@ -20,16 +20,14 @@ from ...topo.exact import fraction_gcd
 from ..machine.routes import OwnRoutes
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
-from ..numeric.linear import ColumnGeneration, Floats, pack
+from ..packing.division import TOLERANCE, Division
+from ..packing.packing import Packing
 from ..packing.survey import survey
 from ..packing.weigh import find_share_load, round_shares
 from ..request import Request
 from .channels import RING, Order
 from .orders import Orders, Priced, hops, name_order
 
-# Relative gap to the bound at which rates count as optimal, and by which an order must cost less
-# than it gains: above the rounding errors of sums over links.
-_TOLERANCE = 1e-9
 # Maximum number of columns added per turn, and in total.
 _FRESH, _MAX_COLUMNS = 24, 1500
 # Number of orders in use from which a search for cheap orders starts.
@@ -74,20 +72,20 @@ def pack_orders(
     return packing
 
 
-class OrderPacking(ColumnGeneration[Priced]):
+class OrderPacking(Packing[Column]):
     """Column generation of orders of the given shapes.
 
-    `columns` maps each order to the number of units of each row (link) that it uses, and `weights`
-    are the floats, in GB/s of algbw, at which the orders carry most together. If the packing is
+    A column is an order with its shape, and `shares` are rates in GB/s of algbw. If the packing is
     `proved`, no set of orders, known or not, carries more.
     """
 
+    at_rates = True
+
     def __init__(self, request: Request, shapes: Sequence[str], orders: Orders) -> None:
-        super().__init__(1 / orders.floats / len(orders.floats))
+        super().__init__(orders.floats, 1 / orders.floats / len(orders.floats))
         self.shapes, self.orders, self.effort = shapes, orders, request.effort
         self.name = "+".join(shapes)
-        self.weights: Floats = np.zeros(0)
-        self.enough = float(request.bound_GBps)
+        self.value = 1 / float(request.bound_GBps)
         self.patience_s, self.exact, self.optimal = _PATIENCE_S, False, False
         self.smooths = all(orders.is_small(shape) for shape in shapes)
 
@@ -104,21 +102,25 @@ class OrderPacking(ColumnGeneration[Priced]):
             ring = [rank for box in boxes.ranks for rank in (*box[start:], *box[:start])]
             order = name_order(RING, tuple(ring))
             if all(self.orders.routes.exists[hop] for hop in hops(RING, order)):
-                rings.append(Priced(0.0, RING, order))
+                rings.append((RING, order))
         if rings:
             self.solve(rings, self.effort)
 
     @property
     def algbw_GBps(self) -> float:
         """Return the total weight of all orders, in GB/s of algbw."""
-        return float(self.weights.sum())
+        return float(self.shares.sum())
 
     @property
     def proved(self) -> bool:
         """Whether the orders reach the bound, or the cheapest order would not improve them."""
-        return self.optimal or self.algbw_GBps >= self.enough * (1 - _TOLERANCE)
+        return self.optimal or super().is_enough()
 
-    def price_columns(self) -> list[Priced]:
+    def count_uses(self, column: Column) -> Mapping[int, int]:
+        """Return how often an order uses each row (link)."""
+        return self.orders.uses(*column)
+
+    def price_columns(self) -> list[Column]:
         """Return cheap orders of all shapes that improve the program, cheapest first.
 
         Store the bound of the prices if the cheapest order of every shape is known.
@@ -128,10 +130,9 @@ class OrderPacking(ColumnGeneration[Priced]):
         self.exact = all(exact for _, exact in priced)
         # An order over links without a price proves no bound.
         if self.exact and offers and offers[0].price > 0:
-            bound = float(self.orders.floats @ self.prices) / offers[0].price
-            if bound < self.enough:
-                self.enough, self.best = bound, self.prices
-        return [offer for offer in offers if self._improves(offer, self.dual)]
+            self.raise_bound(offers[0].price)
+        listed = [(offer.shape, offer.order) for offer in offers]
+        return [column for column in listed if not self.columns or self.improves(column)]
 
     def is_enough(self) -> bool:
         """Return whether the orders reach the bound, or are too many."""
@@ -154,11 +155,13 @@ class OrderPacking(ColumnGeneration[Priced]):
         if self.orders.is_small(shape):
             offers, exact = self.orders.cheapest(shape, prices, _FRESH, effort), True
         else:
-            weighed = zip(self.columns, self.weights, strict=True)
+            weighed = zip(self.columns, self.shares, strict=True)
             begun = [order for (kind, order), weight in weighed if weight > 0 and kind == shape]
             offers = self.orders.near_cheapest(shape, prices, begun[-_STARTS:], effort)
             exact = False
-            if not self.smoothing and not any(self._improves(offer, prices) for offer in offers):
+            if not self.smoothing and not any(
+                self.improves((offer.shape, offer.order)) for offer in offers
+            ):
                 offers, exact = self.orders.prove(shape, prices, effort.grant(self.patience_s))
         if exact and not offers:
             kind = "cycle" if shape == RING else "chain"
@@ -168,33 +171,29 @@ class OrderPacking(ColumnGeneration[Priced]):
             )
         return offers, exact
 
-    def _improves(self, offer: Priced, dual: Floats) -> bool:
-        if not self.columns or (offer.shape, offer.order) in self.columns:
-            return not self.columns
-        uses = self.orders.uses(offer.shape, offer.order).items()
-        return sum(float(dual[row]) * times for row, times in uses) < 1 - _TOLERANCE
-
-    def solve(self, fresh: Sequence[Priced], effort: Effort) -> bool:
+    def solve(self, fresh: Sequence[Column], effort: Effort) -> bool:
         """Add the orders `fresh` and solve the program; return False if it has no optimum.
 
         The reverse of each new ring, which is nearly always as cheap, is added too.
         """
-        exists = self.orders.routes.exists
-        for offer in fresh[:_FRESH]:
-            given = offer.shape, offer.order
-            self.columns[given] = self.orders.uses(*given)
-            opposite = RING, (0, *offer.order[:0:-1])
-            if offer.shape == RING and all(exists[hop] for hop in hops(*opposite)):
-                self.columns[opposite] = self.orders.uses(*opposite)
-        solved = pack(list(self.columns.values()), self.orders.floats, effort)
-        if solved is not None:
-            weights, self.dual = solved
-            # Another solution that carries no more often has more orders.
-            if weights.sum() <= self.algbw_GBps * (1 + _TOLERANCE):
-                weights = np.pad(self.weights, (0, len(weights) - len(self.weights)))
-            self.weights = weights
-            self.finished = self.is_enough() or effort.is_over(self.name)
-        return solved is not None
+        exists, both = self.orders.routes.exists, list[Column]()
+        for shape, order in fresh[:_FRESH]:
+            both.append((shape, order))
+            opposite = RING, (0, *order[:0:-1])
+            if shape == RING and all(exists[hop] for hop in hops(*opposite)):
+                both.append(opposite)
+        solved = super().solve(both, effort)
+        self.finished |= solved and effort.is_over(self.name)
+        return solved
+
+    def take(self, solved: Division) -> None:
+        """Store the rates and duals of the latest program."""
+        before = self.shares
+        carried = before.sum()
+        super().take(solved)
+        # Another solution that carries no more often has more orders.
+        if self.shares.sum() <= carried * (1 + TOLERANCE):
+            self.shares = np.pad(before, (0, len(self.shares) - len(before)))
 
     def _describe(self) -> str:
         return f"{self.name}: {len(self.columns)} orders, {self.algbw_GBps:.4g} GB/s"
@@ -211,7 +210,7 @@ def find_exact_rates(packing: OrderPacking, effort: Effort) -> dict[Column, Frac
     rates = _find_whole_rates(packing.algbw_GBps, uses, capacity, effort)
     if rates is None:
         shares = round_shares(
-            packing.weights / packing.algbw_GBps, uses, capacity, [0] * len(uses), _GOOD
+            packing.shares / packing.algbw_GBps, uses, capacity, [0] * len(uses), _GOOD
         )
         load = find_share_load(uses, shares, capacity)
         rates = [share / load for share in shares]

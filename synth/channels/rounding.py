@@ -104,7 +104,7 @@ class Rounding:
         self.listed: list[Column] = list(packed.columns)
         self.known = {column: number for number, column in enumerate(self.listed)}
         self.loads: Floats = np.array([self._load(column) for column in self.listed])
-        self.weights = packed.weights / packed.weights.sum()
+        self.weights = packed.shares / packed.shares.sum()
         self.best: list[Ints] = []
         """The best channels known of each number from 1 on, as numbers of orders."""
 

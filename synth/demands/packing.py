@@ -27,7 +27,7 @@ from ..machine.routes import OwnRoutes
 from ..numeric.effort import Effort
 from ..numeric.linear import Optimum, Rows, minimise
 from ..numeric.steiner import SteinerTrees, close
-from ..packing.weigh import TOLERANCE, SharePacking
+from ..packing.packing import SharePacking
 from .demands import Demands
 
 # Price of a hop, in mean link prices: ties go to the fewest hops, and no bound notices.
@@ -189,10 +189,6 @@ class DemandPacking(SharePacking[Delivery]):
         shares = zip(self.columns, self.round(), strict=True)
         return [(column, share) for column, share in shares if share]
 
-    def is_enough(self) -> bool:
-        """Return whether the columns reach the bound."""
-        return self.reached <= self.value * (1 + TOLERANCE)
-
     def price_columns(self) -> list[Delivery]:
         """Return new columns that cost less than their class's dual; store the bound."""
         length, before = self._find_distances(self.prices)
@@ -201,13 +197,9 @@ class DemandPacking(SharePacking[Delivery]):
             hops, price = self._find_tree(part, length, before)
             total += price * self.demand[part]
             column = self._make_column(part, hops)
-            limit = self.duals.get(part, np.inf) * (1 - TOLERANCE)
-            price = self.dual[self.row[list(column.links)]].sum() * self.demand[part]
-            if price < limit and column not in self.columns:
+            if self.improves(column):
                 fresh.append(column)
-        # Weak duality: no sharing is faster than the cost of all classes' cheapest trees over that
-        # of all links.
-        self.raise_bound(total / float(self.row_capacity @ self.prices))
+        self.raise_bound(total)
         return fresh
 
     def _find_distances(self, prices: Floats, per_send: float = 0.0) -> tuple[Floats, Ints]:

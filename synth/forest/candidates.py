@@ -23,12 +23,12 @@ from ..machine.links import Ints, LinkArrays
 from ..machine.pairs import Tree
 from ..machine.routes import Metric, OwnRoutes
 from ..machine.symmetry import colours, group
+from ..packing.division import find_best_shares
 from ..packing.generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
 from ..packing.survey import survey
 from ..packing.trees import Forest, RootedTree, root_tree, tree_depth
 from ..packing.weigh import (
     count_uses,
-    find_best_shares,
     find_max_load,
     find_share_load,
     round_shares,
@@ -293,7 +293,7 @@ class ForestBuilder:
         if images is None:
             return
         if len(self.survey.ranks) <= METRIC_RANKS:
-            metric = Metric(self.survey.graph, packing.best, both=True)
+            metric = Metric(self.survey.graph, packing.pair_prices, both=True)
             # Images load links equally whatever the tree, so a shallow one is tried before deep
             # ones.
             low = [grow_low_tree(metric, 0, price) for price in (0.0, 0.25)]

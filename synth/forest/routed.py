@@ -84,8 +84,8 @@ def routed_forest(request: Request) -> list[CandidateForest]:
     request = replace(request, effort=request.effort.grant(_WORK_S))
     builder, rows = ForestBuilder(request), np.arange(len(graph.links))
     packing = TreePacking(graph, rows).run(request.effort, request.progress)
-    least = _CARRIES * packing.rates.sum()
-    trees = zip(packing.columns, packing.rates, strict=True)
+    least = _CARRIES * packing.shares.sum()
+    trees = zip(packing.columns, packing.shares, strict=True)
     used = [root_tree(tree, builder.survey.ranks) for tree, rate in trees if rate > least]
     builder.add_weighed(used, "one route a pair")
     return [forest for forest in builder.candidates if forest.keeps(request.limits)]

@@ -22,7 +22,8 @@ from ..machine.links import Floats, Ints
 from ..machine.pairs import PairGraph, Tree
 from ..machine.routes import Metric
 from ..numeric.effort import Effort
-from ..numeric.linear import SMOOTH, ColumnGeneration, pack
+from ..numeric.linear import SMOOTH
+from .packing import Packing
 
 # Relative gap to the bound at which a packing counts as optimal, and by which a tree must cost less
 # than 1: above the rounding errors of sums over links.
@@ -45,30 +46,38 @@ _LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
 _CARRIES = 1e-9
 
 
-class TreePacking(ColumnGeneration[Tree]):
+class TreePacking(Packing[Tree]):
     """Column generation of trees under the bandwidths of pairs of devices.
 
-    Columns are undirected trees. Pair i of the graph counts in row `rows[i]`, and prices are those
-    of pairs. `rates` are those of `columns`, in GB/s. The prices `best` prove the lowest `value`,
-    an upper bound in GB/s on the rate of any packing; it is reached if the packing is `finished`.
+    Columns are undirected trees. Pair i of the graph counts in row `rows[i]`. `shares` are rates in
+    GB/s, so no packing's rate exceeds 1 / `value`; it is reached if the packing is `finished`.
     """
+
+    at_rates = True
+    tolerance = _TOLERANCE
 
     def __init__(self, graph: PairGraph, rows: Ints, start: TreePacking | None = None) -> None:
         """Set up the packing; `start` gives columns, prices and a rate that is enough."""
         # Before any tree has a rate, each link costs the inverse of its bandwidth: wide links are
         # cheap.
-        super().__init__(1.0 / graph.capacity / len(rows))
+        firsts = np.unique(rows, return_index=True)[1]
+        prices = 1.0 / graph.capacity[firsts] / len(rows)
+        capacity: Floats = np.bincount(rows, weights=graph.capacity).astype(np.float64)
+        super().__init__(capacity, prices)
         self.graph, self.rows, self.start = graph, rows, start
-        self.capacity: Floats = np.bincount(rows, weights=graph.capacity).astype(np.float64)
         self.pricing_s = _TREE_S + _TREE_PAIR_S * len(rows)
-        self.rates, self.value, self.enough = np.zeros(0), np.inf, np.inf
         if start is not None:
-            self.best, self.value, self.enough = start.best, start.value, start.value
+            self.best, self.value, self.enough = start.pair_prices[firsts], start.value, start.value
+
+    @property
+    def pair_prices(self) -> Floats:
+        """The prices of pairs that prove the bound."""
+        return self.best[self.rows]
 
     @property
     def carrying(self) -> list[Tree]:
         """The trees with a rate above 0."""
-        return [tree for tree, x in zip(self.columns, self.rates, strict=False) if x > _CARRIES]
+        return [tree for tree, x in zip(self.columns, self.shares, strict=False) if x > _CARRIES]
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> TreePacking:
         """Generate trees until they are optimal or the effort is spent; return the packing itself.
@@ -78,31 +87,29 @@ class TreePacking(ColumnGeneration[Tree]):
         """
         solved = True
         if self.start is not None and not self.columns:
-            solved, self.smoothing = self.add([*self.start.columns], effort), SMOOTH
+            solved, self.smoothing = super().solve([*self.start.columns], effort), SMOOTH
         if not (solved and self.generate(effort, "packing trees", say)):
             raise InfeasibleError(
                 "the packing of trees has no optimum; are the bandwidths of very different sizes?"
             )
         return self
 
+    def count_uses(self, column: Tree) -> Counter[int]:
+        """Return how often a tree uses each row."""
+        used: Counter[int] = Counter()
+        for pair, times in self.graph.uses(column).items():
+            used[int(self.rows[pair])] += times
+        return used
+
     def price_columns(self) -> list[Tree]:
-        """Return the cheapest tree if it costs less than 1; store the bound of the prices."""
-        price, tree = self.graph.cheapest_tree(self.prices)
-        # Any prices bound every packing: the cost of all links over that of the cheapest tree. That
-        # is 0 where the trees so far share a link, which alone has a price, and others avoid it.
-        proved = float(self.graph.capacity @ self.prices) / price if price > 0 else np.inf
-        if proved < self.value:
-            self.best, self.value = self.prices / price, proved
+        """Return the cheapest tree if it improves the program; store the bound of the prices."""
+        price, tree = self.graph.cheapest_tree(self.prices[self.rows])
+        # That is 0 where the trees so far share a link, which alone has a price, and others avoid
+        # it.
+        if price > 0:
+            self.prices = self.prices / price  # like the duals, at which no tree costs less than 1
+            self.raise_bound(1.0)
         return [tree] if self.improves(tree) else []
-
-    def improves(self, tree: Tree) -> bool:
-        """Return whether a tree is new, and costs less than 1 under the duals themselves."""
-        cheap = not self.columns or self.graph.price(tree, self.dual) < 1 - _TOLERANCE
-        return cheap and tree not in self.columns
-
-    def is_enough(self) -> bool:
-        """Return whether the rates reach the bound, or the rate that is enough."""
-        return float(self.rates.sum()) >= min(self.value, self.enough) * (1 - _TOLERANCE)
 
     def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
         """Add the trees `fresh`, and similar ones, and solve; return False if there is no optimum.
@@ -110,38 +117,25 @@ class TreePacking(ColumnGeneration[Tree]):
         Adding several saves solving the program for each of them.
         """
         effort.spend(self.pricing_s * _SIMILAR)
-        return self.add([*fresh, *self._find_similar(fresh[0])], effort)
-
-    def add(self, trees: Sequence[Tree], effort: Effort) -> bool:
-        """Add exactly these trees and solve the program; return False if it has no optimum."""
-        self.columns.update((tree, self._count_rows(tree)) for tree in trees)
-        solved = pack(list(self.columns.values()), self.capacity, effort)
-        if solved is not None:
-            self.rates, self.dual = solved[0], solved[1][self.rows]
-        return solved is not None
+        return super().solve([*fresh, *self._find_similar(fresh[0])], effort)
 
     def _describe(self) -> str:
-        rate = self.rates.sum()
-        return f"packing: {len(self.columns)} trees, {rate:.4g} of at most {self.value:.4g} GB/s"
+        rate, most = 1 / self.reached, 1 / self.value if self.value else np.inf
+        return f"packing: {len(self.columns)} trees, {rate:.4g} of at most {most:.4g} GB/s"
 
     def _find_similar(self, tree: Tree) -> list[Tree]:
         """Return more trees, nearly as cheap, each avoiding the links of those before it."""
         out = []
+        prices = self.prices[self.rows]
         earlier_uses, sizes = np.zeros(len(self.rows)), np.bincount(self.rows)
         for _ in range(_SIMILAR):
-            for row, times in self._count_rows(tree).items():
+            for row, times in self.count_uses(tree).items():
                 earlier_uses[row] += times
-            raised = self.prices * (1 + _RAISE * earlier_uses[self.rows] / sizes[self.rows])
+            raised = prices * (1 + _RAISE * earlier_uses[self.rows] / sizes[self.rows])
             # Add a little to each link, so that links without a price are avoided too.
-            _, tree = self.graph.cheapest_tree(raised + _RAISE * float(self.prices.mean()) * 1e-3)
+            _, tree = self.graph.cheapest_tree(raised + _RAISE * float(prices.mean()) * 1e-3)
             out.append(tree)
         return out
-
-    def _count_rows(self, tree: Tree) -> Counter[int]:
-        used: Counter[int] = Counter()
-        for pair, times in self.graph.uses(tree).items():
-            used[int(self.rows[pair])] += times
-        return used
 
 
 def exact_prices(
@@ -204,5 +198,5 @@ class LowTreePacking(TreePacking):
         return sorted(fresh, key=lambda tree: self.graph.price(tree, self.dual))[:_FRESH_LOW]
 
     def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
-        """Add columns and solve the program; return False if it has no optimum."""
-        return self.add(fresh, effort)
+        """Add exactly these trees; return False if the program has no optimum."""
+        return Packing.solve(self, fresh, effort)

@@ -25,7 +25,7 @@ from ..machine.routes import OwnRoutes
 from ..machine.symmetry import find_transitive_group
 from ..numeric.effort import Effort
 from .level_paths import LevelPaths
-from .weigh import TOLERANCE, SharePacking
+from .packing import SharePacking
 
 # Devices from the source GPU to the target GPU, relaying GPUs included.
 Path = tuple[str, ...]
@@ -117,12 +117,9 @@ class PathPacking(SharePacking[Path]):
                 path = self._name_path(nodes[::-1])
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
-                dual = self.duals.get(self.group_of(path), np.inf)
-                if path not in self.columns and price * self.times < dual * (1 - TOLERANCE):
+                if self.improves(path):
                     fresh.append(path)
-        # Weak duality: no routing is faster than the cost of all pairs' cheapest paths over that of
-        # all links.
-        self.raise_bound(total * self.times / float(self.row_capacity @ self.prices))
+        self.raise_bound(total * self.times)
         return fresh
 
     def _name_path(self, nodes: Sequence[int]) -> Path:

@@ -25,8 +25,9 @@ from ..machine.symmetry import find_transitive_group
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
 from ..numeric.steiner import MAX_TERMINALS, SteinerTrees, count_work
+from .division import TOLERANCE, divide
+from .packing import SharePacking
 from .trees import RootedTree, levels, tree_steps
-from .weigh import TOLERANCE, SharePacking, divide
 
 # Prices per hop, in mean distances, of the shallow trees offered besides the cheapest tree.
 _HOP_PRICES = (0.0, 0.1, 1.0)
@@ -168,12 +169,10 @@ class RootedPacking(SharePacking[RootedTree]):
         single = len(self.roots) == 1 and not self.both
         if exact and single and self.columns and self.max_depth is None:
             fresh += self._find_similar(metric)
-        # Weak duality: no schedule is faster than the cost of all roots' cheapest trees over that
-        # of all links.
         if cheapest:
             costs = list(cheapest.values())
             least = min(costs) if self.both else sum(costs) * self.times
-            self.raise_bound(least / float(self.row_capacity @ self.prices))
+            self.raise_bound(least)
         # Adding only the cheapest few per turn keeps the program small: prices change, and most of
         # the others would never carry anything.
         fresh.sort(key=lambda offer: offer[0])

@@ -21,9 +21,8 @@ from ..machine.routes import OwnRoutes, price_hops
 from ..machine.symmetry import colours
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
-from ..numeric.linear import ColumnGeneration
 from ..numeric.steiner import SteinerTrees, count_work
-from .weigh import divide
+from .packing import WHOLE, Packing
 
 # How often a column uses each row, as pairs (row, count).
 Column = tuple[tuple[int, int], ...]
@@ -44,14 +43,15 @@ _MAX_ROWS = 1500
 _METRIC_S, _TREE_S, _TREE_ENTRY_S = 5e-4, 3e-4, 4e-7
 
 
-class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
+class SinglePathPacking(Packing[tuple[int, Column]]):
     """The column generation for one collective.
 
     `routes` are the hardware's routes; `shape` is PAIRS, TREES or PATHS and determines the form of
-    a column. `columns` maps each column to its part. `value` is the lower bound in seconds, for
-    parts of 1 GB each, that the prices `best` of the rows prove. Both are floats, so the bound must
-    be checked exactly.
+    a column, which is given with its part. `value` and `best`, the prices of rows that prove it,
+    are floats, so the bound must be checked exactly.
     """
+
+    tolerance = _TOLERANCE
 
     def __init__(self, routes: OwnRoutes, collective: Collective, shape: str) -> None:
         self.routes, self.name, self.shape = routes, collective.name, shape
@@ -65,7 +65,7 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
             root = None if collective.root is None else routes.topology.ranks[collective.root]
             rows = self._colour_links(root)
         self.row = compact(rows)
-        self.capacity: Floats = np.bincount(self.row, weights=routes.capacity).astype(np.float64)
+        capacity: Floats = np.bincount(self.row, weights=routes.capacity).astype(np.float64)
         # One part per class of equivalent ranks, weighted with the size of the class.
         orbit = find_orbits(routes.ranks, [ranks for ranks, _ in images])
         firsts, counts = np.unique(orbit, return_index=True, return_counts=True)[1:]
@@ -76,9 +76,7 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
             self.weight = dict.fromkeys(collective.members, 1)
         self.members, self.is_group = list(collective.members), not is_whole
         self.one_part = collective.name == "allreduce"
-        super().__init__(1 / self.capacity / len(self.capacity))
-        self.value, self.reached = 0.0, np.inf
-        self.duals: dict[int, float] = {}
+        super().__init__(capacity, 1 / capacity / len(capacity))
         trees = 1 if shape == PAIRS else len(self.weight) * (2 if self.one_part else 1)
         self.pricing_s = _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * routes.ranks**2)
         if self.is_group and shape == TREES:
@@ -106,24 +104,24 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
 
         There are none if routes do not connect all ranks.
         """
-        offers = self._price(self.prices)
+        offers = self._offer(self.prices)
         if not offers:
             return []
-        needed = (
+        self.raise_bound(
             min(cost for cost, *_ in offers)
             if self.one_part
             else sum(cost * self.weight[part] for cost, part, _ in offers)
         )
-        value = needed / float(self.capacity @ self.prices)
-        if value > self.value:
-            self.best, self.value = self.prices, value
-        # The prices are smoothed, but a column improves the program only if it costs less than its
-        # part's dual at the duals themselves.
-        return [(part, column) for _, part, column in offers if self._improves(part, column)]
+        fresh = [(WHOLE if self.one_part else part, column) for _, part, column in offers]
+        return [column for column in fresh if self.improves(column)]
 
-    def is_enough(self) -> bool:
-        """Return whether the columns reach the bound."""
-        return self.reached <= self.value * (1 + _TOLERANCE)
+    def group_of(self, column: tuple[int, Column]) -> int:
+        """Return the part that a column carries."""
+        return column[0]
+
+    def count_uses(self, column: tuple[int, Column]) -> dict[int, int]:
+        """Return how often a column uses each row."""
+        return dict(column[1])
 
     def solve(self, fresh: Sequence[tuple[int, Column]], effort: Effort) -> bool:
         """Add the columns `fresh`, and divide each part of the collective among its columns.
@@ -133,25 +131,12 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
         """
         if len(self.weight) == 1 or self.one_part:
             fresh = [*fresh, *self._find_similar(dict.fromkeys(column for _, column in fresh))]
-        for part, column in fresh:
-            self.columns.setdefault(column, 0 if self.one_part else part)
-        parts = list(self.columns.values())
-        solved = divide([dict(c) for c in self.columns], self.capacity, parts, effort=effort)
-        if solved is not None:
-            self.reached, self.dual = solved.time, solved.prices
-            self.duals = {part: solved.duals[part] for part in set(parts)}
-        return solved is not None
+        return super().solve(fresh, effort)
 
     def _describe(self) -> str:
         return f"single paths: {len(self.columns)} columns"
 
-    def _improves(self, part: int, column: Column) -> bool:
-        if column in self.columns:
-            return False
-        limit = self.duals.get(0 if self.one_part else part, np.inf) * (1 - _TOLERANCE)
-        return sum(float(self.dual[row]) * times for row, times in column) < limit
-
-    def _price(self, prices: Floats) -> list[tuple[float, int, Column]]:
+    def _offer(self, prices: Floats) -> list[tuple[float, int, Column]]:
         """Return the cheapest column of each part at the rows' prices; none if one has none.
 
         For an allreduce, it is the cheapest column of each rank. Each item has the cost of the
@@ -176,7 +161,7 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
                     continue  # a helper that routes do not join with all members
                 return []
             load = np.bincount(
-                self.row, weights=self.routes.loads(sends), minlength=len(self.capacity)
+                self.row, weights=self.routes.loads(sends), minlength=len(self.row_capacity)
             )
             whole = np.rint(load).astype(np.int64)
             used = np.flatnonzero(whole)
@@ -202,11 +187,11 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
             avoid(column)
         for _ in range(_SIMILAR):
             raised = prices * (1 + _RAISE * earlier) + _RAISE * 1e-3 * float(prices.mean())
-            cheapest = min(self._price(raised), key=lambda offer: offer[0], default=None)
+            cheapest = min(self._offer(raised), key=lambda offer: offer[0], default=None)
             if cheapest is None:
                 break
             avoid(cheapest[2])
-            out.append(cheapest[1:])
+            out.append((WHOLE if self.one_part else cheapest[1], cheapest[2]))
         return out
 
     def _spanning_tree(self, distance: Floats) -> Floats | None:

@@ -7,28 +7,20 @@ enough.
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
 from math import lcm
-from typing import TypeVar
 
 import numpy as np
 
 from ...topo.graph import Topology
 from ...topo.grouping import group_by_key
-from ..cost.loads import DirectedLink, computes_in_network, stream_loads
+from ..cost.loads import computes_in_network, stream_loads
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
 from ..machine.links import Ints, LinkRows
-from ..numeric.effort import Effort
-from ..numeric.linear import ColumnGeneration, Floats, Rows, minimise
+from ..numeric.linear import Floats
 from .trees import RootedTree, list_moves
 
-C = TypeVar("C", bound=Hashable)
-# Relative gap between the time of a packing and its bound at which it counts as optimal, and by
-# which a column must cost less than its group's dual: above the rounding errors of the duals.
-TOLERANCE = 1e-9
 # Shares are rounded to the smallest denominator at which the busiest link's load exceeds that of
 # the floats by at most this fraction.
 GOOD = Fraction(1, 10**7)
@@ -107,158 +99,6 @@ def find_share_load(
     # Integers over a common denominator are exact, and faster than fractions.
     whole = lcm(*(share.denominator for share in shares))
     return find_max_load(uses, [int(share * whole) for share in shares], capacity) / whole
-
-
-@dataclass(frozen=True)
-class Division:
-    """The solution of `divide`, in floats.
-
-    `shares` sum up to 1 in each group, and `time` is that of the busiest row. `prices` are the
-    costs of a unit of use of each row; a new column helps if it costs less than its group's entry
-    in `duals`.
-    """
-
-    shares: Floats
-    time: float
-    prices: Floats
-    duals: dict[Hashable, float]
-
-
-def divide(
-    uses: Sequence[Mapping[int, int]],
-    capacity: Floats,
-    group: Sequence[Hashable],
-    depths: Sequence[int] = (),
-    effort: Effort | None = None,
-) -> Division | None:
-    """Return the shares of each group's columns that minimise the time of the busiest row.
-
-    Column j uses row i `uses[j][i]` times, belongs to `group[j]`, and has the depth `depths[j]`;
-    among equally good shares, those of least depth are chosen. The program is: min t, such that
-    shares sum up to 1 in each group and no row carries more than t times its capacity. None if
-    HiGHS finds no optimum. The work is counted in `effort`.
-    """
-    sizes = [len(column) for column in uses]
-    columns = np.repeat(np.arange(len(uses)), sizes)
-    rows = np.fromiter(chain.from_iterable(uses), dtype=np.int64, count=len(columns))
-    times = np.fromiter(
-        chain.from_iterable(c.values() for c in uses), dtype=np.float64, count=len(columns)
-    )
-    # Groups are numbered in the order in which they first occur.
-    number: dict[Hashable, int] = {}
-    of_group = np.array([number.setdefault(g, len(number)) for g in group], dtype=np.int64)
-    # HiGHS has absolute tolerances: `scale` brings the optimum t near 1, whatever the bandwidths.
-    scale = len(number) * max(1.0, float(times.sum()) / len(uses)) / float(capacity.sum())
-    # Rows in a fixed order: the same request must give the same program, and so the same plan.
-    order, place = np.unique(rows, return_inverse=True)
-    loads, whole = Rows(), Rows()
-    loads.extend(
-        np.concatenate([place.reshape(-1), np.arange(len(order))]),
-        np.concatenate([columns, np.full(len(order), len(uses))]),
-        np.concatenate([times / capacity[rows] / scale, np.full(len(order), -1.0)]),
-        np.zeros(len(order)),
-    )
-    whole.extend(of_group, np.arange(len(uses)), np.ones(len(uses)), np.ones(len(number)))
-    objective = np.zeros(len(uses) + 1)
-    objective[-1] = 1.0
-    # Too small a cost to change t, but enough to choose among optimal shares.
-    if depths:
-        objective[:-1] = 1e-6 * np.array(depths) / (max(depths) * len(number))
-    solution = minimise(objective, loads, whole, effort)
-    if solution is None:
-        return None
-    prices = np.zeros(len(capacity))
-    prices[order] = np.maximum(-solution.at_most_duals, 0.0) / capacity[order]
-    duals = {g: float(y) * scale for g, y in zip(number, solution.equal_duals, strict=True)}
-    return Division(solution.x[:-1], float(solution.x[-1]) * scale, prices, duals)
-
-
-class SharePacking(LinkRows, ColumnGeneration[C]):
-    """Column generation that divides each group's part among columns (trees or paths).
-
-    It minimises the time of the busiest link. A subclass prices columns and assigns each column to
-    a group. With `images`, permutations of the devices, each column represents all its images.
-
-    `shares` are those of `columns`, as floats relative to the part of the column's group. Times are
-    in units of one part over 1 GB/s: `value` is the lower bound that the prices `best` prove,
-    `reached` the time that the shares take. Columns are fast enough once their time is at most
-    `enough`.
-    """
-
-    smooths = False
-
-    def __init__(self, topology: Topology, images: Ints | None) -> None:
-        LinkRows.__init__(self, topology, images)
-        # Before any column has a share, wide links are cheap.
-        ColumnGeneration.__init__(self, 1 / self.row_capacity)
-        self.images = images
-        self.shares: Floats = np.zeros(0)
-        self.value, self.reached, self.enough = 0.0, np.inf, 0.0
-        self.duals: Mapping[Hashable, float] = {}
-
-    def group_of(self, column: C) -> Hashable:
-        """Return the group whose part a column carries, a key of `duals`.
-
-        Subclasses implement it.
-        """
-        raise NotImplementedError
-
-    def count_uses(self, column: C) -> Counter[int]:
-        """Return how often a column and all its images together use each row, by row number.
-
-        Subclasses implement it.
-        """
-        raise NotImplementedError
-
-    def cost_of(self, column: C) -> float:
-        """Return the price of a column with all its images."""
-        uses = self.count_uses(column).items()
-        return sum(float(self.prices[row]) * times for row, times in uses)
-
-    def raise_bound(self, value: float) -> None:
-        """Store `value`, a lower bound on time that `prices` prove, if it is the best so far."""
-        if value > self.value:
-            self.value, self.best = value, self.prices
-
-    @property
-    def link_prices(self) -> dict[DirectedLink, float]:
-        """The prices of directed links that prove the bound; none before there is a bound."""
-        prices = self.best[self.row].tolist()
-        return dict(zip(self.links, prices, strict=True)) if self.value else {}
-
-    def solve(self, fresh: Sequence[C], effort: Effort) -> bool:
-        """Add columns and divide each group's part; return False if the program has no optimum."""
-        self.columns.update((column, self.count_uses(column)) for column in fresh)
-        groups = [self.group_of(column) for column in self.columns]
-        solved = divide(list(self.columns.values()), self.row_capacity, groups, effort=effort)
-        if solved is not None:
-            self.shares, self.reached = solved.shares, solved.time
-            self.dual, self.duals = solved.prices, solved.duals
-            self.finished = self.reached <= max(self.value, self.enough) * (1 + TOLERANCE)
-        return solved is not None
-
-    def round(self) -> list[Fraction]:
-        """Return the shares of the columns as exact fractions; see `round_shares`."""
-        groups, uses = map(self.group_of, self.columns), list(self.columns.values())
-        return round_shares(self.shares, uses, self.exact_capacity(), list(groups))
-
-    def _describe(self) -> str:
-        return f"packing: {len(self.columns)} columns, {1 / self.reached:.4g} GB/s a part"
-
-
-def find_best_shares(
-    uses: Sequence[Mapping[int, int]],
-    capacity: Sequence[Fraction],
-    group: Sequence[int],
-    depths: Sequence[int] = (),
-) -> Floats:
-    """Return the shares of `divide`, or even shares in each group if HiGHS finds no optimum.
-
-    Arguments are those of `divide`, with exact capacities.
-    """
-    solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
-    size = Counter(group)
-    return np.array([1.0 / size[g] for g in group]) if solution is None else solution.shares
 
 
 def round_shares(

@@ -28,12 +28,12 @@ from ..machine.links import LinkArrays
 from ..machine.routes import OwnRoutes
 from ..machine.symmetry import shifts
 from ..packing.balanced import balanced_trees
+from ..packing.division import TOLERANCE
 from ..packing.level_paths import explain_too_many
 from ..packing.paths import PathPacking, level_schedule, path_schedule
 from ..packing.rooted import RootedPacking, group_packing
 from ..packing.survey import MAX_PAIRS, survey
 from ..packing.trees import Forest, RootedTree, schedule_of, tree_depth
-from ..packing.weigh import TOLERANCE
 from ..request import Request, segment_counts
 
 # Collectives that are planned as their opposite on the reversed machine.

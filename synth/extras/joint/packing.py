@@ -31,8 +31,9 @@ from ...numeric.arborescence import cheapest_out_tree
 from ...numeric.effort import Effort
 from ...numeric.linear import Rows, minimise
 from ...numeric.steiner import SteinerTrees
+from ...packing.division import TOLERANCE
+from ...packing.packing import SharePacking
 from ...packing.trees import levels
-from ...packing.weigh import TOLERANCE, SharePacking
 from .bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
 from .calls import JointCall, helpers_of
 
@@ -214,12 +215,10 @@ class JointPacking(SharePacking[Branches]):
             for column in self._offer(number, metric):
                 part = self.group_of(column)
                 least[part] = min(least[part], self.cost_of(column))
-                if column not in self.columns and self._improves(column):
+                if self.improves(column):
                     fresh.append(column)
             total += sum(least.values())
-        # Weak duality: no sharing is faster than the cost of all parts' cheapest columns over that
-        # of all links.
-        self.raise_bound(total / float(self.row_capacity @ self.prices))
+        self.raise_bound(total)
         return fresh
 
     def _price_routes(self) -> Metric:
@@ -253,16 +252,6 @@ class JointPacking(SharePacking[Branches]):
         if one.name not in ("allgather", "reduce-scatter"):
             return None, None
         return (None, root) if one.reduces else (root, None)
-
-    def _improves(self, column: Branches) -> bool:
-        """Return whether a column costs less than its part's dual at the duals themselves."""
-        uses = self.count_uses(column).items()
-        cost = sum(float(self.dual[row]) * times for row, times in uses)
-        return cost < self.duals.get(self.group_of(column), np.inf) * (1 - TOLERANCE)
-
-    def is_enough(self) -> bool:
-        """Return whether the columns reach the bound."""
-        return self.reached <= self.value * (1 + TOLERANCE)
 
     def _offer(self, number: int, metric: Metric) -> list[Branches]:
         """Return the cheapest columns of each part of a call; of an allreduce, from several roots.

@@ -12,7 +12,8 @@ from ...ir.schedule import Schedule
 from ...machine.links import Floats
 from ...machine.routes import OwnRoutes
 from ...numeric.effort import Effort
-from ...packing.weigh import divide, round_shares
+from ...packing.division import divide
+from ...packing.weigh import round_shares
 from ...request import Request, Send, build_schedule
 from .bracket import Bracket
 from .embedding import Column, Embedding, count_sends, find_spreads

@@ -35,9 +35,10 @@ from topoplan.synth.machine.pairs import PairGraph, Tree
 from topoplan.synth.machine.symmetry import colours, group, mirrors, shifts
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
 from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
+from topoplan.synth.packing.division import find_best_shares
 from topoplan.synth.packing.survey import Survey
 from topoplan.synth.packing.trees import levels, root_tree
-from topoplan.synth.packing.weigh import find_best_shares, find_max_load, round_shares
+from topoplan.synth.packing.weigh import find_max_load, round_shares
 from topoplan.synth.planner.whole import Synthesis
 from topoplan.synth.request import TreeLimits
 from topoplan.topo.derived.degrade import Change, degrade

@@ -4,8 +4,7 @@ A channel is a circuit from a NIC through all GPUs of a host and back. The linea
 are priced NIC by NIC, by the cheapest of all such circuits.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
@@ -13,8 +12,9 @@ import numpy as np
 from .....topo.errors import InfeasibleError
 from ....numeric.circuits import MAX_NODES, cheapest_circuits
 from ....numeric.effort import Effort
-from ....numeric.linear import ColumnGeneration, Floats, pack
+from ....numeric.linear import Floats
 from ....numeric.whole_counts import exchange, fill_up, interleave, round_down
+from ....packing.packing import Packing
 from ...stock.constants import RING, PathType
 from ...stock.nic_rates import count_passes
 from ...stock.paths import StockPath
@@ -31,13 +31,7 @@ _MIN_PRICE = 1e-5
 _MAX_COLUMNS = 2000
 
 
-@dataclass(frozen=True)
-class _Offer:
-    price: float
-    channel: HostChannel
-
-
-class ChannelSearch(ColumnGeneration[_Offer]):
+class ChannelSearch(Packing[HostChannel]):
     """The search for channels of one pattern that carry most together.
 
     `capacity` has the rates of links in GB/s. With `near` a channel takes a NIC only from and to
@@ -45,6 +39,9 @@ class ChannelSearch(ColumnGeneration[_Offer]):
     of such channels exceeds, as far as the effort reached. Raise InfeasibleError if there are more
     GPUs on a host than the search takes, or no channel goes through all of them.
     """
+
+    at_rates = True
+    tolerance = _TOLERANCE
 
     def __init__(
         self,
@@ -62,64 +59,45 @@ class ChannelSearch(ColumnGeneration[_Offer]):
                 f"and here are {len(network.gpus)}"
             )
         self.rows = {row: number for number, row in enumerate(capacity)}
-        self.floats: Floats = np.array([float(rate) for rate in capacity.values()])
-        super().__init__(1 / self.floats / len(self.floats))
-        self.weights: Floats = np.zeros(0)
-        self.enough = np.inf
+        floats: Floats = np.array([float(rate) for rate in capacity.values()])
+        super().__init__(floats, 1 / floats / len(floats))
         self.generate(effort, "channels between hosts")
-        self.optimum = float(self.weights.sum())
+        self.optimum = float(self.shares.sum())
         self.listed: list[HostChannel] = list(self.columns)
-        self.loads = np.zeros((len(self.listed), len(self.floats)))
+        self.loads = np.zeros((len(self.listed), len(floats)))
         for number, uses in enumerate(self.columns.values()):
             self.loads[number, list(uses)] = list(uses.values())
-        self.loads /= self.floats
+        self.loads /= floats
 
     # -- the linear program
 
-    def price_columns(self) -> list[_Offer]:
+    def price_columns(self) -> list[HostChannel]:
         """Return channels that improve the program; store the bound that the prices prove."""
         offers = sorted(
             (offer for net in range(len(self.network.nets)) for offer in self._price_nic(net)),
-            key=lambda offer: offer.price,
+            key=lambda offer: offer[0],
         )
         if not offers:
             raise InfeasibleError("no path from a NIC through all GPUs of a host exists")
-        if offers[0].price > 0:
-            bound = float(self.floats @ self.prices) / offers[0].price
-            if bound < self.enough:
-                self.enough, self.best = bound, self.prices
-        return [offer for offer in offers if self._improves(offer.channel)]
+        if offers[0][0] > 0:
+            self.raise_bound(offers[0][0])
+        return [channel for _, channel in offers if not self.columns or self.improves(channel)]
 
-    def _price_nic(self, net: int) -> list[_Offer]:
+    def _price_nic(self, net: int) -> list[tuple[float, HostChannel]]:
         distance = self._measure(net)
         return [
-            _Offer(price, HostChannel(tuple(node - 1 for node in circuit), (net, net)))
+            (price, HostChannel(tuple(node - 1 for node in circuit), (net, net)))
             for price, circuit in cheapest_circuits(distance, _OFFERS, self.effort)
         ]
 
-    def _improves(self, channel: HostChannel) -> bool:
-        if not self.columns or channel in self.columns:
-            return not self.columns
-        uses = self._count_uses(channel)
-        return sum(float(self.dual[row]) * load for row, load in uses.items()) < 1 - _TOLERANCE
-
-    def _count_uses(self, channel: HostChannel) -> dict[int, float]:
-        loads = self.network.count_loads(self.pattern, channel)
+    def count_uses(self, column: HostChannel) -> dict[int, float]:
+        """Return the load of a channel on each row."""
+        loads = self.network.count_loads(self.pattern, column)
         return {self.rows[row]: float(load) for row, load in loads.items() if row in self.rows}
-
-    def solve(self, fresh: Sequence[_Offer], effort: Effort) -> bool:
-        """Add channels and solve the program; return False if it has no optimum."""
-        for offer in fresh:
-            self.columns[offer.channel] = self._count_uses(offer.channel)
-        solved = pack(list(self.columns.values()), self.floats, effort)
-        if solved is not None:
-            self.weights, self.dual = solved
-        return solved is not None
 
     def is_enough(self) -> bool:
         """Return whether the channels reach the bound, or are too many."""
-        reached = float(self.weights.sum()) >= self.enough * (1 - _TOLERANCE)
-        return bool(self.columns) and (reached or len(self.columns) > _MAX_COLUMNS)
+        return super().is_enough() or len(self.columns) > _MAX_COLUMNS
 
     def _describe(self) -> str:
         return f"channels between hosts: {len(self.columns)}"
@@ -154,7 +132,7 @@ class ChannelSearch(ColumnGeneration[_Offer]):
 
     def round(self, count: int) -> tuple[HostChannel, ...]:
         """Return the best `count` equal channels found, in an order with balanced prefixes."""
-        begun = round_down(self.weights / self.weights.sum(), count)
+        begun = round_down(self.shares / self.shares.sum(), count)
         filled = fill_up(self.loads, begun, count, self.effort)
         chosen = exchange(self.loads, filled, self.effort, "channels between hosts")
         return tuple(self.listed[chosen[at]] for at in interleave(self.loads[chosen]))
