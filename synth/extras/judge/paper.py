@@ -1,4 +1,4 @@
-"""What stock NCCL reaches on paper: at large sizes, with every link at its rate."""
+"""What stock NCCL or RCCL reaches on paper: at large sizes, with every link at its rate."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -8,8 +8,9 @@ from ....topo.errors import TopoplanError
 from ....topo.graph import Topology
 from ...bounds.assumptions import scale_guesses
 from ..nccl_files.guard import BETWEEN_CPUS
+from ..stock.library import reach
 from ..stock.model import StockModel, model_stock
-from ..stock.on_paper import StockRate, USUAL_SIZE_bytes, rate_stock
+from ..stock.on_paper import StockRate, USUAL_SIZE_bytes
 from .rates import Rate
 
 # By how much guessed rates may be wrong.
@@ -18,7 +19,7 @@ _OFF = Fraction(BETWEEN_CPUS[-1])
 
 @dataclass(frozen=True)
 class Stock:
-    """The algbw in GB/s that stock NCCL reaches on paper, and by what, in words.
+    """The algbw in GB/s that the stock library reaches on paper, and by what, in words.
 
     With `is_limit` it is the most that such channels carry between hosts, not what NCCL finds.
     `least_GBps` and `most_GBps` are what it can be at other values of guessed rates, which may be
@@ -33,10 +34,10 @@ class Stock:
 
 
 def find_stock(collective: str, topology: Topology, channels: Rate | None) -> Stock | None:
-    """Return what stock NCCL reaches on paper; None if unknown.
+    """Return what the stock library reaches on paper; None if unknown.
 
-    `channels` is the rate of those that a log or a graph file shows. Without them it is that of
-    `rate_stock`. The rates are those of the topology, as for the options, not the constants of
+    `channels` is the rate of those that a log or a graph file shows. Without them it is that of the
+    machine's library. The rates are those of the topology, as for the options, not the constants of
     NCCL.
     """
     if channels is not None:
@@ -60,7 +61,7 @@ def _rate_channels(channels: Rate, topology: Topology) -> Stock:
 
 def _find_rate(collective: str, topology: Topology) -> StockRate | None:
     try:
-        rate = rate_stock(collective, topology)
+        rate = reach(collective, topology)
     except TopoplanError:
         return None
     return rate if isinstance(rate, StockRate) else None

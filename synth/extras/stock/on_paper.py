@@ -56,7 +56,7 @@ _FABRICS = ("nvlink", "xgmi")
 
 @dataclass(frozen=True)
 class StockRate:
-    """The algbw in GB/s of a collective by stock NCCL at large sizes, on paper.
+    """The algbw in GB/s of a collective by a stock library at large sizes, on paper.
 
     `shape` is "rings" or "trees". With `is_limit` it is no model of what NCCL finds, but the most
     that such channels carry between `hosts` hosts. `assumes` has a line for each fact that the
@@ -68,12 +68,13 @@ class StockRate:
     is_limit: bool
     hosts: int
     assumes: tuple[str, ...]
+    library: str = "NCCL"
 
     @property
     def name(self) -> str:
         """What reaches the figure, or less if it is a limit, in words."""
         if not self.is_limit:
-            return f"the {self.shape} that stock NCCL finds (modelled)"
+            return f"the {self.shape} that stock {self.library} finds (modelled)"
         return "a flat ring" if self.shape == RINGS else "a tree over the hosts"
 
     @property

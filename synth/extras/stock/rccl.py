@@ -125,7 +125,8 @@ class RcclHost:
         ]
         rates = {link.bandwidth_GBps for links in joined for link in links}
         total_GBps = min(rates) * min(map(len, joined))
-        return StockRate(total_GBps / share(len(self.topology.ranks)), RINGS, False, 1, ())
+        algbw_GBps = total_GBps / share(len(self.topology.ranks))
+        return StockRate(algbw_GBps, RINGS, is_limit=False, hosts=1, assumes=(), library="RCCL")
 
 
 # Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.

@@ -593,3 +593,8 @@ def test_where_latency_decides_nothing_falls(desk: Desk) -> None:
     small = row(1 << 18, 1.2, 1.2) + row(1 << 19, 0.6, 0.6)
     file = desk.judge(HEADER + small + row(1 << 28, 15.4, 15.4), "--topology", "switch:2@16")
     assert "fall-allreduce" not in names(file)
+
+
+def test_stock_of_amd_gpus_is_that_of_rccl(desk: Desk) -> None:
+    _, text, _ = desk.run(write_table(119, 8), "--topology", "mi300x")
+    assert "the 256 GB/s that the rings that stock RCCL finds (modelled) carry on paper" in text
