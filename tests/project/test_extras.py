@@ -122,6 +122,16 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
 
+@pytest.mark.parametrize("extra", extras.EXTRAS, ids=lambda extra: extra.name)
+def test_the_folder_of_an_extra_says_what_it_is_for(extra: extras.Extra) -> None:
+    folder = Path(extras.__file__).parent / extra.paths[0]
+    if folder.suffix:
+        return  # its docstring says so
+    title, _, what, _, *points = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    assert title == f"# {extra.name}"
+    assert what.endswith(".") and [line[:5] for line in points] == ["- For", "- Ent", "- Lim"]
+
+
 def test_an_extra_imports_the_core_and_what_it_needs() -> None:
     owners = {script.ROOT / path: extra for extra in EXTRAS for path in extra.paths}
     for folder, extra in owners.items():
