@@ -300,6 +300,14 @@ def test_a_name_that_looks_like_markup_is_printed_as_it_is() -> None:
     )
 
 
+def test_objects_describe_themselves_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = topoplan.synthesize("allreduce", "dgx1", "packing")
+    texts = [plan.topology.describe(), plan.describe(), plan.schedules[0].describe()]
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert [plan.topology.describe(), plan.describe(), plan.schedules[0].describe()] == texts
+    assert min(map(len, texts)) > 500
+
+
 def test_a_schedule_describes_its_first_transfers() -> None:
     (entry,) = topoplan.synthesize("broadcast", "switch:3", "packing", size="16M").entries
     head, titles, *rows = entry.schedule.describe().splitlines()

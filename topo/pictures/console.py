@@ -24,7 +24,8 @@ class SafeConsole(Console):
         if colour is None:
             colour = wants_colour(stream)
         options.setdefault("color_system", ("auto" if wraps else "standard") if colour else None)
-        super().__init__(**options)
+        # In a notebook rich displays what it prints, and writes nothing to a stream of ours.
+        super().__init__(**{"force_jupyter": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Escape a string and render it; rich calls this for each string that it prints.
