@@ -206,7 +206,7 @@ def measure_serve(seed: str) -> dict[str, Any]:
 
     import topoplan
     from topoplan.runtime.ranks.launch import EMULATED
-    from topoplan.runtime.ranks.turns import MAX_CALLS
+    from topoplan.runtime.ranks.race_timing import MAX_CALLS
 
     join()
     rank, world = dist.get_rank(), dist.get_world_size()

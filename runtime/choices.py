@@ -23,8 +23,8 @@ from .policy import Policy, check_plan, is_raced, races_stock
 from .race import Expected, Outcome, Race, name_times_us
 from .ranking import Candidates
 from .ranks.machine import Machine
+from .ranks.race_timing import MAX_ENTRANTS
 from .ranks.transport import Transport
-from .ranks.turns import MAX_ENTRANTS
 
 log = logging.getLogger("topoplan")
 

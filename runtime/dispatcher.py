@@ -28,9 +28,9 @@ from .program.layout import IN_PLACE, ends_numel
 from .race import OnCalls, Race, race_on_scratch
 from .ranking import Candidates
 from .ranks.machine import Machine, describe_machine
+from .ranks.race_timing import RaceTimer
 from .ranks.stock import StartedStock
 from .ranks.transport import Transport
-from .ranks.turns import Turns
 from .reductions import share_memory
 from .runners.contract import Opening, Play, Runner, open_runner
 from .runners.programs import Messages
@@ -380,7 +380,7 @@ class Dispatcher:
         try:
             race = self._begin_race(buffers, None)
             if race is not None:
-                turns = Turns(self.transport, f"the race at {size_bytes} bytes")
+                turns = RaceTimer(self.transport, f"the race at {size_bytes} bytes")
                 race_on_scratch(race, turns, run)
                 self.choices.log_surprise(size_bytes, race)
                 self.choices.end_race(size_bytes, race)

@@ -2,7 +2,7 @@
 
 A race goes in heats, whose entrants are timed against each other. All ranks see the same times, so
 they hold the same race. There is one rule of decision, and there are two ways to time a heat: by
-calls on scratch memory that are made for timing alone (`Turns`), of one group or of several at
+calls on scratch memory that are made for timing alone (`RaceTimer`), of one group or of several at
 once, and on the calls that users make (`OnCalls`).
 """
 
@@ -14,7 +14,7 @@ from datetime import date
 from functools import partial
 from typing import Generic, TypeVar
 
-from .ranks.turns import Trial, Turns
+from .ranks.race_timing import RaceTimer, Trial
 
 E = TypeVar("E", bound=Hashable)
 F = TypeVar("F", bound=Hashable)
@@ -143,7 +143,7 @@ class Race(Generic[E]):
 
 
 def race_on_scratch(
-    race: Race[E], turns: Turns, run: Callable[[E | None], object]
+    race: Race[E], turns: RaceTimer, run: Callable[[E | None], object]
 ) -> Outcome[E] | None:
     """Hold a race by calls for timing alone, each by `run(entrant)`; return its outcome.
 

@@ -1,7 +1,7 @@
 """Processes that make plans for ranks, forked from one that has imported the planner: its imports
 take longer than most of the plans that tests make.
 
-`synth/planner/test_apart.py` starts them as the product does.
+`synth/planner/test_planner_process.py` starts them as the product does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 # The socket of the process that planners are forked from.
 VARIABLE = "TOPOPLAN_TEST_PLANNERS"
-_PLANNER = "topoplan.synth.planner.apart"
+_PLANNER = "topoplan.synth.planner.planner_process"
 _PIECE_BYTES = 1 << 16
 
 
@@ -46,10 +46,10 @@ def serve(listener: socket.socket) -> None:
 def use_forked() -> None:
     """Let this process have its planners from the one that `VARIABLE` names, if it names one."""
     if VARIABLE in os.environ:
-        from topoplan.synth.planner import apart
+        from topoplan.synth.planner import planner_process
 
         own = {**vars(subprocess), "Popen": _start}
-        patch.object(apart, "subprocess", SimpleNamespace(**own)).start()
+        patch.object(planner_process, "subprocess", SimpleNamespace(**own)).start()
 
 
 def _start(command: Sequence[str], **options: Any) -> Any:

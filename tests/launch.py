@@ -46,7 +46,7 @@ _WHAT_COMMANDS_IMPORT = [
     "topoplan.runtime.measuring.bench",
     "topoplan.runtime.register",
     "topoplan.synth.planner.groups",
-    "topoplan.synth.planner.apart",
+    "topoplan.synth.planner.planner_process",
     "topoplan.synth.planner.synthesize",
 ]
 _WHAT_MODELS_IMPORT = [

@@ -17,7 +17,7 @@ from ..queues import start
 from ..works import get_done_work
 from . import NAME
 from .lifetime import GroupLifetime
-from .sizes import Key, Size
+from .sizes import Key, SizeState
 from .torch_tools import show_as
 
 # The names of collectives in torch's API, as profiles show them.
@@ -79,7 +79,7 @@ class BaseGroup(GroupLifetime):
 
     # Plan or plain group
 
-    def _find(self, call: GroupCall) -> Size | None:
+    def _find(self, call: GroupCall) -> SizeState | None:
         """Return the state of a call's size, or None if the plain group makes its calls."""
         if not self._devices_are_known:
             self._learn_devices()
@@ -194,7 +194,7 @@ class BaseGroup(GroupLifetime):
         )
 
     def _call_first(
-        self, call: GroupCall, size: Size, place: int, number: int, *, is_first: bool
+        self, call: GroupCall, size: SizeState, place: int, number: int, *, is_first: bool
     ) -> None:
         """Carry out a call of a size whose plan may not be there yet; only the queue may do so.
 
@@ -215,7 +215,7 @@ class BaseGroup(GroupLifetime):
 
     def _call_together(
         self,
-        sizes: Sequence[Size],
+        sizes: Sequence[SizeState],
         tensors: Sequence[torch.Tensor],
         results: list[torch.Tensor],
         opts: Any,

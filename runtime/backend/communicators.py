@@ -31,7 +31,7 @@ from .around import Around
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
-from .sizes import Key, Passes, Size
+from .sizes import Key, Passes, SizeState
 
 # Time for a search to end, before it is seen whether the store keeps it.
 _END_S = 5.0
@@ -65,7 +65,7 @@ class Communicators:
         self.by_key: dict[Key, Communicator | None] = {}
         self._store, self._addresses = store, addresses
         self._preparations: dict[Key, Preparation] = {}
-        self._sizes: dict[tuple[Key, int, bool], Size] = {}
+        self._sizes: dict[tuple[Key, int, bool], SizeState] = {}
         self._passes = Passes()
         # By device type, and whether ranks have their numbers in the launch, not in the group.
         self._shared: dict[tuple[str, bool], Transport] = {}
@@ -75,7 +75,7 @@ class Communicators:
 
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
-    ) -> Size | None:
+    ) -> SizeState | None:
         """Return the state of a collective at one size; None if the plain group makes its calls.
 
         The size is that of `parts` tensors like the given one.
@@ -100,7 +100,7 @@ class Communicators:
                 and self._codec(name) is None
                 and not self.must_plan(tensor, op)
             )
-            size = self._sizes[place] = Size(
+            size = self._sizes[place] = SizeState(
                 key,
                 self.plain._get_backend(torch.device("cpu")),
                 lambda: key not in self._preparations or self._preparations[key].future.done(),
@@ -118,8 +118,8 @@ class Communicators:
             self._preparations[key] = self.plans.prepare(key[0], key[1], device)
         return self._preparations[key].future.done()
 
-    def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
-        """Return the Size of each tensor's call, if these calls must go through plans.
+    def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[SizeState]:
+        """Return the state of the size of each tensor's call, if these calls must go through plans.
 
         Return an empty list if the plain group may make the calls, or no plan can serve one of
         them.

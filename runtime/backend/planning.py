@@ -15,7 +15,7 @@ from ...synth.strategy_names import DECORATED
 from ..cache import find_cache
 
 if TYPE_CHECKING:
-    from ...synth.planner.apart import FoundPlan
+    from ...synth.planner.planner_process import FoundPlan
     from ...synth.planner.whole import Synthesis
 
 log = logging.getLogger("topoplan")
@@ -38,9 +38,9 @@ def load_or_synthesize(
     apart: FoundPlan | None = None
     # Strategies of the script's own are known in this process alone.
     if is_stopped is not None and not DECORATED:
-        from ...synth.planner.apart import synthesize_apart
+        from ...synth.planner.planner_process import synthesize_in_process
 
-        apart = synthesize_apart(
+        apart = synthesize_in_process(
             collective,
             request.topology,
             request.effort.limit_s,

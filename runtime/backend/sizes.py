@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
 from ..program.layout import MEETING
-from ..ranks.turns import MAX_CALLS
+from ..ranks.race_timing import MAX_CALLS
 
 # A collective, its root, and the device type of its tensors.
 Key = tuple[str, int | None, str]
@@ -37,7 +37,7 @@ class Passes:
             self.count += 1
 
 
-class Size:
+class SizeState:
     """The calls of the collective `key` at one size, and from which call on they use its plan.
 
     The first calls are left to the stock collective, which starts at once, while a background

@@ -28,7 +28,7 @@ from topoplan.runtime.extras.slow_links.pace import Pace
 from topoplan.runtime.extras.slow_links.watch import SlowWatch, find_change
 from topoplan.runtime.race import Race, is_worthwhile
 from topoplan.runtime.ranking import Candidates
-from topoplan.runtime.ranks.turns import Trial, Turns
+from topoplan.runtime.ranks.race_timing import RaceTimer, Trial
 from topoplan.runtime.runners.contract import Opening
 from topoplan.runtime.runners.programs import Messages
 from topoplan.topo.measured.flows import Hop
@@ -144,7 +144,7 @@ def measure_turns(series_us: Sequence[Sequence[float]]) -> dict[str, Any]:
     times = [cycle(series) for series in series_us]
     transport = ScriptedTransport(lambda name: next(times[int(name)]))
     calls = [lambda name=str(i): transport.call(name) for i in range(len(times))]
-    medians_s = Turns(cast(Any, transport), "a race").measure_medians_s(calls)
+    medians_s = RaceTimer(cast(Any, transport), "a race").measure_medians_s(calls)
     counts = [transport.calls[str(i)] for i in range(len(times))]
     return {"medians_us": [round(x * 1e6, 2) for x in medians_s], "calls": counts}
 

@@ -17,7 +17,7 @@ import topoplan
 from ranks.checks import same_everywhere
 from ranks.ddp_options import MANY, Comparison, backward, data, fixed_order
 from ranks.training import Hook, distance, flat, network, preparing, wrapped
-from topoplan.runtime.ranks.turns import MAX_CALLS
+from topoplan.runtime.ranks.race_timing import MAX_CALLS
 
 # By use: the type and the first line of what was raised.
 Errors = dict[str, tuple[str, str]]

@@ -19,7 +19,7 @@ from ranks.checks import refused
 from ranks.topo_backend import start
 from ranks.training import flat, network, wrapped
 from topoplan.runtime.backend.process_group import TopoGroup
-from topoplan.runtime.ranks.turns import MAX_CALLS
+from topoplan.runtime.ranks.race_timing import MAX_CALLS
 
 CALLS = 45
 

@@ -7,7 +7,7 @@ from launch import run_ranks
 from ranks import first_calls
 
 import topoplan
-from topoplan.runtime.ranks.turns import MAX_CALLS, ROUNDS, Trial
+from topoplan.runtime.ranks.race_timing import MAX_CALLS, ROUNDS, Trial
 from topoplan.synth.ir.schedule import Schedule
 
 

@@ -11,7 +11,7 @@ from launch import run_ranks
 from ranks import scripted
 
 from topoplan.runtime.race import Expected, OnCalls, Race, is_worthwhile
-from topoplan.runtime.ranks.turns import is_open
+from topoplan.runtime.ranks.race_timing import is_open
 
 TIMES_S = {None: 5e-3, "ring": 4e-3, "tree": 4.9e-3, "ring x4": 3e-3}
 

@@ -18,7 +18,7 @@ from ...cache import Contest, find_cache
 from ...candidates import STOCK
 from ...compiled import Buffers
 from ...race import Expected, Outcome, Race, race_on_scratch
-from ...ranks.turns import Turns
+from ...ranks.race_timing import RaceTimer
 from .groups import JointGroups
 
 log = logging.getLogger("topoplan")
@@ -104,7 +104,7 @@ class _JointRace:
         stock: list[_Entrant] = [None] if self.has_stock else []
         expected = self._find_expected()
         race = make_race([_AS_PLANNED, *_SEGMENTS, *stock], expected)
-        turns = Turns(self.transport, "the race of a joint plan")
+        turns = RaceTimer(self.transport, "the race of a joint plan")
         outcome = race_on_scratch(race, turns, self._carry_out)
         if outcome is None:
             assert expected is not None

@@ -34,8 +34,8 @@ from ...compiled import Buffers
 from ...dispatcher import Dispatcher
 from ...race import WORTHWHILE, OnCalls, Race
 from ...ranking import Candidates
+from ...ranks.race_timing import MAX_ENTRANTS
 from ...ranks.transport import Transport
-from ...ranks.turns import MAX_ENTRANTS
 from ...runners.contract import Play
 from ..replanning.aside import plan_aside
 from ..replanning.segments import cut_like, find_nearest

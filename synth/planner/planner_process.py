@@ -41,7 +41,7 @@ class FoundPlan:
     cut_short: tuple[str, ...]
 
 
-def synthesize_apart(
+def synthesize_in_process(
     collective: Collective,
     topology: Topology,
     time_limit_s: float,

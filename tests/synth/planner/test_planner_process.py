@@ -18,8 +18,8 @@ from planned import synthesize
 from reports import Reports
 
 from topoplan.synth.ir.collective import collective_on
-from topoplan.synth.planner import apart
-from topoplan.synth.planner.apart import FoundPlan, synthesize_apart
+from topoplan.synth.planner import planner_process
+from topoplan.synth.planner.planner_process import FoundPlan, synthesize_in_process
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
@@ -30,7 +30,7 @@ RING = preset("ring:3")
 def plan(
     topology: Topology = RING, stop: threading.Event | None = None, limit_s: float = PLANNING_S
 ) -> FoundPlan | None:
-    return synthesize_apart(
+    return synthesize_in_process(
         collective_on("allreduce", topology),
         topology,
         limit_s,
@@ -65,8 +65,8 @@ class AnswersHere:
         said = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
             patch.setattr(sys, "stdin", io.StringIO(request.decode()))
-            patch.delitem(sys.modules, apart.__name__)
-            runpy.run_module(apart.__name__, run_name="__main__")
+            patch.delitem(sys.modules, planner_process.__name__)
+            runpy.run_module(planner_process.__name__, run_name="__main__")
         return said.getvalue().encode(), None
 
 
@@ -109,7 +109,7 @@ def test_the_clock_ends_a_process_that_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_endless(tmp_path, monkeypatch)
-    monkeypatch.setattr(apart, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(planner_process, "PATIENCE_S", 0.1)
     with pytest.raises(TimeLimitError, match="did not end within"):
         plan(limit_s=0.1)
 

@@ -72,7 +72,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Turns:
+class RaceTimer:
     """Time calls that all ranks of a transport make; `what` names their purpose in errors."""
 
     transport: Transport
