@@ -164,10 +164,10 @@ class OrderPacking(Packing[Column]):
             ):
                 offers, exact = self.orders.prove(shape, prices, effort.grant(self.patience_s))
         if exact and not offers:
-            kind = "cycle" if shape == RING else "chain"
+            kind = "cycle" if shape == RING else "path there and back"
             raise InfeasibleError(
-                f"{shape}: the topology has no {kind} through all GPUs that no other GPU must "
-                "forward for"
+                f"{shape}: the topology has none: no {kind} visits every GPU once without passing "
+                "through another GPU"
             )
         return offers, exact
 
