@@ -30,7 +30,8 @@ FILES = [
 ]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+# Without the lines of the next changelog, each in a file.
+PAGES = sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs" / "changes").glob("*")))
 DOCUMENTS = [ROOT / "README.md", *PAGES]
 TEXTS = [
     *DOCUMENTS,
