@@ -1,15 +1,22 @@
-"""What mkdocs calls while it builds the site (`make docs`): pages from outside docs/, and links to
-them.
+"""What mkdocs calls while it builds the site (`make docs`): the package for the reference of the
+API, helps of commands, pages from outside docs/, and links to them.
 """
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+
+from topoplan.cli.commands import import_command, list_commands
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where the site has what stands outside docs/: files of the checkout, and pages.
@@ -25,6 +32,33 @@ _COPIES = "files/"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _NAMED = re.compile(r"\[`?([\w./-]+\.md)`?\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+_VIEWS: list[tempfile.TemporaryDirectory[str]] = []  # gone when the build ends
+
+
+@event_priority(100)  # before the plugin that reads the package
+def on_config(config: Any) -> Any:
+    """Let mkdocstrings read the checkout as `topoplan`, whatever its folder is called."""
+    view = tempfile.TemporaryDirectory(prefix="topoplan-docs-")
+    (Path(view.name) / "topoplan").symlink_to(ROOT)
+    _VIEWS.append(view)
+    handlers = config.plugins["mkdocstrings"].config.handlers
+    handlers["python"]["paths"] = [view.name]
+    return config
+
+
+@patch.dict(os.environ, COLUMNS="80")
+def write_helps(markdown: str) -> str:
+    """Return the page of the commands with the help of each below its heading."""
+    parsers = [import_command(name).build_parser() for name in ("topoplan", *list_commands())]
+    for parser in parsers:
+        heading = f"\n## {parser.prog}\n"
+        if heading not in markdown:
+            raise PluginError(f"docs/commands.md: no heading {parser.prog}")
+        block = f"\n```text\n{parser.format_help().rstrip()}\n```\n"
+        markdown = markdown.replace(heading, heading + block)
+    return markdown
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -57,12 +91,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Return a page as the site needs it: its links and its lists."""
+    """Return a page as the site needs it: its links, its lists, and the helps of commands."""
     target = page.file.src_uri
     source = next(
         (file for file, name in PAGES.items() if name == target and file.endswith(".md")),
         f"docs/{target}",
     )
+    if target == "commands.md":
+        markdown = write_helps(markdown)
     parts = _FENCE.split(markdown)
     return "".join(
         part if part.startswith("```") else _adapt(part, source, target) for part in parts
