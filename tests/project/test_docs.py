@@ -53,17 +53,10 @@ def test_files_that_a_document_names_are_there(document: Path) -> None:
     assert missing == []
 
 
-def test_the_architecture_names_every_folder_of_the_product() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    folders = {
-        f"{file.parent.relative_to(ROOT).as_posix()}/"
-        for room in ("topo", "synth", "runtime", "cli")
-        for file in (ROOT / room).rglob("__init__.py")
-    }
-    parts = re.findall(r"`([\w/]+/)`", text)
-    assert [
-        x for x in folders if x not in parts and not any(x.endswith(f"/{part}") for part in parts)
-    ] == []
+def test_the_site_says_what_every_folder_of_the_product_has() -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra docs)")
+    folders = import_module("site_hooks").list_folders()
+    assert [folder for folder, doc in folders.items() if not doc] == [] and len(folders) > 50
 
 
 @pytest.mark.parametrize("document", TEXTS, ids=lambda path: path.name)
@@ -88,27 +81,27 @@ def _list_anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-def test_every_page_is_in_the_site_and_leads_from_the_start() -> None:
-    listed = set(
-        re.findall(
-            r" ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
-        )
+def test_every_page_is_in_the_site_and_two_clicks_from_the_start() -> None:
+    listed = re.findall(
+        r" ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
     )
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES}
-    assert pages - listed == {"hardware.md"} & pages
-    links = [
-        link
-        for name in ("index.md", "internals.md")
-        for link in read_page(ROOT / "docs" / name).links
-    ]
-    assert [page for page in pages - {"index.md", "hardware.md"} if page not in links] == []
+    assert pages <= set(listed)
+    reached = {"index.md"}
+    for _ in range(2):
+        reached |= {
+            link.partition("#")[0]
+            for name in reached & pages
+            for link in read_page(ROOT / "docs" / name).links
+        }
+    assert pages - reached == set()
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs" / "internals").glob("*.md")), ids=lambda path: path.name
-)
-def test_a_page_on_the_design_is_short(page: Path) -> None:
-    assert page.stat().st_size <= 12_000
+def test_the_documents_are_short() -> None:
+    """README and CONTRIBUTING included; not the schemas, pictures and the changelog."""
+    files = [*PAGES, ROOT / "docs" / "site.css", ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    files = [file for file in files if file.name != "map.md"]  # which goes when the move is done
+    assert sum(file.stat().st_size for file in files) <= 200_000
 
 
 def test_every_environment_variable_is_in_the_table() -> None:
@@ -157,6 +150,8 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
     assert (
         "usage: topo-synth" in pages["commands.html"]
         and "Return the verified plan" in pages["api.html"]
+        and "runtime/extras/reshard/" in pages["architecture.html"]
+        and "pcie_max_width" in pages["facts.html"]
     )
     fetched = re.compile(
         r"<(?:script|img|link|iframe|source)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>"
