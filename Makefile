@@ -10,7 +10,7 @@ SIDE_BY_SIDE = -n 3 --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-network flaky extras goldens torch-suite conformance-suite fault-tolerance-suite torch-versions trainers lint format schemas api cli-docs man screenshots notebook docs package shown setup gpu-test gpu-check clean
+.PHONY: demo test test-long test-network flaky extras goldens torch-suite conformance-suite fault-tolerance-suite torch-versions trainers lint format schemas man screenshots notebook docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -77,9 +77,6 @@ format: $(VENV)/.dev
 schemas: $(VENV)/.base
 	$(BIN)/python scripts/write_schemas.py
 
-api: $(VENV)/.base
-	$(BIN)/python scripts/write_api.py
-
 # The documents as a site, in site/: open site/index.html (searching needs a server: `python -m http.server -d site`).
 docs: $(VENV)/.docs
 	$(BIN)/python -m mkdocs build --quiet
@@ -87,9 +84,6 @@ docs: $(VENV)/.docs
 # What users get: the source distribution, the wheel made from it, and what must work from that in a fresh environment.
 package: $(VENV)/.dev
 	$(BIN)/python scripts/check_package.py
-
-cli-docs: $(VENV)/.base
-	$(BIN)/python scripts/write_cli_docs.py
 
 # The outputs of examples/research.ipynb, by running it without Jupyter.
 notebook: $(VENV)/.base
@@ -101,7 +95,7 @@ screenshots: $(VENV)/.base
 
 # man -l build/man/topo-synth.1
 man: $(VENV)/.dev
-	$(BIN)/python scripts/write_cli_docs.py --man build/man
+	$(BIN)/python scripts/write_man.py build/man
 
 # Every example of every help, as it is printed: some minutes.
 shown: $(VENV)/.dev

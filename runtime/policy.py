@@ -42,10 +42,11 @@ from .option_names import (
 if TYPE_CHECKING:
     from ..synth.plan import Plan
 
-# How the schedule for a size is picked: a name in MODES, or a function. The function gets the size
-# in bytes and the candidates, and returns one of them, None for the stock collective, or a name in
-# MODES; it must return the same on all ranks.
 ChooseMode = str | Callable[[int, Sequence[Schedule]], Schedule | str | None]
+"""How the schedule for a size is picked: a name in MODES, or a function. The function gets the size
+in bytes and the candidates, and returns one of them, None for the stock collective, or a name in
+MODES; it must return the same on all ranks.
+"""
 # Modes in which candidates race; among schedules that keep bits, without the stock collective.
 _RACED = (MODES[0], SAME_BITS)
 DEFAULT_TIMEOUT = timedelta(seconds=300)

@@ -2,7 +2,7 @@
 `make package`.
 
 The environment sees the libraries that are installed beside this Python, but no checkout. It is
-tried in another folder: topoplan --version, completion in bash, the three programs of docs/api.md,
+tried in another folder: topoplan --version, completion in bash, three programs of examples/,
 mypy --strict over them, `topo-report dgx1`, a plan without torch, and all that each page shows
 which has commands that are too slow for the tests.
 """

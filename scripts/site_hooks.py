@@ -1,15 +1,24 @@
-"""What mkdocs calls while it builds the site (`make docs`): pages from outside docs/, and links to
-them.
+"""What mkdocs calls while it builds the site (`make docs`): the package for the reference of the
+API, what pages take from the sources (helps, folders, keys), pages from outside docs/, and links.
 """
 
 from __future__ import annotations
 
+import ast
+import os
 import posixpath
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+
+from topoplan.cli.commands import import_command, list_commands
+from topoplan.topo.facts import keys
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where the site has what stands outside docs/: files of the checkout, and pages.
@@ -21,10 +30,70 @@ PAGES = {
     "README.md": "readme.md",
     "docs/schemas": "files.md",
 }
+FLOORS = ("topo", "synth", "runtime", "cli")
 _COPIES = "files/"
 _LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _NAMED = re.compile(r"\[`?([\w./-]+\.md)`?\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+_VIEWS: list[tempfile.TemporaryDirectory[str]] = []  # gone when the build ends
+
+
+@event_priority(100)  # before the plugin that reads the package
+def on_config(config: Any) -> Any:
+    """Let mkdocstrings read the checkout as `topoplan`, whatever its folder is called."""
+    view = tempfile.TemporaryDirectory(prefix="topoplan-docs-")
+    (Path(view.name) / "topoplan").symlink_to(ROOT)
+    _VIEWS.append(view)
+    handlers = config.plugins["mkdocstrings"].config.handlers
+    handlers["python"]["paths"] = [view.name]
+    return config
+
+
+@patch.dict(os.environ, COLUMNS="80")
+def write_helps(markdown: str) -> str:
+    """Return the page of the commands with the help of each below its heading."""
+    parsers = [import_command(name).build_parser() for name in ("topoplan", *list_commands())]
+    for parser in parsers:
+        heading = f"\n## {parser.prog}\n"
+        if heading not in markdown:
+            raise PluginError(f"docs/commands.md: no heading {parser.prog}")
+        block = f"\n```text\n{parser.format_help().rstrip()}\n```\n"
+        markdown = markdown.replace(heading, heading + block)
+    return markdown
+
+
+def list_folders() -> dict[str, str]:
+    """Return the folders of the product, with the first lines of their docstrings."""
+    files = [file for floor in FLOORS for file in sorted((ROOT / floor).rglob("__init__.py"))]
+    docs = {
+        f"{file.parent.relative_to(ROOT).as_posix()}/": ast.get_docstring(
+            ast.parse(file.read_text(encoding="utf-8"))
+        )
+        for file in files
+    }
+    return {folder: " ".join((doc or "").split("\n\n")[0].split()) for folder, doc in docs.items()}
+
+
+def write_folders(markdown: str) -> str:
+    """Return the page on the architecture with a table of the folders at its end."""
+    rows = [f"| `{folder}` | {doc} |" for folder, doc in list_folders().items()]
+    return "\n".join([markdown, "| folder | contents |", "| --- | --- |", *rows, ""])
+
+
+def write_keys(markdown: str) -> str:
+    """Return the page on facts with a table of all keys at its end."""
+    rows = [
+        f"| `{key.subject}` | `{key}` | {key.meaning} |"
+        for key in vars(keys).values()
+        if isinstance(key, keys.Key)
+    ]
+    return "\n".join([markdown, "| subject | key | value |", "| --- | --- | --- |", *rows, ""])
+
+
+# What pages have only on the site.
+WRITERS = {"commands.md": write_helps, "architecture.md": write_folders, "facts.md": write_keys}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -57,12 +126,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Return a page as the site needs it: its links and its lists."""
+    """Return a page as the site needs it: its links, its lists, and what it takes from sources."""
     target = page.file.src_uri
     source = next(
         (file for file, name in PAGES.items() if name == target and file.endswith(".md")),
         f"docs/{target}",
     )
+    if target in WRITERS:
+        markdown = WRITERS[target](markdown)
     parts = _FENCE.split(markdown)
     return "".join(
         part if part.startswith("```") else _adapt(part, source, target) for part in parts

@@ -37,8 +37,8 @@ MAX_TRANSFERS = 400_000
 # No limit on ranks.
 _ANY = sys.maxsize
 
-# A send for `build_schedule`: (step, sending rank, receiving rank, chunk, "copy" or "reduce").
 Send = tuple[int, int, int, int, Op]
+"""A send for `build_schedule`: (step, sending rank, receiving rank, chunk, "copy" or "reduce")."""
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 AUTO, OFF = "auto", "off"
 _OFF_NAMES = (OFF, "stock")
-# A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
-# "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
+"""A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
+"auto" or "off".
+"""
 
 
 @dataclass(frozen=True)

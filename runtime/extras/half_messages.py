@@ -1,9 +1,11 @@
 """End waits for messages of gloo whose connection was closed when they were half transferred.
 
-gloo tells all messages of a closed connection of it but the one that is being transferred
-(docs/gloo.md), whose wait ends at its deadline alone. A thread looks a few times a second for waits
-that last, and aborts those whose connection is closed. It asks gloo whether it is: then a receive
-of a message that nobody sends fails at once.
+gloo tells all messages of a closed connection of it but the one that is being transferred, whose
+wait ends at its deadline alone: `Pair::signalException` (gloo/transport/tcp/pair.cc at 70dc360)
+looks neither at the receive in progress (`rx_.ubuf`) nor at the unbound buffer of a send in
+progress (`op.ubuf` of `tx_`). A thread looks a few times a second for waits that last, and aborts
+those whose connection is closed. It asks gloo whether it is: then a receive of a message that
+nobody sends fails at once.
 """
 
 import ctypes

@@ -44,8 +44,8 @@ def check_torch() -> None:
 
 check_torch()  # here, as all that needs torch.distributed imports this module
 
-# Makes a process group whose operations have a timeout; all ranks that are to be in it call it.
 GroupMaker = Callable[[timedelta], dist.ProcessGroup]
+"""Makes a process group whose operations have a timeout; all ranks that are to be in it call it."""
 
 
 def uses_nccl(group: dist.ProcessGroup | None) -> bool:

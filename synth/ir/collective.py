@@ -19,7 +19,6 @@ from ...topo.errors import InputError, suggest
 if TYPE_CHECKING:
     from ...topo.graph import Topology
 
-# The names of the collectives in every command and in the API.
 CollectiveName = Literal[
     "allreduce",
     "allgather",
@@ -30,6 +29,7 @@ CollectiveName = Literal[
     "scatter",
     "alltoall",
 ]
+"""The names of the collectives in every command and in the API."""
 COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
 # Collectives whose pieces a list of demands names (synth/demands/demands.py).
 DemandName = Literal["alltoallv", "reshard"]

@@ -33,7 +33,6 @@ from topoplan.cli.synth import main as synth
 from topoplan.cli.topoplan import main
 from topoplan.topo.errors import InputError
 
-write_cli_docs = import_module("write_cli_docs")
 # Environment variable: run examples as they are printed, which takes some minutes (`make shown`).
 ALL = "TOPOPLAN_RUN_SHOWN"
 
@@ -233,7 +232,7 @@ def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
 ) -> None:
     pytest.importorskip("argparse_manpage")
     monkeypatch.setenv("COLUMNS", "80")
-    pages = write_cli_docs.write_man(tmp_path)
+    pages = import_module("write_man").write_man(tmp_path)
     assert [page.name for page in pages] == [
         "topoplan.1",
         *(f"topo-{name}.1" for name in list_own()),

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from goldens.signatures import list_signatures
+
 _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def record() -> dict[str, Any]:
     """Return the signature of each public name and member, and each schema's fields."""
-    signatures: dict[str, str] = _load("write_api").list_signatures()
+    signatures = list_signatures()
     schemas: dict[str, str] = _load("write_schemas").texts()
     return {**signatures, **{name: json.loads(text) for name, text in schemas.items()}}
 

@@ -2,7 +2,7 @@
 
 A key is a text, so that facts are plain strings in JSON, but product code takes keys from here
 only: a mistyped one does not import, and one that is not declared does not type-check.
-docs/facts.md lists all of them for readers of the JSON.
+The site lists all of them on the page docs/facts.md, for readers of the JSON.
 """
 
 from __future__ import annotations

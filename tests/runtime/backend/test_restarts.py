@@ -40,7 +40,7 @@ def test_a_job_comes_up_again_and_takes_the_new_plan(
 
 @pytest.mark.long
 def test_the_rest_starts_with_the_plan_without_a_rank(tmp_path: Path) -> None:
-    """The recipe of docs/training.md: a plan by topo-synth --without-rank, and a rank less."""
+    """The recipe of docs/faults.md: a plan by topo-synth --without-rank, and a rank less."""
     plan = tmp_path / "without-1.json"
     wanted = ("allreduce", "ring:3", "--without-rank", "1", "-o", str(plan))
     assert run_module("topoplan.cli.synth", *wanted).returncode == 0
