@@ -76,7 +76,7 @@ def test_every_command_has_the_common_options(
 ) -> None:
     options = build_parser(name)._option_string_actions
     assert {"-h", "--help", "--version", "-v", "--verbose", "-q", "--quiet"} <= set(options)
-    if name not in ("topoplan", "completion", "emulate"):
+    if name not in ("topoplan", "completion", "emulate", "extras"):
         assert "--force" in options and {"-o"} <= set(options)
     with pytest.raises(SystemExit) as ended:
         build_parser(name).parse_args(["--version"])
@@ -237,6 +237,7 @@ def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
     assert [page.name for page in pages] == [
         "topoplan.1",
         *(f"topo-{name}.1" for name in list_own()),
+        "topoplan-extras.1",
         "topoplan-completion.1",
     ]
     done = run_command("groff", "-man", "-Tascii", "-ww", *map(str, pages))
