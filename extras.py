@@ -70,7 +70,10 @@ The groups, and what an entry of each is:
   start, or before they measure a plan; only the extras here add.
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon. Only the extras here add.
-- `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
+- `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json; only the extras
+  here add.
+- `strategies`: a function of a Request that returns schedules (synth/planner/registry.py), for
+  `strategy=NAME`; only packages from outside add.
 
 A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
 at only for names that no extra here has, and for listings.
@@ -103,6 +106,9 @@ OTHERS, DIALECTS = "others", "dialects"
 RUN_FILES, RUN_MODES = "run_files", "run_modes"
 RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
+STRATEGIES = "strategies"
+# The groups to which packages from outside add.
+OPEN = (COMMANDS, STRATEGIES, RUNNERS, LAYERS, LINKS, CODECS, EXPORTS, FILES, EXPLANATIONS)
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
@@ -990,3 +996,11 @@ class Names:
         from importlib.metadata import entry_points  # looks at all packages, which takes time
 
         return list(entry_points(group=f"topoplan.{self.group}"))
+
+
+def list_points() -> list[EntryPoint]:
+    """Return the entry points of installed packages in all groups of topoplan, by their groups."""
+    from importlib.metadata import entry_points
+
+    groups = sorted(group for group in entry_points().groups if group.startswith("topoplan."))
+    return [point for group in groups for point in entry_points(group=group)]

@@ -31,18 +31,22 @@ _CORE = {
     "synth": "synthesize a plan for a collective on a topology, with its bound",
     "run": "run plans on real processes, beside the stock collectives",
 }
-COMPLETION = "completion"
-_COMPLETION = "print the script that lets a shell complete these commands"
+# Those that are no programs of their own; cli/extras/ is a folder, so that one's module is not it.
+_WITHIN = {
+    "extras": "list the extras, and what other packages add",
+    "completion": "print the script that lets a shell complete these commands",
+}
+_MODULES = {**{name: name for name in (*_CORE, *_WITHIN, "topoplan")}, "extras": "list_extras"}
 
 
 def list_commands() -> dict[str, str]:
     """Return the line about each command that is here, by name; other packages' are left out."""
-    return {**_CORE, **Names(COMMANDS).describe(), COMPLETION: _COMPLETION}
+    return {**_CORE, **Names(COMMANDS).describe(), **_WITHIN}
 
 
 def list_own() -> list[str]:
     """Return the commands that are also programs of their own, topo-NAME."""
-    return [name for name in list_commands() if name != COMPLETION]
+    return [name for name in list_commands() if name not in _WITHIN]
 
 
 def is_command(name: str) -> bool:
@@ -61,8 +65,8 @@ def import_command(name: str) -> Command:
     cannot be loaded.
     """
     command: Command = (
-        import_module(f".{name}", __package__)
-        if name in (*_CORE, COMPLETION, "topoplan")
+        import_module(f".{_MODULES[name]}", __package__)
+        if name in _MODULES
         else Names(COMMANDS).find(name)
     )
     return command

@@ -10,15 +10,8 @@ from collections.abc import Callable
 
 from ..extras import JOBS, MODES, Names
 from .shared.common import run_command
-from .synthesis.options import (
-    PLAN,
-    PROG,
-    build_parser,
-    check_options,
-    find_job,
-    find_mode,
-    is_of_schedules,
-)
+from .synthesis.added import PLAN, is_of_schedules
+from .synthesis.options import PROG, build_parser, check_options, find_job, find_mode
 
 
 def main(argv: list[str] | None = None) -> int:

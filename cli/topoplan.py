@@ -20,6 +20,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     ("topoplan run plan.json", "the plan on processes of this host, beside the stock allreduce"),
     *list_examples(PROG),
+    ("topoplan extras", "what there is beside the core, and what each extra adds"),
     ('eval "$(topoplan completion bash)"', "let the shell complete these commands"),
 )
 ABOUT = """\
@@ -35,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     flags = list(takewhile(lambda word: word in _FLAGS, arguments))
     name, *rest = arguments[len(flags) :] or [HELP]
     if name == HELP:
-        name, *rest = [*rest[:1], "--help"]
+        rest.insert(1, "--help")  # behind the command's name, before what the help is of
+        name, *rest = rest
     if name != HELP and is_command(name):
         return _run(name, [*flags, *rest])
     build_parser().parse_args([name])  # exits: with help, with the version, or with an error

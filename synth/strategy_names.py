@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from ..extras import WORDS, Names
+from ..extras import STRATEGIES, WORDS, Names
 from ..topo.errors import InputError, suggest
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 # The entry points with which installed packages add strategies.
-GROUP = "topoplan.strategies"
+GROUP = f"topoplan.{STRATEGIES}"
 # The built-in strategies, in the order in which auto tries them.
 STRATEGY_NAMES = (
     "packing",

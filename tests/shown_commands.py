@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -49,8 +50,9 @@ def print_help(name: str, columns: int = 80) -> str:
 
 def list_examples(name: str) -> list[str]:
     """Return the command lines that a command's help shows, from its text."""
-    block = print_help(name).partition("examples:\n")[2].partition("\n\n")[0]
-    return [line[2:] for line in block.splitlines() if not line.startswith("      ")]
+    blocks = re.findall(r"^(?:more )?examples:\n((?:  .*\n)+)", print_help(name), re.MULTILINE)
+    lines = "".join(blocks).splitlines()
+    return [line[2:] for line in lines if not line.startswith("      ")]
 
 
 def make_folder(folder: Path) -> Path:

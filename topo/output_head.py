@@ -13,6 +13,7 @@ OutputFormat = Literal[
     "topoplan-judge",
     "topoplan-judge-gate",
     "topoplan-place",
+    "topoplan-extras",
     "nccl-graph",
     "rccl-env",
     "nccl-tuner",

@@ -27,6 +27,10 @@ _INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 # Most columns of a paragraph in help texts: wider ones are hard to read.
 _MAX_PROSE = 100
+# What --help is given for one screen of it.
+_CORE = "core"
+# Column of the texts there, so that names of options and values are not on lines of their own.
+_SHORT_HELP_POSITION = 24
 # Text that replaces "(--option)" after an error about these parameters of the library.
 _ADVICE = {"overwrite": ", or give --force", "max_bytes": " (-e)"}
 # The name of the command in use if it is a subcommand of topoplan; see `call_as`.
@@ -41,23 +45,37 @@ Example = tuple[str, str]
 class Parser(argparse.ArgumentParser):
     """An argument parser whose help begins with examples, and whose errors are one line.
 
-    `about` follows the examples, in paragraphs. Every parser has --version, -v and -q. `spellings`
-    has other names of options, which are understood but not shown; `answers` has options of other
-    tools that this one lacks, with what to do instead.
+    `about` follows the examples, in paragraphs. Every parser has --version, -v and -q. With `first`
+    the help begins with so many examples and ends with the others, and `--help core` prints one
+    screen: these, and the options that no extra adds. `spellings` has other names of options, which
+    are understood but not shown; `answers` has options of other tools that this one lacks, with
+    what to do instead.
     """
 
     spellings: Mapping[str, str] = MappingProxyType({})
     answers: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, prog: str, examples: Sequence[Example], about: str, usage: str) -> None:
+    def __init__(
+        self,
+        prog: str,
+        examples: Sequence[Example],
+        about: str,
+        usage: str,
+        first: int | None = None,
+    ) -> None:
         super().__init__(
             prog=shown_name(prog), formatter_class=_Formatter, allow_abbrev=False, add_help=False
         )
-        self.examples, self.about = examples, about
+        self.examples, self.about, self._first = examples, about, first
+        self._of_extras: list[argparse._ArgumentGroup] = []
         indent = " " * len(f"usage: {self.prog} ")
         self.usage = f"{self.prog} " + f"\n{indent}".join(_wrap(usage, find_width() - len(indent)))
         common = self._common = self.add_argument_group("of every command")
-        common.add_argument("-h", "--help", action="help", help="show this help")
+        if first is None:
+            common.add_argument("-h", "--help", action="help", help="show this help")
+        else:
+            about_help = f"show this help, or with {_CORE} one screen of it"
+            common.add_argument("-h", "--help", action=_ShowHelp, metavar=_CORE, help=about_help)
         common.add_argument(
             "--version", action="version", version=f"topoplan {VERSION}", help="show the version"
         )
@@ -119,26 +137,49 @@ class Parser(argparse.ArgumentParser):
         print_error(f"{self.prog}: error: {message} (see {self.prog} --help)")
         raise SystemExit(2)
 
+    def add_extra(self, name: str) -> argparse._ArgumentGroup:
+        """Return a new group for what an extra adds, under its name; see `mention`."""
+        group = self.add_argument_group(name)
+        self._of_extras.append(group)
+        return group
+
     def format_help(self) -> str:
         """Return the help: examples as typed, paragraphs as wide as the terminal."""
         width = find_width()
-        lines = ["examples:"]
-        for command, meaning in self.examples:
-            lines += [f"  {command}", *_wrap(meaning, width, " " * 6)]
+        lines = ["examples:", *_list_examples(self.examples[: self._first], width)]
         for text in self.about.split("\n\n"):
             lines += ["", *_wrap(text, min(width, _MAX_PROSE))]
         self._action_groups.sort(key=lambda group: group is self._common)
         self.description = "\n".join(lines)
+        if self._first is not None:
+            others = _list_examples(self.examples[self._first :], width)
+            self.epilog = "\n".join(["more examples:", *others])
         return super().format_help()
+
+    def format_core_help(self) -> str:
+        """Return one screen of the help: some examples, and the core's options, a line for each."""
+        formatter = _ShortFormatter(self.prog)
+        formatter.add_usage(self.usage, [], [])
+        examples = self.examples[: self._first]
+        lines = [f"  {command}  # {meaning}" for command, meaning in examples]
+        formatter.add_text("\n".join(["examples:", *lines]))
+        for group in self._action_groups:
+            if group is not self._common and group not in self._of_extras:
+                formatter.start_section(group.title)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
+        formatter.add_text(f"{self.prog} --help has all of it, and what extras add.")
+        return formatter.format_help()
 
     def describe_in_prose(self) -> None:
         """Set `description` to `about` without the examples, for generated documentation."""
         self.description = "\n\n".join(" ".join(text.split()) for text in self.about.split("\n\n"))
 
-    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Print the help, or exit with code 1 if it cannot be written."""
+    def print_help(self, file: SupportsWrite[str] | None = None, *, is_core: bool = False) -> None:
+        """Print the help, or one screen of it; exit with code 1 if it cannot be written."""
         try:
-            (file or sys.stdout).write(self.format_help())
+            text = self.format_core_help() if is_core else self.format_help()
+            (file or sys.stdout).write(text)
         except OSError as error:
             raise SystemExit(_drop_output(self.prog, error, 0)) from None
 
@@ -166,6 +207,51 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return _wrap(text, width)
+
+
+class _ShortFormatter(_Formatter):
+    """Help with one line for each option, which says where its text is cut."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._max_help_position = _SHORT_HELP_POSITION
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [textwrap.shorten(text, width, placeholder=" ...")]
+
+
+class _ShowHelp(argparse.Action):
+    """Prints the help and ends; what else is given is what the user wants to know it for."""
+
+    def __init__(self, option_strings: Sequence[str], metavar: str, help: str, **_: Any) -> None:
+        super().__init__(
+            option_strings,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            nargs="?",
+            metavar=metavar,
+            help=help,
+        )
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        parser.print_help(is_core=values == _CORE)
+        parser.exit()
+
+
+def mention(group: argparse._ArgumentGroup, spelled: str, about: str) -> None:
+    """Show in a group of the help what is added to an option that stands elsewhere."""
+    group._group_actions.append(
+        argparse.Action([spelled], argparse.SUPPRESS, nargs=0, help=about.replace("%", "%%"))
+    )
+
+
+def _list_examples(examples: Sequence[Example], width: int) -> list[str]:
+    """Return lines of examples: the command as it is typed, what it is for below."""
+    return [
+        line
+        for command, meaning in examples
+        for line in (f"  {command}", *_wrap(meaning, width, " " * 6))
+    ]
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:

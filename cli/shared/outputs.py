@@ -19,7 +19,7 @@ from .progress import ProgressReporter
 OUTPUT: dict[str, Any] = {"type": file_name, "metavar": "FILE"}
 
 
-def add_force(parser: Parser, *others: str) -> None:
+def add_force(parser: Parser | argparse._ArgumentGroup, *others: str) -> None:
     """Add --force; `others` are the options besides -o that name files to write."""
     listed = " and ".join([", ".join(["-o", *others[:-1]]), *others[-1:]])
     what = "replace files that exist" if others else "replace a file that exists"

@@ -22,8 +22,8 @@ from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
 from ..shared.outputs import write_extra
 from ..shared.progress import Say
+from .added import LIBRARY_FORMATS
 from .job import SynthRun, bound_json
-from .options import LIBRARY_FORMATS
 
 # With more GPUs, the bound with the help of ranks that were left out takes too long.
 _MAX_HELPED_RANKS = 128

@@ -6,27 +6,26 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ...extras import (
-    ADDITIONS,
-    CURVES,
-    EXPLANATIONS,
-    EXPORTS,
-    FILES,
-    JOBS,
-    MODES,
-    PROMISES,
-    WORDS,
-    Names,
-)
 from ...synth.ir.collective import COLLECTIVES, DemandName, spell_collective
 from ...synth.strategy_names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
 from ..shared.common import Example, Parser, list_examples, shown_name
 from ..shared.formats import check_pictures, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
+from .added import (
+    ADDED_JOBS,
+    ADDED_MODES,
+    PLAN,
+    Formats,
+    add_options,
+    is_of_schedules,
+    list_suffixes,
+    list_taking,
+    takes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from ...synth.request import TreeLimits
 
@@ -35,39 +34,17 @@ DEFAULT_SIZE = "1G"
 # Enough for every preset; larger machines and --pareto may need more.
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
-PLAN = "plan"
-# Formats for other programs, of extras: files that tune libraries, and those that hold one of the
-# plan's schedules.
-LIBRARY_FORMATS = Names(FILES)
-SCHEDULE_FORMATS = Names(EXPORTS)
-# Options of extras that do something else with the topology; refused where their extra is not here.
-_MODES = Names(MODES)
-# Those that do something else with what is planned; likewise.
-_JOBS = Names(JOBS)
+# The help begins with so many examples, which `--help core` has too.
+_FIRST_EXAMPLES = 4
 EXAMPLES: tuple[Example, ...] = (
-    (
-        "topo-synth allreduce dgx1",
-        "the fastest schedule for each size, and its gap",
-    ),
-    (
-        "topo-synth allreduce topo.xml -o plan.json",
-        "write the plan, for topo-run and the DDP hook",
-    ),
-    (
-        "topo-synth allgather dgx1 --pareto",
-        "the Pareto front of steps and rounds",
-    ),
+    ("topo-synth allreduce dgx1", "the fastest schedule for each size, and its gap"),
+    ("topo-synth allreduce topo.xml -o plan.json", "the plan, for topo-run and DDP"),
+    ("topo-synth allreduce mesh:8x8 --bound-only", "how fast can a schedule be?"),
+    ("topo-synth allreduce dgx1 --without-link 0:3", "a plan without that link"),
+    ("topo-synth allgather dgx1 --pareto", "the Pareto front of steps and rounds"),
     (
         "topo-synth alltoall dgx1 --instance 3,3,8",
         "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
-    ),
-    (
-        "topo-synth allreduce mesh:8x8 --bound-only",
-        "only the bounds: how fast can a schedule be?",
-    ),
-    (
-        "topo-synth allreduce dgx1 --without-link 0:3",
-        "a plan for the machine without that link",
     ),
     ("topo-synth allreduce dgx-a100:2 --max-trees 16", "at most 16 trees"),
     (
@@ -92,26 +69,26 @@ fastest for every range of sizes.
 """
 
 
-class _Formats:
-    """All values of --format; formats of other packages are looked at for what is not ours."""
-
-    def __contains__(self, name: object) -> bool:
-        return not is_of_schedules(name) or name in SCHEDULE_FORMATS
-
-    def __iter__(self) -> Iterator[str]:
-        yield PLAN
-        yield from LIBRARY_FORMATS
-        yield from SCHEDULE_FORMATS
-
-
 def build_parser() -> Parser:
-    """Return the parser of topo-synth's command line."""
+    """Return the parser of topo-synth's command line.
+
+    Its help begins with what most people need, and has what extras add under their names.
+    """
     parser = Parser(
         PROG,
         EXAMPLES,
         ABOUT,
         "COLLECTIVE TOPOLOGY [--strategy S] [--size BYTES] [-o FILE] ...",
+        first=_FIRST_EXAMPLES,
     )
+    _add_usual(parser)
+    _add_more(parser)
+    add_options(parser)
+    return parser
+
+
+def _add_usual(parser: Parser) -> None:
+    """Add what most people need."""
     add = parser.add_argument
     add(
         "first",
@@ -126,21 +103,69 @@ def build_parser() -> Parser:
         metavar="TOPOLOGY",
         help="a preset (dgx1, mesh:4x4, ...), a file, or local",
     )
-    add("--collective", metavar="C", help="COLLECTIVE, as an option")
-    add("--topology", metavar="T", help="TOPOLOGY, as an option")
     add(
         "--strategy",
         default="auto",
         metavar="S",
-        help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or {STRATEGY_NAMES[-1]}; one "
-        "that a package adds (docs/api.md)"
-        + "".join(f"; or {word}:{what}" for word, what in Names(WORDS).describe().items()),
+        help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or {STRATEGY_NAMES[-1]}; or one "
+        "that a package adds (docs/api.md)",
     )
     add(
         "--size",
         metavar="BYTES",
         help=f"buffer size to report on (default {DEFAULT_SIZE}; for demands, their bytes)",
     )
+    add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
+    add(
+        "--format",
+        metavar="FORMAT",
+        choices=Formats(),
+        help="plan (default), or for other programs, by what extras and packages add",
+    )
+    add(
+        "--group",
+        metavar="LIST",
+        help="plan for these ranks alone: 0,1 or 0-3; all options number the ranks of the whole "
+        "machine",
+    )
+    add(
+        "--without-link",
+        action="append",
+        default=[],
+        metavar="A:B",
+        help="plan for the machine without this link (device ids or rank numbers), and compare "
+        "with the whole machine; may be repeated, as --without-rank and --scale-link",
+    )
+    add("--bound-only", action="store_true", help="print only the bound and its certificate")
+    add(
+        "--pareto",
+        action="store_true",
+        help="find the Pareto front of steps and rounds (R/C) by exact synthesis",
+    )
+    add(
+        "--time-limit",
+        type=float,
+        default=DEFAULT_TIME_LIMIT_S,
+        metavar="SECONDS",
+        help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, "
+        "searches go further in proportion",
+    )
+    add("--json", action="store_true", help="one JSON object on standard output")
+    add_csv(parser, "the table's rows (with --pareto: the front's)")
+    add(
+        "--plot",
+        **OUTPUT,
+        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan and the "
+        "bound; with --pareto: the front",
+    )
+
+
+def _add_more(parser: Parser) -> None:
+    """Add the core's other options."""
+    group = parser.add_argument_group("more options")
+    add = group.add_argument
+    add("--collective", metavar="C", help="COLLECTIVE, as an option")
+    add("--topology", metavar="T", help="TOPOLOGY, as an option")
     add(
         "--traffic",
         metavar="FILE",
@@ -153,9 +178,6 @@ def build_parser() -> Parser:
         help="in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that need "
         "each one (docs/files.md)",
     )
-    modes = _MODES.describe()
-    for name in _MODES.list_all():
-        add(f"--{name}", help=modes.get(name, argparse.SUPPRESS))
     add(
         "--root",
         type=int,
@@ -164,57 +186,11 @@ def build_parser() -> Parser:
         "given, before --without-rank (default: the first rank that stays)",
     )
     add(
-        "--group",
-        metavar="LIST",
-        help="plan for these ranks alone: 0,1 or 0-3; all options number the ranks of the whole "
-        "machine",
-    )
-    add(
         "--helpers",
         metavar="LIST",
-        help=f"with {', '.join(['--group', *(f'--{name}' for name in modes)])} or demands: the "
-        "other ranks that may relay, copy and add for a group: rest (default), none, or a list",
-    )
-    add(
-        "--pareto",
-        action="store_true",
-        help="find the Pareto front of steps and rounds (R/C) by exact synthesis",
-    )
-    add("--max-steps", type=int, metavar="S", help="with --pareto: at most this many steps")
-    add(
-        "-k",
-        "--slack",
-        dest="slack",
-        type=int,
-        metavar="K",
-        help="with --pareto: only k-synchronous rows, R <= S + K",
-    )
-    add(
-        "--instance",
-        action="append",
-        metavar="C,S,R",
-        help="decide whether a schedule of so many chunks, steps and rounds exists (exit code "
-        "3: there is none); may be repeated",
-    )
-    add(
-        "--epsilon",
-        metavar="E",
-        help="packing: the fewest trees whose gap to the bound is at most this (0.05: 5 %%)",
-    )
-    add("--max-trees", type=int, metavar="N", help="packing: at most this many trees")
-    add(
-        "--max-depth",
-        type=int,
-        metavar="N",
-        help="packing: at most this many hops from any rank to the root of a tree",
-    )
-    add(
-        "--without-link",
-        action="append",
-        default=[],
-        metavar="A:B",
-        help="plan for the machine without this link (device ids or rank numbers), and compare "
-        "with the whole machine; may be repeated, as the next two",
+        help=f"with {', '.join(['--group', *(f'--{name}' for name in ADDED_MODES.describe())])} "
+        "or demands: the other ranks that may relay, copy and add for a group: rest (default), "
+        "none, or a list",
     )
     add(
         "--without-rank",
@@ -233,133 +209,47 @@ def build_parser() -> Parser:
         metavar="A:B=F",
         help="plan for the machine with this link at F times its bandwidth",
     )
-    jobs, parts = _JOBS.describe(), Names(EXPLANATIONS).describe().values()
-    for name in _JOBS.list_all():
-        about = "; ".join((jobs[name], *parts)) if name in jobs else argparse.SUPPRESS
-        add(f"--{name}", action="store_true", help=about)
-    add(
-        "--reproducible",
-        action="store_true",
-        help=Names(PROMISES).describe().get("reproducible", argparse.SUPPRESS),
-    )
-    add(
-        "--spare",
-        choices=("links",),
-        help=Names(ADDITIONS).describe().get("spare", argparse.SUPPRESS),
-    )
-    add("--bound-only", action="store_true", help="print only the bound and its certificate")
-    add(
-        "--time-limit",
-        type=float,
-        default=DEFAULT_TIME_LIMIT_S,
-        metavar="SECONDS",
-        help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, "
-        "searches go further in proportion",
-    )
-    add(
-        "--format",
-        metavar="FORMAT",
-        choices=_Formats(),
-        help=f"plan (default){_describe_added_formats()}",
-    )
-    add(
-        "--nccl-version",
-        metavar="V",
-        help=_of_formats(
-            "--nccl-version",
-            "the NCCL in use, such as 2.21 (default: the newest); older ones take fewer channels, "
-            "and do not start on all machines",
-        ),
-    )
-    add(
-        "--hosts",
-        type=int,
-        metavar="N",
-        help=_of_formats(
-            "--hosts",
-            "write the file for jobs of N hosts like the topology, which has the NICs (default: "
-            "one host)",
-        ),
-    )
-    add(
-        "--no-guard",
-        action="store_true",
-        help=_of_formats(
-            "--no-guard",
-            "write the file even where stock NCCL or RCCL may be as fast, or does not start with "
-            "it",
-        ),
-    )
-    add(
-        "--measured",
-        action="append",
-        default=[],
-        metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE",
-        help=_of_formats(
-            "--measured", "what topo-run --stock --json printed with these forced; may be repeated"
-        ),
-    )
-    add("--json", action="store_true", help="one JSON object on standard output")
-    add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
+    _add_searches(group)
     add(
         "--trace",
         **OUTPUT,
         help="write when each transfer is predicted to begin and end at --size: a Chrome trace, "
         "which Perfetto (ui.perfetto.dev) opens, or a timeline as .svg, .png or .pdf",
     )
+    add_force(group, "--trace", "--plot", "--csv")
+
+
+def _add_searches(group: argparse._ArgumentGroup) -> None:
+    """Add what limits trees and exact searches."""
+    add = group.add_argument
     add(
-        "--plot",
-        **OUTPUT,
-        help="write curves of bandwidth against size as .svg, .png or .pdf: "
-        + ", ".join(("the plan", *Names(CURVES).describe().values(), "the bound"))
-        + "; with --pareto: the front",
+        "--epsilon",
+        metavar="E",
+        help="packing: the fewest trees whose gap to the bound is at most this (0.05: 5 %%)",
     )
-    add_csv(parser, "the table's rows (with --pareto: the front's)")
-    add_force(parser, "--trace", "--plot", "--csv")
-    return parser
-
-
-def is_of_schedules(name: object) -> bool:
-    """Return whether a value of --format is that of a schedule, if any: no plan, and no file for a
-    library.
-    """
-    if name == PLAN or name in LIBRARY_FORMATS.describe():
-        return False
-    return name in SCHEDULE_FORMATS.describe() or name not in LIBRARY_FORMATS
-
-
-def _describe_added_formats() -> str:
-    files, schedules = (
-        "; ".join(f"{name}: {about}" for name, about in names.describe().items())
-        for names in (LIBRARY_FORMATS, SCHEDULE_FORMATS)
+    add("--max-trees", type=int, metavar="N", help="packing: at most this many trees")
+    add(
+        "--max-depth",
+        type=int,
+        metavar="N",
+        help="packing: at most this many hops from any rank to the root of a tree",
     )
-    return (f"; {files}" if files else "") + (
-        f"; the plan's schedule for --size: {schedules}" if schedules else ""
+    add("--max-steps", type=int, metavar="S", help="with --pareto: at most this many steps")
+    add(
+        "-k",
+        "--slack",
+        dest="slack",
+        type=int,
+        metavar="K",
+        help="with --pareto: only k-synchronous rows, R <= S + K",
     )
-
-
-def _takes(name: str, option: str) -> bool:
-    """Return whether a value of --format is that of a file which an option is for."""
-    if name == PLAN or is_of_schedules(name):
-        return False
-    return option in LIBRARY_FORMATS.find(name).options
-
-
-def _list_taking(option: str) -> list[str]:
-    """Return the formats that an option is for, but those of other packages."""
-    return [name for name in LIBRARY_FORMATS.describe() if _takes(name, option)]
-
-
-def _of_formats(option: str, what: str) -> str:
-    """Return the help of an option that some formats take; none if none of them is here."""
-    names = _list_taking(option)
-    return f"with {', '.join(names)}: {what}" if names else argparse.SUPPRESS
-
-
-def _list_suffixes() -> dict[str, str]:
-    """Return the formats that the suffix of a file's name implies."""
-    suffixes = {LIBRARY_FORMATS.find(name).suffix: name for name in LIBRARY_FORMATS.describe()}
-    return {".json": PLAN, **{suffix: name for suffix, name in suffixes.items() if suffix}}
+    add(
+        "--instance",
+        action="append",
+        metavar="C,S,R",
+        help="decide whether a schedule of so many chunks, steps and rounds exists (exit code "
+        "3: there is none); may be repeated",
+    )
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -368,7 +258,7 @@ def check_options(args: argparse.Namespace) -> None:
     `args.collective` and `args.topology` are set from the arguments without an option.
     """
     _settle_request(args)
-    args.format = choose_format(args, _list_suffixes(), PLAN, args.format)
+    args.format = choose_format(args, list_suffixes(), PLAN, args.format)
     if Path(args.trace or "").suffix.lower() != ".json":
         check_pictures(args, "trace")
     check_pictures(args, "plot")
@@ -416,12 +306,12 @@ def _settle_request(args: argparse.Namespace) -> None:
 
 def find_mode(args: argparse.Namespace) -> str | None:
     """Return the name of the extra's option that says what to do, or None."""
-    return next((name for name in _MODES.list_all() if getattr(args, name)), None)
+    return next((name for name in ADDED_MODES.list_all() if getattr(args, name)), None)
 
 
 def find_job(args: argparse.Namespace) -> str | None:
     """Return the name of the extra's option that says what to do with what is planned, or None."""
-    return next((name for name in _JOBS.list_all() if getattr(args, name)), None)
+    return next((name for name in ADDED_JOBS.list_all() if getattr(args, name)), None)
 
 
 def _sort_words(words: list[str], args: argparse.Namespace) -> tuple[str | None, str | None]:
@@ -448,7 +338,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
     }
     fronts = {"--max-steps": args.max_steps, "-k": args.slack}
     exacts = {"--pareto": args.pareto, "--instance": args.instance}
-    explains = {f"--{name}": getattr(args, name) for name in _JOBS.list_all()}
+    explains = {f"--{name}": getattr(args, name) for name in ADDED_JOBS.list_all()}
     files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
     limits = _given({**trees, **fronts, **explains, **exacts})
     others = {
@@ -460,7 +350,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
     is_exact = bool(args.pareto or args.instance)
     groups = {"--group": args.group, "--helpers": args.helpers}
     mode = find_mode(args)
-    modes = {f"--{name}": getattr(args, name) for name in _MODES.list_all()}
+    modes = {f"--{name}": getattr(args, name) for name in ADDED_MODES.list_all()}
     changes = {
         "--without-link": args.without_link,
         "--without-rank": args.without_rank,
@@ -563,8 +453,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
         *(
             (
                 _given({option: value}),
-                not _takes(args.format, option),
-                f"{{}} without --format {' or '.join(_list_taking(option))}: it has no effect "
+                not takes(args.format, option),
+                f"{{}} without --format {' or '.join(list_taking(option))}: it has no effect "
                 "then; leave it out",
             )
             for option, value in (

@@ -11,8 +11,8 @@ from ...topo.files import write_whole
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
 from ..shared.outputs import check_output
+from .added import SCHEDULE_FORMATS
 from .job import SynthRun, bound_json
-from .options import SCHEDULE_FORMATS
 from .plan import synthesize_job
 
 

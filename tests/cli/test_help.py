@@ -31,6 +31,7 @@ from topoplan.cli.commands import list_commands, list_own
 from topoplan.cli.shared.common import name_option
 from topoplan.cli.synth import main as synth
 from topoplan.cli.topoplan import main
+from topoplan.extras import EXPORTS, EXTRAS, FILES, JOBS, MODES
 from topoplan.topo.errors import InputError
 
 # Environment variable: run examples as they are printed, which takes some minutes (`make shown`).
@@ -75,7 +76,7 @@ def test_every_command_has_the_common_options(
 ) -> None:
     options = build_parser(name)._option_string_actions
     assert {"-h", "--help", "--version", "-v", "--verbose", "-q", "--quiet"} <= set(options)
-    if name not in ("topoplan", "completion", "emulate"):
+    if name not in ("topoplan", "completion", "emulate", "extras"):
         assert "--force" in options and {"-o"} <= set(options)
     with pytest.raises(SystemExit) as ended:
         build_parser(name).parse_args(["--version"])
@@ -226,6 +227,48 @@ def test_the_helps_start_light_and_soon(tmp_path: Path) -> None:
     assert done.stdout.startswith("usage: topoplan COMMAND ...\n\nexamples:\n  topoplan probe\n")
 
 
+def test_the_help_of_synth_begins_with_twelve_options_and_has_extras_by_name() -> None:
+    text = print_help("synth")
+    first, _, rest = text.partition("\n\nmore options:\n")
+    assert len(re.findall(r"^  -", first.partition("\noptions:\n")[2], re.MULTILINE)) == 12
+    assert len(first.splitlines()) <= 60
+    for extra in EXTRAS:
+        options = [*extra.adds.get(MODES, ()), *extra.adds.get(JOBS, ())]
+        section = rest.partition(f"\n\n{extra.name}:\n")[2].partition("\n\n")[0]
+        for option in options if extra.is_here else ():
+            assert f"  --{option} " in section
+        for name in (*extra.adds.get(EXPORTS, ()), *extra.adds.get(FILES, ())):
+            assert (f"  --format {name}" in section) == extra.is_here
+
+
+@pytest.mark.parametrize("ask", ["synth --help core", "help synth core", "synth -h core"])
+def test_one_screen_of_help_has_the_options_of_the_core_alone(
+    ask: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(ask))
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert (ended.value.code, said.err) == (0, "") and len(lines) <= 50
+    assert max(map(len, lines)) <= 80 and lines[0].startswith("usage: topoplan synth COLLECTIVE")
+    assert len([line for line in lines if line.startswith("  topo-synth ")]) == 4
+    parser = build_parser("synth")
+    added = [action for group in parser._of_extras for action in group._group_actions]
+    core = {
+        name for name, action in parser._option_string_actions.items() if action not in added
+    } - {"-h", "--help", "--version", "-v", "--verbose", "-q", "--quiet"}
+    columns = "\n".join(line[:24] for line in lines[8:-1])
+    assert set(re.findall(r"(?<= )--?[a-z][\w-]*(?=[ ,])", columns)) == core
+
+
+def test_help_before_other_words_is_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for ask in ("synth --help allreduce dgx1", "synth allreduce --help", "synth --help"):
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(ask))
+        assert ended.value.code == 0 and "\nof every command:\n" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff on this system")
 def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -236,6 +279,7 @@ def test_pages_for_man_are_made_of_the_parsers_and_have_the_examples(
     assert [page.name for page in pages] == [
         "topoplan.1",
         *(f"topo-{name}.1" for name in list_own()),
+        "topoplan-extras.1",
         "topoplan-completion.1",
     ]
     done = run_command("groff", "-man", "-Tascii", "-ww", *map(str, pages))

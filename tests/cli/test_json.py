@@ -30,6 +30,7 @@ _LINES = {
     "judge --topology dgx-a100 all_reduce_perf.txt --at-least 0.1": "topoplan-judge-gate",
     "place dgx1 --json": "topoplan-place",
     "place dgx1 --format json": "topoplan-place",
+    "extras --json": "topoplan-extras",
     "run PLAN --json -e 1K -n 1 -w 0": "topoplan-run",
     "run --stock --nproc 2 --collective allreduce,reduce --json -e 1K -n 1": "topoplan-run",
 }
