@@ -28,6 +28,8 @@ The groups, and what an entry of each is:
   (runtime/program/messages.py); only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
+- `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
+  the extras here add.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON; only the extras here
   add.
 - `tables`: a function of a topology and a number of columns that returns a TablePart
@@ -97,6 +99,7 @@ EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 FIELDS, TABLES, REVIEWS = "fields", "tables", "reviews"
+GRAPHS = "graphs"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 LAUNCHES = "launches"
@@ -138,6 +141,11 @@ class Extra:
 
 
 EXTRAS = (
+    Extra(
+        "networkx-graphs",
+        ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
+        {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
+    ),
     Extra(
         "gpudirect",
         ("topo/extras/gpudirect", "tests/extras/gpudirect"),

@@ -31,6 +31,7 @@ from topoplan.extras import (
     EXTRAS,
     FIELDS,
     FILES,
+    GRAPHS,
     LAUNCHES,
     LINKS,
     MODES,
@@ -116,6 +117,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(callable(dialects.find(name).add_options) for name in dialects.describe())
     reviews = Names(REVIEWS)
     assert all(isinstance(reviews.find(name), Review) for name in reviews.describe())
+    graphs = Names(GRAPHS)
+    assert all(callable(graphs.find(name).read) for name in graphs.describe())
     others = Names(OTHERS)
     assert all(callable(others.find(name).await_rows) for name in others.describe())
     modes, files = Names(RUN_MODES), Names(RUN_FILES)
