@@ -11,12 +11,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from verdicts import judge_pairs, list_findings
 
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import keys, load_facts
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
+from verdicts import list_findings
 
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import Collective
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.facts import load_facts

@@ -7,17 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fake_machine import NOT_SUPPORTED, OK, Machine
 from fake_nvml import asked, hybrid_cube_mesh, mig, notes, nvswitch_box, probed, two_socket_pcie
+from verdicts import judge_pairs, list_findings
 
 from topoplan.cli.probe import main
 from topoplan.topo.derived.hosts import join_hosts
-from topoplan.topo.doctor import Finding, list_findings
 from topoplan.topo.facts.keys import GPU_DENIED, GPU_LOST
-from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.loader.resolve import resolve
+
+if TYPE_CHECKING:
+    from topoplan.topo.extras.doctor import Finding
 
 HANDLE = "nvmlDeviceGetHandleByIndex_v2"
 NO_PERMISSION, LOST, RESET_REQUIRED, UNKNOWN_ERROR = 4, 15, 16, 999

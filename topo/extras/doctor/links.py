@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..facts import keys
-from ..facts.keys import gpu_subject
-from ..facts.view import WIRES
-from ..graph import Device
-from ..hardware import LOCAL_GBps
-from ..names import name_opposite
-from ..notes import NoteKind
+from ...facts import keys
+from ...facts.keys import gpu_subject
+from ...facts.view import WIRES
+from ...graph import Device
+from ...hardware import LOCAL_GBps
+from ...names import name_opposite
+from ...notes import NoteKind
 from .view import Check, DoctorView, Finding, Severity, format_GBps, has_two_gpus, join_names
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from ..derived.parts import NO_CLUSTER
-from ..facts import keys
-from ..facts.keys import Key, gpu_subject
+from ...derived.parts import NO_CLUSTER
+from ...facts import keys
+from ...facts.keys import Key, gpu_subject
 from .view import Case, Check, DoctorView, Finding, join_names
 
 _FABRIC: tuple[Key[Any], ...] = (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE)

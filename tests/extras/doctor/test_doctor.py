@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from thorough import count_examples
 
 from topoplan.topo.derived.hosts import join_hosts
-from topoplan.topo.doctor import Finding, examine, list_checks, list_findings, report
+from topoplan.topo.extras.doctor import Finding, examine, list_checks, list_findings, report
 from topoplan.topo.facts.keys import FABRIC_FAILED
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LOCAL_GBps

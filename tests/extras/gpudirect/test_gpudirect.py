@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from thorough import count_examples
 
 from topoplan.topo.errors import InputError
+from topoplan.topo.extras.gpudirect import Verdict, format_verdicts, group_verdicts, judge_pairs
 from topoplan.topo.facts import Fact, Facts, facts_to_json
 from topoplan.topo.formats import nccl_xml
-from topoplan.topo.gpudirect import Verdict, format_verdicts, group_verdicts, judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.notes import Note
 from topoplan.topo.presets import preset

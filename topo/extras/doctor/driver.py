@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from ..facts import keys
-from ..facts.keys import GPU, HOST, NVML, PCI, gpu_subject, pci_subject
-from ..notes import Note
+from ...facts import keys
+from ...facts.keys import GPU, HOST, NVML, PCI, gpu_subject, pci_subject
+from ...notes import Note
 from .links import MIN_PEERS, check_link_counts
 from .view import Case, Check, DoctorView, Finding, has_two_gpus, join_names
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-from ..facts import keys
-from ..graph import Device, Link
-from ..grouping import group_by_key
-from ..matrix import ConnectionFinder
+from ...facts import keys
+from ...graph import Device, Link
+from ...grouping import group_by_key
+from ...matrix import ConnectionFinder
 from .view import (
     Check,
     DisjointSets,

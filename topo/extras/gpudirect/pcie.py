@@ -10,8 +10,8 @@ host and cannot be seen.
 
 from collections.abc import Iterator
 
-from ..facts import keys
-from ..facts.keys import HOST, pci_subject
+from ...facts import keys
+from ...facts.keys import HOST, pci_subject
 from .verdict import Answer
 from .view import PairView
 

@@ -13,11 +13,11 @@ from itertools import groupby
 from textwrap import wrap
 from typing import TypeVar
 
-from ..derived.parts import split_hosts
-from ..errors import InputError
-from ..facts.keys import qualify, split_host
-from ..graph import Topology
-from ..grouping import group_by_key
+from ...derived.parts import split_hosts
+from ...errors import InputError
+from ...facts.keys import qualify, split_host
+from ...graph import Topology
+from ...grouping import group_by_key
 from .p2p import judge_fabrics, judge_p2p, list_fabric_pairs
 from .rdma import judge_rdma
 from .verdict import Answer, Verdict

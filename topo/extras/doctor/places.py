@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..derived.board_size import find_short_boards
-from ..facts import keys
-from ..facts.keys import pci_subject, split_host
-from ..facts.view import WIRES
-from ..graph import Device
-from ..hardware import ASSUMED_PLACE, LOCAL_GBps
+from ...derived.board_size import find_short_boards
+from ...facts import keys
+from ...facts.keys import pci_subject, split_host
+from ...facts.view import WIRES
+from ...graph import Device
+from ...hardware import ASSUMED_PLACE, LOCAL_GBps
 from .links import MIN_PEERS
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView, Finding, join_names

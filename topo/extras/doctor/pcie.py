@@ -3,13 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from ..exact import parse_positive
-from ..facts import keys
-from ..facts.keys import gpu_subject
-from ..facts.view import read_pci_details
-from ..graph import Device, Link
-from ..grouping import group_by_key
-from ..hardware import PCIE_GTps, pcie_GBps
+from ...exact import parse_positive
+from ...facts import keys
+from ...facts.keys import gpu_subject
+from ...facts.view import read_pci_details
+from ...graph import Device, Link
+from ...grouping import group_by_key
+from ...hardware import PCIE_GTps, pcie_GBps
 from .view import (
     MODERN,
     Case,

@@ -13,15 +13,15 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
-from ..boards import BOARDS, find_board
-from ..facts import keys
-from ..facts.keys import NVML, Key, gpu_subject, pci_subject
-from ..facts.view import WIRES, MachineView, read_pci_details
-from ..graph import Device, Link
-from ..grouping import group_by_key
-from ..hardware import PCIE_GTps, pcie_generation
-from ..names import join_first
-from ..notes import Note, NoteKind
+from ...boards import BOARDS, find_board
+from ...facts import keys
+from ...facts.keys import NVML, Key, gpu_subject, pci_subject
+from ...facts.view import WIRES, MachineView, read_pci_details
+from ...graph import Device, Link
+from ...grouping import group_by_key
+from ...hardware import PCIE_GTps, pcie_generation
+from ...names import join_first
+from ...notes import Note, NoteKind
 
 Severity = Literal["error", "warning", "note"]
 

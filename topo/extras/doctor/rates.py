@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from ..boards import MAX_NVLINKS, MAX_XGMI_LINKS, FASTEST_NVLINK_GBps, FASTEST_XGMI_GBps
-from ..exact import parse_positive
-from ..facts.view import WIRES
-from ..graph import Device, Link
-from ..hardware import LOCAL_GBps, PCIE_GTps, nvlink_counted_GBps, xgmi_counted_GBps
+from ...boards import MAX_NVLINKS, MAX_XGMI_LINKS, FASTEST_NVLINK_GBps, FASTEST_XGMI_GBps
+from ...exact import parse_positive
+from ...facts.view import WIRES
+from ...graph import Device, Link
+from ...hardware import LOCAL_GBps, PCIE_GTps, nvlink_counted_GBps, xgmi_counted_GBps
 from .view import (
     Case,
     Check,

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..facts import keys
-from ..facts.keys import HOST, P2P, PCI, p2p_subject, parse_pair, pci_subject
-from ..facts.view import WIRES
+from ...facts import keys
+from ...facts.keys import HOST, P2P, PCI, p2p_subject, parse_pair, pci_subject
+from ...facts.view import WIRES
 from .view import Check, DoctorView, Finding, join_names
 
 # Terms of NVML and nvidia-smi for pairs of GPUs below a common PCIe switch.

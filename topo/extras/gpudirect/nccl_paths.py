@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
 
-from ..facts.view import WIRES
-from ..graph import Topology
-from ..grouping import group_by_key
-from ..hardware import ASSUMED_PLACE
-from ..matrix import ConnectionFinder
-from ..routes import route_links
+from ...facts.view import WIRES
+from ...graph import Topology
+from ...grouping import group_by_key
+from ...hardware import ASSUMED_PLACE
+from ...matrix import ConnectionFinder
+from ...routes import route_links
 
 KINDS = ("NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PHB", "SYS", "DIS", "???")
 PCIE_PATHS = ("PIX", "PXB", "PHB", "SYS")

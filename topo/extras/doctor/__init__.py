@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
-from ...extras import CHECKS, Names
-from ..derived.parts import Fabric, find_fabrics, split_hosts
-from ..errors import InputError
-from ..facts import Facts, load_facts
-from ..facts.keys import qualify
-from ..graph import Topology
-from ..grouping import group_by_key
+from ....extras import CHECKS, Names
+from ...derived.parts import Fabric, find_fabrics, split_hosts
+from ...errors import InputError
+from ...facts import Facts, load_facts
+from ...facts.keys import qualify
+from ...graph import Topology
+from ...grouping import group_by_key
 from . import driver, fabric, links, nics, p2p, pcie, places, rates, stock
 from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 

@@ -6,12 +6,12 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import Any, TypeGuard
 
-from ..facts import keys, load_facts
-from ..facts.keys import Key, net_subject, pci_subject, rdma_subject
-from ..facts.view import MachineView, read_pci_details
-from ..graph import Device, Topology
-from ..hardware import ASSUMED_PLACE
-from ..matrix import collect_links
+from ...facts import keys, load_facts
+from ...facts.keys import Key, net_subject, pci_subject, rdma_subject
+from ...facts.view import MachineView, read_pci_details
+from ...graph import Device, Topology
+from ...hardware import ASSUMED_PLACE
+from ...matrix import collect_links
 from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 
-from ..facts import keys
-from ..facts.keys import NET, RDMA, net_subject, rdma_subject
-from ..facts.view import read_pci_details
-from ..graph import Device
+from ...facts import keys
+from ...facts.keys import NET, RDMA, net_subject, rdma_subject
+from ...facts.view import read_pci_details
+from ...graph import Device
 from .view import (
     Check,
     DoctorView,

@@ -10,8 +10,8 @@ DMA-BUF.
 
 from collections.abc import Iterator
 
-from ..facts import keys
-from ..facts.keys import HOST, net_subject, rdma_subject
+from ...facts import keys
+from ...facts.keys import HOST, net_subject, rdma_subject
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, decide
