@@ -433,7 +433,7 @@ EXTRAS = (
         {
             OPTIONS: {
                 "expected_splits": (
-                    "runtime.extras.uneven_alltoall.splits:read_splits",
+                    "runtime.extras.uneven_alltoall.splits:parse_splits",
                     "announces the sizes of an alltoall's parts",
                 )
             },

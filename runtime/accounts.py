@@ -58,7 +58,10 @@ class Accounts:
     """Whether this process is the first rank of the launch, the only one that says something."""
 
     def open(self, whose: Accountable) -> Account:
-        """Return a new account."""
+        """Start counting the calls of the group or hook `whose`, and return its counter.
+
+        This one counts nothing.
+        """
         return Account()
 
     def observe(self, dispatcher: Dispatcher) -> None:

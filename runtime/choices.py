@@ -131,7 +131,7 @@ class Choices:
             is_raced=is_raced(mode),
             with_stock=with_stock,
         )
-        worth, kept = self.candidates.hand_out(self._transport, size_bytes, find, number)
+        worth, kept = self.candidates.broadcast(self._transport, size_bytes, find, number)
         stock: list[Entrant] = [None] if with_stock else []
         if mode == "model" or len(stock) + len(worth) == 1:
             self.settle(size_bytes, worth[0])

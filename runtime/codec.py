@@ -74,7 +74,7 @@ class Codec(ABC):
         """Return a program's buffers, of `list_buffers`, cut from scratch memory."""
 
     def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
-        """See MessageCodec."""
+        """Return what encodes a rank's messages."""
         make: Callable[..., Encoder] = Names(ENCODERS).find("messages")
         return make(self, layout, rank, reads, writes)
 

@@ -70,8 +70,11 @@ class CallPath(Protocol):
     def is_settled(self, buffers: Buffers) -> bool:
         """Return whether the choice for a buffer's size is made."""
 
-    def starts_stock(self, buffers: Buffers) -> bool:
-        """Return whether `base.start` may stand for `run`; see Dispatcher."""
+    def can_start_stock(self, buffers: Buffers) -> bool:
+        """Return whether `base.start`, which does not wait, may take the place of `run`.
+
+        That is so once the stock collective is chosen for the buffers' size.
+        """
 
 
 class Dispatcher:
@@ -171,11 +174,11 @@ class Dispatcher:
 
     @property
     def base(self) -> Dispatcher:
-        """See CallPath."""
+        """The dispatcher in use."""
         return self
 
     def exchange(self, value: object) -> list[Any]:
-        """See CallPath."""
+        """Return the values of all ranks, by rank, whatever links are lost."""
         return self.transport.control.exchange(value)
 
     def observe(self, observer: Observer) -> None:
@@ -215,7 +218,7 @@ class Dispatcher:
         """Return whether the choice for a buffer's size is made; if not, the next call makes it."""
         return buffers.numel == 0 or self._find_choice(buffers) is not None
 
-    def starts_stock(self, buffers: Buffers) -> bool:
+    def can_start_stock(self, buffers: Buffers) -> bool:
         """Return whether `run` would use the stock collective, so that `start` may be called.
 
         False while no choice is made, and over links that do not leave it.

@@ -39,13 +39,13 @@ class Part:
         return f"rank {self.label} takes no part in the plan, whose members are rank {ranks}"
 
     def serve(self, calls: int | None) -> int:
-        """See Communicator.serve."""
+        """Carry bytes for the members' calls, as helpers do, and return how many were served."""
         if self.members is not None:
             raise InputError(f"rank {self.label} is a member of the plan; only helpers serve")
         return 0
 
     def count_relayed_bytes(self) -> dict[int, int]:
-        """See Communicator.count_relayed_bytes."""
+        """Return the bytes that each helper has sent for the members so far, by its rank."""
         if self.members is None:
             raise InputError(self.explain())
         return {}

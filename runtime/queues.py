@@ -264,7 +264,7 @@ def start(
     number = number or call.draw_number()
     path, is_bound = call.path, call.play is not None
     is_settled = is_bound or path.is_settled(call.buffers)
-    uses_stock = not is_bound and is_settled and path.starts_stock(call.buffers)
+    uses_stock = not is_bound and is_settled and path.can_start_stock(call.buffers)
     if uses_stock and path.base.device.type == "cpu" and not calls.holds_stock:
         first()
         stock = path.base.start(call.buffers, call.finish, number)

@@ -38,9 +38,10 @@ def is_worthwhile(own_s: float, usual_s: float, *, short: float = _WORTHWHILE_SH
 
 @dataclass(frozen=True)
 class Outcome(Generic[E]):
-    """How a race has ended: the `winner`, the fastest entrant but stock, and all times in seconds.
+    """How a race has ended: `winner` is what to use, None for the stock collective.
 
-    None stands for the stock collective. `raced_on` is the date of the race.
+    `own` is the fastest entrant apart from stock. `times_s` has the seconds of every entrant, and
+    `raced_on` is the ISO date of the race.
     """
 
     winner: E | None

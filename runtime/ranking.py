@@ -171,24 +171,25 @@ class Candidates:
             for kind in by_sender.values()
         ]
 
-    def hand_out(
+    def broadcast(
         self,
         transport: Transport,
         size_bytes: int,
         find: Callable[[], tuple[Sequence[Candidate], T]],
         number: int | None,
     ) -> tuple[list[Candidate], T]:
-        """Return on all ranks what `find` returns on rank 0: candidates, and something beside them.
+        """Call `find` on rank 0; return its candidates and its second value on all ranks.
 
-        Collective; `number` is the group's number of the call that it belongs to (None: a new one).
+        Collective. `number` is the group's number of the call that this belongs to (None: a new
+        one).
         """
         answer: Any = None
         if transport.rank == 0:
-            found, beside = find()
-            answer = [self.places[candidate] for candidate in found], beside
+            found, second = find()
+            answer = [self.places[candidate] for candidate in found], second
         with transport.faults.stock(f"what to try at {size_bytes} bytes", number, is_part=True):
-            places, beside = transport.control.exchange(answer)[0]
-        return [self.all[place] for place in places], beside
+            places, second = transport.control.exchange(answer)[0]
+        return [self.all[place] for place in places], second
 
     def is_lean(self, candidate: Candidate, size_bytes: int) -> bool:
         """Return whether a candidate needs little enough memory to race; the same on all ranks."""

@@ -239,12 +239,12 @@ class PlayedRank:
 
     def run_within_hosts(self) -> Iterator[None]:
         """Play messages within hosts over pipes, which are read while waiting for one alone."""
-        from topoplan.runtime.extras.shared_memory.parts import Outside, split
+        from topoplan.runtime.extras.shared_memory.parts import Outside, split_by_host
 
         assert self.hosts is not None
         self.meets = True
         opened: dict[int, int] = {}
-        for part in split(self.program, self.hosts.list_peers(self.program.rank)):
+        for part in split_by_host(self.program, self.hosts.list_peers(self.program.rank)):
             if self.late.random() < 0.3:
                 yield
             if not isinstance(part, Outside):

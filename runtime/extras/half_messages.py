@@ -40,7 +40,7 @@ class _Watch(WaitWatch):
         self._starting = threading.Lock()
 
     def begin(self, waiting: Waiting) -> None:
-        """See WaitWatch."""
+        """Look at a thread's waits from now on; see `end`."""
         self.waits[id(waiting)] = waiting
         if not self._has_waits.is_set():
             self._has_waits.set()
@@ -48,12 +48,15 @@ class _Watch(WaitWatch):
                 self._start()
 
     def end(self, waiting: Waiting) -> None:
-        """See WaitWatch."""
+        """Look at them no more."""
         waiting.awaited = None
         self.waits.pop(id(waiting), None)
 
     def check_arrived(self, work: Any) -> None:
-        """See WaitWatch. gloo closes all of the group's connections if it has not arrived."""
+        """Return if the message of a wait that was ended has arrived, or gone.
+
+        If it has not arrived, gloo closes all of the group's connections.
+        """
         try:
             work.wait(_AT_ONCE)
         except RuntimeError as error:

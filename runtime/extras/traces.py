@@ -136,18 +136,18 @@ class Stamping:
         self._stamp = stamp
 
     def listen(self, calls: ObservedCalls) -> Stamping:
-        """See Observer."""
+        """Return the listener for calls of one kind, None if they are of no interest."""
         return self
 
     def begin_anew(self, size_bytes: int) -> None:
-        """See Observer."""
+        """Take note that the calls of a size so far were those of a race, which has ended."""
 
     def begin(self) -> Callable[[Post], object]:
-        """See Listener."""
+        """Take note that a call begins; return what is to be called with each message, if any."""
         return self._stamp
 
     def end(self, number: int | None) -> None:
-        """See Listener."""
+        """Take note that the call begun last has ended well, the group's call `number` if known."""
 
 
 def pair_stamps(

@@ -164,7 +164,7 @@ class NcclLinks(Links):
 
     @property
     def backend(self) -> Any:
-        """See Links."""
+        """What posts messages in the order of a program (players/in_order.py)."""
         return self.group
 
 

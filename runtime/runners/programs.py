@@ -63,12 +63,12 @@ class ProgramRunner(Runner):
         """Return the program of a candidate for buffers of one kind."""
 
     def observe(self, observer: Observer) -> None:
-        """See Observed."""
+        """Let an observer listen to the calls made from now on, too."""
         super().observe(observer)
         self._listen_anew()
 
     def ignore(self, observer: Observer) -> None:
-        """See Observed."""
+        """Let an observer listen to no further call."""
         super().ignore(observer)
         self._listen_anew()
 
@@ -299,7 +299,7 @@ class Messages(ProgramRunner):
         return host if self.codec is None else self.codec.add_costs(host)
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """See ProgramRunner."""
+        """Return the program of a candidate for buffers of one kind."""
         return Compiled(candidate, buffers, self.transport, self.codec)
 
     def reaches(self, schedule: Schedule) -> bool:
@@ -344,17 +344,17 @@ class Messages(ProgramRunner):
         return max(rounded(schedule.uncut).most for schedule in usable)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """See Runner."""
+        """Return what this runner may carry out; `sent` are those that are sent as messages."""
         return [*sent]
 
     def find_candidate(self, schedule: Schedule) -> Candidate:
-        """See Runner."""
+        """Return how one of the plan's schedules is carried out, None if it cannot be."""
         return Candidate(schedule, self.name)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """See Runner."""
+        """Return the candidates worth trying for a size, the most promising first."""
         return [*sent]
 
     def can(self, candidate: Candidate, buffers: Buffers) -> None:

@@ -95,7 +95,7 @@ class Demands(Collective):
 
     @property
     def is_even(self) -> bool:
-        """See Collective."""
+        """Whether all parts of the buffer are equally large."""
         return False
 
     def __hash__(self) -> int:

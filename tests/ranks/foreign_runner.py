@@ -96,7 +96,7 @@ class CountedPath:
     def bind(self, buffers: Buffers) -> None:
         """Every call is to be counted."""
 
-    def starts_stock(self, buffers: Buffers) -> bool:
+    def can_start_stock(self, buffers: Buffers) -> bool:
         return False
 
 

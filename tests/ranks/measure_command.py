@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dying")
     options = parser.parse_args(arguments)
     if options.dying == os.environ.get("RANK", "none"):
-        Endpoint.answer = lambda *_: os._exit(9)  # type: ignore[method-assign]
+        Endpoint.answer_measurement = lambda *_: os._exit(9)  # type: ignore[method-assign]
 
     def measure() -> int:
         declared = None if options.declared is None else Topology.load(options.declared)

@@ -37,7 +37,10 @@ class _CableWorks:
         self.works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all parts; see dist.Work. After an aborted wait, wait for the rest."""
+        """Wait for all parts; return False as soon as one is not done.
+
+        `timeout` limits the wait for each part. Another call waits for the parts that are left.
+        """
         given = () if timeout is None else (timeout,)
         while self.works:
             if not self.works[0].wait(*given):

@@ -74,7 +74,7 @@ class HostCabling:
 
     @property
     def address(self) -> str:
-        """See LaunchCabling."""
+        """The address at which this rank is to listen."""
         return loopback_of(self.rank)
 
     def find_hop(self, rank: int) -> RelayHop:
@@ -87,13 +87,16 @@ class HostCabling:
         return RelayHop(self.facts.ports[joint.own].ip, ip, self.relay_ports[by][ip], by == rank)
 
     def reach(self, host: str, port: int) -> None:
-        """See LaunchCabling."""
+        """Make the address at which another rank listens reachable from here."""
         rank = next((r for r in self._host_of if loopback_of(r) == host), None)
         if rank is not None and self._host_of[rank] != self._host_of[self.rank]:
             self._relay.open_proxy(rank, port)
 
     def try_cables(self, timeout_s: float) -> list[tuple[str, str, bool]]:
-        """See LaunchCabling. A relay that has ended refuses, for which the cable has to work."""
+        """Try whether this host's cables carry anything, for `timeout_s` seconds at most.
+
+        A relay that has ended refuses, for which the cable has to work.
+        """
         facts, me = self.facts, self._host_of[self.rank]
         joints = [x for (host, _), of in self._joints.items() if host == me for x in of]
 
@@ -168,7 +171,10 @@ class HostCabling:
     find_messages = staticmethod(find_messages)
 
     def make_gloo(self, place: Any, store: Store) -> Any:
-        """See LaunchCabling. Collective over the group."""
+        """Make gloo for a group of ranks, of which some are on other hosts; see groups.
+
+        Collective over the group.
+        """
         members, _ = list_members(place)
         own: int = place.group_rank
         channels = self._make_channels(store, own, members, place.timeout)

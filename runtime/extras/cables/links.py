@@ -45,11 +45,11 @@ class CabledLinks(Links):
 
     @property
     def backend(self) -> Any:
-        """See Links."""
+        """What sends and receives this group's messages, in place of gloo."""
         return self._messages
 
     def close(self, *, is_private: bool) -> None:
-        """See Links."""
+        """Free what is the links' own, if `is_private` with the group, which is then closed too."""
         known = (
             _messages.pop(id(self.group._get_backend(self.device)), None) if is_private else None
         )

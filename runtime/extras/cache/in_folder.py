@@ -20,14 +20,14 @@ class FolderCache(Cache):
     def find_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int
     ) -> Expected[E] | None:
-        """See Cache."""
+        """Return what an earlier race at a size, rounded down to a power of two, lets expect."""
         cached = CachedRaces(folder, contest).find(size_bytes)
         return None if cached is None else _expect(contest, cached)
 
     def keep_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int, outcome: Outcome[E]
     ) -> None:
-        """See Cache."""
+        """Keep how a race ended, in place of an earlier one at its size."""
         winner, own, name = outcome.winner, outcome.own, contest.name
         race = CachedRace(
             winner=None if winner is None else contest.number(winner),
@@ -40,11 +40,11 @@ class FolderCache(Cache):
         CachedRaces(folder, contest).save(size_bytes, race)
 
     def find_plan(self, folder: Path | None, request: Request) -> Plan | None:
-        """See Cache."""
+        """Return the plan that an earlier start made for the same request, verified, or None."""
         return plans.find(folder, request)
 
     def keep_plan(self, folder: Path | None, request: Request, plan: Plan) -> None:
-        """See Cache."""
+        """Keep the plan for a request, in place of an earlier one."""
         plans.save(folder, request, plan)
 
 

@@ -53,15 +53,15 @@ class ScaledCodec(Codec):
     carry: int = 0
 
     def nbytes(self, padded: int) -> int:
-        """See Codec."""
+        """Return the bytes on the wire for `padded` values (whole blocks)."""
         return padded * self.width + (padded // self.block if self.block > 1 else 0)
 
     def room(self, padded: int) -> int:
-        """See Codec."""
+        """Return the bytes to reserve for `padded` values: `nbytes`, rounded up for alignment."""
         return -(-self.nbytes(padded) // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def add_costs(self, host: HostCosts) -> HostCosts:
-        """See Codec."""
+        """Return the host costs plus those of encoding and decoding each message and byte."""
         return replace(
             host,
             send_us=host.send_us + self.call_us[0],
@@ -116,7 +116,7 @@ class ScaledCodec(Codec):
         ]
 
     def open(self, sizes: BufferSizes, slicer: Slicer) -> EncodingBuffers:
-        """See Codec."""
+        """Return a program's buffers, of `list_buffers`, cut from scratch memory."""
         return EncodingBuffers(self, sizes, slicer)
 
     def _exponents(self, largest: torch.Tensor) -> torch.Tensor:
@@ -205,7 +205,10 @@ class EncodingBuffers(Encoding):
         self.wire, self.values, self.rounded, self.errors = (slicer.take(*size) for size in sizes)
 
     def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
-        """See Encoding. All views are made once, here."""
+        """Return a function that carries out an instruction on the work buffer `work`.
+
+        All views are made once, here.
+        """
 
         def slice_parts(of: torch.Tensor, rows: Sequence[tuple[Span, int]]) -> list[torch.Tensor]:
             return [of[span.start : span.start + span.length] for span, _ in rows]
@@ -241,7 +244,7 @@ class EncodingBuffers(Encoding):
         return encode
 
     def make_decoder(self, x: Decode, staging: torch.Tensor) -> Callable[[], None]:
-        """See Encoding."""
+        """Return a function that carries out an instruction, which decodes into `staging`."""
         wire = self.wire[x.message.start : x.message.start + x.message.length]
         values = staging[x.into.start : x.into.start + x.into.length]
         return lambda: self.codec.decode(wire, values)

@@ -39,26 +39,26 @@ class MessageEncoder:
         self._fed_back: set[tuple[int, int, int]] = set()
 
     def padded(self, message: Message) -> int:
-        """See Encoder."""
+        """Return the number of values that are encoded for a message, those of padding included."""
         return sum(self.codec.padded(p.hi - p.lo) for p in message.pieces)
 
     def offset_of(self, message: Message, piece: Piece) -> int:
-        """See Encoder."""
+        """Return the number of values that are encoded before a piece of a message."""
         before = takewhile(lambda p: p is not piece, message.pieces)
         return sum(self.codec.padded(p.hi - p.lo) for p in before)
 
     def take_room(self, message: Message) -> Span:
-        """See Encoder."""
+        """Reserve room in the wire buffer as the message's `slot`, and return the bytes it uses."""
         room = self.codec.room(self.padded(message))
         message.slot = self.slots, self.slots.take(room), room
         return self.span_of(message)
 
     def span_of(self, message: Message) -> Span:
-        """See Encoder."""
+        """Return the bytes of the wire buffer that a message uses in its slot."""
         return Span("wire", message.start, self.codec.nbytes(self.padded(message)))
 
     def encode(self, message: Message) -> Encode:
-        """See Encoder."""
+        """Return the instruction that encodes a message's pieces, and reserve room for them."""
         errors = []
         for piece in message.pieces:
             use = *piece.key, piece.step
@@ -74,7 +74,7 @@ class MessageEncoder:
         )
 
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
-        """See Encoder."""
+        """Return the instruction that finally rounds the sums completed here and not sent since."""
         schedule, unsent = self.layout.schedule, []
         for c in sorted(self._rounded.copied):
             if self.rank not in schedule.collective.receivers(schedule.chunks[c]):

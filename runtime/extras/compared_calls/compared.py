@@ -60,7 +60,7 @@ class ComparedCalls(CallCheck):
         self._stop, self._wake = threading.Event(), threading.Event()
 
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
-        """See CallCheck."""
+        """Post this rank's call `number` for comparison in the background, as the text `what`."""
         if self._stop.is_set():
             return
         is_posted = threading.Event()
@@ -100,24 +100,33 @@ class ComparedCalls(CallCheck):
             self._awaited.discard(number)
 
     def compare(self, number: int, calls: Sequence[str]) -> None:
-        """See CallCheck; later calls raise the error, too."""
+        """Raise ExecutionError unless `calls`, those of all ranks in their order, are the same.
+
+        Later calls raise the error, too.
+        """
         if text := explain_difference(number, self._ranks, calls):
             self.error = ExecutionError(text)
             raise self.error
 
     def watch(self, work: PlannedWork) -> None:
-        """See CallCheck."""
+        """Make the call of `work` fail if the ranks' calls turn out to differ before it ends."""
         self._waiting.add(work.progress)
 
     def find_error(self) -> ExecutionError | None:
-        """See CallCheck. Waits briefly, as the posted calls may not have been compared yet."""
+        """Return the error that names the differing ranks, or None, after a call has failed.
+
+        Waits briefly, as the posted calls may not have been compared yet.
+        """
         deadline = time.monotonic() + _COMPARED_WITHIN_S
         while self.error is None and self._thread is not None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return self.error
 
     def close(self) -> None:
-        """See CallCheck; ends the thread."""
+        """Compare nothing more.
+
+        Ends the thread.
+        """
         self._stop.set()
         self._wake.set()
         thread = self._thread

@@ -90,7 +90,7 @@ def explain_blame(
     elif len(reports) == 1:
         sources = f"no report but that of rank {rank}"
     else:
-        sources = f"reports of {list_ranks(sorted(reports))}"
+        sources = f"reports of {name_ranks(sorted(reports))}"
     return f"{_find_verdict(rank, reports, ranks, find_route)} ({sources})"
 
 
@@ -191,10 +191,10 @@ def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, li
 def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
     *few, (usual, most) = calls.items()
     odd = ", ".join(
-        f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in another call ({call})"
+        f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in another call ({call})"
         for call, ranks in few
     )
-    return f"{odd} than {list_ranks(most)} ({usual})"
+    return f"{odd} than {name_ranks(most)} ({usual})"
 
 
 def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
@@ -221,7 +221,7 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
         if len(silent) == 1 or why == "process ended"
         else ", which of them is to blame is not known"
     )
-    return f"{list_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
+    return f"{name_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer ({why}){doubt}"
 
 
 def explain_cut(reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute) -> str:
@@ -276,8 +276,8 @@ def describe_link(link: Sequence[str]) -> str:
     return f"link {' - '.join(link)}"
 
 
-def list_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks as "ranks 1, 2, 3", of many only the first ones and the number of the others."""
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return text such as "rank 1" or "ranks 1, 2, 3", which ends with "and N more" if needed."""
     shown = [str(rank) for rank in ranks[:_MAX_NAMED]]
     more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"

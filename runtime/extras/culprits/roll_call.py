@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ...ranks.addresses import Addresses
 from ...ranks.faults import Stuck
 from ...ranks.store import KEPT_STORE
-from .blame import explain_cut, explain_silence, list_ended, list_ranks
+from .blame import explain_cut, explain_silence, list_ended, name_ranks
 from .exchange import ReportExchange
 
 # Numbers failed set-ups, identically on the ranks that survive them: reports of one must not be
@@ -58,7 +58,7 @@ def _find_verdict(
     if absent and not is_store_gone:
         doubt = "; which of them is to blame is not known" if len(absent) > 1 else ""
         return (
-            f"{list_ranks(absent)} did not come (not started, ended before, or in another call)"
+            f"{name_ranks(absent)} did not come (not started, ended before, or in another call)"
             f"{doubt}"
         )
     if len(silent) == 1 < len(reports):
@@ -67,7 +67,7 @@ def _find_verdict(
         host = ", which rank 0 hosts," if _is_hosted_by_rank_0() else ""
         return f"the store{host} does not answer: its host is stopped, or this rank is cut off"
     return (
-        f"nothing is heard of {list_ranks(silent)}: who of them is to blame is not known"
+        f"nothing is heard of {name_ranks(silent)}: who of them is to blame is not known"
         if silent
         else "all ranks run, and report a failure: which link or rank is to blame is not known"
     )

@@ -49,7 +49,7 @@ class CabledNetwork(Network):
         self._head = len(plan.devices)
 
     def enter(self, device: int) -> list[str]:
-        """See Network."""
+        """Return the command prefix that runs a command in the namespace of a device number."""
         holder = self._holders[device].pid
         return ["nsenter", f"--target={holder}", "--net", "--uts", "--mount", "--wd=.", "--"]
 

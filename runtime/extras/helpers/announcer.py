@@ -139,7 +139,10 @@ class HelpedMessages(Messages):
         self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
 
     def play(self, compiled: Compiled, player: Player, number: int | None) -> None:
-        """See ProgramRunner; the helpers of the schedule are told before."""
+        """Play a program that is bound to its buffers, and tell the observers of it.
+
+        The helpers of the schedule are told before.
+        """
         if self.transport.links.is_batched and torch.cuda.is_current_stream_capturing():
             raise InputError(
                 "a CUDA graph would replay this call without its helpers: leave helpers out "
@@ -179,7 +182,10 @@ class HelpedMessages(Messages):
     def blame(
         self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
     ) -> ExecutionError:
-        """See ProgramRunner; the members' own transport is broken, too."""
+        """Return the error to raise after a player has failed; it names the rank at fault.
+
+        The members' own transport is broken, too.
+        """
         error = super().blame(compiled, number, deadline, interrupted)
         self._members.break_off(error)
         return error

@@ -12,19 +12,19 @@ class Helped(Around):
         self._device, self._announcer = device, announcer
 
     def heed(self, device: str, transport: Transport) -> None:
-        """See Around."""
+        """Take note of a transport of the group's own for a device type, which was just made."""
         if device == self._device:
             transport.attach(self._announcer)
 
     def list_transports(self) -> list[Transport]:
-        """See Around."""
+        """Return the transports that calls are made over besides the group's own."""
         return [self._announcer.transport]
 
     def let_go(self) -> None:
-        """See Around."""
+        """Let other processes go that wait for calls of the group, which ends with the process."""
         self._announcer.close()
 
     def close(self) -> None:
-        """See Around."""
+        """End what goes around calls, once they have ended."""
         self._announcer.close()
         self._announcer.transport.close()

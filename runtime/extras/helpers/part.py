@@ -43,7 +43,7 @@ class HelpedPart(Part):
         return [first, helped]
 
     def count_relayed_bytes(self) -> dict[int, int]:
-        """See Part."""
+        """Return the bytes that each helper has sent for the members so far, by its rank."""
         if not self._owns:
             return {}
         assert self.members is not None
@@ -71,11 +71,11 @@ class HelpersPart(Part):
 
     @property
     def sent_bytes(self) -> int:  # type: ignore[override]
-        """See Part."""
+        """Bytes that a rank has sent which makes no calls."""
         return self._service.sent_bytes
 
     def explain(self) -> str:
-        """See Part."""
+        """Return why this rank, which is no member, makes no calls."""
         ranks = spell_ranks(self.plan.collective.members)
         return (
             f"rank {self.label} is a helper of the plan: its members, rank {ranks}, make the "
@@ -83,7 +83,7 @@ class HelpersPart(Part):
         )
 
     def serve(self, calls: int | None) -> int:
-        """See Part."""
+        """Carry bytes for the members' calls, and return how many calls were served."""
         return self._service.serve(calls)
 
     def close(self, group: Transport) -> None:

@@ -51,11 +51,11 @@ class HelpedScope(Scope):
         self.launch, self.helpers = launch, launch.helpers
 
     def is_within(self, device: str) -> bool:
-        """See Scope."""
+        """Return whether all plans for tensors of a device type are for a larger machine."""
         return device == self.launch.device
 
     def describe(self, name: str, root: int | None, device: str) -> Collective:
-        """See Scope."""
+        """Return the collective that a plan is wanted for, on tensors of a device type."""
         if not self.is_within(device):
             return super().describe(name, root, device)
         members = self.launch.members
@@ -64,7 +64,10 @@ class HelpedScope(Scope):
     def find_machine(
         self, store: Store, device: torch.device, timeout: timedelta, stop: threading.Event
     ) -> Topology | None:
-        """See Scope; collective over the launch for tensors that are helped with."""
+        """Return the machine to plan for on the group's first rank, and None on the others.
+
+        Collective over the launch for tensors that are helped with.
+        """
         if not self.is_within(device.type):
             return super().find_machine(store, device, timeout, stop)
         return self.launch.find_machine(
@@ -72,7 +75,10 @@ class HelpedScope(Scope):
         )
 
     def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology | None:
-        """See Scope; a topology has to have a GPU for each rank of the launch."""
+        """Return the plan among those that the user named, or the machine to make it for.
+
+        A topology has to have a GPU for each rank of the launch.
+        """
         if wanted.has_all_gpus:
             return super().pick(source, wanted)
         picked = (

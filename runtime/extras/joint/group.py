@@ -40,7 +40,10 @@ class JointFinder(PlanFinder):
         self._settled: dict[str, tuple[int, Schedule | None]] = {}
 
     def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:
-        """See PlanFinder; the other ranks get the whole file of a plan that races with others."""
+        """Send rank 0's answer about a `plan` for tensors on a device type to the other ranks.
+
+        The other ranks get the whole file of a plan that races with others.
+        """
         joint = self._find_joint(plan, device)
         if joint is not None:
             put(self.store, f"{key}/set", joint.dumps())
@@ -49,7 +52,7 @@ class JointFinder(PlanFinder):
             self._race(joint)
 
     def receive(self, key: str) -> dict[str, Any]:
-        """See PlanFinder."""
+        """Return the answer that rank 0 sends."""
         answer = super().receive(key)
         if "set" in answer:
             text = take(self.store, f"{key}/set", self.timeout, self.stop, self.check_rank_0)
@@ -58,7 +61,7 @@ class JointFinder(PlanFinder):
         return answer
 
     def settle(self, dispatcher: Dispatcher) -> None:
-        """See PlanFinder."""
+        """Settle what a plan uses at a size, if that is known before its first call."""
         if dispatcher.plan.hash in self._settled:
             size_bytes, schedule = self._settled[dispatcher.plan.hash]
             sent = None if schedule is None else dispatcher.candidates.send(schedule)

@@ -29,10 +29,10 @@ _groups: WeakValueDictionary[str, "KernelGroup"] = WeakValueDictionary()
 
 
 class KernelGroup:
-    """Collectives of a group of ranks by kernels, registered under `name` while it exists.
+    """Runs a group's collectives by kernels, under a name by which torch's operators find it.
 
-    `choose` returns the schedule and the mode for a collective and the bytes of its buffer, the
-    same on all ranks.
+    `choose` takes a collective and the size of its buffer in bytes, and returns the schedule and
+    the mode, the same on all ranks. The name is free again when the object is deleted.
     """
 
     def __init__(

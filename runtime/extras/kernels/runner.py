@@ -63,17 +63,17 @@ class Kernels(Runner):
         return model.list_shapes([*own, *flat], topology)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """See Runner."""
+        """Return what this runner may carry out; `sent` are those that are sent as messages."""
         return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in self._shapes]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """See Runner."""
+        """Return how one of the plan's schedules is carried out, None if it cannot be."""
         return None if schedule.helpers else Candidate(schedule.uncut, self.name, PULLED)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """See Runner."""
+        """Return the candidates worth trying for a size, the most promising first."""
         ranked = model.rank_shapes(self._shapes, self.topology, size_bytes)[:_RACED]
         return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in ranked]
 
@@ -126,12 +126,12 @@ class Kernels(Runner):
         return self._listeners[key]
 
     def observe(self, observer: Observer) -> None:
-        """See Observed."""
+        """Let an observer listen to the calls made from now on, too."""
         super().observe(observer)
         self._listeners.clear()
 
     def ignore(self, observer: Observer) -> None:
-        """See Observed."""
+        """Let an observer listen to no further call."""
         super().ignore(observer)
         self._listeners.clear()
 
@@ -189,14 +189,14 @@ class KernelsOfGpus:
     """How the runner of kernels is opened; see RunnerKind."""
 
     def prepare(self, transport: Transport) -> str | None:
-        """See RunnerKind."""
+        """Return why a transport's ranks cannot have the runner, None if they can."""
         if not transport.links.is_batched:
             return "kernels play on GPUs"
         player = open_kernels(transport)
         return player if isinstance(player, str) else None
 
     def open(self, opening: Opening) -> Runner | str:
-        """See RunnerKind."""
+        """Return the runner, or why there is none."""
         if not opening.transport.links.is_batched:
             return "kernels play on GPUs"
         if not opening.plan.collective.has_all_gpus:

@@ -137,8 +137,8 @@ class _PiecePlaces:
         self._homes = _map_places(atoms, [(x.lo, x.to, x.hi - x.lo) for x in drains], OUTPUT)
         self._places = dict(self._inputs)
 
-    def find(self, piece: Part) -> _Location:
-        """Return where the value of a piece is."""
+    def locate(self, piece: Part) -> _Location:
+        """Return where the value of a piece is; take note if that is the work buffer."""
         place = self._places.get(piece, (WORK, piece.start))
         self.use_work |= place[0] == WORK
         return place
@@ -146,12 +146,12 @@ class _PiecePlaces:
     def write(self, piece: Part) -> _Location:
         """Return where the new value of a piece goes; it is there from now on."""
         self._places[piece] = self._homes.get(piece, (WORK, piece.start))
-        return self.find(piece)
+        return self.locate(piece)
 
     def list_copies(self) -> list[tuple[Part, _Location, _Location]]:
         """Return what has to be copied to the output at the end, whence and whither."""
         return [
-            (piece, self.find(piece), home)
+            (piece, self.locate(piece), home)
             for piece, home in sorted(self._homes.items(), key=lambda item: item[1])
             if self._places.get(piece) != home
         ]
@@ -191,7 +191,7 @@ def _write(
 
     def place(term: Part | Slot) -> tuple[int, int, int]:
         if isinstance(term, Part):
-            return (*pieces.find(term), -1)
+            return (*pieces.locate(term), -1)
         return SLOT, term.start, term.owner
 
     steps = []

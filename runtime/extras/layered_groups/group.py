@@ -32,7 +32,10 @@ class LayeredGroup(CollectiveGroup):
             self._refused.setdefault("cuda", f"{spelled} excludes {why}")
 
     def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
-        """See PlainCalls; ranks exchange tensors where a stock collective could not go on."""
+        """Call a collective of the plain group, in the order of this group's calls.
+
+        Ranks exchange tensors where a stock collective could not go on.
+        """
         around, tensor = self.planned.around, next(find_tensors(args), None)
         is_on_gpu = tensor is not None and tensor.is_cuda
         if not isinstance(around, GroupLayers) or not around.takes_all:

@@ -124,28 +124,37 @@ class GroupLayers(Around):
         return plans.read_answer(opened.exchange(answer)[0], key[0])
 
     def find_transport(self, device: str, plan: Plan) -> Transport | None:
-        """See Around."""
+        """Return what a plan's calls on a device type are made over; None: the group's own."""
         if device != "cpu":
             return None
         in_launch = None if self.takes_all else not plan.collective.has_all_gpus
         return self.open(in_launch=in_launch).transport
 
     def compare(self, number: int, what: str, check: CallCheck) -> None:
-        """See Around; without the store, if the layers take all calls."""
+        """Raise ExecutionError if ranks make other calls than `what` as the `number`-th one.
+
+        Without the store, if the layers take all calls.
+        """
         if self.takes_all:
             check.compare(number, [str(call) for call in self.open().exchange(what)])
         else:
             check.wait_until_same(number)
 
     def check_stock(self, what: str) -> None:
-        """See Around; the plain group may have lost a link that plans do without."""
+        """Raise ExecutionError if a stock collective, `what`, cannot be carried out any more.
+
+        The plain group may have lost a link that plans do without.
+        """
         for opened in self._opened.values():
             for layer in opened.shared.layers:
                 if (why_not := layer.explain_stock()) is not None:
                     raise ExecutionError(f"{what} goes by gloo, which {why_not}")
 
     def list_transports(self) -> list[Transport]:
-        """See Around; also those that calls were made over before."""
+        """Return the transports that calls are made over besides the group's own.
+
+        Also those that calls were made over before.
+        """
         return [
             transport
             for opened in self._opened.values()
@@ -153,12 +162,12 @@ class GroupLayers(Around):
         ]
 
     def break_off(self, error: ExecutionError) -> None:
-        """See Around."""
+        """Let all calls fail with an error, those in progress too."""
         for opened in list(self._opened.values()):
             opened.break_off(error)
 
     def close(self) -> None:
-        """See Around."""
+        """End what goes around calls, once they have ended."""
         for opened in self._opened.values():
             opened.close()
 

@@ -202,7 +202,7 @@ class _LinkMeasurement:
                 if me == src:
                     own.append(endpoint.measure_to(me, dst))
                 elif me == dst:
-                    endpoint.answer(src)
+                    endpoint.answer_measurement(src)
             step("pairs alone")
         return [rate for rates in self.ranks.gather(own) for rate in rates]
 

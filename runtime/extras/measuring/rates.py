@@ -141,8 +141,12 @@ class Endpoint:
         self._send(self._number.fill_(0), peer)  # no further messages
         return rate
 
-    def answer(self, peer: int) -> None:
-        """Receive from `peer`, which meanwhile measures to this rank, and send it the times."""
+    def answer_measurement(self, peer: int) -> None:
+        """Take part in the measurement that `peer` makes of its link to this rank.
+
+        For each of its messages, it is sent the seconds from the arrival of a short one to that of
+        the full one.
+        """
         for _ in range(_PINGS + 2):
             self._receive(self.incoming[:_SMALL_BYTES], peer)
             self._send(self.outgoing[:_SMALL_BYTES], peer)

@@ -170,17 +170,17 @@ class MemberGroup(CollectiveGroup):
             super().set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """See GroupLifetime."""
+        """End the group's threads after the calls that wait, and destroy all groups."""
         if self._has_members:
             super().shutdown()
 
     def abort(self) -> None:
-        """See GroupLifetime."""
+        """Abort all groups: calls in progress fail, then the threads end."""
         if self._has_members:
             super().abort()
 
     def close_at_exit(self) -> None:
-        """See GroupLifetime."""
+        """Close the queues of a group that was not destroyed."""
         if self._has_members:
             super().close_at_exit()
 

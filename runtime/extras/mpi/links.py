@@ -59,7 +59,7 @@ class MpiLinks(NamedLinks):
 
     @classmethod
     def open(cls, transport: Transport, name: str) -> MpiLinks:
-        """See NamedLinks."""
+        """Connect the ranks of a transport, for messages of the group `name`."""
         try:
             cabling = find_cabling()
             if cabling is not None:
@@ -80,12 +80,12 @@ class MpiLinks(NamedLinks):
 
     @classmethod
     def takes_gpu_memory(cls) -> bool:
-        """See NamedLinks."""
+        """Return whether messages may be in the memory of GPUs."""
         return takes_gpu_memory()
 
     @classmethod
     def join_launch(cls) -> bool:
-        """See NamedLinks."""
+        """Join the ranks that another launcher started, as ranks/launchers.py says."""
         return join_mpi()
 
     def prepare(
@@ -97,15 +97,15 @@ class MpiLinks(NamedLinks):
         *,
         encodes: bool,
     ) -> MakePlayer:
-        """See Links."""
+        """Return what makes the players of a program; None: it is played in its own order."""
         return _Players(self.channel, program, ranks, dtype, op, encodes=encodes)
 
     def uses_torch(self, *, is_numpys: bool) -> bool:
-        """See Links."""
+        """Return whether torch carries out additions of programs in place on CPU tensors."""
         return not is_numpys
 
     def has_stock(self, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
-        """See Links."""
+        """Return whether there is a stock collective; ranks need not ask each other."""
         return has_collective(self.channel, collective, dtype, op)
 
     def make_stock(
@@ -116,13 +116,13 @@ class MpiLinks(NamedLinks):
         op: ReduceOp,
         group: Any = None,
     ) -> Callable[[], object]:
-        """See Links."""
+        """Return a function that runs the stock collective; for AVG the result is the sum."""
         return make_collective(self.channel, collective, source, target, op)
 
     def run_stock(
         self, call: Callable[[], object], what: str, finish: Callable[[], object]
     ) -> Callable[..., None]:
-        """See Links."""
+        """Return a function that runs a stock collective, then `finish`."""
         carry_out = self._collectives.carry_out
 
         def run(number: int | None = None) -> None:
@@ -132,23 +132,23 @@ class MpiLinks(NamedLinks):
 
     @property
     def stock_engine(self) -> str:
-        """See Links."""
+        """The engine of the stock collectives: always "mpi"."""
         return self.name
 
     def meet(self, timeout_s: float) -> None:
-        """See Links."""
+        """Wait for all ranks, with as little skew as there can be."""
         self.channel.barrier(time.monotonic() + timeout_s)
 
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
-        """See Links."""
+        """Return, for each item of `values`, the maximum over all ranks; raises like `meet`."""
         return self.channel.find_largest(values, time.monotonic() + timeout_s)
 
     def call_between(self, timeout_s: float) -> None:
-        """See Links."""
+        """Make a small call that is not a plan's."""
         self.find_largest([0.0], timeout_s)
 
     def close(self, *, is_private: bool) -> None:
-        """See Links."""
+        """Free what is the links' own, if `is_private` with the group, which is then closed too."""
         self.channel.close()
 
 

@@ -80,7 +80,10 @@ class NativePlayerOverMpi:
             self._discard(self._player)
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raise PlayError with the program's earliest message that did not end."""
+        """Run the program once; on CPUs it has ended when this returns.
+
+        Raise PlayError with the program's earliest message that did not end.
+        """
         if stamp is not None:
             self._other.play(deadline, stamp)
             return

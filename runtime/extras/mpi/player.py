@@ -167,7 +167,10 @@ class PlayerAsTheyCome:
         self._first_local = [node for node in first if requests.actions[node] is not None]
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raise PlayError with the program's earliest message that did not end."""
+        """Run the program once; on CPUs it has ended when this returns.
+
+        Raise PlayError with the program's earliest message that did not end.
+        """
         active: list[Any] = [self.channel.wake_up_request]
         whose: list[int] = [_WAKE_UP]
         needs = self._needs.copy()
@@ -307,7 +310,10 @@ class PlayerInWaves:
         )
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raise PlayError with the earliest message that did not end."""
+        """Run the program once; on CPUs it has ended when this returns.
+
+        Raise PlayError with the earliest message that did not end.
+        """
         if stamp is not None:
             self._other.play(deadline, stamp)
             return

@@ -13,7 +13,7 @@ from typing import Any
 from ....topo.derived.lost_links import Pair
 from ....topo.errors import ExecutionError
 from ...ranks.addresses import Addresses
-from ..culprits.blame import list_ranks
+from ..culprits.blame import name_ranks
 from ..culprits.reports import POLL_S, relay
 
 # A rank that has not answered within this time is taken to be out of reach: a lost SYN is sent
@@ -56,7 +56,7 @@ class SplitError(ExecutionError):
 
     def __init__(self, missing: Sequence[int], parts: Mapping[int, RankStatus]) -> None:
         super().__init__(
-            f"{list_ranks(sorted(parts))} cannot reach {list_ranks(missing)} any more, directly or "
+            f"{name_ranks(sorted(parts))} cannot reach {name_ranks(missing)} any more, directly or "
             "through others"
         )
         self.parts = parts
@@ -216,7 +216,7 @@ class Recovery:
         self._check_routes(self._check_reach(missing), missing)
         if time.monotonic() > self.deadline:
             raise ExecutionError(
-                f"{list_ranks(missing)} did not take part in the recovery until the call's deadline"
+                f"{name_ranks(missing)} did not take part in the recovery until the call's deadline"
             )
         time.sleep(POLL_S)
 
@@ -229,11 +229,11 @@ class Recovery:
         reach = relay.list_reach(self._key)
         lost = [x for x in missing if reach.get(x) == "failed" and x not in self._unreached]
         if lost:
-            raise ExecutionError(f"{list_ranks(lost)} went out of reach meanwhile")
+            raise ExecutionError(f"{name_ranks(lost)} went out of reach meanwhile")
         ended = sorted(rank for rank, state in reach.items() if state == "ended")
         if ended:
             verb = "has" if len(ended) == 1 else "have"
-            raise RankLostError(f"{list_ranks(ended)} {verb} ended")
+            raise RankLostError(f"{name_ranks(ended)} {verb} ended")
         return reach
 
     def _check_routes(self, reach: Mapping[int, str], missing: Sequence[int]) -> None:
@@ -251,6 +251,6 @@ class Recovery:
         self._out_of_reach_since = self._out_of_reach_since or now
         if now - self._out_of_reach_since > _SPLIT_S:
             raise ExecutionError(
-                f"{list_ranks(lost)} went out of reach meanwhile, and nothing is heard of "
-                f"{list_ranks(missing)}"
+                f"{name_ranks(lost)} went out of reach meanwhile, and nothing is heard of "
+                f"{name_ranks(missing)}"
             )

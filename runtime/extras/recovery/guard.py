@@ -36,7 +36,7 @@ from ...layers import Layer, MakePath
 from ...ranks.addresses import find_ended
 from ...ranks.set_up import end_past_waits
 from ...ranks.transport import Transport
-from ..culprits.blame import describe_link, explain_silence, list_ranks
+from ..culprits.blame import describe_link, explain_silence, name_ranks
 from ..sockets import find_listening_ports
 from .agreement import (
     Decision,
@@ -160,13 +160,13 @@ class Guard(Layer):
         transport.faults.on_hang_up.append(self._watch.abort)
 
     def wrap(self, path: CallPath, make_path: MakePath) -> "Guarded":
-        """See Layer."""
+        """Return what carries out the calls of one plan, by `path` or others of `make_path`."""
         from .guarded import Guarded
 
         return Guarded(self, path, make_path)
 
     def explain_stock(self) -> str | None:
-        """See Layer."""
+        """Return why the plain group of the backend carries nothing any more; None if it does."""
         if not self.decision.unreached:
             return None
         return f"cannot do without {self.name_lost()}; collectives that plans carry out go on"
@@ -426,7 +426,7 @@ class Guard(Layer):
         if cut_off := sorted({*by_rank} - {*find_tree(first.control.labels, lost)}):
             # Their reports have come through others: some ranks were too busy to answer in time.
             raise _LostError(
-                f"{list_ranks(cut_off)} did not answer rank {first.control.labels[0]} in time"
+                f"{name_ranks(cut_off)} did not answer rank {first.control.labels[0]} in time"
             )
         if first.rank == 0:
             recovery.decide(self._decide(lost))

@@ -92,7 +92,7 @@ class Guarded:
     outlives_links = True
 
     def exchange(self, value: object) -> list[Any]:
-        """See CallPath."""
+        """Return the values of all ranks, by rank, whatever links are lost."""
         return self.guard.exchange(value)
 
     @property
@@ -117,10 +117,10 @@ class Guarded:
         return None
 
     def is_settled(self, buffers: Buffers) -> bool:
-        """See CallPath."""
+        """Return whether the choice for a buffer's size is made."""
         return self.path.is_settled(buffers)
 
-    def starts_stock(self, buffers: Buffers) -> bool:
+    def can_start_stock(self, buffers: Buffers) -> bool:
         """Return False: no stock collective runs, since it could not be left."""
         return False
 

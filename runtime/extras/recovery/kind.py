@@ -23,7 +23,7 @@ class GoingOn:
     why_no_group: str | None = None
 
     def why_not(self, links: Links | type[Links]) -> str | None:
-        """See LayerKind."""
+        """Return why calls over links, or a kind of them, cannot go through one; or None."""
         if links.why_links_must_hold is not None:
             return f"{links.name}: {links.why_links_must_hold}"
         if find_cabling() is not None:
@@ -36,7 +36,7 @@ class GoingOn:
         return None
 
     def why_not_plan(self, plan: Plan) -> str | None:
-        """See LayerKind."""
+        """Return why calls of a plan cannot go through one, None if they can."""
         if plan.used_helpers:
             return (
                 "plans with helpers: helpers know of calls from the members' messages alone, and "
@@ -49,7 +49,7 @@ class GoingOn:
         return frozenset(list_sockets().values())
 
     def open(self, transport: Transport, prepared: object) -> Guard:
-        """See LayerKind."""
+        """Return a layer for calls over a transport."""
         from .guard import Guard  # few jobs go on after faults
 
         assert isinstance(prepared, frozenset)

@@ -135,7 +135,7 @@ class _TreeControl(Control):
         return timedelta(seconds=self.faults.wait_s)
 
     def exchange(self, value: object) -> list[Any]:
-        """See Control."""
+        """Return the values of all ranks, by rank; raise RuntimeError if a rank does not answer."""
         known = {self.rank: value}
         for child in self._children:
             known |= self._receive(child)
@@ -167,11 +167,11 @@ class _PartialLinks(Links):
         self._control = control
 
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
-        """See Links."""
+        """Return, for each item of `values`, the maximum over all ranks; raises like `meet`."""
         return [max(of_ranks) for of_ranks in zip(*self._control.exchange(values), strict=True)]
 
     def meet(self, timeout_s: float) -> None:
-        """See Links."""
+        """Wait for all ranks, with as little skew as there can be."""
         self._control.exchange(None)
 
 

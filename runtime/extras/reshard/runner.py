@@ -56,7 +56,10 @@ class InRounds(Messages):
         self.rounds = 0
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """See Runner; each round is a call of its own. On GPUs it returns after the last copy."""
+        """Carry out a call that `can` allows.
+
+        Each round is a call of its own. On GPUs it returns after the last copy.
+        """
         assert isinstance(buffers, TransferBuffers)
         if candidate not in self._divided:
             self._divided[candidate] = self._divide(candidate.schedule, buffers.target.dtype)

@@ -46,10 +46,10 @@ class Arrived:
 Inside = tuple[Instruction | Arrived, ...]
 
 
-def split(program: Program, peers: Collection[int]) -> list[Outside | Inside]:
-    """Return a program's parts in order; `peers` are the ranks on the host of the program's rank.
+def split_by_host(program: Program, peers: Collection[int]) -> list[Outside | Inside]:
+    """Split a program into messages to or from other hosts, and the work between them, in order.
 
-    The program must not be batched.
+    `peers` are the ranks on this host. The program must not be batched.
     """
     parts: list[Outside | Inside] = []
     inside: list[Instruction | Arrived] = []

@@ -24,7 +24,7 @@ from ...reductions import ReduceOp
 from ..native.library import load_library, number
 from ..native.words import BUFFERS, encode_local, find_place
 from .memory import HostMemory
-from .parts import Arrived, Inside, Outside, split
+from .parts import Arrived, Inside, Outside, split_by_host
 from .player import DONE, GAVE_UP, PAUSED, REASONS, describe_end
 
 # Codes of native/within_hosts.cpp, by their order there.
@@ -47,7 +47,7 @@ class EncodedParts:
         self.memory, self.program, self._ranks, self._width = memory, program, ranks, width
         self._places = {labels[x]: place for x, place in memory.places.items() if x != memory.rank}
         self.peers = {place: label for label, place in self._places.items()}
-        self.parts = split(program, self._places)
+        self.parts = split_by_host(program, self._places)
         words: list[int] = []
         # For errors: the message at a place in the words.
         self.posts_at: dict[int, Post] = {}

@@ -23,7 +23,7 @@ class CompiledInMemory(Compiled):
     crosses_links = False
 
     def lower(self, numel: int) -> tuple[PlayedProgram, int]:
-        """See Compiled."""
+        """Return this rank's program, and the elements (bytes with a codec) that it sends."""
         # The memory is numbered like the group.
         program = self._one_sided = lower_one_sided(
             number_members(self.schedule),
@@ -36,13 +36,13 @@ class CompiledInMemory(Compiled):
 
     @property
     def staging_numel(self) -> int:
-        """See Compiled."""
+        """The elements of staging memory that a call needs."""
         return 0
 
     def make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
-        """See Compiled."""
+        """Return what plays the program on a work buffer, with scratch memory."""
         memory = open_memory(self.transport)
         assert isinstance(memory, SharedMemory)
         op = self.op if self.schedule.collective.reduces else None
@@ -63,7 +63,7 @@ class CompiledWithinHosts(Compiled):
     def make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
-        """See Compiled."""
+        """Return what plays the program on a work buffer, with scratch memory."""
         op = self.op if self.schedule.collective.reduces else None
         buffers = {"work": work, "staging": staging}
         messages = {}

@@ -75,17 +75,17 @@ class InSharedMemory(_MemoryRunner):
         return list(dict.fromkeys([*own, *self._flat]))
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """See Runner."""
+        """Return what this runner may carry out; `sent` are those that are sent as messages."""
         return [*self._candidates]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """See Runner."""
+        """Return how one of the plan's schedules is carried out, None if it cannot be."""
         return None if schedule.helpers else Candidate(schedule.uncut, self.name, PULLED)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """See Runner."""
+        """Return the candidates worth trying for a size, the most promising first."""
         chosen = self.find_candidate(self._plan.entry_for(size_bytes).schedule)
         own = [] if chosen is None else [chosen]
         flat = [x for x in self._candidates if x in self._flat]
@@ -111,13 +111,16 @@ class InSharedMemory(_MemoryRunner):
         return None
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """See ProgramRunner."""
+        """Return the program of a candidate for buffers of one kind."""
         return CompiledInMemory(candidate, buffers, self.transport, None)
 
     def make_play(
         self, candidate: Candidate, buffers: Buffers, compiled: Compiled, binding: Binding
     ) -> Play:
-        """See ProgramRunner. In place no scratch memory is needed, and torch adds nothing."""
+        """Return a function that plays a program in place on the target that it is bound to.
+
+        In place no scratch memory is needed, and torch adds nothing.
+        """
         bound = binding.bound or compiled.bind(binding)
         return partial(self._play_bound, compiled, bound.player.play)
 
@@ -150,24 +153,24 @@ class WithinHosts(_MemoryRunner):
         return Candidate(schedule, self.name, _WITHIN_HOSTS)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """See Runner."""
+        """Return what this runner may carry out; `sent` are those that are sent as messages."""
         messages = [x.schedule for x in sent if not x.schedule.helpers]
         return [*map(self._play, dict.fromkeys([*messages, *self._members_alone]))]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """See Runner."""
+        """Return how one of the plan's schedules is carried out, None if it cannot be."""
         return None if schedule.helpers else self._play(schedule)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """See Runner."""
+        """Return the candidates worth trying for a size, the most promising first."""
         within = [self._play(x.schedule) for x in sent if not x.schedule.helpers]
         room = len(within) if is_alone else _RACED_WITHIN_HOSTS
         return [*within[: room - 1], *within[room - 1 :][-1:]]
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """See ProgramRunner."""
+        """Return the program of a candidate for buffers of one kind."""
         return CompiledWithinHosts(candidate, buffers, self.transport, None)
 
 
@@ -175,12 +178,12 @@ class MemoryOfHosts:
     """How the runners of shared memory are opened; see RunnerKind."""
 
     def prepare(self, transport: Transport) -> str | None:
-        """See RunnerKind."""
+        """Return why a transport's ranks cannot have the runner, None if they can."""
         memory = open_memory(transport)
         return memory if isinstance(memory, str) else None
 
     def open(self, opening: Opening) -> Runner | str:
-        """See RunnerKind."""
+        """Return the runner, or why there is none."""
         memory = open_memory(opening.transport)
         if isinstance(memory, str):
             return memory

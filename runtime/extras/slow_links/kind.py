@@ -24,7 +24,7 @@ class Following:
     why_no_group: str | None = None
 
     def why_not(self, links: Links | type[Links]) -> str | None:
-        """See LayerKind."""
+        """Return why calls over links, or a kind of them, cannot go through one; or None."""
         if links.why_links_must_hold is not None:
             return f"{links.name}: links are measured over gloo's connections"
         if find_cabling() is not None:
@@ -35,7 +35,7 @@ class Following:
         return None
 
     def why_not_plan(self, plan: Plan) -> str | None:
-        """See LayerKind."""
+        """Return why calls of a plan cannot go through one, None if they can."""
         if plan.used_helpers:
             return (
                 "plans with helpers: helpers take part in calls alone, and not in measuring the "
@@ -44,10 +44,10 @@ class Following:
         return None
 
     def prepare(self) -> None:
-        """See LayerKind."""
+        """Take note of what is, before the links of a group are opened; `open` gets the answer."""
 
     def open(self, transport: Transport, prepared: object) -> FollowedLinks:
-        """See LayerKind."""
+        """Return a layer for calls over a transport."""
         return FollowedLinks(transport)
 
 
@@ -60,7 +60,7 @@ class FollowedLinks(Layer):
         self._probes: list[Probe] = []
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """See Layer."""
+        """Return what carries out the calls of one plan, by `path` or others of `make_path`."""
         from .watch import SlowWatch  # few jobs follow slow links
 
         return SlowWatch(path.base, self.history, self._since, self.find_probe)

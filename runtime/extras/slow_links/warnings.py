@@ -85,11 +85,14 @@ class Pace:
     slow: int = 0
 
     def begin(self) -> "Record | None":
-        """See Listener. Most calls are not stamped, since that takes time."""
+        """Take note that a call begins; return what is to be called with each message, if any.
+
+        Most calls are not stamped, since that takes time.
+        """
         return self.links.begin(self)
 
     def end(self, number: int | None) -> None:
-        """See Listener."""
+        """Take note that the call begun last has ended well, the group's call `number` if known."""
         self.links.end(self, number)
 
 
@@ -164,7 +167,7 @@ class SlowLinks:
         self._record: Record | None = None
 
     def listen(self, calls: ObservedCalls) -> Pace | None:
-        """See Observer."""
+        """Return the listener for calls of one kind, None if they are of no interest."""
         if calls.crosses_links and calls.sent_bytes >= _MIN_WATCHED_BYTES:
             return Pace(self, calls)
         return None

@@ -113,27 +113,27 @@ class SlowWatch:
 
     @property
     def base(self) -> Dispatcher:
-        """See CallPath."""
+        """The dispatcher in use."""
         return self._base
 
     outlives_links = False
 
     def exchange(self, value: object) -> list[Any]:
-        """See CallPath."""
+        """Return the values of all ranks, by rank, whatever links are lost."""
         return self._base.exchange(value)
 
     @property
     def sent_bytes(self) -> int:
-        """See CallPath."""
+        """Bytes that this rank has sent through schedules so far."""
         return self._base.sent_bytes
 
     # Calls
 
     def is_settled(self, buffers: Buffers) -> bool:
-        """See CallPath."""
+        """Return whether the choice for a buffer's size is made."""
         return self._base.is_settled(buffers)
 
-    def starts_stock(self, buffers: Buffers) -> bool:
+    def can_start_stock(self, buffers: Buffers) -> bool:
         """Return False: whether a call is started depends on the rank's own queue.
 
         All ranks must note the same calls.
@@ -340,7 +340,7 @@ class SlowWatch:
         candidates = self._candidates
         if candidates is not None:
             find = partial(self._predict, candidates, size_bytes)
-            predicted, _ = candidates.hand_out(self._transport, size_bytes, find, number)
+            predicted, _ = candidates.broadcast(self._transport, size_bytes, find, number)
             sent, used = [x.schedule for x in candidates.sent], choice.own.schedule
             entrants += [
                 candidates.send(cut_like(used, x.schedule, sent, size_bytes)) for x in predicted

@@ -74,11 +74,11 @@ class LoggedAccount(Account):
         return {} if self._list_used is None else self._list_used()
 
     def count_stock(self, collective: str) -> None:
-        """See Account."""
+        """Count a call that went to gloo or NCCL directly, which could have had a plan."""
         self._stock_calls[collective] += 1
 
     def leave(self, collective: str, why: str) -> None:
-        """See Account."""
+        """Note the reason `why` a call was left to the stock collective, for the log."""
         if not self.is_wanted:
             return
         if (collective, why) not in self._left:
@@ -100,7 +100,10 @@ class LoggedAccount(Account):
         )
 
     def close(self) -> None:
-        """See Account. Log the group's line, and that of the run if it ends with the group."""
+        """End the account with its group; later calls do nothing.
+
+        Log the group's line, and that of the run if it ends with the group.
+        """
         if not self._is_open:
             return
         self._is_open = False
@@ -129,7 +132,7 @@ class LoggedAccounts(Accounts):
         atexit.register(self._end)
 
     def open(self, whose: Accountable) -> LoggedAccount:
-        """See Accounts."""
+        """Start counting the calls of the group or hook `whose`, and return its counter."""
         account = LoggedAccount(whose)
         with self._lock:
             self._opened += 1
@@ -139,11 +142,11 @@ class LoggedAccounts(Accounts):
         return account
 
     def observe(self, dispatcher: Dispatcher) -> None:
-        """See Accounts."""
+        """Count the calls of a dispatcher from now on."""
         dispatcher.observe(Tallies(self.report))
 
     def summarize(self, accounts: Iterable[Account]) -> Summary:
-        """See Accounts."""
+        """Return what the calls of some accounts ran by so far."""
         return Summary(tuple(x.summarize() for x in accounts if isinstance(x, LoggedAccount)))
 
     def close(self, account: LoggedAccount) -> None:

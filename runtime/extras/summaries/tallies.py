@@ -22,7 +22,7 @@ class Tally:
         self.calls, self._owner = 0, owner
 
     def begin(self) -> None:
-        """See Listener."""
+        """Take note that a call begins; return what is to be called with each message, if any."""
 
     def end(self, number: int | None) -> None:
         """Count a call, and report every REPORTED_EVERY-th one."""

@@ -9,8 +9,12 @@ from ....topo.errors import InputError
 ExpectedSplits = tuple[tuple[int, ...], ...] | tuple[int, ...]
 
 
-def read_splits(given: Sequence[Any]) -> ExpectedSplits:
-    """Return announced sizes of parts; raise InputError if they are no row and no matrix."""
+def parse_splits(given: Sequence[Any]) -> ExpectedSplits:
+    """Return announced sizes of parts as a tuple, or for a matrix as a tuple of tuples.
+
+    Sizes count rows of the tensor's first dimension, as torch's split sizes do. Raise InputError
+    unless they are one row or a square matrix of integers of 0 or more.
+    """
     listed = given.tolist() if hasattr(given, "tolist") else given
     try:
         if all(isinstance(size, int) for size in listed):

@@ -90,7 +90,7 @@ def describe_limit(rate: Rate) -> str:
     """Describe the link that limits channels, and how often they cross it."""
     counts = sorted(set(rate.crossings) - {0})[:3]
     times = " or ".join({1: "once", 2: "twice"}.get(n, f"{n} times") for n in counts)
-    crossing, others = rate.crossing_channels, rate.alike - 1
+    crossing, others = rate.crossing_count, rate.alike - 1
     channels = "its one channel" if crossing == 1 else f"each of its {crossing} channels"
     if crossing != rate.channels:
         channels = f"{crossing} of {rate.channels} channels"

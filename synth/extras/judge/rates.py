@@ -38,8 +38,8 @@ class Rate:
     alike: int
 
     @property
-    def crossing_channels(self) -> int:
-        """The number of channels that cross the link."""
+    def crossing_count(self) -> int:
+        """The number of channels that cross the slowest link, `link`."""
         return sum(count > 0 for count in self.crossings)
 
 

@@ -19,7 +19,7 @@ from ....topo.errors import InfeasibleError
 from ...ir.collective import Chunk
 from ...ir.transfers import Op
 from .read import Algorithm
-from .replay import OWN, Replay, SentChunk
+from .replay import OWN, Message, Replay
 
 # A transfer of one chunk: (step, source rank, destination rank, operation).
 Move = tuple[int, int, int, Op]
@@ -124,7 +124,7 @@ def _find_writes(held: Terms | None, terms: Terms) -> list[_Write]:
 
 
 def _find_steps(
-    messages: Mapping[int, SentChunk],
+    messages: Mapping[int, Message],
     writes: Mapping[int, Sequence[_Write]],
     after: Mapping[tuple[int, Terms], int],
 ) -> dict[int, int] | None:

@@ -29,8 +29,11 @@ class Value:
 
 
 @dataclass(frozen=True)
-class SentChunk:
-    """One chunk of a message: its sender, its receiver, and the value at the sender."""
+class Message:
+    """One chunk sent from GPU `src` to GPU `dst`, with its value when it was sent.
+
+    A step that sends several chunks makes one of these for each.
+    """
 
     src: int
     dst: int
@@ -41,7 +44,7 @@ class SentChunk:
 class Replay:
     """The outcome: all messages in order, and what each rank ends with of each chunk it needs."""
 
-    messages: list[SentChunk] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     results: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
 
@@ -218,7 +221,7 @@ class _Interpreter:
                 self._memory[self._place(block.gpu, buffer, offset + i)] = value
             if SEND in step.actions:
                 sent.append(len(self._out.messages))
-                self._out.messages.append(SentChunk(block.gpu, block.sends_to, value))
+                self._out.messages.append(Message(block.gpu, block.sends_to, value))
         if sent:
             self._sent[block.gpu, block.sends_to, block.channel].append(sent)
 

@@ -49,11 +49,11 @@ class OneBracketing:
     name, version = "reproducible", 1
 
     def to_json(self, numbers: dict[Schedule, int]) -> dict[str, str]:
-        """See PlanSection."""
+        """Return the field's content."""
         return {"bracketing": self.bracketing}
 
     def verify(self, plan: Plan) -> None:
-        """See PlanSection."""
+        """Raise VerificationError unless what it says of its plan holds."""
         for schedule in plan.schedules:
             if find_bracketing(schedule.uncut) != self.bracketing:
                 is_long = len(self.bracketing) > _SHOWN_CHARACTERS
@@ -67,14 +67,14 @@ class OneBracketing:
         """Do nothing: all is verified whenever the plan is."""
 
     def list_lines(self) -> list[str]:
-        """See PlanSection."""
+        """Return what a description of its plan says of it."""
         return [
             f"reproducible: every element is added up as {self.bracketing}; bound and gap are of "
             "all schedules, reproducible or not"
         ]
 
     def list_figures(self) -> dict[str, Any]:
-        """See PlanSection."""
+        """Return the fields of topo-synth's JSON."""
         return {self.name: {"bracketing": self.bracketing}}
 
 

@@ -59,7 +59,7 @@ class Spares:
     name, version = "spares", 2
 
     def to_json(self, numbers: dict[Schedule, int]) -> list[dict[str, Any]]:
-        """See PlanSection."""
+        """Return the field's content."""
         return [
             {
                 "lost": [list(link) for link in spare.lost],
@@ -75,12 +75,12 @@ class Spares:
         """Do nothing: whoever uses a spare verifies it before, since there may be many."""
 
     def verify_rest(self, plan: Plan) -> None:
-        """See PlanSection."""
+        """Verify what users of a plan that was read verify themselves, before it is saved."""
         for spare in self.spares:
             self.use(plan, spare).verify()
 
     def list_lines(self) -> list[str]:
-        """See PlanSection."""
+        """Return what a description of its plan says of it."""
         return []
 
     def list_figures(self) -> dict[str, Any]:

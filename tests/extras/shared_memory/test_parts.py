@@ -13,7 +13,7 @@ from sample_schedules import SCHEDULES
 from thorough import count_examples
 from unhurried import make_effort
 
-from topoplan.runtime.extras.shared_memory.parts import Outside, split
+from topoplan.runtime.extras.shared_memory.parts import Outside, split_by_host
 from topoplan.runtime.program.instructions import Post
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.ir.collective import Collective
@@ -85,7 +85,7 @@ def build_random(ranks: int, seed: int) -> Schedule:
 
 
 def test_messages_to_other_hosts_go_out_before_those_within_the_host() -> None:
-    parts = split(lower(SCHEDULES["direct"], 0, 400), [1, 2])
+    parts = split_by_host(lower(SCHEDULES["direct"], 0, 400), [1, 2])
     posts = [
         x
         for part in parts

@@ -454,10 +454,10 @@ class LogReader:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether nothing in the log tells of a second host.
+        """Whether the log shows no sign of a second host.
 
-        The number of hosts that the largest communicator states counts before names, which may be
-        damaged.
+        If the largest communicator states its number of hosts, their names are ignored, which may
+        be garbled.
         """
         drafts = [draft for _, draft in self.drafts]
         largest = max((draft.ranks or 0 for draft in drafts), default=0)

@@ -34,9 +34,10 @@ class HostChannel:
 
 @dataclass(frozen=True)
 class HostGraphs:
-    """Rings and trees in equal numbers, with true speeds, for each of several hosts.
+    """The graphs of rings and of trees that each host gets, with as many channels each.
 
-    The rates are the algbw of an allreduce over all hosts, at NCCL's own constants.
+    `ring_GBps` and `tree_GBps` are the algbw of an allreduce over all hosts that NCCL's tuner
+    predicts from the graphs' speeds.
     """
 
     rings: StockGraph
