@@ -105,7 +105,8 @@ def test_the_documents_are_short() -> None:
 
 
 def test_every_environment_variable_is_in_the_table() -> None:
-    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    pages = [ROOT / "docs" / "environment.md", ROOT / "tests" / "README.md"]
+    page = "".join(file.read_text(encoding="utf-8") for file in pages)
     named = re.compile(r"\bTOPOPLAN_(?!ATTRIBUTES|PREFIX)[A-Z_]*[A-Z]\b")
     folders = ("runtime", "cli", "topo", "synth", "tests", "examples", "scripts")
     read = {
