@@ -151,6 +151,7 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
     assert (
         "usage: topo-synth" in pages["commands.html"]
         and "Return the verified plan" in pages["api.html"]
+        and "time_limit_s: float = 60.0" in re.sub("<[^>]*>", "", pages["api.html"])
         and "runtime/extras/reshard/" in pages["architecture.html"]
         and "pcie_max_width" in pages["facts.html"]
     )
