@@ -92,8 +92,24 @@ def write_keys(markdown: str) -> str:
     return "\n".join([markdown, "| subject | key | value |", "| --- | --- | --- |", *rows, ""])
 
 
+def write_api(markdown: str) -> str:
+    """Return the page on the API with mkdocstrings' directive below the heading of each name.
+
+    Of types that programs only pass on, there is the docstring alone.
+    """
+    head, types, errors = re.split(r"^(?=## Types in|## Errors)", markdown, flags=re.MULTILINE)
+    name, directive = re.compile(r"^### (\w+)$", re.MULTILINE), r"\g<0>\n\n::: topoplan.\1"
+    short = directive + "\n    options: {members: false, merge_init_into_class: false}"
+    return name.sub(directive, head) + name.sub(short, types) + name.sub(directive, errors)
+
+
 # What pages have only on the site.
-WRITERS = {"commands.md": write_helps, "architecture.md": write_folders, "facts.md": write_keys}
+WRITERS = {
+    "api.md": write_api,
+    "commands.md": write_helps,
+    "architecture.md": write_folders,
+    "facts.md": write_keys,
+}
 
 
 def on_files(files: Files, config: Any) -> Files:

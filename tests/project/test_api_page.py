@@ -1,4 +1,4 @@
-"""The reference of the API: docs/api.md names what mkdocstrings shows, and docstrings say it."""
+"""The reference of the API: a heading for each name, whose docstring the site shows there."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 
 
-def test_the_page_has_each_public_name_once_under_its_heading() -> None:
-    entries = re.findall(r"^### (\w+)\n\n::: topoplan\.(\w+)$", PAGE, re.MULTILINE)
-    assert sorted(entries) == [(name, name) for name in sorted(topoplan.__all__)]
-    assert PAGE.count("\n::: ") == len(entries)
+def test_the_page_has_a_heading_for_each_public_name() -> None:
+    assert sorted(re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)) == sorted(topoplan.__all__)
 
 
 def test_every_public_name_has_a_docstring() -> None:

@@ -106,7 +106,8 @@ def test_the_documents_are_short() -> None:
 
 
 def test_every_environment_variable_is_in_the_table() -> None:
-    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    pages = [ROOT / "docs" / "environment.md", ROOT / "tests" / "README.md"]
+    page = "".join(file.read_text(encoding="utf-8") for file in pages)
     named = re.compile(r"\bTOPOPLAN_(?!ATTRIBUTES|PREFIX)[A-Z_]*[A-Z]\b")
     folders = ("runtime", "cli", "topo", "synth", "tests", "examples", "scripts")
     read = {
@@ -151,6 +152,7 @@ def test_the_site_is_built_and_asks_no_network(tmp_path: Path) -> None:
     assert (
         "usage: topo-synth" in pages["commands.html"]
         and "Return the verified plan" in pages["api.html"]
+        and "time_limit_s: float = 60.0" in re.sub("<[^>]*>", "", pages["api.html"])
         and "runtime/extras/reshard/" in pages["architecture.html"]
         and "pcie_max_width" in pages["facts.html"]
     )
