@@ -101,7 +101,6 @@ def test_every_page_is_in_the_site_and_two_clicks_from_the_start() -> None:
 def test_the_documents_are_short() -> None:
     """README and CONTRIBUTING included; not the schemas, pictures and the changelog."""
     files = [*PAGES, ROOT / "docs" / "site.css", ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    files = [file for file in files if file.name != "map.md"]  # which goes when the move is done
     assert sum(file.stat().st_size for file in files) <= 200_000
 
 
