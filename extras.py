@@ -548,7 +548,7 @@ EXTRAS = (
         "measuring",
         (
             *("runtime/extras/measuring", "cli/extras/measuring.py", "tests/extras/measuring"),
-            *("tests/ranks/measure_command.py", "benchmarks/measure_links.py"),
+            "tests/ranks/measure_command.py",
         ),
         {
             SOURCES: {
@@ -827,7 +827,7 @@ EXTRAS = (
         "judge",
         (
             *("synth/extras/judge", "cli/extras/judge.py", "tests/extras/judge"),
-            *("tests/judge_options.py", "benchmarks/judge_graphs.py", "benchmarks/published.py"),
+            *("tests/judge_options.py", "benchmarks/published.py"),
         ),
         {
             COMMANDS: {

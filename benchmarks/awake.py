@@ -1,6 +1,6 @@
 """Run a command while programs of the lowest priority keep all cores from idling.
 
-    python benchmarks/awake.py python benchmarks/carry_on.py carry_on.jsonl --programs calls
+    python -m benchmarks awake python -m benchmarks carry_on carry_on.jsonl --programs calls
 
 Emulated links are slow, so ranks mostly wait, and some virtual machines slow down when they idle:
 one needs 0.3 s instead of 2 ms to copy 16 MB after a pause of a second. Other programs always go

@@ -1,4 +1,6 @@
-"""Hosts that cables join: python benchmarks/cables.py [find] [miscabled] [train] [cut] ...
+"""Find, check and train on hosts that cables join, emulated ones.
+
+    python -m benchmarks cables [find] [miscabled] [train] [cut] ...
 
 Emulated hosts without forwarding (topo-emulate --cables), on which nothing knows the machine but
 what the ranks find. `find`: the seconds of topo-probe --fabric from its start to the written file,

@@ -1,7 +1,7 @@
 """Cut or slow links of emulated machines while ranks run, and see how they go on.
 
-    python benchmarks/carry_on.py carry_on.jsonl               108 single cuts (over an hour)
-    python benchmarks/carry_on.py carry_on.jsonl --runs 4 --machines mesh:2x2 --cases cut flap
+    python -m benchmarks carry_on carry_on.jsonl               108 single cuts (over an hour)
+    python -m benchmarks carry_on carry_on.jsonl --runs 4 --machines mesh:2x2 --cases cut flap
 
 Each run emulates a machine and starts a rank on each GPU with on_fault="replan": they make
 allreduces of integers, whose sums are exact (`calls`), or train a model with

@@ -1,8 +1,8 @@
 """What on_fault="replan" and on_slow="replan" cost as long as nothing breaks or becomes slow.
 
-    torchrun --nproc-per-node 4 benchmarks/carry_on_cost.py PLAN [-b 4K] [-e 16M]
-    torchrun --nproc-per-node 4 benchmarks/carry_on_cost.py PLAN --slow [--seconds 15]
-    torchrun --nproc-per-node 2 benchmarks/carry_on_cost.py PLAN --steps --seconds 60
+    torchrun --nproc-per-node 4 -m benchmarks carry_on_cost PLAN [-b 4K] [-e 16M]
+    torchrun --nproc-per-node 4 -m benchmarks carry_on_cost PLAN --slow [--seconds 15]
+    torchrun --nproc-per-node 2 -m benchmarks carry_on_cost PLAN --steps --seconds 60
 
 A communicator with on_fault and one without send messages over gloo by the same plan and take
 turns; times are medians of the slowest rank. With --slow it is one communicator, of which calls

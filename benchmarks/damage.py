@@ -1,9 +1,9 @@
-"""Plans large machines with a few faults: python benchmarks/damage.py
+"""Plan large machines with a few faults.
 
-    python benchmarks/damage.py                     40 machines x 8 collectives (hours on 2 cores)
-    python benchmarks/damage.py --runs 3 --collectives allreduce,broadcast
-    python benchmarks/damage.py --seed 7 --results damage.jsonl
-    python benchmarks/damage.py --files ../shared/inputs/synth/mesh32-2dead.json
+    python -m benchmarks damage                     40 machines x 8 collectives (hours on 2 cores)
+    python -m benchmarks damage --runs 3 --collectives allreduce,broadcast
+    python -m benchmarks damage --seed 7 --results damage.jsonl
+    python -m benchmarks damage --files ../shared/inputs/synth/mesh32-2dead.json
 
 Machines of 128 to 1,024 GPUs (boxes, racks, tori and meshes) get one to four faults from a seed: a
 dead NIC, a GPU with all links at half their rate, a slow or a dead link. Each is planned by the

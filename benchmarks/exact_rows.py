@@ -1,4 +1,6 @@
-"""Measures how long exact synthesis takes, beside SCCL's own code: python benchmarks/exact_rows.py
+"""Measure how long exact synthesis takes, beside SCCL's own code.
+
+    python -m benchmarks exact_rows
 
 Prints, for the rows that SCCL's paper and code were measured on (DGX-1, and the AMD machine z52),
 whether they are feasible and the seconds that finding or refuting them took here; then the seconds
@@ -6,7 +8,12 @@ of whole Pareto fronts. The column "SCCL" holds seconds measured with SCCL's pub
 on a machine with 2 cores, or "paper".
 """
 
+from __future__ import annotations
+
 import time
+from typing import Any
+
+from harness import Table, make_parser
 
 from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.ksync.pareto import decide, pareto
@@ -55,33 +62,62 @@ FRONTS = [
 
 def main() -> None:
     """Print both tables."""
-    print(f"{'machine':8} {'collective':15} {'C,S,R':10} {'answer':11} {'seconds':>8}  SCCL")
+    args = make_parser(__doc__).parse_args()
+    table = Table(
+        [
+            ("machine", "machine", "<8s"),
+            ("collective", "collective", "<15s"),
+            ("instance", "C,S,R", "<10s"),
+            ("answer", "answer", "<11s"),
+            ("seconds", "seconds", ">8.2f"),
+            ("sccl", " SCCL", "s"),
+        ],
+        as_json=args.json,
+    )
     for machine, name, triple, sccl in ROWS:
-        topology = preset(machine)
-        (row,) = decide(
-            collective_on(name, topology), Router(topology), [triple], Effort(300.0, 300.0)
-        ).rows
-        if row.schedule is not None:
-            verify(row.schedule, topology)
-        print(
-            f"{machine:8} {name:15} {','.join(map(str, triple)):10} {row.status:11} "
-            f"{row.synthesis_s:8.2f}  {sccl}"
-        )
-    print(
-        f"\n{'machine':8} {'collective':15} {'wall s':>7} {'solving s':>9}  {'SCCL':6} front "
-        "(chunks, steps, rounds)"
+        table.add(time_row(machine, name, triple) | {"sccl": sccl})
+    fronts = Table(
+        [
+            ("machine", "machine", "<8s"),
+            ("collective", "collective", "<15s"),
+            ("seconds", "wall s", ">7.2f"),
+            ("solving_s", "solving s", ">9.2f"),
+            ("sccl", " SCCL", "<6s"),
+            ("front", "front (chunks,steps,rounds)", "s"),
+        ],
+        as_json=args.json,
     )
     for machine, name, sccl in FRONTS:
-        topology = preset(machine)
-        started = time.perf_counter()
-        front = pareto(collective_on(name, topology), Router(topology))
-        wall = time.perf_counter() - started
-        shown = " ".join(str((r.chunks, r.steps, r.rounds)) for r in front.front)
-        solving = sum(row.synthesis_s for row in front.rows)
-        print(
-            f"{machine:8} {name:15} {wall:7.2f} {solving:9.2f}  {sccl:6} "
-            f"{shown}{'' if front.complete else ' (open)'}"
-        )
+        fronts.add(time_front(machine, name) | {"sccl": sccl})
+    table.end(fronts=fronts.rows)
+
+
+def time_row(machine: str, name: str, triple: tuple[int, int, int]) -> dict[str, Any]:
+    """Return whether an instance is feasible, and the seconds that this took."""
+    topology = preset(machine)
+    (row,) = decide(
+        collective_on(name, topology), Router(topology), [triple], Effort(300.0, 300.0)
+    ).rows
+    if row.schedule is not None:
+        verify(row.schedule, topology)
+    found = {"answer": row.status, "seconds": row.synthesis_s}
+    return {"machine": machine, "collective": name, "instance": ",".join(map(str, triple))} | found
+
+
+def time_front(machine: str, name: str) -> dict[str, Any]:
+    """Return a Pareto front, the seconds that it took, and those of the solver."""
+    topology = preset(machine)
+    started = time.perf_counter()
+    front = pareto(collective_on(name, topology), Router(topology))
+    seconds = time.perf_counter() - started
+    shown = " ".join(f"{row.chunks},{row.steps},{row.rounds}" for row in front.front)
+    return {
+        "machine": machine,
+        "collective": name,
+        "seconds": seconds,
+        "solving_s": sum(row.synthesis_s for row in front.rows),
+        "front": shown + ("" if front.complete else " (open)"),
+    }
 
 
 if __name__ == "__main__":

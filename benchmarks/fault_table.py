@@ -1,9 +1,8 @@
-"""Measures whether surviving ranks name a killed or stopped rank or a cut link in time: python
-benchmarks/fault_table.py
+"""Measure whether surviving ranks name a killed or stopped rank or a cut link in time.
 
-    python benchmarks/fault_table.py  about 100 runs: every rank killed and stopped, every link cut,
+    python -m benchmarks fault_table  about 100 runs: every rank killed and stopped, every link cut,
                                       on three machines (20 minutes on 2 cores)
-    python benchmarks/fault_table.py mesh:2x2 --repeat 3
+    python -m benchmarks fault_table mesh:2x2 --repeat 3
 
 Ranks add up tensors through a plan and check every element, until at a random moment one of them
 gets SIGKILL or SIGSTOP, or a cable goes down. Each survivor must end with an error that names the
@@ -26,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from harness import make_parser
+from harness import Table, make_parser
 
 if TYPE_CHECKING:
     from topoplan.runtime.extras.emulate import Blueprint, Network
@@ -41,6 +40,8 @@ TIMEOUT_S = 8.0
 START_S = 90.0
 # Beyond the deadline, for processes to be scheduled on a busy host and to end.
 SLACK_S = 4.0
+# Of an outcome, added up over runs.
+COUNTED = ("hung", "wrong", "survivors", "named")
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def work(plan: str, timeout_s: float, store: str) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Print the table; or be a rank."""
-    parser = make_parser(__doc__, json=False)
+    parser = make_parser(__doc__)
     parser.add_argument("machines", nargs="*")
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--seed", type=int, default=1)
@@ -265,10 +266,18 @@ def main(argv: list[str] | None = None) -> None:
     from topoplan.topo.loader.resolve import resolve
 
     moments = random.Random(args.seed)
-    total: Counter[str] = Counter()
-    print(
-        f"{'machine':>10} {'fault':>14} {'runs':>5} {'hung':>5} {'wrong':>6} {'errors':>7} "
-        f"{'naming it':>10} {'slowest':>8}"
+    table = Table(
+        [
+            ("machine", "machine", ">10s"),
+            ("fault", "fault", ">14s"),
+            ("runs", "runs", ">5d"),
+            ("hung", "hung", ">5d"),
+            ("wrong", "wrong", ">6d"),
+            ("survivors", "errors", ">7d"),
+            ("named", "naming it", ">10d"),
+            ("slowest_s", "slowest s", ">9.1f"),
+        ],
+        as_json=args.json,
     )
     for name in args.machines or MACHINES:
         topology = resolve(name)
@@ -285,22 +294,13 @@ def main(argv: list[str] | None = None) -> None:
                     if outcome.hung or outcome.wrong or outcome.named < outcome.survivors:
                         print(f"  {fault}: {outcome}", file=sys.stderr, flush=True)
         for kind, outcomes in rows.items():
-            counts = {
-                k: sum(getattr(x, k) for x in outcomes)
-                for k in ("hung", "wrong", "survivors", "named")
-            }
-            total.update(counts, runs=len(outcomes))
-            print(
-                f"{name:>10} {kind:>14} {len(outcomes):>5} {counts['hung']:>5} "
-                f"{counts['wrong']:>6} {counts['survivors']:>7} "
-                f"{counts['named']:>10} {max(x.seconds for x in outcomes):>7.1f}s",
-                flush=True,
-            )
-    sums = (
-        f"{total[k]:>{w}}"
-        for k, w in (("runs", 5), ("hung", 5), ("wrong", 6), ("survivors", 7), ("named", 10))
-    )
-    print(f"{'all':>10} {'':>14} {' '.join(sums)}")
+            slowest_s = max(x.seconds for x in outcomes)
+            counted = {key: sum(getattr(x, key) for x in outcomes) for key in COUNTED}
+            row = {"machine": name, "fault": kind, "runs": len(outcomes)} | counted
+            table.add(row | {"slowest_s": slowest_s})
+    total = {key: sum(row[key] for row in table.rows) for key in ("runs", *COUNTED)}
+    table.add({"machine": "all"} | total)
+    table.end()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Count how often surviving ranks name who is to blame: python benchmarks/faults.py RESULTS.jsonl
+"""Count how often surviving ranks name who is to blame.
 
-    python benchmarks/faults.py faults.jsonl                  every case 20 times (about 40 minutes)
-    python benchmarks/faults.py faults.jsonl --runs 2 --cases cut slow
+    python -m benchmarks faults faults.jsonl                  every case 20 times (about 40 minutes)
+    python -m benchmarks faults faults.jsonl --runs 2 --cases cut slow
 
 Each run emulates a ring of four ranks with the store on the same wires (rank 0 hosts a TCPStore, as
 under torchrun and MPI), and causes one fault at a moment and place drawn by --seed: a kill during

@@ -1,9 +1,9 @@
-"""Whether taking a link away ever improves a plan: python benchmarks/fewer_links.py
+"""Whether taking a link away ever improves a plan.
 
-    python benchmarks/fewer_links.py                300 pairs of random machines (half an hour)
-    python benchmarks/fewer_links.py --seed 7 --runs 20 --collectives allreduce
-    python benchmarks/fewer_links.py --results fewer.jsonl
-    python benchmarks/fewer_links.py --runs 40 --machines dgx-a100:4 torus:6x6
+    python -m benchmarks fewer_links                300 pairs of random machines (half an hour)
+    python -m benchmarks fewer_links --seed 7 --runs 20 --collectives allreduce
+    python -m benchmarks fewer_links --results fewer.jsonl
+    python -m benchmarks fewer_links --runs 40 --machines dgx-a100:4 torus:6x6
 
 Each random machine (machine_kinds.py) is planned whole, and with one link gone or slower, for one
 collective of the list in turn. Neither the rate of the best schedule nor the single-path bound may

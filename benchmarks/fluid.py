@@ -1,9 +1,9 @@
 """Replay plans in SimGrid, and compare the times with the predicted ones.
 
     pip install -r benchmarks/requirements.txt       (or Debian's python3-simgrid)
-    python benchmarks/fluid.py                       18 machines, 4 sizes
-    python benchmarks/fluid.py --only rome --results fluid.jsonl
-    python benchmarks/fluid.py --plans plan.json     these plan files instead
+    python -m benchmarks fluid                       18 machines, 4 sizes
+    python -m benchmarks fluid --only rome --results fluid.jsonl
+    python -m benchmarks fluid --plans plan.json     these plan files instead
 
 SimGrid (https://simgrid.org) knows nothing of topoplan's predictions. Each rank is an actor that
 posts all messages of a tick at once, one for each rank that it sends to, and waits for them and for

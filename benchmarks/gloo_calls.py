@@ -1,7 +1,7 @@
 """Where a small allreduce over gloo spends its time: posting, waiting, adding, and the rest of
 Python.
 
-    torchrun --nproc-per-node 4 benchmarks/gloo_calls.py PLAN [-b 4K]
+    torchrun --nproc-per-node 4 -m benchmarks gloo_calls PLAN [-b 4K]
 
 By the plan alone, on rank 0: each post, wait and sum is timed by its own clock, which adds about a
 microsecond to each.
@@ -9,6 +9,7 @@ microsecond to each.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections import defaultdict
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import make_parser
+from harness import Table, make_parser
 
 from topoplan import Communicator
 from topoplan.runtime.players.in_order import PlayerInOrder
@@ -70,7 +71,7 @@ class TimedPlayer(PlayerInOrder):
 
 def main() -> None:
     """Measure, and print the shares on rank 0."""
-    parser = make_parser(__doc__, json=False)
+    parser = make_parser(__doc__)
     parser.add_argument("plan")
     parser.add_argument("-b", default="4K", help="size")
     args = parser.parse_args()
@@ -97,16 +98,24 @@ def main() -> None:
     communicator = Communicator(args.plan, choose="plan")
     whole_us = measure()
     if dist.get_rank() == 0:
-        print(
-            f"# {args.b}, {dist.get_world_size()} ranks: {plain_us:.0f} us a call, {whole_us:.0f} "
-            "with the clocks"
-        )
-        for what, seconds in spent.items():
-            print(
-                f"{what:22} {seconds / _CALLS * 1e6:8.1f} us in {counts[what] // _CALLS} operations"
-            )
-        print(f"{'the rest of Python':22} {whole_us - sum(spent.values()) / _CALLS * 1e6:8.1f} us")
+        print_times(args, plain_us, whole_us)
     dist.destroy_process_group()
+
+
+def print_times(args: argparse.Namespace, plain_us: float, whole_us: float) -> None:
+    """Print what a call spends its time on."""
+    table = Table(
+        [("what", "what", "<22s"), ("us", "us", ">8.1f"), ("operations", "operations", ">10d")],
+        as_json=args.json,
+    )
+    for what, seconds in spent.items():
+        us, operations = seconds / _CALLS * 1e6, counts[what] // _CALLS
+        table.add({"what": what, "us": us, "operations": operations})
+    rest_us = whole_us - sum(spent.values()) / _CALLS * 1e6
+    table.add({"what": "the rest of Python", "us": rest_us})
+    table.add({"what": "all, with the clocks", "us": whole_us})
+    table.add({"what": "all, without", "us": plain_us})
+    table.end(size=args.b, ranks=dist.get_world_size())
 
 
 if __name__ == "__main__":

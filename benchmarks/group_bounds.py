@@ -1,8 +1,8 @@
-"""Bounds and plans of groups with helpers: python benchmarks/group_bounds.py
+"""Bounds and plans of groups with helpers.
 
-    python benchmarks/group_bounds.py                 200 random machines, then plans of 4 machines
-    python benchmarks/group_bounds.py --seed 7 --runs 20 --machines "" --results groups.jsonl
-    python benchmarks/group_bounds.py --runs 0 --machines mi300x,dgx1
+    python -m benchmarks group_bounds                 200 random machines, then plans of 4 machines
+    python -m benchmarks group_bounds --seed 7 --runs 20 --machines "" --results groups.jsonl
+    python -m benchmarks group_bounds --runs 0 --machines mi300x,dgx1
 
 Random machines (machine_kinds.py): a random group of each, with all or some of the other GPUs as
 helpers. `bound_one_way` must be the optimum of a linear program that shares no code with the

@@ -1,10 +1,9 @@
-"""Measures groups with helpers on an emulated machine against stock gloo: python
-benchmarks/groups_run.py
+"""Measure groups with helpers on an emulated machine against stock gloo.
 
-    python benchmarks/groups_run.py                          2 and 4 of 8 GPUs, all linked to each
+    python -m benchmarks groups_run                          2 and 4 of 8 GPUs, all linked to each
                                                              other (about 2 minutes on 2 cores)
-    python benchmarks/groups_run.py --topology dgx1 --groups 0,1 0,4 --collective allgather
-    python benchmarks/groups_run.py --helpers none --json    the members alone
+    python -m benchmarks groups_run --topology dgx1 --groups 0,1 0,4 --collective allgather
+    python -m benchmarks groups_run --helpers none --json    the members alone
 
 Needs root and iproute2 (see topo-emulate). The plan is `topo-synth --group`'s, its schedules with
 and without help race against the stock collective of the members alone, whose time is `stock`.

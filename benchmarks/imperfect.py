@@ -1,5 +1,6 @@
-"""Plans for machines that are not perfect, at scale: python benchmarks/imperfect.py [--command]
-[WORD ...]
+"""Plans for machines that are not perfect, at scale.
+
+    python -m benchmarks imperfect [--command] [WORD ...]
 
 For machines with a slow link, a lost link or a lost GPU, large meshes, and machines on which only
 some switches compute: the bound, the best bound of a cut (around a GPU or a group for alltoall),
@@ -19,6 +20,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+from harness import Table, make_parser
 from planned import synthesize
 
 from topoplan.synth.bounds.certificate import check_bound
@@ -121,35 +123,49 @@ def run_command(name: str, change: Change, collective: str) -> tuple[Plan, float
 
 def main() -> None:
     """Print the table."""
-    words = [word for word in sys.argv[1:] if word != "--command"]
-    by_command = len(words) < len(sys.argv) - 1
-    print(
-        f"{'machine':46} {'collective':15} {'bound':>8} {'cut':>8} {'gap':>7} {'seconds':>8}  bar "
-        "met"
+    parser = make_parser(__doc__)
+    parser.add_argument("words", nargs="*", help="only rows that contain all of these words")
+    parser.add_argument("--command", action="store_true", help="plan by the command")
+    args = parser.parse_args()
+    table = Table(
+        [
+            ("machine", "machine", "<46s"),
+            ("collective", "collective", "<15s"),
+            ("bound_GBps", "bound", ">8.4g"),
+            ("cut_GBps", "cut", ">8.4g"),
+            ("gap", "gap", ">7.2%"),
+            ("seconds", "seconds", ">8.1f"),
+            ("bar_met", "bar met", ">7s"),
+        ],
+        as_json=args.json,
     )
     for name, change, collective_name, seconds, gap in ROWS:
         topology = find_machine(name, change)
-        if not all(word in f"{topology.name} {collective_name}" for word in words):
+        if not all(word in f"{topology.name} {collective_name}" for word in args.words):
             continue
-        if by_command and name.startswith("mixed"):  # no preset
+        if args.command and name.startswith("mixed"):  # no preset
             continue
         collective = collective_on(collective_name, topology)
         row = name, change, collective_name
-        plan, took = run_command(*row) if by_command else make_plan(*row, seconds)
+        plan, took = run_command(*row) if args.command else make_plan(*row, seconds)
         check_bound(plan.bound, collective, topology)
         reached = min(
             bandwidth_s_per_GB(replace(entry.schedule, segments=2), topology)
             for entry in plan.entries
         )
-        cut = cut_bound(collective, topology)
         away = max(0.0, float(1 - plan.bound.s_per_GB / reached))
-        met = away <= gap and took <= seconds
-        print(
-            f"{topology.name:46} {collective_name:15} {float(plan.bound.algbw_GBps):8.4g} "
-            f"{float(cut.algbw_GBps):8.4g} "
-            f"{away:7.2%} {took:8.1f}  {'yes' if met else 'NO'}",
-            flush=True,
+        table.add(
+            {
+                "machine": topology.name,
+                "collective": collective_name,
+                "bound_GBps": float(plan.bound.algbw_GBps),
+                "cut_GBps": float(cut_bound(collective, topology).algbw_GBps),
+                "gap": away,
+                "seconds": took,
+                "bar_met": away <= gap and took <= seconds,
+            }
         )
+    table.end()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Joint plans of several groups at once, and their bounds: python benchmarks/joint.py
+"""Joint plans of several groups at once, and their bounds.
 
-    python benchmarks/joint.py                        100 random machines, then meshes on 3 machines
-    python benchmarks/joint.py --seed 7 --runs 20 --no-meshes --results joint.jsonl
-    python benchmarks/joint.py --runs 0
+    python -m benchmarks joint                        100 random machines, then meshes on 3 machines
+    python -m benchmarks joint --seed 7 --runs 20 --no-meshes --results joint.jsonl
+    python -m benchmarks joint --runs 0
 
 Random machines (machine_kinds.py) of at most 8 GPUs: two or three random groups make calls of
 random collectives and sizes at the same time, with all other GPUs as helpers or without help.

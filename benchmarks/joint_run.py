@@ -1,8 +1,8 @@
-"""Measures joint plans on emulated machines against stock gloo: python benchmarks/joint_run.py
+"""Measure joint plans on emulated machines against stock gloo.
 
-    python benchmarks/joint_run.py                     dp x tp = 2 x 4 and 4 x 2 on three machines
+    python -m benchmarks joint_run                     dp x tp = 2 x 4 and 4 x 2 on three machines
                                                        (about 8 minutes on 2 cores)
-    python benchmarks/joint_run.py --machines dgx1 --meshes 4x2 --dp 64M --helpers none
+    python -m benchmarks joint_run --machines dgx1 --meshes 4x2 --dp 64M --helpers none
 
 Needs root and iproute2 (see topo-emulate). All groups of both dimensions make an allreduce at the
 same time; times are until the last one has ended: by what the race of the whole plan chose, and by

@@ -1,4 +1,6 @@
-"""Predicted times of kernels beside published ones: `python benchmarks/kernel_model.py [--json]`.
+"""Predicted times of kernels beside published ones.
+
+    python -m benchmarks kernel_model [--json]
 
 The box is that of vllm-project/vllm#50576: 8 A800 on PCIe in two islands of four, each below a
 switch, bridged by the CPUs. Published (microseconds, bf16) are NCCL, a one-shot kernel (each rank

@@ -1,4 +1,6 @@
-"""The GPU kernel without a GPU: `python benchmarks/kernels.py [compile] [replay] [interpret]`.
+"""The GPU kernel without a GPU.
+
+    python -m benchmarks kernels [compile] [replay] [interpret]
 
 compile    for each target, dtype and reduction: registers, and those spilled to memory; fails if
            float32 or bfloat16 spill. `parked` are scalar registers that AMD's compiler moves to

@@ -1,13 +1,16 @@
-"""The kernel on GPUs: `torchrun --nproc-per-node 4 benchmarks/kernels_on_gpu.py [--calls 10000]`.
+"""The kernel on GPUs.
 
-Or `python benchmarks/kernels_on_gpu.py --streams 4`: one process plays all ranks on one GPU, each
-on a stream of its own, so that they run together and not in turns.
+    torchrun --nproc-per-node 4 -m benchmarks kernels_on_gpu [--calls 10000]
+    python -m benchmarks kernels_on_gpu --streams 4
+
+With --streams one process plays all ranks on one GPU, each on a stream of its own, so that they run
+together and not in turns.
 
 Plays random calls (collectives, schedules, sizes, dtypes, pull and push) and compares each with
 what it must be, then an allreduce from a CUDA graph, and measures the time of a call of one
 element. Ranks of several processes share GPUs if there are fewer (it sets
 TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1): then times are those of one card that takes turns, and
-no links are measured. Exit 1 if a call was wrong.
+no links are measured. Prints one JSON object. Exit 1 if a call was wrong.
 """
 
 from __future__ import annotations

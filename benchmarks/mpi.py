@@ -1,5 +1,6 @@
-"""Plans and MPI's own allreduce on this host: `mpirun --oversubscribe -n 4 python benchmarks/mpi.py
-[-e 64M] [--json]`.
+"""Plans and MPI's own allreduce on this host.
+
+    mpirun --oversubscribe -n 4 python -m benchmarks mpi [-e 64M] [--json]
 
 These ways take turns at each size, in a random order: MPI's own allreduce by mpi4py alone; the same
 through torch.distributed with nothing else behind it, which is as fast as a backend in Python can

@@ -1,10 +1,9 @@
-"""Measures Open MPI's own allreduce on emulated machines, algorithm by algorithm: python
-benchmarks/mpi_emulated.py
+"""Measure Open MPI's own allreduce on emulated machines, algorithm by algorithm.
 
-    python benchmarks/mpi_emulated.py                 dgx1, two hosts of 4, mesh 3x3, at 8 MiB (some
+    python -m benchmarks mpi_emulated                 dgx1, two hosts of 4, mesh 3x3, at 8 MiB (some
                                                       10 minutes)
-    python benchmarks/mpi_emulated.py dgx1 --size 1M  one of them, another size
-    python benchmarks/mpi_emulated.py mesh --algorithms 0,4 --order 0,1,2,5,4,3,6,7,8
+    python -m benchmarks mpi_emulated dgx1 --size 1M  one of them, another size
+    python -m benchmarks mpi_emulated mesh --algorithms 0,4 --order 0,1,2,5,4,3,6,7,8
 
 Every algorithm of Open MPI's coll_tuned (0 is its own choice) is timed in rank order, in
 topo-place's order for rings, and in the orders that are given; beside them the plan, over gloo and,
@@ -19,10 +18,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-from harness import make_parser
+from harness import Table, make_parser
 from wire_speed import MACHINES, run, synthesize_to_file, topo
 
 from topoplan.cli.run import build_parser
@@ -46,7 +47,7 @@ _LIMIT_S = 300
 
 
 def main() -> None:
-    parser = make_parser(__doc__, json=False)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "machines",
         nargs="*",
@@ -66,6 +67,18 @@ def main() -> None:
         for name in ("dgx1", "two-hosts", "mesh:3x3")
         if not args.machines or name.startswith(tuple(args.machines))
     ]
+    table = Table(
+        [
+            ("machine", "machine", "<9s"),
+            ("what", "what", ">32s"),
+            ("order", "order", ">18s"),
+            ("ms", "ms", ">9.0f"),
+            ("algbw_MBps", "MB/s algbw", ">10.4g"),
+            ("of_bound", "of bound", ">8.3f"),
+            ("gain", "x Open MPI's best", ">17.2f"),
+        ],
+        as_json=args.json,
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             machine, rate = MACHINES[name]
@@ -73,62 +86,53 @@ def main() -> None:
             if isinstance(machine, dict):
                 path = str(Path(folder) / "machine.json")
                 Path(path).write_text(json.dumps(machine), encoding="utf-8")
-            measure(
-                name, path, args.rate or rate, Path(folder), args.size, args.n, numbers, args.order
-            )
+            job = Job(name, path, args.rate or rate, args.size, args.n)
+            measure(table, job, Path(folder), numbers, args.order)
+    table.end(size=args.size)
 
 
-def measure(
-    name: str,
-    path: str,
-    rate: str | None,
-    folder: Path,
-    size: str,
-    calls: str,
-    algorithms: list[int],
-    orders: list[str],
-) -> None:
-    """Time every algorithm in every order, and the plan, and print a row each."""
-    machine = resolve(path)
-    emulate = [*topo("emulate"), path, *(["--slowest", rate] if rate else [])]
-    plan = synthesize_to_file(name, path, folder)
-    built = blueprint(machine, parse_rate(rate) if rate else None)
+@dataclass(frozen=True)
+class Job:
+    """A machine with the rate of its slowest link, the size of a call, and the number of calls."""
+
+    name: str
+    path: str
+    rate: str | None
+    size: str
+    calls: str
+
+
+def measure(table: Table, job: Job, folder: Path, algorithms: list[int], orders: list[str]) -> None:
+    """Time every algorithm in every order, and the plan, and add a row each."""
+    machine, size, calls = resolve(job.path), job.size, job.calls
+    emulate = [*topo("emulate"), job.path, *(["--slowest", job.rate] if job.rate else [])]
+    plan = synthesize_to_file(job.name, job.path, folder)
+    built = blueprint(machine, parse_rate(job.rate) if job.rate else None)
     bound_GBps = float(Plan.load(plan).bound_one_way.algbw_GBps * built.scale)
-    rates = [r for cable in built.cables for r in (cable.rate_ab, cable.rate_ba) if r]
-    print(
-        f"\n{name}, {size}: {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s, bound "
-        f"{bound_GBps * 1e3:.4g} MB/s algbw"
-    )
-    print(f"{'what':>32} {'order':>18} {'ms':>9} {'MB/s algbw':>10} {'of bound':>8}")
     ring = ",".join(map(str, place(machine, target="ring").order))
     best_us = float("inf")
     for order in dict.fromkeys([",".join(map(str, range(len(machine.ranks)))), ring, *orders]):
         for number in algorithms:
             us = time_mpi([*emulate, "--order", order], size, calls, number)
-            print_row(f"Open MPI {number}, {ALGORITHMS[number]}", order, us, size, bound_GBps)
+            what = f"Open MPI {number}, {ALGORITHMS[number]}"
+            add_row(table, job, what, order, us, bound_GBps)
             best_us = min(best_us, us or best_us)
-    calibrated = folder / f"{name}.calibrated.json"
+    calibrated = folder / f"{job.name}.calibrated.json"
     run([*emulate, "--", *topo("run"), plan, "--calibrate", "-o", str(calibrated)], parse=False)
-    plan = synthesize_to_file(name, str(calibrated), folder)
+    plan = synthesize_to_file(job.name, str(calibrated), folder)
     for backend in list_backends():
         started = ["--mpi"] if backend == "mpi" else []
         options = ["--backend", backend, "-b", size, "-e", size, "-n", calls, "-w", "1", "--json"]
         us = run([*emulate, *started, "--", *topo("run"), plan, *options])[0]["plan_us"]
-        print_row(
-            f"plan over {backend}",
-            "rank order",
-            us,
-            size,
-            bound_GBps,
-            f"{best_us / us:.2f}x Open MPI's best",
-        )
+        what = f"plan over {backend}"
+        add_row(table, job, what, "rank order", us, bound_GBps, gain=best_us / us)
 
 
 def list_backends() -> list[str]:
     """Return the transports of topo-run that are to be timed here."""
     known = build_parser()._option_string_actions["--backend"].choices or ()
     if "mpi" not in known:
-        print("(topo-run has no --backend mpi here: the plan is timed over gloo alone)")
+        print("topo-run has no --backend mpi here: gloo alone", file=sys.stderr)
     return [backend for backend in ("gloo", "mpi") if backend in known]
 
 
@@ -151,19 +155,24 @@ def time_mpi(emulate: list[str], size: str, calls: str, algorithm: int) -> float
     return float(json.loads(done.stdout)["us"])
 
 
-def print_row(
-    what: str, order: str, us: float | None, size: str, bound_GBps: float, more: str = ""
+def add_row(
+    table: Table,
+    job: Job,
+    what: str,
+    order: str,
+    us: float | None,
+    bound_GBps: float,
+    gain: float | None = None,
 ) -> None:
-    """Print one measurement."""
+    """Add one measurement."""
+    row: dict[str, Any] = {"machine": job.name, "what": what, "order": order}
     if us is None:
-        print(f"{what:>32} {order:>18} no end in {_LIMIT_S} s", flush=True)
+        table.add(row, f"no end in {_LIMIT_S} s")
         return
-    algbw_GBps = int(Fraction(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]) / us / 1e3
-    print(
-        f"{what:>32} {order:>18} {us / 1e3:>9.0f} {algbw_GBps * 1e3:>10.4g} "
-        f"{algbw_GBps / bound_GBps:>8.3f} {more}",
-        flush=True,
-    )
+    size_bytes = int(Fraction(job.size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[job.size[-1]])
+    algbw_MBps = size_bytes / us
+    rates = {"algbw_MBps": algbw_MBps, "of_bound": algbw_MBps / 1e3 / bound_GBps}
+    table.add(row | {"ms": us / 1e3} | rates | {"bound_MBps": bound_GBps * 1e3, "gain": gain})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Have MSCCL++'s own loader read execution plans of topoplan, compiled without a GPU.
 
-    python benchmarks/mscclpp_loader.py CHECKOUT    a checkout of microsoft/mscclpp
+    python -m benchmarks mscclpp_loader CHECKOUT    a checkout of microsoft/mscclpp
     --cuda DIR                                      headers of CUDA (/usr/local/cuda/include)
 
 Compiles `src/core/executor/execution_plan.cc` of the checkout with g++ and nlohmann's json.hpp

@@ -1,8 +1,8 @@
-"""Graph files beside modelled stock NCCL, machine by machine: python benchmarks/nccl_graphs.py
+"""Graph files beside modelled stock NCCL, machine by machine.
 
-    python benchmarks/nccl_graphs.py                      recorded machines and presets
-    python benchmarks/nccl_graphs.py --only dgx1v
-    python benchmarks/nccl_graphs.py --runs 200 --seed 7 --results hosts.jsonl    random hosts too
+    python -m benchmarks nccl_graphs                      recorded machines and presets
+    python -m benchmarks nccl_graphs --only dgx1v
+    python -m benchmarks nccl_graphs --runs 200 --seed 7 --results hosts.jsonl    random hosts too
 
 Recorded machines are those of ../shared, where it is present, with at most 16 GPUs. Stock and file
 are the algbw of an allreduce in GB/s at NCCL's constants, each of what NCCL's tuner picks at 1 GiB;

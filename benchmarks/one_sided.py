@@ -1,5 +1,6 @@
-"""Allreduce in shared memory beside gloo and Open MPI, taking turns in one group of processes:
-`mpirun --oversubscribe -n 4 python benchmarks/one_sided.py [-b 1K] [-e 64M] [--json]`.
+"""Allreduce in shared memory beside gloo and Open MPI, taking turns in one group of processes.
+
+    mpirun --oversubscribe -n 4 python -m benchmarks one_sided [-b 1K] [-e 64M] [--json]
 
 Columns are MPI's own allreduce by mpi4py alone; gloo's through torch.distributed; a Communicator,
 and the backend "topo" through torch.distributed, both with executor="one-sided"; one memcpy of the

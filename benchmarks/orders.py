@@ -1,8 +1,8 @@
-"""Tries random legal programs of calls on gloo and the backend: python benchmarks/orders.py
+"""Try random legal programs of calls on gloo and the backend.
 
-    python benchmarks/orders.py             100 programs each for 2, 3 and 4 ranks, in all modes
-    python benchmarks/orders.py --programs 1000 --results orders.jsonl
-    python benchmarks/orders.py --seed 17 --programs 1 --ranks 3 --modes race
+    python -m benchmarks orders             100 programs each for 2, 3 and 4 ranks, in all modes
+    python -m benchmarks orders --programs 1000 --results orders.jsonl
+    python -m benchmarks orders --seed 17 --programs 1 --ranks 3 --modes race
 
 A program mixes asynchronous and synchronous collectives, messages, keys of the store, several
 groups and threads (tests/call_generator.py). It must end, with the results that each rank computes

@@ -1,8 +1,8 @@
-"""Times training scripts of six kinds, on gloo and on the backend: python benchmarks/parallelism.py
+"""Time training scripts of six kinds, on gloo and on the backend.
 
-    python benchmarks/parallelism.py                  all scripts, emulated dgx1 and pcie-2socket
-    python benchmarks/parallelism.py --machines dgx1 --scripts ddp,zero --runs 3
-    python benchmarks/parallelism.py --results parallelism.jsonl
+    python -m benchmarks parallelism                  all scripts, emulated dgx1 and pcie-2socket
+    python -m benchmarks parallelism --machines dgx1 --scripts ddp,zero --runs 3
+    python -m benchmarks parallelism --results parallelism.jsonl
 
 The scripts in benchmarks/parallel/ are plain torch: DDP, FSDP2, HSDP, tensor parallelism, ZeRO and
 expert parallelism. They run twice on machines that topo-emulate makes (needs root and iproute2),

@@ -1,11 +1,11 @@
-"""Holds topo-place against brute force and its bounds: python benchmarks/place.py
+"""Hold topo-place against brute force and its bounds.
 
-    python benchmarks/place.py              50 random machines of 8 GPUs against all 40,320 orders,
+    python -m benchmarks place              50 random machines of 8 GPUs against all 40,320 orders,
                                             known gains, jobs of known kinds, 1,024 ranks
-    python benchmarks/place.py --machines 5 fewer random machines
-    python benchmarks/place.py --emulate    stock gloo on emulated machines, given order beside the
+    python -m benchmarks place --machines 5 fewer random machines
+    python -m benchmarks place --emulate    stock gloo on emulated machines, given order beside the
                                             best (needs root and iproute2)
-    python benchmarks/place.py --emulate dgx1 -b 4M -e 4M
+    python -m benchmarks place --emulate dgx1 -b 4M -e 4M
 
 The brute force counts message by message, with routes looked up one by one, and knows nothing of
 how orders are found.
@@ -13,6 +13,7 @@ how orders are found.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import tempfile
@@ -24,7 +25,7 @@ from itertools import permutations, product
 from math import lcm
 from pathlib import Path
 
-from harness import make_parser
+from harness import Table, make_parser
 from wire_speed import run, topo
 
 from topoplan.synth.extras.place.job import read_job
@@ -51,7 +52,7 @@ _KINDS = ("allreduce", "allgather", "alltoall", "sendrecv")
 
 
 def main() -> None:
-    parser = make_parser(__doc__, json=False)
+    parser = make_parser(__doc__)
     parser.add_argument(
         "only", nargs="*", help="emulated machines whose names begin so (default: all)"
     )
@@ -62,22 +63,57 @@ def main() -> None:
     parser.add_argument("--rate", default="50Mbit", help="of the slowest emulated link")
     args = parser.parse_args()
     if args.emulate:
-        for name, (machine, given) in known_machines().items():
-            if not args.only or any(name.startswith(x) for x in args.only):
-                measure(
-                    name,
-                    machine,
-                    given,
-                    args.rate,
-                    ["-b", args.b, "-e", args.e, "-f", "4", "-n", "5", "-w", "1", "--json"],
-                )
+        measure_all(args)
         return
-    print_random(args.machines)
+    table = Table(
+        [
+            ("machine", "machine", "<47s"),
+            ("job", "job", "<27s"),
+            ("traffic", "traffic", "<54s"),
+            ("ms", "ms", ">7.1f"),
+            ("latency_ms", "latency", ">7.2f"),
+            ("gain", "gain", ">5.2f"),
+            ("gap", "gap", ">5.1%"),
+            ("seconds", "s", ">5.1f"),
+            ("inside", "inside hosts", "s"),
+        ],
+        as_json=args.json,
+    )
+    compared = compare_on_random(args.machines)
+    note = (
+        "the best of 40,320 orders on {machines:.0f} machines; gains {least_gain:.2f} to "
+        "{most_gain:.2f}, bound of tiers {least_bound_share:.2f} to {most_bound_share:.2f}, median "
+        "{median_bound_share:.2f}, of the best"
+    )
+    row = {"machine": "random, 8 GPUs", "gain": compared["median_gain"]}
+    table.add(row, note.format(**compared))
     for name, (machine, given) in known_machines().items():
         placed = place(machine, target="stock", order=given)
-        print(f"{name}: predicted gain {float(placed.gain):.3f}, optimal {placed.is_optimal}")
-    print_jobs()
-    print_large()
+        table.add({"machine": name, "gain": float(placed.gain), "gap": float(placed.gap)})
+    add_jobs(table)
+    add_large(table)
+    table.end(random=compared)
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Measure on the emulated machines that are asked for."""
+    table = Table(
+        [
+            ("machine", "machine", "<12s"),
+            ("size_bytes", "bytes", ">9d"),
+            ("given_us", "given us", ">9.0f"),
+            ("best_us", "best us", ">9.0f"),
+            ("gain", "gain", ">5.2f"),
+            ("predicted_gain", "predicted", ">9.3f"),
+            ("order", "best order", "s"),
+        ],
+        as_json=args.json,
+    )
+    sizes = ["-b", args.b, "-e", args.e, "-f", "4", "-n", "5", "-w", "1", "--json"]
+    for name, (machine, given) in known_machines().items():
+        if not args.only or name.startswith(tuple(args.only)):
+            measure(table, name, machine, given, args.rate, sizes)
+    table.end()
 
 
 def routes_of(topology: Topology) -> Routes:
@@ -236,8 +272,11 @@ def draw_machine(chance: random.Random, gpus: int = 8) -> Topology:
     )
 
 
-def print_random(machines: int) -> None:
-    """Compare with all 40,320 orders on random machines, a random job each."""
+def compare_on_random(machines: int) -> dict[str, float]:
+    """Compare with all 40,320 orders on random machines, a random job each.
+
+    Return gains, and what the bound of tiers alone is of the best.
+    """
     chance = random.Random(8)
     gains, shares = [], []
     for _ in range(machines):
@@ -250,14 +289,15 @@ def print_random(machines: int) -> None:
         placed = check_against_all(topology, sizes, traffics, chance.choice(["time", "bottleneck"]))
         gains.append(float(placed.gain))
         shares.append(float(placed.bound.seconds / placed.seconds))
-    print(
-        f"{machines} random machines of 8 GPUs: every answer is the best of 40,320 orders, no "
-        "bound above it; gains "
-        f"{min(gains):.2f} to {max(gains):.2f}, median {sorted(gains)[machines // 2]:.2f}; the "
-        "bound of tiers alone is "
-        f"{min(shares):.2f} to {max(shares):.2f} of the best, median "
-        f"{sorted(shares)[machines // 2]:.2f}"
-    )
+    return {
+        "machines": machines,
+        "least_gain": min(gains),
+        "median_gain": sorted(gains)[machines // 2],
+        "most_gain": max(gains),
+        "least_bound_share": min(shares),
+        "median_bound_share": sorted(shares)[machines // 2],
+        "most_bound_share": max(shares),
+    }
 
 
 def build_boxes(
@@ -350,22 +390,27 @@ _JOBS = (
 )
 
 
-def print_jobs() -> None:
+def add_jobs(table: Table) -> None:
     """Place jobs of known kinds of parallelism, and say which dimensions stay inside hosts."""
     for machine, job, traffic, expected in _JOBS:
         placed = place(machine, job, traffic)
         inside = ",".join(stay.dimension for stay in placed.stays if stay.parts == 1)
         late = sum((step.latency_seconds for step in placed.steps), Fraction(0))
-        print(
-            f"{machine}, {job}, {traffic}: {float(placed.seconds) * 1e3:.1f} ms, "
-            f"{float(late) * 1e3:.2f} of it latency, {float(placed.gap):.1%} above the bound at "
-            f"most; inside: {inside or 'none'}",
-            flush=True,
+        table.add(
+            {
+                "machine": machine,
+                "job": job,
+                "traffic": traffic,
+                "ms": float(placed.seconds) * 1e3,
+                "latency_ms": float(late) * 1e3,
+                "gap": float(placed.gap),
+                "inside": inside or "none",
+            }
         )
         assert inside == expected, (inside, expected)
 
 
-def print_large() -> None:
+def add_large(table: Table) -> None:
     """Place 1,024 ranks on 128 boxes behind 16 leaves and 4 spines, for several traffics; and with
     uplinks of a quarter, as if flows were not spread over the spines.
     """
@@ -382,22 +427,28 @@ def print_large() -> None:
         ):
             began, core = time.monotonic(), time.process_time()
             placed = place(machine, job, traffic)
-            print(
-                f"{machine.name} of {leaf_GBps} GB/s, {job}, {traffic}: gain "
-                f"{float(placed.gain):.2f}, "
-                f"{float(placed.gap):.1%} above the bound at most, {time.monotonic() - began:.1f} "
-                "s "
-                f"({time.process_time() - core:.1f} s of a core)",
-                flush=True,
+            table.add(
+                {
+                    "machine": f"{machine.name} of {leaf_GBps} GB/s",
+                    "job": job,
+                    "traffic": traffic,
+                    "gain": float(placed.gain),
+                    "gap": float(placed.gap),
+                    "seconds": time.monotonic() - began,
+                    "core_s": time.process_time() - core,
+                }
             )
 
 
 def measure(
-    name: str, machine: Topology, given: list[int] | None, rate: str, sizes: list[str]
+    table: Table,
+    name: str,
+    machine: Topology,
+    given: list[int] | None,
+    rate: str,
+    sizes: list[str],
 ) -> None:
-    """Run stock gloo's allreduce in the given and in the best order on the emulated machine; print
-    the times.
-    """
+    """Run stock gloo's allreduce in the given and in the best order on the emulated machine."""
     placed = place(machine, target="stock", order=given)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.json"
@@ -417,16 +468,18 @@ def measure(
                 "--stock",
             ]
             rows.append(run([*command, *sizes]))
-    print(
-        f"{name}: best order {','.join(map(str, placed.order))}, predicted gain "
-        f"{float(placed.gain):.3f}"
-    )
+    best = ",".join(map(str, placed.order))
     for before, after in zip(*rows, strict=True):
-        print(
-            f"{before['size_bytes']:>10} B  given {before['stock_us']:>10.0f} us  best "
-            f"{after['stock_us']:>10.0f} us  "
-            f"gain {before['stock_us'] / after['stock_us']:.2f}",
-            flush=True,
+        table.add(
+            {
+                "machine": name,
+                "size_bytes": before["size_bytes"],
+                "given_us": before["stock_us"],
+                "best_us": after["stock_us"],
+                "gain": before["stock_us"] / after["stock_us"],
+                "predicted_gain": float(placed.gain),
+                "order": best,
+            }
         )
 
 

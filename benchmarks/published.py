@@ -1,4 +1,6 @@
-"""Published results of nccl-tests beside bounds and modelled stock: python benchmarks/published.py
+"""Published results of nccl-tests beside bounds and modelled stock.
+
+    python -m benchmarks published
 
 The figures are those of `published.tsv`: GB/s algbw at large sizes, as published for the machine in
 the second column. Bounds are at the datasheet's rates, with NVSwitches that add (NVLS) where that

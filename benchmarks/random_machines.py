@@ -1,9 +1,9 @@
-"""Plans random machines and judges their bounds: python benchmarks/random_machines.py
+"""Plan random machines and judge their bounds.
 
-    python benchmarks/random_machines.py            300 machines x 8 collectives (hours on 2 cores)
-    python benchmarks/random_machines.py --seed 7 --runs 20 --collectives allreduce,broadcast
-    python benchmarks/random_machines.py --results machines.jsonl
-    python benchmarks/random_machines.py --files ../shared/inputs/synth/copy-only.json
+    python -m benchmarks random_machines            300 machines x 8 collectives (hours on 2 cores)
+    python -m benchmarks random_machines --seed 7 --runs 20 --collectives allreduce,broadcast
+    python -m benchmarks random_machines --results machines.jsonl
+    python -m benchmarks random_machines --files ../shared/inputs/synth/copy-only.json
 
 Each machine (machine_kinds.py) is written as JSON and planned by the command, most of them in this
 process, one plan of fifty by a process of its own. A plan must end with exit code 0, or 3 where

@@ -1,7 +1,7 @@
-"""Graph files for RCCL beside stock RCCL, machine by machine: python benchmarks/rccl_graphs.py
+"""Graph files for RCCL beside stock RCCL, machine by machine.
 
-    python benchmarks/rccl_graphs.py --models DIR         RCCL's own tools/topo_expl/models, say
-    python benchmarks/rccl_graphs.py --runs 20 --seed 7 --results rccl.jsonl      random meshes too
+    python -m benchmarks rccl_graphs --models DIR         RCCL's own tools/topo_expl/models, say
+    python -m benchmarks rccl_graphs --runs 20 --seed 7 --results rccl.jsonl      random meshes too
 
 Without --models the machines are those of ../shared, where it is present, and presets. All rates
 are the algbw of an allreduce in GB/s by RCCL's own count. "stock" are RCCL's rings and chains by

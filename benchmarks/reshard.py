@@ -1,8 +1,8 @@
-"""Plans for demands against their bounds: python benchmarks/reshard.py
+"""Plans for demands against their bounds.
 
-    python benchmarks/reshard.py                      200 random demands, named machines, 1,024 GPUs
-    python benchmarks/reshard.py --seed 7 --runs 20 --parts bounds --results reshard.jsonl
-    python benchmarks/reshard.py --parts machines,large
+    python -m benchmarks reshard                      200 random demands, named machines, 1,024 GPUs
+    python -m benchmarks reshard --seed 7 --runs 20 --parts bounds --results reshard.jsonl
+    python -m benchmarks reshard --parts machines,large
 
 bounds: random pieces, with one to three holders and receivers each, on random machines
 (machine_kinds.py) of at most 8 GPUs; every other machine has unicast pieces only. `bound_one_way`

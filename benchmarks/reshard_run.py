@@ -1,8 +1,8 @@
-"""Moves tensors between meshes, and uneven parts between ranks: python benchmarks/reshard_run.py
+"""Move tensors between meshes, and uneven parts between ranks.
 
-    python benchmarks/reshard_run.py                        everything (about 15 minutes on 2 cores)
-    python benchmarks/reshard_run.py --cases pairs --runs 200 --results pairs.jsonl
-    python benchmarks/reshard_run.py --cases serve,hosts,dgx1 --rate 40Mbit
+    python -m benchmarks reshard_run                        everything (about 15 minutes on 2 cores)
+    python -m benchmarks reshard_run --cases pairs --runs 200 --results pairs.jsonl
+    python -m benchmarks reshard_run --cases serve,hosts,dgx1 --rate 40Mbit
 
 pairs: random pairs of placements on 8 ranks over gloo, 50 at a time; what arrives has to equal
 `DTensor.full_tensor()` bit for bit, and what torch.distributed.checkpoint loads. memory: what the

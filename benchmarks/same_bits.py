@@ -1,13 +1,13 @@
 """How many elements differ between a tensor reduced whole and in pieces, and what plans without
 that cost.
 
-    python benchmarks/same_bits.py               all of it: ranks, replay, cost (some minutes on 2
+    python -m benchmarks same_bits               all of it: ranks, replay, cost (some minutes on 2
                                                  cores)
-    python benchmarks/same_bits.py --only ranks  gloo, a usual plan and a reproducible one on 4 real
+    python -m benchmarks same_bits --only ranks  gloo, a usual plan and a reproducible one on 4 real
                                                  ranks
-    python benchmarks/same_bits.py --only replay generated cases: elements whose bits are not those
+    python -m benchmarks same_bits --only replay generated cases: elements whose bits are not those
                                                  of the plan's bracketing
-    python benchmarks/same_bits.py --only cost   the reproducible plan beside the best one, machine
+    python -m benchmarks same_bits --only cost   the reproducible plan beside the best one, machine
                                                  by machine
 
 A case of the replay is a machine, one of its plan's schedules, a segmentation and a size; all
@@ -17,6 +17,7 @@ in the bracketing.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -24,10 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness import make_parser
+from harness import Table, make_parser
+
+if TYPE_CHECKING:
+    from topoplan.synth.extras.reproducible.bracket import Bracket
 
 RANKS = 4
 NUMEL = 1_000_003
@@ -87,7 +92,7 @@ def run_rank() -> None:
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
     )
     values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
-    ways = {
+    ways: dict[str, Any] = {
         "gloo": dist.all_reduce,
         "usual plan": Communicator(folder / "False.json", choose="model").allreduce,
         "reproducible plan": Communicator(folder / "True.json", choose="same-bits").allreduce,
@@ -113,12 +118,33 @@ def run_rank() -> None:
     dist.destroy_process_group()
 
 
+def add_up(bracketing: str, contributions: Sequence[Any]) -> Any:
+    """Return the sum of the ranks' arrays in a bracketing written by `find_bracketing`.
+
+    `contributions` holds one array per rank; they are added in their own dtype.
+    """
+    from topoplan.synth.extras.reproducible.bracket import parse_bracket
+
+    done: list[Any] = []
+    rest: list[Bracket | None] = [parse_bracket(bracketing)]
+    while rest:
+        item = rest.pop()
+        if item is None:
+            second, first = done.pop(), done.pop()
+            done.append(first + second)
+        elif isinstance(item, int):
+            done.append(contributions[item])
+        else:
+            rest += [None, item[1], item[0]]
+    return done[0]
+
+
 def replay(cases: int) -> tuple[int, int, int]:
     """Return the cases replayed, their elements, and the elements that differ."""
     import numpy as np
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from played import add_up, play
+    from played import play
 
     from topoplan.runtime.program.lowering import lower
     from topoplan.synth.cost.segmentation import families
@@ -171,24 +197,61 @@ def compare_cost(topology: str, collective: str) -> dict[str, Any]:
     return out
 
 
-def print_cost(rows: list[dict[str, Any]]) -> None:
-    print(f"{'':<30}    GB/s at 1 GiB            GB/s at most            us at 64 KiB      s")
-    print(f"{'':<30}    best   same  ratio    bound   best   same      best   same")
-    for row in rows:
-        print(
-            f"{row['topology']:<14} {row['collective']:<15} {row['best_GBps']:>7.4g} "
-            f"{row['reproducible_GBps']:>6.4g} "
-            f"{row['reproducible_GBps'] / row['best_GBps']:>6.3f}  {row['bound_GBps']:>7.4g} "
-            f"{row['best_limit_GBps']:>6.4g} "
-            f"{row['reproducible_limit_GBps']:>6.4g}   {row['best_64K_us']:>7.4g} "
-            f"{row['reproducible_64K_us']:>6.4g} "
-            f"{row['reproducible_s']:>6.1f}",
-            flush=True,
-        )
+def count_differing(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print the table of differing elements, on real ranks and replayed, and return its rows."""
+    table = Table(
+        [
+            ("what", "what", "<34s"),
+            ("cases", "cases", ">6d"),
+            ("elements", "elements", ">9d"),
+            ("differing", "differing", ">9d"),
+            ("share", "share", ">7.2%"),
+        ],
+        as_json=args.json,
+    )
+
+    def add(what: str, elements: int, differing: int, **more: Any) -> None:
+        row = {"what": what, "elements": elements, "differing": differing}
+        table.add(row | {"share": differing / elements} | more)
+
+    if args.only in (None, "ranks"):
+        for name, share in compare_on_ranks(args.topology).items():
+            what = f"{args.topology}, {RANKS} ranks: {name}"
+            differing, is_kept = round(share * NUMEL), name.startswith("reproducible")
+            add(what, NUMEL, differing, reproducible=is_kept)
+    if args.only in (None, "replay"):
+        cases, elements, wrong = replay(args.cases)
+        add("replayed: reproducible plan", elements, wrong, cases=cases, reproducible=True)
+    return table.rows
+
+
+def add_costs(machines: list[str], *, as_json: bool) -> list[dict[str, Any]]:
+    """Print the table of what reproducible plans cost, and return its rows."""
+    table = Table(
+        [
+            ("topology", "", "<14s"),
+            ("collective", "", "<15s"),
+            ("best_GBps", "at 1 GiB: best", ">14.4g"),
+            ("reproducible_GBps", "same", ">6.4g"),
+            ("ratio", "ratio", ">6.3f"),
+            ("bound_GBps", "bound", ">7.4g"),
+            ("best_limit_GBps", "at most: best", ">13.4g"),
+            ("reproducible_limit_GBps", "same", ">6.4g"),
+            ("best_64K_us", "us at 64K: best", ">15.4g"),
+            ("reproducible_64K_us", "same", ">6.4g"),
+            ("reproducible_s", "s", ">5.1f"),
+        ],
+        as_json=as_json,
+    )
+    for topology in machines:
+        for name in ADDING:
+            row = compare_cost(topology, name)
+            table.add(row | {"ratio": row["reproducible_GBps"] / row["best_GBps"]})
+    return table.rows
 
 
 def main() -> int:
-    parser = make_parser(__doc__, json=False)
+    parser = make_parser(__doc__)
     parser.add_argument("--only", choices=("ranks", "replay", "cost", "one-rank"))
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--topology", default="ring:4", help="of the plans on ranks (4 GPUs)")
@@ -197,23 +260,13 @@ def main() -> int:
     if args.only == "one-rank":
         run_rank()
         return 0
-    differing = 0
-    if args.only in (None, "ranks"):
-        shares = compare_on_ranks(args.topology)
-        print(
-            f"{args.topology}, {RANKS} ranks over gloo, {NUMEL} float32, whole and in pieces of "
-            f"{PIECES}:"
-        )
-        for name, share in shares.items():
-            print(f"  {name:<18} {share:>7.2%} of the elements differ")
-        differing += round(shares["reproducible plan"] * NUMEL)
-    if args.only in (None, "replay"):
-        cases, elements, wrong = replay(args.cases)
-        print(f"replayed: {cases} cases, {elements} elements, {wrong} differing", flush=True)
-        differing += wrong
+    rows = [] if args.only == "cost" else count_differing(args)
+    costs = []
     if args.only in (None, "cost"):
-        print_cost([compare_cost(topology, name) for topology in args.machines for name in ADDING])
-    return 1 if differing else 0
+        costs = add_costs(args.machines, as_json=args.json)
+    if args.json:
+        print(json.dumps({"rows": rows, "pieces": PIECES, "costs": costs}, indent=1))
+    return 1 if any(row["differing"] for row in rows if row["reproducible"]) else 0
 
 
 if __name__ == "__main__":

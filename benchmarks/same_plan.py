@@ -1,5 +1,6 @@
-"""Whether a request gives the same plan on a busy machine: python benchmarks/same_plan.py
-[TOPOLOGY] [--runs 7] [--busy 8].
+"""Whether a request gives the same plan on a busy machine.
+
+    python -m benchmarks same_plan [TOPOLOGY] [--runs 7] [--busy 8]
 
 Runs `topo-synth --collective allreduce --topology TOPOLOGY --json` beside busy processes, each time
 with another hash seed, and prints each plan's hash, seconds, and whether its search was complete.
@@ -14,15 +15,15 @@ import subprocess
 import sys
 import time
 
-from harness import make_parser
+from harness import Table, make_parser
 
 
 def main() -> int:
-    parser = make_parser(__doc__, json=False)
+    parser = make_parser(__doc__)
     parser.add_argument("topology", nargs="?", default="dgx1")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--busy", type=int, default=8)
-    options = parser.parse_args()
+    args = parser.parse_args()
     command = [
         sys.executable,
         "-m",
@@ -30,36 +31,35 @@ def main() -> int:
         "--collective",
         "allreduce",
         "--topology",
-        options.topology,
+        args.topology,
     ]
-    busy = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)
-    ]
-    hashes = set()
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
+    table = Table(
+        [
+            ("plan", "plan", "<64s"),
+            ("seconds", "seconds", ">8.1f"),
+            ("search_complete", "search complete", ">15s"),
+        ],
+        as_json=args.json,
+    )
     try:
-        for run in range(options.runs):
+        for run in range(args.runs):
             started = time.monotonic()
             environment = {**os.environ, "PYTHONHASHSEED": str(run)}
             done = subprocess.run(
                 [*command, "--json"], env=environment, capture_output=True, text=True, check=True
             )
             plan = json.loads(done.stdout)
-            hashes.add(plan["plan_hash"])
             seconds = time.monotonic() - started
-            print(
-                f"{plan['plan_hash']}  {seconds:6.1f} s  search complete: "
-                f"{plan['search_complete']}",
-                flush=True,
-            )
+            complete = plan["search_complete"]
+            row = {"plan": plan["plan_hash"], "seconds": seconds, "search_complete": complete}
+            table.add(row)
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    print(
-        f"{len(hashes)} plan{'' if len(hashes) == 1 else 's'} in {options.runs} runs beside "
-        f"{options.busy} processes"
-    )
-    return int(len(hashes) > 1)
+    table.end(topology=args.topology, busy=args.busy)
+    return int(len({row["plan"] for row in table.rows}) > 1)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The single-path bound, machine by machine, beside the expected figure: python
-benchmarks/single_path.py
+"""The single-path bound, machine by machine, beside the expected figure.
+
+    python -m benchmarks single_path
 
 Wanted are the one-way optima of recorded machines that were found by other means (in ../shared,
 where it is present), and of three whose matrices are written here. Where NCCL's rings are the

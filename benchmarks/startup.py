@@ -1,8 +1,8 @@
 """What an installation without torch weighs, and how long each command takes to show its help.
 
-    python benchmarks/startup.py                  pip installs the checkout in a fresh environment
-    python benchmarks/startup.py --installed DIR  an environment that is there already
-    python benchmarks/startup.py --runs 21        more runs of each command
+    python -m benchmarks startup                  pip installs the checkout in a fresh environment
+    python -m benchmarks startup --installed DIR  an environment that is there already
+    python -m benchmarks startup --runs 21        more runs of each command
 
 Sizes are of all files of the environment, in MB (1e6 bytes). pip also compiles every module to
 bytecode, which uv and `pip install --no-compile` leave to the first import; it has a row of its own

@@ -1,12 +1,11 @@
-"""Measures training steps of DDP: with a plan, the backend or compression, and stock: python
-benchmarks/step_time.py
+"""Measure training steps of DDP: with a plan, the backend or compression, and stock.
 
-    python benchmarks/step_time.py                    loopback: 4 ranks, 1 and 25 million parameters
-    python benchmarks/step_time.py --ways stock,hook  some of the ways
-    python benchmarks/step_time.py --machine dgx1 --slowest 20Mbit
+    python -m benchmarks step_time                    loopback: 4 ranks, 1 and 25 million parameters
+    python -m benchmarks step_time --ways stock,hook  some of the ways
+    python -m benchmarks step_time --machine dgx1 --slowest 20Mbit
                                                       emulated; needs root and iproute2 (see
                                                       topo-emulate)
-    python benchmarks/step_time.py --machine two-hosts --slowest 25Mbit --repeats 1 \\
+    python -m benchmarks step_time --machine two-hosts --slowest 25Mbit --repeats 1 \\
         --ways stock,hook,fp16,fp8,int8
 
 On loopback all ways run in the same processes, in blocks of steps that take turns: a ratio is the

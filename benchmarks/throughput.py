@@ -1,9 +1,8 @@
-"""Measures throughput-optimal synthesis on known machines (gap, seconds, memory): python
-benchmarks/throughput.py
+"""Measure throughput-optimal synthesis on known machines (gap, seconds, memory).
 
-    python benchmarks/throughput.py                      the whole table (a few minutes on 2 cores)
-    python benchmarks/throughput.py dgx1 mesh:8x8        only rows whose topology is named
-    python benchmarks/throughput.py --json               the same as JSON lines
+    python -m benchmarks throughput                      the whole table (a few minutes on 2 cores)
+    python -m benchmarks throughput dgx1 mesh:8x8        only rows whose topology is named
+    python -m benchmarks throughput --json               the same as JSON lines
 
 Each row is synthesized in a process of its own with the strategy packing, schedule, verification
 and costs included; `seconds` leaves out the start of Python. "equal shards" is the best that

@@ -1,8 +1,8 @@
 """Whether a commit is slower than another one, or holds more memory.
 
-    python benchmarks/two_commits.py OLD NEW                    all cells: half an hour on two cores
-    python benchmarks/two_commits.py OLD NEW --cases messages,hook --ranks 2 --sizes 4K,1M
-    python benchmarks/two_commits.py OLD NEW --results pairs.jsonl --turns 30
+    python -m benchmarks two_commits OLD NEW                    all cells: half an hour on two cores
+    python -m benchmarks two_commits OLD NEW --cases messages,hook --ranks 2 --sizes 4K,1M
+    python -m benchmarks two_commits OLD NEW --results pairs.jsonl --turns 30
                                                                 goes on with what the file has
 
 Each commit is cloned, built and installed into an environment of its own, which sees the libraries

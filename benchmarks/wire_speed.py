@@ -1,12 +1,11 @@
-"""Measures plans on emulated machines against bound, prediction and stock: python
-benchmarks/wire_speed.py
+"""Measure plans on emulated machines against bound, prediction and stock.
 
-    python benchmarks/wire_speed.py                        every machine, 4 KiB to 16 MiB (about 25
+    python -m benchmarks wire_speed                        every machine, 4 KiB to 16 MiB (about 25
                                                            minutes on 2 cores)
-    python benchmarks/wire_speed.py dgx1 mesh -b 1M -e 8M  some of them, some sizes
-    python benchmarks/wire_speed.py --loopback             4 and 8 ranks on this host, nothing
+    python -m benchmarks wire_speed dgx1 mesh -b 1M -e 8M  some of them, some sizes
+    python -m benchmarks wire_speed --loopback             4 and 8 ranks on this host, nothing
                                                            emulated
-    python benchmarks/wire_speed.py --recorded FOLDER      recorded machines from there as well
+    python -m benchmarks wire_speed --recorded FOLDER      recorded machines from there as well
 
 Needs root and iproute2 (see topo-emulate). Stock is gloo's all_reduce, in rank order and in the
 order that topo-place gives. Each time is a median, the slowest rank's.
@@ -14,20 +13,41 @@ order that topo-place gives. Each time is a median, the slowest rank's.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import make_parser
+from harness import Table, make_parser
 
 from topoplan.cli.commands import import_command
 from topoplan.synth.extras.place.placing import place
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 
+# What both tables begin with, and what follows.
+COLUMNS = [
+    ("machine", "machine", "<15.15s"),
+    ("size_bytes", "size", ">9d"),
+    ("schedule", "schedule", ">20s"),
+    ("plan_us", "us", ">9.0f"),
+]
+EMULATED = [
+    ("bound_fraction", "of bound", ">8.3f"),
+    ("predicted_us", "predicted", ">9.0f"),
+    ("predicted_share", "/ measured", ">10.2f"),
+    ("ratio", "x rank order", ">12.2f"),
+    ("best_ratio", "x best order", ">12.2f"),
+]
+LOOPBACK = [
+    ("stock_us", "stock us", ">9.0f"),
+    ("ratio", "ratio", ">6.2f"),
+    ("predicted_share", "predicted / measured", ">20.2f"),
+]
 TWO_HOSTS = {
     "format": "topoplan-topology",
     "version": 1,
@@ -77,7 +97,7 @@ RECORDED: dict[str, tuple[str, str | None]] = {
 
 def main() -> None:
     """Print the table."""
-    parser = make_parser(__doc__, json=False)
+    parser = make_parser(__doc__)
     parser.add_argument("machines", nargs="*", help="those whose names begin so (default: all)")
     parser.add_argument("-b", default="4K")
     parser.add_argument("-e", default="16M")
@@ -88,33 +108,48 @@ def main() -> None:
     parser.add_argument("--rate", help="of the slowest link, instead of each machine's own")
     args = parser.parse_args()
     sizes = ["-b", args.b, "-e", args.e, "-f", args.f, "-n", args.n, "-w", "1", "--json"]
+    table = Table(COLUMNS + (LOOPBACK if args.loopback else EMULATED), as_json=args.json)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.loopback:
             for topology in args.machines or ["switch:4", "switch:8"]:
                 plan = synthesize_to_file(topology, topology, folder)
-                print_loopback(topology, run([*topo("run"), plan, *sizes]))
-            return
-        machines = dict(MACHINES)
-        if args.recorded:
-            machines |= {k: (str(args.recorded / v), rate) for k, (v, rate) in RECORDED.items()}
-        wanted = {
-            k: v
-            for k, v in machines.items()
-            if not args.machines or any(k.startswith(x) for x in args.machines)
-        }
-        for number, (name, (topology, rate)) in enumerate(wanted.items()):
-            if isinstance(topology, dict):
-                path = folder / f"{number}.json"
-                path.write_text(json.dumps(topology))
-                topology = str(path)
-            measure(name, topology, args.rate or rate, folder, sizes)
+                for row in run([*topo("run"), plan, *sizes]):
+                    add_row(table, topology, row, {})
+        else:
+            for name, topology, rate in list_machines(args, folder):
+                measure(table, name, topology, rate, folder, sizes)
+    table.end()
 
 
-def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: list[str]) -> None:
-    """Calibrate a machine, synthesize for it, run the plan, and run stock in its best order; print
-    the rows.
-    """
+def list_machines(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the machines that are asked for: name, preset or file, and rate of the slowest link."""
+    machines = dict(MACHINES)
+    if args.recorded:
+        machines |= {k: (str(args.recorded / v), rate) for k, (v, rate) in RECORDED.items()}
+    for number, (name, (topology, rate)) in enumerate(machines.items()):
+        if args.machines and not name.startswith(tuple(args.machines)):
+            continue
+        if isinstance(topology, dict):
+            path = folder / f"{number}.json"
+            path.write_text(json.dumps(topology))
+            topology = str(path)
+        yield name, topology, args.rate or rate
+
+
+def add_row(
+    table: Table, machine: str, row: dict[str, Any], more: dict[str, Any], note: str = ""
+) -> None:
+    """Add a row of topo-run's, and what else is known of it."""
+    share = (row["predicted_us"] or 0) / row["plan_us"]
+    wrong = f" {row['wrong']} WRONG" if row["wrong"] else ""
+    table.add({"machine": machine, **row, "predicted_share": share, **more}, f" {note}{wrong}")
+
+
+def measure(
+    table: Table, name: str, topology: str, rate: str | None, folder: Path, sizes: list[str]
+) -> None:
+    """Calibrate a machine, synthesize for it, run the plan, and run stock in its best order."""
     slowest = [] if rate is None else ["--slowest", rate]
     machine = resolve(topology)
     from topoplan.runtime.extras.emulate.blueprint import blueprint, parse_rate
@@ -153,42 +188,13 @@ def measure(name: str, topology: str, rate: str | None, folder: Path, sizes: lis
             *sizes,
         ]
     )
-    rates = [r for c in built.cables for r in (c.rate_ab, c.rate_ba) if r]
-    print(
-        f"\n{name}: {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s, stock's best order "
-        f"{listed}"
-    )
-    print(
-        f"{'size':>10} {'schedule':>20} {'us':>10} {'of bound':>8} {'predicted':>9} "
-        f"{'/ measured':>10} {'x rank order':>12} "
-        f"{'x best order':>12}"
-    )
+    rates = [r / 1e6 for c in built.cables for r in (c.rate_ab, c.rate_ba) if r]
+    about = {"least_Mbps": min(rates), "most_Mbps": max(rates), "best_order": order}
+    note = f"{min(rates):.4g} to {max(rates):.4g} Mbit/s, best order {listed}"
     for row, other in zip(rows, best, strict=True):
-        predicted = row["predicted_us"]
-        print(
-            f"{row['size_bytes']:>10} {row['schedule']:>20} {row['plan_us']:>10.0f} "
-            f"{row['bound_fraction']:>8.3f} "
-            f"{predicted or 0:>9.0f} {(predicted or 0) / row['plan_us']:>10.2f} "
-            f"{row['ratio']:>12.2f} "
-            f"{other['stock_us'] / row['plan_us']:>12.2f}"
-            + (f"  {row['wrong']} WRONG" if row["wrong"] else ""),
-            flush=True,
-        )
-
-
-def print_loopback(name: str, rows: list[dict[str, Any]]) -> None:
-    """Print the rows of a run over this host's memory."""
-    print(f"\n{name} on loopback")
-    print(
-        f"{'size':>10} {'schedule':>20} {'us':>10} {'stock us':>10} {'ratio':>6} "
-        f"{'predicted / measured':>20}"
-    )
-    for row in rows:
-        print(
-            f"{row['size_bytes']:>10} {row['schedule']:>20} {row['plan_us']:>10.0f} "
-            f"{row['stock_us']:>10.0f} "
-            f"{row['ratio']:>6.2f} {(row['predicted_us'] or 0) / row['plan_us']:>20.2f}"
-        )
+        about["best_ratio"] = other["stock_us"] / row["plan_us"]
+        add_row(table, name, row, about, note)
+        note = ""
 
 
 def topo(command: str) -> list[str]:

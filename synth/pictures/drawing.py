@@ -1,4 +1,9 @@
-"""Elements of SVG, with the colours of light and dark pages, for pictures of schedules."""
+"""Elements of SVG, with the colours of light and dark pages, for pictures of schedules.
+
+Charts are written by hand too. With altair they need as much code, a converter to SVG (104 MB in
+all, where the whole installation is to have 350), and a second for the first one; and files have
+no tooltips then.
+"""
 
 import math
 
@@ -9,15 +14,16 @@ NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 # Level lines of a picture.
 _LEVELS = 5
 
-# The classes of all pictures; a page, or a picture in a separate file, contains them once.
+# The classes of all pictures; a page, or a picture in a separate file, contains them once. A plan's
+# colour and stock's differ in lightness too, so that they are told apart without colours.
 STYLE = """\
-.tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#3f7d00;--stock:#c2410c;
+.tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#2f6300;--stock:#e2620f;
 --bound:#4475b5;
 --node:#eef7dd;--rim:#6aa61c;--copy:#4475b5;--add:#c2410c;--wire:#cfd6de;
 font-family:"Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif}
 @media (prefers-color-scheme:dark){.tp{--ink:#e4e9ee;--faint:#9aa7b4;--grid:#2c353f;--paper:#161b21;
---plan:#8fd14f;
---stock:#ff9d66;--bound:#7fb0f0;--node:#26331a;--rim:#7fbf2f;--copy:#7fb0f0;--add:#ff9d66;
+--plan:#a8e063;
+--stock:#e8703f;--bound:#7fb0f0;--node:#26331a;--rim:#7fbf2f;--copy:#7fb0f0;--add:#ff9d66;
 --wire:#3b4652}}
 .tp .t{fill:var(--ink)}.tp .f{fill:var(--faint)}.tp .g{stroke:var(--grid);fill:none}.tp .w{
 stroke:var(--wire);fill:none}

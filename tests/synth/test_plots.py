@@ -1,15 +1,17 @@
 """Pictures of fronts, of rates between pairs and of the lab's rows: each says in SVG what its
-figures are.
+figures are. The colours of all of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from topoplan.cli import probe, synth
+from topoplan.synth.pictures.drawing import STYLE
 from topoplan.synth.pictures.heat_map import MAX_GPUS, draw_heat_map
 from topoplan.topo.presets import preset
 
@@ -82,3 +84,23 @@ def test_more_gpus_than_a_picture_shows_are_drawn_in_part_and_it_is_said() -> No
     picture = draw_heat_map(preset("switch:200"), alone=True)
     assert len(read_titles(picture, "rect")) == MAX_GPUS * (MAX_GPUS - 1)
     assert "the first 128 of 200 GPUs" in picture
+
+
+def _find_lightness(colour: str) -> float:
+    """Return CIE's L* of a colour, from 0 (black) to 100 (white)."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    shares = (0.2126, 0.7152, 0.0722)
+    luminance: float = sum(share * x for share, x in zip(shares, linear, strict=True))
+    return 116 * luminance ** (1 / 3) - 16
+
+
+def test_a_plan_and_stock_are_told_apart_without_colours() -> None:
+    """On light pages and on dark ones."""
+    for scheme in STYLE.split("@media"):
+        plan, stock, paper = (
+            _find_lightness(re.findall(rf"--{name}:(#\w+)", scheme)[0])
+            for name in ("plan", "stock", "paper")
+        )
+        assert abs(plan - stock) >= 18
+        assert min(abs(plan - paper), abs(stock - paper)) >= 40

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +20,7 @@ from planned import synthesize
 from played import Array, play
 from random_graphs import graphs, on
 from ranks import same_bits
+from same_bits import add_up
 from sample_helped import build_helped
 from thorough import count_examples
 from unhurried import make_effort
@@ -31,7 +31,7 @@ from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.segmentation import families
-from topoplan.synth.extras.reproducible.bracket import Bracket, list_leaves, parse_bracket
+from topoplan.synth.extras.reproducible.bracket import list_leaves, parse_bracket
 from topoplan.synth.extras.reproducible.bracketing import find_bracketing
 from topoplan.synth.extras.reproducible.build import build_reproducible
 from topoplan.synth.extras.reproducible.section import OneBracketing
@@ -48,25 +48,6 @@ from topoplan.topo.routes import Router
 
 ADDING = ("allreduce", "reduce-scatter", "reduce")
 CASES = 10_000
-
-
-def add_up(bracketing: str, contributions: Sequence[Array]) -> Array:
-    """Return the sum of the ranks' arrays in a bracketing written by `find_bracketing`.
-
-    `contributions` holds one array per rank; they are added in their own dtype.
-    """
-    done: list[Array] = []
-    rest: list[Bracket | None] = [parse_bracket(bracketing)]
-    while rest:
-        item = rest.pop()
-        if item is None:
-            second, first = done.pop(), done.pop()
-            done.append(first + second)
-        elif isinstance(item, int):
-            done.append(contributions[item])
-        else:
-            rest += [None, item[1], item[0]]
-    return done[0]
 
 
 def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
