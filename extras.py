@@ -702,7 +702,6 @@ EXTRAS = (
         (
             *("runtime/extras/kernels", "tests/extras/kernels", "tests/ranks/kernels.py"),
             *("benchmarks/kernels.py", "benchmarks/kernels_on_gpu.py"),
-            "benchmarks/kernel_model.py",
         ),
         {
             RUNNERS: {

@@ -16,8 +16,8 @@ NAMES = sorted(
     for file in FOLDER.glob("[!_]*.py")
     if "\nif __name__ ==" in file.read_text(encoding="utf-8")
 )
-# What has no table: one runs a command, the other prints JSON alone.
-WITHOUT_TABLE = {"awake", "kernels_on_gpu"}
+# What has no table: they run a command, list files, or print JSON alone.
+WITHOUT_TABLE = {"awake", "call_path", "kernels_on_gpu"}
 
 
 def test_the_list_says_what_each_benchmark_does_and_where_its_figures_are() -> None:
