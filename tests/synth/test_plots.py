@@ -92,7 +92,7 @@ def _find_lightness(colour: str) -> float:
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
     shares = (0.2126, 0.7152, 0.0722)
     luminance: float = sum(share * x for share, x in zip(shares, linear, strict=True))
-    return 116 * luminance ** (1 / 3) - 16
+    return float(116 * luminance ** (1 / 3) - 16)
 
 
 def test_a_plan_and_stock_are_told_apart_without_colours() -> None:
