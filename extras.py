@@ -28,6 +28,10 @@ The groups, and what an entry of each is:
   (runtime/program/messages.py); only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
+- `formats`: a Format (topo/formats/format.py) of other tools' files that are read; the line names
+  it in the help of topo-probe. Only the extras here add.
+- `boxes`: PlaceFormats (likewise), for files that only say where hosts are; each is what the
+  parameter NAME says, an option of topo-probe, which the line is the help of. Likewise.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
   the extras here add.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON; only the extras here
@@ -99,7 +103,7 @@ EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 FIELDS, TABLES, REVIEWS = "fields", "tables", "reviews"
-GRAPHS = "graphs"
+GRAPHS, FORMATS, BOXES = "graphs", "formats", "boxes"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 LAUNCHES = "launches"
@@ -141,6 +145,43 @@ class Extra:
 
 
 EXTRAS = (
+    Extra(
+        "hwloc",
+        ("topo/extras/hwloc_xml", "tests/extras/hwloc_xml"),
+        {FORMATS: {"hwloc": ("topo.extras.hwloc_xml.format:FORMAT", "hwloc XML")}},
+    ),
+    Extra(
+        "amd",
+        ("topo/extras/amd", "tests/extras/amd"),
+        {
+            FORMATS: {
+                "amd-json": (
+                    "topo.extras.amd.formats:JSON",
+                    "rocm-smi --showtopo or amd-smi topology",
+                ),
+                "amd-text": (
+                    "topo.extras.amd.formats:TEXT",
+                    "rocm-smi --showtopo or amd-smi topology",
+                ),
+            }
+        },
+    ),
+    Extra(
+        "clusters",
+        (
+            *("topo/extras/clusters", "tests/extras/clusters"),
+            "tests/extras/place/test_orders.py",
+        ),
+        {
+            BOXES: {
+                "box": (
+                    "topo.extras.clusters.formats:CLUSTERS",
+                    "what each host is, of files that only say where hosts are: a preset such as "
+                    "dgx-h100, or a file",
+                )
+            }
+        },
+    ),
     Extra(
         "networkx-graphs",
         ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),

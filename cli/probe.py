@@ -13,7 +13,7 @@ from ..extras import LAUNCHES, Names
 from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
 from ..topo.printable import printable_lines
-from .probing.added import PROBE_SOURCES, find_reviews, list_options
+from .probing.added import PROBE_SOURCES, find_reviews, list_boxes, list_formats, list_reviews
 from .shared.common import (
     Example,
     Parser,
@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-probe's command line."""
-    sources, reviews = PROBE_SOURCES.describe(), list_options()
+    sources, reviews = PROBE_SOURCES.describe(), list_reviews()
     parser = Parser(
         PROG,
         EXAMPLES,
@@ -153,13 +153,12 @@ def build_parser() -> Parser:
         "topologies",
         metavar="TOPOLOGY",
         nargs="*",
-        help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc "
-        "XML, text of nvidia-smi topo -m or nvlink -R, rocm-smi --showtopo or amd-smi "
-        "topology, a log of NCCL with its graph; a folder or tar archive with a copy of another "
-        "machine's /sys and /proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. "
-        "Several are "
-        "hosts of one machine, joined by a network and, where their GPUs are in one NVLink "
-        "fabric, by that",
+        help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, "
+        + "".join(f"{about}, " for about in list_formats())
+        + "text of nvidia-smi topo -m or nvlink -R, a log of NCCL with its graph; a folder or tar "
+        "archive with a copy of another machine's /sys and /proc; or a preset such as dgx1, "
+        "dgx-a100:2, mesh:4x4, ring:8@25. Several are hosts of one machine, joined by a network "
+        "and, where their GPUs are in one NVLink fabric, by that",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -209,12 +208,8 @@ def build_parser() -> Parser:
         help="what the GPUs are, where a text does not say: B200, 'RTX PRO 6000', MI300X; sets the "
         "rates that are assumed",
     )
-    parser.add_argument(
-        "--box",
-        metavar="BOX",
-        help="what each host is, of files that only say where hosts are: a preset such as "
-        "dgx-h100, or a file",
-    )
+    for name, about in list_boxes().items():
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=about or argparse.SUPPRESS)
     parser.add_argument(
         "--sysfs-root",
         metavar="DIR",

@@ -19,6 +19,7 @@ from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     ADDITIONS,
+    BOXES,
     CALL_CHECKS,
     CHECKS,
     CODECS,
@@ -31,6 +32,7 @@ from topoplan.extras import (
     EXTRAS,
     FIELDS,
     FILES,
+    FORMATS,
     GRAPHS,
     LAUNCHES,
     LINKS,
@@ -70,6 +72,7 @@ from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.synth.section import SectionKind
 from topoplan.topo.errors import InputError, TopoplanError
 from topoplan.topo.extras.doctor.view import Check
+from topoplan.topo.formats.format import Format, PlaceFormats
 from topoplan.topo.notebook import Renderer
 
 
@@ -117,6 +120,9 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(callable(dialects.find(name).add_options) for name in dialects.describe())
     reviews = Names(REVIEWS)
     assert all(isinstance(reviews.find(name), Review) for name in reviews.describe())
+    formats, boxes = Names(FORMATS), Names(BOXES)
+    assert all(isinstance(formats.find(name), Format) for name in formats.describe())
+    assert all(isinstance(boxes.find(name), PlaceFormats) for name in boxes.describe())
     graphs = Names(GRAPHS)
     assert all(callable(graphs.find(name).read) for name in graphs.describe())
     others = Names(OTHERS)

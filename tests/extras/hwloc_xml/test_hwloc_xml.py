@@ -19,9 +19,9 @@ from verdicts import list_findings
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.errors import InputError
+from topoplan.topo.extras.hwloc_xml import read
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.facts import load_facts
-from topoplan.topo.formats.hwloc_xml import read
 from topoplan.topo.formats.safe_xml import parse_xml
 from topoplan.topo.graph import Topology
 

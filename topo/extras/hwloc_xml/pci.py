@@ -14,9 +14,9 @@ from ...boards import Board, find_board, find_by_id
 from ...facts import Fact, Facts, keys
 from ...facts.keys import pci_subject
 from ...facts.slots import PciNode, list_slots
+from ...formats.safe_xml import Element
 from ...hardware import PCIE_GTps, PcieLink, pcie_link
 from ...notes import Source, assumed
-from ..safe_xml import Element
 from .objects import (
     AMD,
     NVIDIA,

@@ -13,19 +13,22 @@ from fractions import Fraction
 from itertools import combinations, permutations
 from pathlib import PurePath
 
-from ..between_cpus import assume_between_cpus, find_cpu, join_cpus
-from ..derived.board_size import find_short_boards
-from ..devices import Device, Link, both_directions
-from ..errors import InputError
-from ..facts import Fact, Facts, facts_to_json, keys
-from ..facts.keys import gpu_subject, p2p_subject, xgmi_subject
-from ..graph import Topology
-from ..hardware import LATENCY_us, PcieLink
-from ..names import join_first
-from ..notes import Note, Source, assumed
-from . import amd_json
-from .amd_boards import UNKNOWN, Model, check_links, choose_model, find_partition
-from .amd_tables import (
+from ...between_cpus import assume_between_cpus, find_cpu, join_cpus
+from ...derived.board_size import find_short_boards
+from ...devices import Device, Link, both_directions
+from ...errors import InputError
+from ...facts import Fact, Facts, facts_to_json, keys
+from ...facts.keys import gpu_subject, p2p_subject, xgmi_subject
+from ...formats.gpu_names import find_gpu_names, list_boards
+from ...formats.pasted import clean
+from ...formats.said_host import find_host_facts, find_settings
+from ...graph import Topology
+from ...hardware import LATENCY_us, PcieLink
+from ...names import join_first
+from ...notes import Note, Source, assumed
+from . import json_tables
+from .boards import UNKNOWN, Model, check_links, choose_model, find_partition
+from .tables import (
     ACCESS,
     BANDWIDTH,
     HOPS,
@@ -36,9 +39,6 @@ from .amd_tables import (
     looks_like,
     parse_tables,
 )
-from .gpu_names import find_gpu_names, list_boards
-from .pasted import clean
-from .said_host import find_host_facts, find_settings
 
 __all__ = ["looks_like", "read"]
 
@@ -63,8 +63,8 @@ def read(text: str, where: str) -> Topology:
     GPUs are joined or says two things of it, and for rows with more or fewer cells than columns.
     """
     text = clean(text)
-    is_json = amd_json.looks_like(text)
-    output = amd_json.parse_json(text, where) if is_json else parse_tables(text, where)
+    is_json = json_tables.looks_like(text)
+    output = json_tables.parse_json(text, where) if is_json else parse_tables(text, where)
     notes: list[str] = []
     if TYPE not in output.tables:
         _infer_types(output, notes, where)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 
+from ...boards import is_mesh_of_dies
+from ...formats.safe_xml import Element
 from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us
 from ...names import join_first
 from ...notes import assumed
-from ..amd_boards import is_mesh_of_dies
-from ..safe_xml import Element
 from .cpus import Cpus
 from .objects import HwlocMachine
 from .pci import HwlocGpu, find_gpu_board

@@ -16,9 +16,9 @@ from thorough import count_examples
 from topoplan.cli.probe import main as probe
 from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats.clusters import read_box
-from topoplan.topo.formats.clusters.cluster import MAX_HOSTS
-from topoplan.topo.formats.clusters.slurm_conf import expand_hostlist
+from topoplan.topo.extras.clusters import read_box
+from topoplan.topo.extras.clusters.cluster import MAX_HOSTS
+from topoplan.topo.extras.clusters.slurm_conf import expand_hostlist
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load, resolve

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from ..errors import InputError
-from .pasted import clean
+from ...errors import InputError
+from ...formats.pasted import clean
 
 # No machine has as many GPUs; every pair becomes a cell of several tables.
 MAX_GPUS = 256

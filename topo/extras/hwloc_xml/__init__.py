@@ -16,12 +16,12 @@ from ...errors import InputError
 from ...facts import facts_to_json
 from ...facts.slots import PciNode
 from ...facts.view import WIRES
+from ...formats.notes import Notes
+from ...formats.safe_xml import Element, parse_xml
 from ...graph import Device, Link, Topology, both_directions
 from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, nvswitch_adding
 from ...names import pick_unused_name
 from ...notes import assumed
-from ..notes import Notes
-from ..safe_xml import Element, parse_xml
 from .bandwidth_matrices import BandwidthMatrix, MatrixLinkReader, read_matrices
 from .cpus import MAX_NODES, Cpus, read_cpus
 from .facts import find_port_state, find_uuid, read_facts

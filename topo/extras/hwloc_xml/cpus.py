@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...formats.safe_xml import Element
 from ...graph import Device
 from ...notes import assumed
-from ..safe_xml import Element
 from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
 
 # Bounds the links between CPUs, which are all joined pairwise.

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..notes import Notes
-from ..safe_xml import Element
+from ...formats.notes import Notes
+from ...formats.safe_xml import Element
 
 # hwloc's word for an unknown os_index.
 MAX_INDEX = 2**32 - 1

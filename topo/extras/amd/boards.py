@@ -5,19 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..boards import BOARDS, MAX_XGMI_LINKS, Board, get_board
-from ..errors import InputError
-from ..hardware import PcieLink, pcie_link
-from ..notes import Note, assumed
-from .amd_tables import AmdOutput
-from .gpu_names import GpuNames
+from ...boards import BOARDS, MAX_XGMI_LINKS, MESH, NOT_MESHED, Board, get_board, is_mesh_of_dies
+from ...errors import InputError
+from ...formats.gpu_names import GpuNames
+from ...hardware import PcieLink, pcie_link
+from ...notes import Note, assumed
+from .tables import AmdOutput
 
-# GPUs on an MI300X board, each joined to all others; with fewer links it is taken for an MI250.
-_MESH = 8
-# Architectures of boards on which eight GPUs are joined pairwise, and of those on which eight dies
-# are joined over each other.
+# Architectures of boards on which MESH GPUs are joined pairwise; with fewer links, eight GPUs are
+# taken for dies of MI250.
 _MESHED = ("gfx942", "gfx950")
-_NOT_MESHED = "gfx90a"
 # MI300A are joined in fours (CDNA 3 white paper).
 _IN_FOURS = "MI300A"
 # What rocm-smi --showcomputepartition says, of GPUs that can be partitioned (all meshed ones).
@@ -84,14 +81,14 @@ def choose_model(
     if named is not None and named[0].gcn:
         return Model(named[0], f"by the GPUs: {named[1]}")
     most = _count_most(pairs)
-    is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
+    is_mesh = len(output.names) == MESH and len(pairs) == MESH * (MESH - 1) // 2
     others = tuple(
         board
         for board in BOARDS
         if board.gcn and board.wires >= most
         if (board.gcn in _MESHED) == is_mesh
-        or len(output.names) < _MESH
-        or (board.gcn == _NOT_MESHED and not output.tells_direct)
+        or len(output.names) < MESH
+        or (board.gcn == NOT_MESHED and not output.tells_direct)
         if board.name != _IN_FOURS or len(output.names) <= 4
     )
     board = get_board("MI300X" if is_mesh else "MI250")
@@ -110,11 +107,6 @@ def choose_model(
 def _count_most(pairs: Sequence[tuple[str, str]]) -> int:
     """Return the number of pairs of the GPU that is in most of them."""
     return max(Counter(gpu for pair in pairs for gpu in pair).values(), default=0)
-
-
-def is_mesh_of_dies(board: Board, gpus: int, most: int) -> bool:
-    """Return whether eight dies, which are joined over each other, all have pairs with all."""
-    return board.gcn == _NOT_MESHED and gpus == _MESH and most == _MESH - 1
 
 
 def check_links(

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import InputError
-from .amd_tables import ACCESS, BANDWIDTH, HOPS, MAX_GPUS, TYPE, WEIGHT, AmdOutput
+from ...errors import InputError
+from .tables import ACCESS, BANDWIDTH, HOPS, MAX_GPUS, TYPE, WEIGHT, AmdOutput
 
 # rocm-smi names pairs and cards in keys; amd-smi has a list of GPUs with their links.
 _ROCM = re.compile(r'\A\s*\{(?=[^\0]{0,20000}"\(Topology\) )')
