@@ -13,7 +13,15 @@ from ..extras import LAUNCHES, Names
 from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
 from ..topo.printable import printable_lines
-from .probing.added import PROBE_SOURCES, find_reviews, list_boxes, list_formats, list_reviews
+from .probing.added import (
+    PROBE_SOURCES,
+    correct,
+    find_reviews,
+    list_boxes,
+    list_corrections,
+    list_formats,
+    list_reviews,
+)
 from .shared.common import (
     Example,
     Parser,
@@ -87,10 +95,6 @@ EXAMPLES: tuple[Example, ...] = (
         "several hosts' files as one machine; what files do not say is given, also with "
         "--rate pcie=48 --rate nic=50",
     ),
-    (
-        "topo-probe matrix.txt --measured nvbandwidth.txt -o rates.json",
-        "a machine whose links have the rates that nvbandwidth measured between its GPUs",
-    ),
     *list_examples(PROG),
 )
 ABOUT = """\
@@ -109,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     sources = [f"--{name}" for name in PROBE_SOURCES.list_all() if getattr(arguments, name)]
+    files = [f"--{name}" for name in list_corrections() if getattr(arguments, name) is not None]
     for is_wrong, why in (
         (
             arguments.for_vm and arguments.format not in (None, "nccl-xml"),
@@ -127,8 +132,8 @@ def main(argv: list[str] | None = None) -> int:
             f"{' and '.join(sources)}: each finds the topology; leave one of them out",
         ),
         (
-            arguments.measured is not None and sources,
-            f"--measured takes the rates of a file; leave {''.join(sources)} out",
+            files and sources,
+            f"{''.join(files)} takes the rates of a file; leave {''.join(sources)} out",
         ),
     ):
         if is_wrong:
@@ -215,12 +220,8 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="read /sys and /proc below DIR (a folder or a tar archive)",
     )
-    parser.add_argument(
-        "--measured",
-        metavar="FILE",
-        help="correct rates by those between GPUs that nvbandwidth, p2pBandwidthLatencyTest or "
-        "nvloom printed",
-    )
+    for name, about in list_corrections().items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=about or argparse.SUPPRESS)
     for name in PROBE_SOURCES.list_all():
         parser.add_argument(
             f"--{name}", action="store_true", help=sources.get(name, argparse.SUPPRESS)
@@ -252,7 +253,7 @@ def _probe(arguments: argparse.Namespace) -> int:
         check_outputs(arguments, "output", "csv")
     source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
     topology: Topology = (
-        _correct(name_topology(arguments), arguments.measured)
+        correct(name_topology(arguments), arguments)
         if source is None
         else PROBE_SOURCES.find(source)(arguments, progress)
     )
@@ -277,19 +278,6 @@ def _probe(arguments: argparse.Namespace) -> int:
         progress.tell(f"{form} written to {arguments.output}")
     write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
     return _report_errors(topology, reviews, printed=form)
-
-
-def _correct(topology: Topology, measured: str | None) -> Topology:
-    """Return a topology, with the rates that a file of other tools' measurements proves."""
-    if measured is None:
-        return topology
-    from ..topo.formats.pasted import clean
-    from ..topo.loader.resolve import read_text
-    from ..topo.measured.believe import believe
-    from ..topo.measured.matrices import read_measurements
-
-    text = clean(read_text(Path(measured)))
-    return believe(topology, read_measurements(text, Path(measured).name, topology))
 
 
 def name_topology(arguments: argparse.Namespace) -> Topology:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...extras import BOXES, FORMATS, REVIEWS, SOURCES, Names
+from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, Names
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Each finds the topology by itself, and excludes the others.
 PROBE_SOURCES = Names(SOURCES)
-_REVIEWS = Names(REVIEWS)
+_REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,22 @@ def list_boxes() -> dict[str, str | None]:
     return _describe_all(Names(BOXES))
 
 
+def list_corrections() -> dict[str, str | None]:
+    """Return the help of each option with a file that corrects a topology, None likewise."""
+    return _describe_all(_CORRECTIONS)
+
+
 def list_formats() -> list[str]:
     """Return what formats of extras are called in the help, each once."""
     return list(dict.fromkeys(Names(FORMATS).describe().values()))
+
+
+def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
+    """Return a topology, corrected by the files that the arguments name."""
+    for name in _CORRECTIONS.list_all():
+        if (file := getattr(arguments, name)) is not None:
+            topology = _CORRECTIONS.find(name)(topology, file)
+    return topology
 
 
 def find_reviews(arguments: argparse.Namespace) -> dict[str, Review]:

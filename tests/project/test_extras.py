@@ -19,11 +19,13 @@ from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     ADDITIONS,
+    ASIDES,
     BOXES,
     CALL_CHECKS,
     CHECKS,
     CODECS,
     COMMANDS,
+    CORRECTIONS,
     DIALECTS,
     ENCODERS,
     EXAMPLES,
@@ -72,7 +74,7 @@ from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.synth.section import SectionKind
 from topoplan.topo.errors import InputError, TopoplanError
 from topoplan.topo.extras.doctor.view import Check
-from topoplan.topo.formats.format import Format, PlaceFormats
+from topoplan.topo.formats.format import Aside, Format, PlaceFormats
 from topoplan.topo.notebook import Renderer
 
 
@@ -123,6 +125,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     formats, boxes = Names(FORMATS), Names(BOXES)
     assert all(isinstance(formats.find(name), Format) for name in formats.describe())
     assert all(isinstance(boxes.find(name), PlaceFormats) for name in boxes.describe())
+    asides = Names(ASIDES)
+    assert all(isinstance(asides.find(name), Aside) for name in asides.describe())
     graphs = Names(GRAPHS)
     assert all(callable(graphs.find(name).read) for name in graphs.describe())
     others = Names(OTHERS)
@@ -132,7 +136,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
     for group in (
         *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
-        *(ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, TABLES),
+        *(CORRECTIONS, ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, TABLES),
     ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 
