@@ -41,6 +41,7 @@ The groups, and what an entry of each is:
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables; likewise.
 - `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`; the line about it is the
   option's help. Only the extras here add.
+- `views`: a View (likewise), for `topo-probe --format NAME`; likewise.
 - `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
   topology, corrected by it; the line about it is the option's help. Likewise.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple; likewise.
@@ -106,6 +107,7 @@ EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
 FIELDS, TABLES, REVIEWS, CORRECTIONS = "fields", "tables", "reviews", "corrections"
+VIEWS = "views"
 GRAPHS, FORMATS, ASIDES, BOXES = "graphs", "formats", "asides", "boxes"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
@@ -189,6 +191,31 @@ EXTRAS = (
         "networkx-graphs",
         ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
         {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
+    ),
+    Extra(
+        "pictures",
+        (
+            *("topo/extras/pictures", "synth/extras/heat_map.py", "cli/extras/pictures.py"),
+            "tests/extras/pictures",
+        ),
+        {
+            VIEWS: {
+                "svg": ("cli.extras.pictures:SVG", "the machine"),
+                "png": ("cli.extras.pictures:PNG", "the same as pixels"),
+                "pdf": ("cli.extras.pictures:PDF", "the same for print"),
+                "heat-map": ("cli.extras.pictures:HEAT_MAP", "the rates between its GPUs"),
+            },
+            EXAMPLES: {
+                "topo-probe matrix.txt -o matrix.svg": (
+                    "topo-probe",
+                    "a picture of a machine from its nvidia-smi topo -m; also .png and .pdf",
+                ),
+                "topo-probe dgx1 --format heat-map -o rates.svg": (
+                    "topo-probe",
+                    "the rate from each GPU to each other: measured, or as declared",
+                ),
+            },
+        },
     ),
     Extra(
         "measured",
@@ -411,7 +438,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
-        needs=("report",),
+        needs=("report", "pictures"),
     ),
     Extra(
         "native",
@@ -947,7 +974,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain", "doctor"),
+        needs=("stock", "explain", "doctor", "pictures"),
     ),
     Extra(
         "reshard",

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 
 from ..extras import LAUNCHES, Names
 from ..topo.pictures.colour import is_terminal, wants_colour
-from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
+from ..topo.pictures.convert import convert_for
 from ..topo.printable import printable_lines
 from .probing.added import (
     PROBE_SOURCES,
+    PROBE_VIEWS,
     correct,
     find_reviews,
     list_boxes,
     list_corrections,
     list_formats,
     list_reviews,
+    list_suffixes,
 )
 from .shared.common import (
     Example,
@@ -47,15 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..topo.graph import Topology
-    from .probing.added import Review
+    from .probing.added import Review, View
 
 PROG = "topo-probe"
-FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "png", "pdf", "heat-map")
-# The formats that suffixes of -o imply.
+# The formats that suffixes of -o imply, but for views.
 _SUFFIXES = {
-    ".svg": "svg",
-    ".png": "png",
-    ".pdf": "pdf",
     ".dot": "dot",
     ".gv": "dot",
     ".json": "json",
@@ -69,26 +67,17 @@ _WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "smi": ("formats.smi", ()),
     "nccl-xml": ("formats.nccl_xml", ("for_vm",)),
     "dot": ("pictures.dot", ()),
-    "svg": ("pictures.svg", ()),
 }
 
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
     ("topo-probe -o machine.json", "this machine as a file that topo-synth reads"),
     (
-        "topo-probe matrix.txt -o matrix.svg",
-        "a picture of a machine from its nvidia-smi topo -m; also .png and .pdf",
-    ),
-    (
         "topo-probe topo.xml --for-vm -o vm.xml",
         "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself leave "
         "topo.xml out",
     ),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
-    (
-        "topo-probe dgx1 --format heat-map -o rates.svg",
-        "the rate from each GPU to each other: measured, or as declared",
-    ),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
     (
         "topo-probe matrix.txt topo.xml --network 25 -o both.json",
@@ -168,7 +157,7 @@ def build_parser() -> Parser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--format",
-        choices=FORMATS,
+        choices=(*_WRITERS, *PROBE_VIEWS.describe()),
         help="what to write (default: what the suffix of -o says, else table)",
     )
     form.add_argument(
@@ -182,8 +171,9 @@ def build_parser() -> Parser:
         "-o",
         "--output",
         **OUTPUT,
-        help="write to FILE, whole or not at all, instead of printing; .svg, .png, .pdf, .dot, "
-        ".json and .xml say what",
+        help="write to FILE, whole or not at all, instead of printing; "
+        + "".join(f"{suffix}, " for suffix in list_suffixes())
+        + ".dot, .json and .xml say what",
     )
     add_csv(parser, "a row for each link")
     add_force(parser, "--csv")
@@ -243,11 +233,12 @@ def _probe(arguments: argparse.Namespace) -> int:
     progress, reviews = ProgressReporter(PROG, arguments, _reports()), find_reviews(arguments)
     form = choose_format(
         arguments,
-        {".xml": "nccl-xml"} if arguments.for_vm else _SUFFIXES,
+        {".xml": "nccl-xml"} if arguments.for_vm else {**list_suffixes(), **_SUFFIXES},
         "nccl-xml" if arguments.for_vm else next(iter(reviews), "table"),
         arguments.format,
     )
-    if form == "heat-map":
+    view: View | None = PROBE_VIEWS.find(form) if form in PROBE_VIEWS.describe() else None
+    if view is not None and not view.suffix:
         check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
@@ -265,14 +256,16 @@ def _probe(arguments: argparse.Namespace) -> int:
         "wraps": not to_file and is_terminal(sys.stdout),
         "for_vm": arguments.for_vm,
     }
-    columns = find_width() if given["wraps"] else None
-    content = (
-        reviews[form].write(topology, columns)
-        if form in reviews
-        else _render(topology, form, given)
-    )
-    if form == "heat-map" and to_file:
-        content = convert_for(arguments.output, str(content))
+    if form in reviews:
+        content: str | bytes = reviews[form].write(
+            topology, find_width() if given["wraps"] else None
+        )
+    elif view is not None:
+        content = view.write(topology)
+        if not view.suffix and to_file:
+            content = convert_for(arguments.output, str(content))
+    else:
+        content = _render(topology, form, given)
     write_output(arguments, content)
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
@@ -323,20 +316,12 @@ def _warn_of_repeated(names: list[str]) -> None:
         )
 
 
-def _render(topology: Topology, form: str, given: dict[str, bool]) -> str | bytes:
-    """Return the topology in one of FORMATS.
+def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
+    """Return the topology in one of the formats of _WRITERS.
 
     `given` has the options of writers: colour, wraps (at the terminal's width), for_vm. Only the
     writer in use is imported, since some of them import solvers or rich.
     """
-    if form == "heat-map":
-        from ..synth.pictures.heat_map import draw_heat_map
-
-        return draw_heat_map(topology, alone=True)
-    if form in CONVERTED:
-        from ..topo.pictures.svg import write
-
-        return convert_svg(write(topology), form)
     name, options = _WRITERS[form]
     writer = import_module(f"..topo.{name}", __package__)
     text = str(writer.write(topology, *(given[option] for option in options)))

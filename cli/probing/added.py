@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, Names
+from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, VIEWS, Names
 
 if TYPE_CHECKING:
     import argparse
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Each finds the topology by itself, and excludes the others.
 PROBE_SOURCES = Names(SOURCES)
+# Forms of it, by the values of --format.
+PROBE_VIEWS = Names(VIEWS)
 _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 
@@ -33,6 +35,18 @@ class Review:
     list_errors: Callable[[Topology], list[str]]
 
 
+@dataclass(frozen=True)
+class View:
+    """What `topo-probe --format NAME` writes, which files whose names end in `suffix` imply.
+
+    A view without a suffix returns SVG, and -o says by its suffix whether to write it as PNG or
+    PDF.
+    """
+
+    write: Callable[[Topology], str | bytes]
+    suffix: str = ""
+
+
 def list_reviews() -> dict[str, str | None]:
     """Return the help of each review's option, None for those of extras that are not here."""
     return _describe_all(_REVIEWS)
@@ -41,6 +55,12 @@ def list_reviews() -> dict[str, str | None]:
 def list_boxes() -> dict[str, str | None]:
     """Return the help of each option that files of places need, None likewise."""
     return _describe_all(Names(BOXES))
+
+
+def list_suffixes() -> dict[str, str]:
+    """Return the suffixes of -o that imply views, and the views' names."""
+    views = {name: PROBE_VIEWS.find(name) for name in PROBE_VIEWS.describe()}
+    return {view.suffix: name for name, view in views.items() if view.suffix}
 
 
 def list_corrections() -> dict[str, str | None]:

@@ -14,7 +14,7 @@ import topoplan
 from topoplan import extras
 from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
-from topoplan.cli.probing.added import Review
+from topoplan.cli.probing.added import Review, View
 from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
@@ -56,6 +56,7 @@ from topoplan.extras import (
     SECTIONS,
     SOURCES,
     TABLES,
+    VIEWS,
     WAITS,
     WORDS,
     Extra,
@@ -129,6 +130,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(asides.find(name), Aside) for name in asides.describe())
     graphs = Names(GRAPHS)
     assert all(callable(graphs.find(name).read) for name in graphs.describe())
+    views = Names(VIEWS)
+    assert all(isinstance(views.find(name), View) for name in views.describe())
     others = Names(OTHERS)
     assert all(callable(others.find(name).await_rows) for name in others.describe())
     modes, files = Names(RUN_MODES), Names(RUN_FILES)
