@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,15 +58,8 @@ _SUFFIXES = {
     ".json": "json",
     ".xml": "nccl-xml",
 }
-# The module of topo whose `write` makes each format, and the options that it takes.
-_WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "table": ("pictures.table", ("colour", "wraps")),
-    "json": ("probe_json", ()),
-    "tree": ("pictures.text_tree", ("colour", "wraps")),
-    "smi": ("formats.smi", ()),
-    "nccl-xml": ("formats.nccl_xml", ("for_vm",)),
-    "dot": ("pictures.dot", ()),
-}
+# The formats of --format, but for views.
+_FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot")
 
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
@@ -157,7 +149,7 @@ def build_parser() -> Parser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--format",
-        choices=(*_WRITERS, *PROBE_VIEWS.describe()),
+        choices=(*_FORMATS, *PROBE_VIEWS.describe()),
         help="what to write (default: what the suffix of -o says, else table)",
     )
     form.add_argument(
@@ -317,21 +309,39 @@ def _warn_of_repeated(names: list[str]) -> None:
 
 
 def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
-    """Return the topology in one of the formats of _WRITERS.
+    """Return the topology in one of _FORMATS.
 
     `given` has the options of writers: colour, wraps (at the terminal's width), for_vm. Only the
     writer in use is imported, since some of them import solvers or rich.
     """
-    name, options = _WRITERS[form]
-    writer = import_module(f"..topo.{name}", __package__)
-    text = str(writer.write(topology, *(given[option] for option in options)))
+    if form == "table":
+        from ..topo.pictures import table
+
+        hint = "--format tree shows what there is, --json all that was asked\n"
+        text = table.write(topology, given["colour"], given["wraps"])
+        return text if topology.ranks else text + hint
+    if form == "tree":
+        from ..topo.pictures import text_tree
+
+        return text_tree.write(topology, given["colour"], given["wraps"])
     if form == "smi":
-        text = printable_lines(text)
-    elif form == "table" and not topology.ranks:
-        text += "--format tree shows what there is, --json all that was asked\n"
-    for note in writer.list_vm_notes(topology) if given["for_vm"] else ():
-        print_error(f"{PROG}: {note}")
-    return text
+        from ..topo.formats import smi
+
+        return printable_lines(smi.write(topology))
+    if form == "nccl-xml":
+        from ..topo.formats import nccl_xml
+
+        text = nccl_xml.write(topology, given["for_vm"])
+        for note in nccl_xml.list_vm_notes(topology) if given["for_vm"] else ():
+            print_error(f"{PROG}: {note}")
+        return text
+    if form == "dot":
+        from ..topo.pictures import dot
+
+        return dot.write(topology)
+    from ..topo import probe_json
+
+    return probe_json.write(topology)
 
 
 def _links_csv(topology: Topology) -> str:
