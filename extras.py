@@ -172,6 +172,15 @@ EXTRAS = (
         },
     ),
     Extra(
+        "nccl-log",
+        ("topo/extras/nccl_log", "tests/extras/nccl_log"),
+        {
+            FORMATS: {
+                "nccl-log": ("topo.extras.nccl_log.format:FORMAT", "a log of NCCL with its graph")
+            }
+        },
+    ),
+    Extra(
         "clusters",
         (
             *("topo/extras/clusters", "tests/extras/clusters"),
@@ -928,7 +937,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place", "gpudirect", "measured"),
+        needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log"),
     ),
     Extra(
         "place",

@@ -140,11 +140,11 @@ def build_parser() -> Parser:
         metavar="TOPOLOGY",
         nargs="*",
         help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, "
-        + "".join(f"{about}, " for about in list_formats())
-        + "text of nvidia-smi topo -m or nvlink -R, a log of NCCL with its graph; a folder or tar "
-        "archive with a copy of another machine's /sys and /proc; or a preset such as dgx1, "
-        "dgx-a100:2, mesh:4x4, ring:8@25. Several are hosts of one machine, joined by a network "
-        "and, where their GPUs are in one NVLink fabric, by that",
+        "text of nvidia-smi topo -m or nvlink -R"
+        + "".join(f", {about}" for about in list_formats())
+        + "; a folder or tar archive with a copy of another machine's /sys and /proc; or a preset "
+        "such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. Several are hosts of one machine, joined "
+        "by a network and, where their GPUs are in one NVLink fabric, by that",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(

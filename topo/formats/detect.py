@@ -14,7 +14,7 @@ from typing import Any
 from ...extras import ASIDES, BOXES, FORMATS, Names
 from ..errors import InputError
 from ..graph import Topology
-from . import nccl_log, nccl_xml, smi
+from . import nccl_xml, smi
 from .format import Aside, Format, PlaceFormats
 from .pasted_xml import find_xml
 
@@ -34,8 +34,8 @@ def _is_own_json(start: str) -> bool:
     )
 
 
-# The formats of the core, in the order in which they are tried; each after those of extras that
-# come `before` it.
+# The formats of the core, in the order in which they are tried: each after those of extras that
+# come `before` it, and the other ones of extras after all.
 _OWN = {
     "json": Format("topoplan's JSON (starts with {)", _is_own_json, Topology.loads),
     "nccl-xml": Format(
@@ -46,9 +46,6 @@ _OWN = {
     ),
     "smi": Format(
         "text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read, in_json=True
-    ),
-    "nccl-log": Format(
-        "a log of NCCL with its graph (=== System)", nccl_log.looks_like, nccl_log.read
     ),
 }
 
@@ -61,7 +58,7 @@ def list_formats() -> dict[str, Format]:
     for own, format in _OWN.items():
         formats |= {name: other for name, other in added.items() if other.before == own}
         formats[own] = format
-    return formats
+    return formats | {name: other for name, other in added.items() if not other.before}
 
 
 # Outermost elements of XML that is refused.

@@ -17,10 +17,10 @@ class Format:
     an XML declaration and comments. `read(text, where)` builds the topology.
 
     Formats are tried in order; one of an extra comes before the format of the core that `before`
-    names. `root` is the outermost element of a format in XML, which people paste with text around
-    it, and `find_inside(text)` returns a text in the format from amid another one, or None.
-    Programs put texts in the format into strings of their JSON if `in_json`. `like` names formats
-    of the core whose headings texts in this one have, too.
+    names, else after all of them. `root` is the outermost element of a format in XML, which people
+    paste with text around it, and `find_inside(text)` returns a text in the format from amid
+    another one, or None. Programs put texts in the format into strings of their JSON if `in_json`.
+    `like` names formats of the core whose headings texts in this one have, too.
     """
 
     name: str

@@ -19,9 +19,9 @@ FUZZ = Path(__file__).parents[2] / "fuzz_readers.py"
 # Inputs a reader: 108 in all. `python tests/fuzz_readers.py READER COUNT` takes any number.
 INPUTS = {
     **({"hwloc-xml": 25} if has_extra("hwloc") else {}),
+    **({"nccl-log": 12} if has_extra("nccl-log") else {}),
     "json": 25,
     "nccl-xml": 25,
-    "nccl-log": 12,
     "smi": 15,
     "sysfs": 6,
 }

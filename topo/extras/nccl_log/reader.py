@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ..derived.hosts import join_hosts
-from ..devices import UNCOUNTED
-from ..errors import InputError
-from ..graph import Device, Link, Topology
-from ..hardware import LATENCY_us, count_links, nvswitch_adding
-from ..notes import counted
-from .notes import Notes
+from ...derived.hosts import join_hosts
+from ...devices import UNCOUNTED
+from ...errors import InputError
+from ...formats.notes import Notes
+from ...graph import Device, Link, Topology
+from ...hardware import LATENCY_us, count_links, nvswitch_adding
+from ...notes import counted
 
 _START = re.compile(r"=== System : max(?:Bw|Width|Speed)\b")
 _END = "=" * 20
