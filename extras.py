@@ -28,6 +28,11 @@ The groups, and what an entry of each is:
   (runtime/program/messages.py); only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
+- `formats`: a Format (topo/formats/format.py) of other tools' files that are read; the line names
+  it in the help of topo-probe. Only the extras here add.
+- `asides`: an Aside (likewise): what texts have beside a machine, or instead of one. Likewise.
+- `boxes`: PlaceFormats (likewise), for files that only say where hosts are; each is what the
+  parameter NAME says, an option of topo-probe, which the line is the help of. Likewise.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
   the extras here add.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON; only the extras here
@@ -36,6 +41,9 @@ The groups, and what an entry of each is:
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables; likewise.
 - `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`; the line about it is the
   option's help. Only the extras here add.
+- `views`: a View (likewise), for `topo-probe --format NAME`; likewise.
+- `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
+  topology, corrected by it; the line about it is the option's help. Likewise.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple; likewise.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for its
   --NAME; the line about it is the option's help. Only the extras here add.
@@ -101,8 +109,9 @@ if TYPE_CHECKING:
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
-FIELDS, TABLES, REVIEWS = "fields", "tables", "reviews"
-GRAPHS = "graphs"
+FIELDS, TABLES, REVIEWS, CORRECTIONS = "fields", "tables", "reviews", "corrections"
+VIEWS = "views"
+GRAPHS, FORMATS, ASIDES, BOXES = "graphs", "formats", "asides", "boxes"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 LAUNCHES = "launches"
@@ -148,9 +157,106 @@ class Extra:
 
 EXTRAS = (
     Extra(
+        "hwloc",
+        ("topo/extras/hwloc_xml", "tests/extras/hwloc_xml"),
+        {FORMATS: {"hwloc": ("topo.extras.hwloc_xml.format:FORMAT", "hwloc XML")}},
+    ),
+    Extra(
+        "amd",
+        ("topo/extras/amd", "tests/extras/amd"),
+        {
+            FORMATS: {
+                "amd-json": (
+                    "topo.extras.amd.formats:JSON",
+                    "rocm-smi --showtopo or amd-smi topology",
+                ),
+                "amd-text": (
+                    "topo.extras.amd.formats:TEXT",
+                    "rocm-smi --showtopo or amd-smi topology",
+                ),
+            }
+        },
+    ),
+    Extra(
+        "nccl-log",
+        ("topo/extras/nccl_log", "tests/extras/nccl_log"),
+        {
+            FORMATS: {
+                "nccl-log": ("topo.extras.nccl_log.format:FORMAT", "a log of NCCL with its graph")
+            }
+        },
+    ),
+    Extra(
+        "clusters",
+        (
+            *("topo/extras/clusters", "tests/extras/clusters"),
+            "tests/extras/place/test_orders.py",
+        ),
+        {
+            BOXES: {
+                "box": (
+                    "topo.extras.clusters.formats:CLUSTERS",
+                    "what each host is, of files that only say where hosts are: a preset such as "
+                    "dgx-h100, or a file",
+                )
+            }
+        },
+    ),
+    Extra(
         "networkx-graphs",
         ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
         {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
+    ),
+    Extra(
+        "pictures",
+        (
+            *("topo/extras/pictures", "synth/extras/heat_map.py", "cli/extras/pictures.py"),
+            "tests/extras/pictures",
+        ),
+        {
+            VIEWS: {
+                "svg": ("cli.extras.pictures:SVG", "the machine"),
+                "png": ("cli.extras.pictures:PNG", "the same as pixels"),
+                "pdf": ("cli.extras.pictures:PDF", "the same for print"),
+                "heat-map": ("cli.extras.pictures:HEAT_MAP", "the rates between its GPUs"),
+            },
+            EXAMPLES: {
+                "topo-probe matrix.txt -o matrix.svg": (
+                    "topo-probe",
+                    "a picture of a machine from its nvidia-smi topo -m; also .png and .pdf",
+                ),
+                "topo-probe dgx1 --format heat-map -o rates.svg": (
+                    "topo-probe",
+                    "the rate from each GPU to each other: measured, or as declared",
+                ),
+            },
+        },
+    ),
+    Extra(
+        "measured",
+        ("topo/extras/measured", "cli/extras/measured.py", "tests/extras/measured"),
+        {
+            ASIDES: {
+                "pair-rates": (
+                    "topo.extras.measured.formats:PAIR_RATES",
+                    "rates between GPUs that other tools measured",
+                )
+            },
+            CORRECTIONS: {
+                "measured": (
+                    "cli.extras.measured:correct",
+                    "correct rates by those between GPUs that nvbandwidth, "
+                    "p2pBandwidthLatencyTest or nvloom printed",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe matrix.txt --measured nvbandwidth.txt -o rates.json": (
+                    "topo-probe",
+                    "a machine whose links have the rates that nvbandwidth measured between its "
+                    "GPUs",
+                )
+            },
+        },
     ),
     Extra(
         "gpudirect",
@@ -347,7 +453,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
-        needs=("report",),
+        needs=("report", "pictures"),
     ),
     Extra(
         "native",
@@ -565,7 +671,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("meeting",),
+        needs=("meeting", "measured"),
     ),
     Extra(
         "calibration",
@@ -643,7 +749,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("replanning", "measuring", "layered-groups"),
+        needs=("replanning", "measuring", "measured", "layered-groups"),
     ),
     Extra(
         "codecs",
@@ -836,7 +942,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place", "gpudirect"),
+        needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log"),
     ),
     Extra(
         "place",
@@ -882,7 +988,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain", "doctor"),
+        needs=("stock", "explain", "doctor", "pictures"),
     ),
     Extra(
         "reshard",

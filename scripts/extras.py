@@ -26,10 +26,13 @@ from pathlib import Path
 
 from topoplan.extras import (
     ADDITIONS,
+    BOXES,
     COMMANDS,
+    CORRECTIONS,
     EXPORTS,
     EXTRAS,
     FILES,
+    FORMATS,
     LINKS,
     MODES,
     NAMES,
@@ -40,6 +43,7 @@ from topoplan.extras import (
     RUN_MODES,
     RUNS,
     SOURCES,
+    VIEWS,
     Extra,
 )
 
@@ -228,6 +232,10 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
         FILES: lambda name: [*synth, "ring:2", "--format", name],
         SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
+        BOXES: lambda name: ["-m", "topoplan.cli.probe", "file.json", f"--{name}", "dgx1"],
+        FORMATS: lambda _: ["-m", "topoplan.cli.probe", "file.xml"],
+        CORRECTIONS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}", "FILE"],
+        VIEWS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", "--format", name],
         REVIEWS: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],
@@ -243,6 +251,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         for group, added in extra.adds.items():
             for name in added if group in ask_for else ():
                 (folder / "file.json").write_text(json.dumps({"format": name}), encoding="utf-8")
+                (folder / "file.xml").write_text(f"<{name}/>", encoding="utf-8")
                 said = _run(name, ask_for[group](name), folder, env, code=2)
                 if "Traceback" in said or len(said.strip().splitlines()) != 1:
                     raise SystemExit(f"extras: {name} is not refused in one line:\n{said}")

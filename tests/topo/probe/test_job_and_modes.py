@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_machine import NOT_SUPPORTED, OK, Machine
 from fake_nvml import asked, hybrid_cube_mesh, mig, notes, nvswitch_box, probed, two_socket_pcie
+from needs import has_extra
 from verdicts import judge_pairs, list_findings
 
 from topoplan.cli.probe import main
@@ -122,6 +123,7 @@ def test_a_gpu_lost_while_pairs_are_asked_is_found() -> None:
     assert not any(facts.get_text(f"gpu/{i}", GPU_DENIED) for i in range(8))
 
 
+@pytest.mark.skipif(not has_extra("amd"), reason="no extra amd")
 def test_makers_are_told_apart_across_formats_and_a_file_given_twice_is_no_error(
     more_inputs: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,1 @@
+"""NCCL's and RCCL's logs with their graph, as machines."""

@@ -1,0 +1,6 @@
+"""NCCL's logs among the formats that are read."""
+
+from ...formats.format import Format
+from .reader import looks_like, read
+
+FORMAT = Format("a log of NCCL with its graph (=== System)", looks_like, read)
