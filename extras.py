@@ -107,8 +107,18 @@ RUN_FILES, RUN_MODES = "run_files", "run_modes"
 RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 STRATEGIES = "strategies"
-# The groups to which packages from outside add.
-OPEN = (COMMANDS, STRATEGIES, RUNNERS, LAYERS, LINKS, CODECS, EXPORTS, FILES, EXPLANATIONS)
+# The groups to which packages from outside add, and what tells an entry of each from other things.
+OPEN = {
+    COMMANDS: ("main", "build_parser"),
+    STRATEGIES: ("__call__",),
+    RUNNERS: ("prepare", "open"),
+    LAYERS: ("why_not", "why_not_plan", "prepare", "open"),
+    LINKS: ("open", "takes_gpu_memory", "join_launch"),
+    CODECS: ("list_buffers", "open"),
+    EXPORTS: ("write", "list_suffixes"),
+    FILES: ("write", "options"),
+    EXPLANATIONS: ("__call__",),
+}
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
@@ -949,9 +959,9 @@ class Names:
         """Return what has a name.
 
         Raise InputError if nothing that is installed has it, TopoplanError if the package that has
-        it cannot be loaded.
+        it cannot be loaded, or has something else.
         """
-        from .topo.errors import InputError, TopoplanError
+        from .topo.errors import InputError
 
         for extra in EXTRAS:
             if name not in extra.adds.get(self.group, ()):
@@ -963,13 +973,7 @@ class Names:
             return getattr(loaded, attribute) if attribute else loaded
         for point in self._list_points():
             if point.name == name:
-                try:
-                    return point.load()
-                except Exception as error:  # whatever the module of another package raises
-                    raise TopoplanError(
-                        f"{name}: the entry point {point.value} cannot be loaded: "
-                        f"{type(error).__name__}: {error}; mend or remove the package that has it"
-                    ) from error
+                return _load(point, OPEN.get(self.group, ()))
         raise InputError(f"{name}: {self.explain_missing(name)}")
 
     def find_only(self, default: Any) -> Any:
@@ -996,6 +1000,26 @@ class Names:
         from importlib.metadata import entry_points  # looks at all packages, which takes time
 
         return list(entry_points(group=f"topoplan.{self.group}"))
+
+
+def _load(point: EntryPoint, expected: tuple[str, ...]) -> Any:
+    """Return what another package adds, which has the attributes that are `expected`."""
+    from .topo.errors import TopoplanError
+
+    what = f"{point.name}: the entry point {point.value}"
+    try:
+        loaded = point.load()
+    except Exception as error:  # whatever the module of another package raises
+        raise TopoplanError(
+            f"{what} cannot be loaded: {type(error).__name__}: {error}; mend or remove the package "
+            "that has it"
+        ) from error
+    missing = [attribute for attribute in expected if not hasattr(loaded, attribute)]
+    if missing:
+        raise TopoplanError(
+            f"{what} has no {missing[0]}; expected what docs/extending.md says of {point.group}"
+        )
+    return loaded
 
 
 def list_points() -> list[EntryPoint]:

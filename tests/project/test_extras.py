@@ -30,6 +30,7 @@ from topoplan.extras import (
     EXTRAS,
     FILES,
     LAUNCHES,
+    LAYERS,
     LINKS,
     MODES,
     NAMES,
@@ -43,6 +44,7 @@ from topoplan.extras import (
     RUN_CHECKS,
     RUN_FILES,
     RUN_MODES,
+    RUNNERS,
     RUNS,
     SCHEMAS,
     SECTIONS,
@@ -247,6 +249,33 @@ def test_an_installed_package_adds_a_format(
     assert isinstance(names.find("lines"), ScheduleFormat)
     with pytest.raises(TopoplanError, match="broken: the entry point other_broken:FORMAT cannot"):
         names.find("broken")
+
+
+def test_an_entry_point_of_another_type_is_one_line(
+    tmp_path: Path, install: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a function where a module is expected, or a class that lacks a method."""
+    groups = {
+        COMMANDS: "main",
+        EXPORTS: "write",
+        FILES: "write",
+        LINKS: "open",
+        CODECS: "list_buffers",
+        RUNNERS: "prepare",
+        LAYERS: "why_not",
+    }
+    points = (f"[topoplan.{group}]\nwrong = other_things:nothing\n" for group in groups)
+    install("things", "".join(points))
+    (tmp_path / "other_things.py").write_text("def nothing():\n    pass\n")
+    for group, lacks in groups.items():
+        says = f"wrong: the entry point other_things:nothing has no {lacks}; expected what docs/ext"
+        with pytest.raises(TopoplanError, match=says):
+            Names(group).find("wrong")
+    assert whole(["wrong"]) == 1
+    assert capsys.readouterr().err == (
+        "topoplan wrong: error: wrong: the entry point other_things:nothing has no main; expected "
+        "what docs/extending.md says of topoplan.commands\n"
+    )
 
 
 def test_an_installed_packages_file_takes_the_options_that_it_names(
