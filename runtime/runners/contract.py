@@ -108,6 +108,59 @@ class RunnerKind(Protocol):
         """Return the runner, or why there is none. Collective like `prepare`, which it may call."""
 
 
+class WholeCalls(Runner):
+    """A runner that carries out calls whole, in a way of its own, whatever the plan's schedules.
+
+    It is its own RunnerKind, so that a package names the class in its entry point. `way` names it
+    in tables, beside a schedule that stands for all. It takes plans for the `collectives` alone,
+    and is worth trying for calls of up to `most_bytes` (None: for all).
+    """
+
+    way: ClassVar[str]
+    collectives: ClassVar[tuple[str, ...]]
+    most_bytes: ClassVar[int | None] = None
+
+    def __init__(self, opening: Opening) -> None:
+        self.transport = opening.transport
+        self._takes_plan = opening.plan.collective.name in self.collectives
+        self._candidates: list[Candidate] = []
+
+    @classmethod
+    def prepare(cls, transport: Transport, /) -> str | None:
+        """See RunnerKind; nothing is prepared."""
+        return None
+
+    @classmethod
+    def open(cls, opening: Opening, /) -> Runner | str:
+        """See RunnerKind; there is none where bits have to be those of messages."""
+        return "its sums have other bits than messages'" if opening.keeps_bits else cls(opening)
+
+    def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
+        """See Runner."""
+        first = sent[: self._takes_plan]
+        self._candidates = [Candidate(x.schedule, self.name, self.way) for x in first]
+        return self._candidates
+
+    def find_candidate(self, schedule: Schedule) -> Candidate | None:
+        """Return None: a schedule that is asked for is sent as messages."""
+        return None
+
+    def list_worth(
+        self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
+    ) -> list[Candidate]:
+        """See Runner."""
+        is_worth = self.most_bytes is None or size_bytes <= self.most_bytes
+        return self._candidates if is_worth else []
+
+    def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
+        """See Runner."""
+        self.bind(candidate, buffers)(number)
+
+    @abstractmethod
+    def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
+        """Return a function that carries out a call on buffers, again and again."""
+
+
 @dataclass
 class _Found:
     """Why some rank lacks a runner, by its name; None where all have it."""
