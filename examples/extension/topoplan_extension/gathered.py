@@ -1,0 +1,34 @@
+"""The runner gathered: small allreduces by one allgather, whose rows each rank adds up in order."""
+
+import torch.distributed as dist
+
+from topoplan import Collective
+from topoplan.runtime.candidates import Candidate
+from topoplan.runtime.compiled import Buffers
+from topoplan.runtime.runners.contract import Play, WholeCalls
+
+SUM = dist.ReduceOp.SUM
+
+
+class Gathered(WholeCalls):
+    """It sends more bytes than schedules do, in fewer steps."""
+
+    name, way, collectives, most_bytes = "gathered", "gathered", ("allreduce",), 1 << 16
+
+    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
+        """Return why a call cannot be carried out, None if it can."""
+        return None if buffers.op == SUM else "only sums are added up"
+
+    def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
+        """Return what carries out the call."""
+        target, size, links = buffers.target, self.transport.size, self.transport.links
+        rows = target.new_empty(size * target.numel())
+        gather = links.make_stock(Collective("allgather", size), target, rows, SUM)
+
+        def add() -> None:
+            target.zero_()
+            for row in rows.view(size, -1):
+                target.add_(row)
+            self.sent_bytes += (size - 1) * target.nbytes
+
+        return links.run_stock(gather, "an allreduce by gathering", add)
