@@ -180,7 +180,8 @@ def _print_table(console: Any, titles: Sequence[str], rows: Sequence[Sequence[st
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
-        table.add_column(title, overflow="fold", no_wrap=title in ("extra", "package"))
+        is_name, most = title in ("extra", "package"), 24 if title == "here" else None
+        table.add_column(title, overflow="fold", no_wrap=is_name, max_width=most)
     for row in rows:
         table.add_row(*map(safe_text, row))
     console.print(table)

@@ -50,7 +50,7 @@ class Runner(Observed, ABC):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size, the most promising first.
+        """Return those of its candidates worth trying for a size, the most promising first.
 
         `sent` are those worth sending as messages, in this order; if `is_alone`, they are not
         tried themselves.

@@ -1,13 +1,11 @@
 """The runner gathered: small allreduces by one allgather, whose rows each rank adds up in order."""
 
-import torch.distributed as dist
+from torch.distributed import ReduceOp
 
 from topoplan import Collective
 from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.compiled import Buffers
 from topoplan.runtime.runners.contract import Play, WholeCalls
-
-SUM = dist.ReduceOp.SUM
 
 
 class Gathered(WholeCalls):
@@ -17,13 +15,13 @@ class Gathered(WholeCalls):
 
     def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
         """Return why a call cannot be carried out, None if it can."""
-        return None if buffers.op == SUM else "only sums are added up"
+        return None if buffers.op == ReduceOp.SUM else "only sums are added up"
 
     def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
         """Return what carries out the call."""
         target, size, links = buffers.target, self.transport.size, self.transport.links
         rows = target.new_empty(size * target.numel())
-        gather = links.make_stock(Collective("allgather", size), target, rows, SUM)
+        gather = links.make_stock(Collective("allgather", size), target, rows, ReduceOp.SUM)
 
         def add() -> None:
             target.zero_()

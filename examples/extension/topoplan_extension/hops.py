@@ -5,7 +5,7 @@ from topoplan.cli.shared.common import Parser, run_command
 
 PROG = "topoplan hops"
 EXAMPLES = (("topoplan hops plan.json", "how far bytes go, for each range of sizes"),)
-ABOUT = "Counts the links between each two ranks, as many times as there are bytes on them."
+ABOUT = "The links between two ranks count as often as they send bytes."
 
 
 def build_parser() -> Parser:
@@ -22,11 +22,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _print(plan: Plan) -> int:
     for entry in plan.entries:
-        schedule = entry.schedule
-        links = [(len(x.route) + 1, schedule.chunks[x.chunk].share) for x in schedule.transfers]
-        mean = float(sum(hops * share for hops, share in links) / sum(share for _, share in links))
-        farthest = max(hops for hops, _ in links)
-        print(
-            f"from {entry.min_bytes} bytes: {schedule.label}: {mean:.3g} links, at most {farthest}"
-        )
+        label, chunks = entry.schedule.label, entry.schedule.chunks
+        sent = [(len(x.route) + 1, chunks[x.chunk].share) for x in entry.schedule.transfers]
+        mean = float(sum(links * share for links, share in sent) / sum(share for _, share in sent))
+        print(f"from {entry.min_bytes} bytes: {label}: {mean:.3g} links, at most {max(sent)[0]}")
     return 0
