@@ -28,7 +28,19 @@ The groups, and what an entry of each is:
   (runtime/program/messages.py); only the extras here add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
-- `checks`: checks of the doctor (topo/doctor/view.py), in a tuple; only the extras here add.
+- `formats`: a Format (topo/formats/format.py) of other tools' files that are read; the line names
+  it in the help of topo-probe. Only the extras here add.
+- `boxes`: PlaceFormats (likewise), for files that only say where hosts are; each is what the
+  parameter NAME says, an option of topo-probe, which the line is the help of. Likewise.
+- `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
+  the extras here add.
+- `fields`: a function of a topology that returns fields of topo-probe's JSON; only the extras here
+  add.
+- `tables`: a function of a topology and a number of columns that returns a TablePart
+  (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables; likewise.
+- `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`; the line about it is the
+  option's help. Only the extras here add.
+- `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple; likewise.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for its
   --NAME; the line about it is the option's help. Only the extras here add.
 - `launches`: a function that returns the machine of the ranks of a launch, for topo-probe as
@@ -93,6 +105,8 @@ if TYPE_CHECKING:
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
+FIELDS, TABLES, REVIEWS = "fields", "tables", "reviews"
+GRAPHS, FORMATS, BOXES = "graphs", "formats", "boxes"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 LAUNCHES = "launches"
@@ -147,6 +161,80 @@ class Extra:
 
 
 EXTRAS = (
+    Extra(
+        "hwloc",
+        ("topo/extras/hwloc_xml", "tests/extras/hwloc_xml"),
+        {FORMATS: {"hwloc": ("topo.extras.hwloc_xml.format:FORMAT", "hwloc XML")}},
+    ),
+    Extra(
+        "amd",
+        ("topo/extras/amd", "tests/extras/amd"),
+        {
+            FORMATS: {
+                "amd-json": (
+                    "topo.extras.amd.formats:JSON",
+                    "rocm-smi --showtopo or amd-smi topology",
+                ),
+                "amd-text": (
+                    "topo.extras.amd.formats:TEXT",
+                    "rocm-smi --showtopo or amd-smi topology",
+                ),
+            }
+        },
+    ),
+    Extra(
+        "clusters",
+        (
+            *("topo/extras/clusters", "tests/extras/clusters"),
+            "tests/extras/place/test_orders.py",
+        ),
+        {
+            BOXES: {
+                "box": (
+                    "topo.extras.clusters.formats:CLUSTERS",
+                    "what each host is, of files that only say where hosts are: a preset such as "
+                    "dgx-h100, or a file",
+                )
+            }
+        },
+    ),
+    Extra(
+        "networkx-graphs",
+        ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
+        {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
+    ),
+    Extra(
+        "gpudirect",
+        ("topo/extras/gpudirect", "tests/extras/gpudirect"),
+        {
+            FIELDS: {
+                "gpudirect": (
+                    "topo.extras.gpudirect.shown:describe_verdicts",
+                    "which pairs of devices GPUDirect can connect",
+                )
+            },
+            TABLES: {"gpudirect": ("topo.extras.gpudirect.shown:make_part", "the same in words")},
+        },
+    ),
+    Extra(
+        "doctor",
+        ("topo/extras/doctor", "cli/extras/doctor.py", "tests/extras/doctor"),
+        {
+            FIELDS: {"findings": ("topo.extras.doctor.fields:describe_findings", "what is wrong")},
+            REVIEWS: {
+                "check": (
+                    "cli.extras.doctor:CHECK",
+                    "list what is wrong: severity, evidence, advice; exit code 1 on errors",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe --check": (
+                    "topo-probe",
+                    "find what is wrong with it, with advice; exit code 1 on errors",
+                )
+            },
+        },
+    ),
     Extra(
         "mscclpp",
         ("synth/extras/mscclpp", "tests/extras/mscclpp", "tests/mscclpp_player.py"),
@@ -735,7 +823,7 @@ EXTRAS = (
                 ),
             },
         },
-        needs=("stock", "sockets"),
+        needs=("stock", "sockets", "doctor"),
     ),
     Extra(
         "summaries",
@@ -800,7 +888,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place"),
+        needs=("stock", "nccl-files", "place", "gpudirect"),
     ),
     Extra(
         "place",
@@ -846,7 +934,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain"),
+        needs=("stock", "explain", "doctor"),
     ),
     Extra(
         "reshard",

@@ -9,10 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..extras import LAUNCHES, SOURCES, Names
+from ..extras import LAUNCHES, Names
 from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
-from ..topo.printable import printable, printable_lines
+from ..topo.printable import printable_lines
+from .probing.added import PROBE_SOURCES, find_reviews, list_boxes, list_formats, list_reviews
 from .shared.common import (
     Example,
     Parser,
@@ -35,13 +36,12 @@ from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..topo.graph import Topology
+    from .probing.added import Review
 
 PROG = "topo-probe"
-# Options of extras that find the topology themselves: each excludes the others.
-_SOURCES = Names(SOURCES)
 FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "png", "pdf", "heat-map")
 # The formats that suffixes of -o imply.
 _SUFFIXES = {
@@ -66,7 +66,6 @@ _WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
-    ("topo-probe --check", "find what is wrong with it, with advice; exit code 1 on errors"),
     ("topo-probe -o machine.json", "this machine as a file that topo-synth reads"),
     (
         "topo-probe matrix.txt -o matrix.svg",
@@ -109,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    sources = [f"--{name}" for name in _SOURCES.list_all() if getattr(arguments, name)]
+    sources = [f"--{name}" for name in PROBE_SOURCES.list_all() if getattr(arguments, name)]
     for is_wrong, why in (
         (
             arguments.for_vm and arguments.format not in (None, "nccl-xml"),
@@ -139,12 +138,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-probe's command line."""
-    sources = _SOURCES.describe()
+    sources, reviews = PROBE_SOURCES.describe(), list_reviews()
     parser = Parser(
         PROG,
         EXAMPLES,
         ABOUT,
-        "[TOPOLOGY ...] [--format F] [--check] [--for-vm] "
+        "[TOPOLOGY ...] [--format F] "
+        + "".join(f"[--{name}] " for name, about in reviews.items() if about is not None)
+        + "[--for-vm] "
         + (f"[{' | '.join(f'--{name}' for name in sources)}] " if sources else "")
         + "[-o FILE]",
     )
@@ -152,13 +153,12 @@ def build_parser() -> Parser:
         "topologies",
         metavar="TOPOLOGY",
         nargs="*",
-        help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc "
-        "XML, text of nvidia-smi topo -m or nvlink -R, rocm-smi --showtopo or amd-smi "
-        "topology, a log of NCCL with its graph; a folder or tar archive with a copy of another "
-        "machine's /sys and /proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. "
-        "Several are "
-        "hosts of one machine, joined by a network and, where their GPUs are in one NVLink "
-        "fabric, by that",
+        help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, "
+        + "".join(f"{about}, " for about in list_formats())
+        + "text of nvidia-smi topo -m or nvlink -R, a log of NCCL with its graph; a folder or tar "
+        "archive with a copy of another machine's /sys and /proc; or a preset such as dgx1, "
+        "dgx-a100:2, mesh:4x4, ring:8@25. Several are hosts of one machine, joined by a network "
+        "and, where their GPUs are in one NVLink fabric, by that",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -182,11 +182,8 @@ def build_parser() -> Parser:
     )
     add_csv(parser, "a row for each link")
     add_force(parser, "--csv")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="list what is wrong: severity, evidence, advice; exit code 1 on errors",
-    )
+    for name, about in reviews.items():
+        parser.add_argument(f"--{name}", action="store_true", help=about or argparse.SUPPRESS)
     parser.add_argument(
         "--for-vm",
         action="store_true",
@@ -211,12 +208,8 @@ def build_parser() -> Parser:
         help="what the GPUs are, where a text does not say: B200, 'RTX PRO 6000', MI300X; sets the "
         "rates that are assumed",
     )
-    parser.add_argument(
-        "--box",
-        metavar="BOX",
-        help="what each host is, of files that only say where hosts are: a preset such as "
-        "dgx-h100, or a file",
-    )
+    for name, about in list_boxes().items():
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=about or argparse.SUPPRESS)
     parser.add_argument(
         "--sysfs-root",
         metavar="DIR",
@@ -228,7 +221,7 @@ def build_parser() -> Parser:
         help="correct rates by those between GPUs that nvbandwidth, p2pBandwidthLatencyTest or "
         "nvloom printed",
     )
-    for name in _SOURCES.list_all():
+    for name in PROBE_SOURCES.list_all():
         parser.add_argument(
             f"--{name}", action="store_true", help=sources.get(name, argparse.SUPPRESS)
         )
@@ -246,22 +239,22 @@ def _is_launched() -> bool:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    progress = ProgressReporter(PROG, arguments, _reports())
+    progress, reviews = ProgressReporter(PROG, arguments, _reports()), find_reviews(arguments)
     form = choose_format(
         arguments,
         {".xml": "nccl-xml"} if arguments.for_vm else _SUFFIXES,
-        "nccl-xml" if arguments.for_vm else "check" if arguments.check else "table",
+        "nccl-xml" if arguments.for_vm else next(iter(reviews), "table"),
         arguments.format,
     )
     if form == "heat-map":
         check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
-    source = next((name for name in _SOURCES.list_all() if getattr(arguments, name)), None)
+    source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
     topology: Topology = (
         _correct(name_topology(arguments), arguments.measured)
         if source is None
-        else _SOURCES.find(source)(arguments, progress)
+        else PROBE_SOURCES.find(source)(arguments, progress)
     )
     if not _reports():
         return 0
@@ -271,14 +264,19 @@ def _probe(arguments: argparse.Namespace) -> int:
         "wraps": not to_file and is_terminal(sys.stdout),
         "for_vm": arguments.for_vm,
     }
-    content = _render(topology, form, given)
+    columns = find_width() if given["wraps"] else None
+    content = (
+        reviews[form].write(topology, columns)
+        if form in reviews
+        else _render(topology, form, given)
+    )
     if form == "heat-map" and to_file:
         content = convert_for(arguments.output, str(content))
     write_output(arguments, content)
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
     write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
-    return _report_errors(topology, printed=form == "check") if arguments.check else 0
+    return _report_errors(topology, reviews, printed=form)
 
 
 def _correct(topology: Topology, measured: str | None) -> Topology:
@@ -338,18 +336,11 @@ def _warn_of_repeated(names: list[str]) -> None:
 
 
 def _render(topology: Topology, form: str, given: dict[str, bool]) -> str | bytes:
-    """Return the topology in one of FORMATS, or the findings of --check.
+    """Return the topology in one of FORMATS.
 
     `given` has the options of writers: colour, wraps (at the terminal's width), for_vm. Only the
     writer in use is imported, since some of them import solvers or rich.
     """
-    if form == "check":
-        from ..topo.doctor import examine, report
-        from ..topo.pictures.fit import wrap_text
-
-        lines = report(examine(topology), *([find_width()] if given["wraps"] else []))
-        text = "\n".join(map(printable, lines)) + "\n"
-        return wrap_text(text, find_width()) if given["wraps"] else text
     if form == "heat-map":
         from ..synth.pictures.heat_map import draw_heat_map
 
@@ -387,17 +378,15 @@ def _links_csv(topology: Topology) -> str:
     )
 
 
-def _report_errors(topology: Topology, printed: bool) -> int:
-    """Return the exit code: 1 if there are errors, else 0.
+def _report_errors(topology: Topology, reviews: Mapping[str, Review], printed: str) -> int:
+    """Return the exit code: 1 if reviews have errors, else 0.
 
-    Errors that the table did not show are printed.
+    Errors are printed, but for those of the review whose text was, `printed`.
     """
-    from ..topo.doctor import examine
-
-    errors = [finding for finding in examine(topology).findings if finding.severity == "error"]
-    for finding in errors if not printed else ():
-        print_error(f"{PROG}: {finding.message}")
-    return 1 if errors else 0
+    errors = {name: review.list_errors(topology) for name, review in reviews.items()}
+    for message in (x for name, own in errors.items() if name != printed for x in own):
+        print_error(f"{PROG}: {message}")
+    return 1 if any(errors.values()) else 0
 
 
 if __name__ == "__main__":

@@ -26,15 +26,18 @@ from pathlib import Path
 
 from topoplan.extras import (
     ADDITIONS,
+    BOXES,
     COMMANDS,
     EXPORTS,
     EXTRAS,
     FILES,
+    FORMATS,
     LINKS,
     MODES,
     NAMES,
     OPTIONS,
     PLANS,
+    REVIEWS,
     RUN_FILES,
     RUN_MODES,
     RUNS,
@@ -227,6 +230,9 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
         FILES: lambda name: [*synth, "ring:2", "--format", name],
         SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
+        BOXES: lambda name: ["-m", "topoplan.cli.probe", "file.json", f"--{name}", "dgx1"],
+        FORMATS: lambda _: ["-m", "topoplan.cli.probe", "file.xml"],
+        REVIEWS: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],
         OPTIONS: lambda name: ["-c", _TRY_OPTION, name],
@@ -241,6 +247,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         for group, added in extra.adds.items():
             for name in added if group in ask_for else ():
                 (folder / "file.json").write_text(json.dumps({"format": name}), encoding="utf-8")
+                (folder / "file.xml").write_text(f"<{name}/>", encoding="utf-8")
                 said = _run(name, ask_for[group](name), folder, env, code=2)
                 if "Traceback" in said or len(said.strip().splitlines()) != 1:
                     raise SystemExit(f"extras: {name} is not refused in one line:\n{said}")

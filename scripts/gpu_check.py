@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from topoplan.topo.doctor import examine, report
+from topoplan.topo.extras.doctor import examine, report
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts.keys import NVML, NVML_DRIVER
 from topoplan.topo.files import write_whole

@@ -25,6 +25,8 @@ from topoplan.topo.presets import preset
 
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"
 INPUTS = MACHINES.parent / "inputs"
+# Extras that read what is in a folder of recordings.
+READERS = {"hwloc": "hwloc", "amd-smi": "amd"}
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 # The same examples every time: what fails by chance would fail a change that has nothing to do with
@@ -127,6 +129,7 @@ def recorded() -> Callable[[str], Path]:
         path = MACHINES / name
         if not path.is_file():
             pytest.skip(f"recorded machine {name} is not here ({MACHINES})")
+        _need_reader(name)
         return path
 
     return find
@@ -142,9 +145,17 @@ def more_inputs() -> Callable[[str], Path]:
         path = INPUTS / name
         if not path.is_file():
             pytest.skip(f"input {name} is not here ({INPUTS})")
+        _need_reader(name)
         return path
 
     return find
+
+
+def _need_reader(name: str) -> None:
+    """Skip where the extra that reads a recording is not in this copy."""
+    extra = READERS.get(name.partition("/")[0])
+    if extra is not None and not BY_NAME[extra].is_here:
+        pytest.skip(f"no extra {extra}")
 
 
 @pytest.fixture(scope="session")

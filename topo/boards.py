@@ -261,6 +261,9 @@ _ANY = re.compile("|".join(board.pattern.pattern for board in BOARDS))
 # No GPU has more NVLinks, or xGMI links, than this.
 MAX_NVLINKS = max(board.wires for board in BOARDS if not board.gcn)
 MAX_XGMI_LINKS = max(board.wires for board in BOARDS if board.gcn)
+# AMD's GPUs, or dies, on a board that joins them by xGMI, and the architecture of boards on which
+# they are joined over each other, not pairwise (MI250).
+MESH, NOT_MESHED = 8, "gfx90a"
 # The fastest NVLink and xGMI link, in GB/s.
 FASTEST_NVLINK_GBps = max(board.wire_GBps for board in BOARDS if not board.gcn)
 FASTEST_XGMI_GBps = max(board.wire_GBps for board in BOARDS if board.gcn)
@@ -377,6 +380,14 @@ def _divide(GBps: Fraction, own_GBps: Fraction | None) -> int:
     boards.sort(key=lambda b: (b.is_card, b.wire_GBps != NVLINK_DATASHEET_GBps[4], b.wire_GBps))
     counts = (GBps / b.wire_GBps for b in boards if GBps <= b.wires * b.wire_GBps)
     return next((int(count) for count in counts if count.denominator == 1), 1)
+
+
+def is_mesh_of_dies(board: Board, gpus: int, most: int) -> bool:
+    """Return whether eight dies, which are joined over each other, all have pairs with all.
+
+    `gpus` is how many there are, and `most` the largest number of others that one is paired with.
+    """
+    return board.gcn == NOT_MESHED and gpus == MESH and most == MESH - 1
 
 
 def has_nvlink(sm: int | None) -> bool:

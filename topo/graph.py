@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from ..extras import GRAPHS, Names
 from .clock import pace
 from .devices import (
     DEVICE_KINDS,
@@ -229,10 +230,10 @@ class Topology:
         maximum flow needs: parallel links are one edge with the sum of their bandwidths and the
         highest of their latencies.
         """
-        graph: nx.MultiDiGraph[str] | nx.DiGraph[str] = import_module(
-            ".formats.networkx_graph", __package__
-        ).write(self, merge_parallel)
-        return graph
+        written: nx.MultiDiGraph[str] | nx.DiGraph[str] = (
+            Names(GRAPHS).find("networkx").write(self, merge_parallel)
+        )
+        return written
 
     @classmethod
     def from_networkx(
@@ -251,9 +252,7 @@ class Topology:
         each with the whole bandwidth. Parallel edges add up. Other attributes stay as `extra`.
         `name` defaults to that of the graph. Raise InputError if an attribute is invalid.
         """
-        topology: Topology = import_module(".formats.networkx_graph", __package__).read(
-            graph, name, bandwidth
-        )
+        topology: Topology = Names(GRAPHS).find("networkx").read(graph, name, bandwidth)
         return topology
 
     def to_json(self) -> dict[str, Any]:

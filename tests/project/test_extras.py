@@ -14,10 +14,12 @@ import topoplan
 from topoplan import extras
 from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
+from topoplan.cli.probing.added import Review
 from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     ADDITIONS,
+    BOXES,
     CALL_CHECKS,
     CHECKS,
     CODECS,
@@ -28,7 +30,10 @@ from topoplan.extras import (
     EXPLANATIONS,
     EXPORTS,
     EXTRAS,
+    FIELDS,
     FILES,
+    FORMATS,
+    GRAPHS,
     LAUNCHES,
     LAYERS,
     LINKS,
@@ -41,6 +46,7 @@ from topoplan.extras import (
     PLANS,
     PREPARATIONS,
     PROCESS_GROUPS,
+    REVIEWS,
     RUN_CHECKS,
     RUN_FILES,
     RUN_MODES,
@@ -49,6 +55,7 @@ from topoplan.extras import (
     SCHEMAS,
     SECTIONS,
     SOURCES,
+    TABLES,
     WAITS,
     WORDS,
     Extra,
@@ -65,8 +72,9 @@ from topoplan.synth.addition import Addition
 from topoplan.synth.library_format import LibraryFormat
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.synth.section import SectionKind
-from topoplan.topo.doctor.view import Check
 from topoplan.topo.errors import InputError, TopoplanError
+from topoplan.topo.extras.doctor.view import Check
+from topoplan.topo.formats.format import Format, PlaceFormats
 from topoplan.topo.notebook import Renderer
 
 
@@ -112,6 +120,13 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(waits.find(name), WaitWatch) for name in waits.describe())
     dialects = Names(DIALECTS)
     assert all(callable(dialects.find(name).add_options) for name in dialects.describe())
+    reviews = Names(REVIEWS)
+    assert all(isinstance(reviews.find(name), Review) for name in reviews.describe())
+    formats, boxes = Names(FORMATS), Names(BOXES)
+    assert all(isinstance(formats.find(name), Format) for name in formats.describe())
+    assert all(isinstance(boxes.find(name), PlaceFormats) for name in boxes.describe())
+    graphs = Names(GRAPHS)
+    assert all(callable(graphs.find(name).read) for name in graphs.describe())
     others = Names(OTHERS)
     assert all(callable(others.find(name).await_rows) for name in others.describe())
     modes, files = Names(RUN_MODES), Names(RUN_FILES)
@@ -119,7 +134,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
     for group in (
         *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
-        *(ENCODERS, LAUNCHES, PREPARATIONS, RUN_CHECKS),
+        *(ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, TABLES),
     ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 

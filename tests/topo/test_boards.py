@@ -7,14 +7,13 @@ import time
 from fractions import Fraction
 
 import pytest
+from verdicts import judge_pairs, list_findings
 
 from topoplan.topo.boards import BOARDS, count_nvlinks, find_board, find_by_id, find_mentioned
 from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.derived.stated import state_board, state_rates
-from topoplan.topo.doctor import examine
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load
 
@@ -214,7 +213,7 @@ def test_half_of_a_dgx1_is_told_no_fault_of_its_links() -> None:
         "GPU0\t X \tNV1\tNV1\tNV2\nGPU1\tNV1\t X \tNV2\tNV1\n"
         "GPU2\tNV1\tNV2\t X \tNV2\nGPU3\tNV2\tNV1\tNV2\t X \n"
     )
-    assert examine(half).findings == ()
+    assert list_findings(half) == ()
 
 
 def test_a_name_that_one_gpu_alone_can_have_is_not_that_of_all() -> None:
@@ -267,8 +266,8 @@ def test_a_dgx_spark_has_no_rdma_and_nothing_wrong() -> None:
     verdicts = judge_pairs(one)
     assert {v.answer for v in verdicts} == {"no"} and len(verdicts) == 3
     assert all("memory of a GB10" in v.rule and v.advice is None for v in verdicts)
-    assert not examine(one).findings
-    assert not examine(join_hosts([one, spark("0x2")])).findings
+    assert not list_findings(one)
+    assert not list_findings(join_hosts([one, spark("0x2")]))
     listed = read(
         "GPU 0: NVIDIA GB10 (UUID: GPU-1)\n\tGPU0\tNIC0\nGPU0\t X \tNODE\nNIC0\tNODE\t X \n"
     )

@@ -15,13 +15,12 @@ from fake_nvml import nvl72_tray, show_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
+from verdicts import judge_pairs, list_findings
 
 from topoplan.cli.probe import main as probe_main
 from topoplan.topo.derived.hosts import NETWORK, ASSUMED_GBps, join_cpu_hosts, join_hosts
 from topoplan.topo.derived.parts import split_hosts
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
-from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from needs import long_cases
 from recorded_machines import READ
+from verdicts import list_findings
 
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml, smi
 from topoplan.topo.graph import Topology

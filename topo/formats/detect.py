@@ -7,17 +7,16 @@ message says what to give instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
+from ...extras import BOXES, FORMATS, Names
 from ..errors import InputError
 from ..graph import Topology
-from . import amd_json, amd_smi, hwloc_xml, nccl_log, nccl_xml, pair_rates, smi
+from . import nccl_log, nccl_xml, pair_rates, smi
+from .format import Format, PlaceFormats
 from .pasted_xml import find_xml
-
-if TYPE_CHECKING:
-    from .clusters import Box
 
 # An XML declaration and comments before the root element.
 _PROLOGUE = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
@@ -27,48 +26,46 @@ _PROLOGUE_CHARACTERS = 64 * 2**10
 _REFUSED_CHARACTERS = 256 * 2**10
 
 
-@dataclass(frozen=True)
-class Format:
-    """A format of one machine's file; `clusters.ClusterFormat` is the same for files of clusters.
-
-    `name` is for messages. `starts(text)` is true for a text that begins as the format does, after
-    an XML declaration and comments. `read(text, where)` builds the topology.
-    """
-
-    name: str
-    starts: Callable[[str], object]
-    read: Callable[[str, str], Topology]
-
-
 def _is_own_json(start: str) -> bool:
     """Return whether a text is topoplan's JSON, not an object that has a tool's output in it."""
     return start.startswith("{") and (
-        '"devices"' in start or not (amd_smi.looks_like(start) or smi.looks_like(start))
+        '"devices"' in start
+        or not any(format.in_json and format.starts(start) for format in list_formats().values())
     )
 
 
-# Formats that can be read, in the order in which they are tried.
-FORMATS = (
-    Format("JSON of amd-smi topology or rocm-smi --showtopo", amd_json.looks_like, amd_smi.read),
-    Format("topoplan's JSON (starts with {)", _is_own_json, Topology.loads),
-    Format(
-        "hwloc's XML (starts with <topology)",
-        re.compile(r"<(?:topology\b|!DOCTYPE\s+topology\b)").match,
-        hwloc_xml.read,
-    ),
-    Format(
+# The formats of the core, in the order in which they are tried; each after those of extras that
+# come `before` it.
+_OWN = {
+    "json": Format("topoplan's JSON (starts with {)", _is_own_json, Topology.loads),
+    "nccl-xml": Format(
         "NCCL's or RCCL's XML (starts with <system)",
         re.compile(r"<(?:system\b|!DOCTYPE|!ENTITY)").match,
         nccl_xml.read,
+        root="system",
     ),
-    Format("text of rocm-smi --showtopo or amd-smi topology", amd_smi.looks_like, amd_smi.read),
-    Format("text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read),
-    Format("a log of NCCL with its graph (=== System)", nccl_log.looks_like, nccl_log.read),
-)
+    "smi": Format(
+        "text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read, in_json=True
+    ),
+    "nccl-log": Format(
+        "a log of NCCL with its graph (=== System)", nccl_log.looks_like, nccl_log.read
+    ),
+}
 
-# Outermost elements of the formats in XML, which people paste with text around them.
-_XML_ROOTS = ("system", "topology")
-_BARE = re.compile(r"[{[]|<(?:!|(?:system|topology|graphs|nvidia_smi_log)\b)")
+
+def list_formats() -> dict[str, Format]:
+    """Return the formats that can be read, by name, in the order in which they are tried."""
+    names = Names(FORMATS)
+    added: dict[str, Format] = {name: names.find(name) for name in names.describe()}
+    formats: dict[str, Format] = {}
+    for own, format in _OWN.items():
+        formats |= {name: other for name, other in added.items() if other.before == own}
+        formats[own] = format
+    return formats
+
+
+# Outermost elements of XML that is refused.
+_OTHER_ROOTS = ("graphs", "nvidia_smi_log")
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
 _LSTOPO = ("lstopo's text for people", "expected its XML: run lstopo machine.xml")
 _GRAPHS = (
@@ -229,26 +226,28 @@ _REFUSED_ANYWHERE = (
 )
 
 
-def read_topology_text(text: str, where: str, box: Box | None = None) -> Topology:
+def read_topology_text(text: str, where: str, box: Any = None) -> Topology:
     """Read a topology from `text`, whatever its format; `where` names the file in errors.
 
-    Formats of clusters say only which switch each host is below: `box` is what every host contains
-    (`clusters.read_box` reads it), None for all other formats. Raise InputError for a text in no
+    Formats of clusters say only which switch each host is below: `box` is what every host contains,
+    as their `read_box` reads it, None for all other formats. Raise InputError for a text in no
     known format, for one that the format's reader refuses, and for a box that is missing or not
     wanted.
     """
-    from .clusters import CLUSTER_FORMATS, read_cluster  # slow to import; only files need it
-
-    names = " or ".join(format.name for format in (*FORMATS, *CLUSTER_FORMATS))
+    formats, places = list_formats(), _list_places()
+    names = " or ".join(
+        [*(x.name for x in formats.values()), *(name for x in places for name in x.list_names())]
+    )
     if not text.strip("\ufeff \t\r\n"):
         raise InputError(f"{where}: the file is empty; expected {names}")
     head = text[:_REFUSED_CHARACTERS]
     _refuse(_REFUSED_NETWORKS, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
-    cluster = read_cluster(text, where, box)
-    if cluster is not None:
-        return cluster
+    for place in places:
+        if (cluster := place.read(text, where, box)) is not None:
+            return cluster
     text = text.removeprefix("\ufeff")
-    pasted = None if _is_bare(text) else find_xml(text, *_XML_ROOTS)
+    roots = [format.root for format in formats.values() if format.root]
+    pasted = None if _is_bare(text, roots) else find_xml(text, *roots)
     whole = text
     if pasted is not None and pasted.is_whole:
         text = pasted.text
@@ -256,32 +255,60 @@ def read_topology_text(text: str, where: str, box: Box | None = None) -> Topolog
     _refuse(_REFUSED_AT_START, lambda pattern: re.match(pattern, start), where)
     if start.startswith("{") and '"nvbandwidth"' in text:
         _refuse_pair_rates(start, where)
-    for format in FORMATS:
+    for name, format in formats.items():
         if format.starts(start):
-            return _note_left_out(format.read(text, where), format, whole)
+            return _note_left_out(format.read(text, where), name, whole)
     if pasted is not None:  # cut off, which the reader says with its line
         return read_topology_text(pasted.text, where)
-    if (json := amd_json.find_json(text)) is not None:
-        return amd_smi.read(json, where)
+    for format in formats.values():
+        if format.find_inside is not None and (inside := format.find_inside(text)) is not None:
+            return format.read(inside, where)
     _refuse_pair_rates(text, where)
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(
         f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "
-        f"{names}"
+        f"{names}{_list_missing()}"
     )
 
 
-def _note_left_out(topology: Topology, format: Format, whole: str) -> Topology:
+def find_place_formats(name: str) -> PlaceFormats:
+    """Return the formats that take a box, by the name of the parameter; InputError without any."""
+    found: PlaceFormats = Names(BOXES).find(name)
+    return found
+
+
+def _list_places() -> list[PlaceFormats]:
+    return [find_place_formats(name) for name in Names(BOXES).describe()]
+
+
+def _list_missing() -> str:
+    """Return which extras that read other formats are not in this copy, as the end of an error."""
+    missing = [
+        names.explain_missing(name)
+        for names in map(Names, (FORMATS, BOXES))
+        for name in names.list_all()
+        if name not in names.describe()
+    ]
+    return "".join(f"; {why}" for why in dict.fromkeys(missing))
+
+
+def _note_left_out(topology: Topology, name: str, whole: str) -> Topology:
     """Note what else in the whole text describes a machine, this one or another.
 
-    Only formats that are tried after `format` are looked for. JSON has one alone, and AMD's tables
-    have headings like nvidia-smi's.
+    `name` is that of the text's format; only formats that are tried after it are looked for. JSON
+    has one alone.
     """
     if whole.lstrip().startswith(("{", "[")):
         return topology
-    alike = (format.read, smi.read if format.read is amd_smi.read else format.read)
-    after = FORMATS[FORMATS.index(format) + 1 :]
-    left = [other.name for other in after if other.read not in alike and other.starts(whole)]
+    formats = list_formats()
+    format, names = formats[name], [*formats]
+    left = [
+        formats[other].name
+        for other in names[names.index(name) + 1 :]
+        if formats[other].read is not format.read
+        and other not in format.like
+        and formats[other].starts(whole)
+    ]
     notes = [
         f"the text also has {' and '.join(left)}, which is left out: {format.name} counts; if it "
         "is of another machine, give topo-probe a file for each"
@@ -293,9 +320,12 @@ def _note_left_out(topology: Topology, format: Format, whole: str) -> Topology:
     return replace(topology, extra={**topology.extra, "notes": [*topology.notes, *notes]})
 
 
-def _is_bare(text: str) -> bool:
+def _is_bare(text: str, roots: Sequence[str]) -> bool:
     """Return whether a text is JSON, or XML without other text around it."""
-    return _BARE.match(_skip_prologue(text)) is not None and text.rstrip().endswith(("}", "]", ">"))
+    bare = rf"[{{[]|<(?:!|(?:{'|'.join((*roots, *_OTHER_ROOTS))})\b)"
+    return re.match(bare, _skip_prologue(text)) is not None and text.rstrip().endswith(
+        ("}", "]", ">")
+    )
 
 
 def _skip_prologue(text: str) -> str:

@@ -7,7 +7,7 @@ from ..derived.stripes import merge_switches
 from ..errors import InputError
 from ..files import read_file, read_start
 from ..formats import nccl_xml
-from ..formats.detect import read_topology_text
+from ..formats.detect import find_place_formats, read_topology_text
 from ..graph import Topology
 from ..presets import PRESETS, preset
 from ..routes import HARDWARE, Router
@@ -84,9 +84,8 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         text = read_text(path)
         if nccl_xml.is_skeleton(text):
             return nccl_xml.fill_skeleton(text, argument, probe())
-        from ..formats.clusters import read_box  # a file can be a cluster's
-
-        return read_topology_text(text, argument, None if box is None else read_box(box, resolve))
+        own = None if box is None else find_place_formats("box").read_box(box, resolve)
+        return read_topology_text(text, argument, own)
     if not is_preset and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
             f"{argument}: no such file; expected a topology file, 'local', or a preset such as "

@@ -10,8 +10,7 @@ from itertools import islice
 from rich import box
 from rich.table import Table
 
-from ..errors import InputError
-from ..gpudirect import format_verdicts, judge_pairs
+from ...extras import TABLES, Names
 from ..graph import Device, InNetwork, Topology
 from ..matrix import LABELS, Connection, find_connections
 from ..notes import explain_no_gpus
@@ -26,6 +25,7 @@ from .cables import (
 )
 from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
+from .part_of_table import TablePart
 
 # GPUs: a larger matrix does not fit a terminal, so pairs are counted instead.
 MAX_GPUS = 16
@@ -83,7 +83,7 @@ def write(topology: Topology, colour: bool = False, wraps: bool = False) -> str:
         measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
-    _print_gpudirect(console, topology, columns)
+    _print_parts(console, topology, columns)
     for note in topology.notes[:_MAX_NOTES]:
         console.print_line(f"note: {note}")
     if len(topology.notes) > _MAX_NOTES:
@@ -219,17 +219,19 @@ def _count_pairs(pairs: Counter[Connection]) -> Table:
     return table
 
 
-def _print_gpudirect(console: SafeConsole, topology: Topology, columns: int) -> None:
-    """Print GPUDirect verdicts if there are facts: a preset knows nothing of drivers."""
-    known = topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)
-    try:
-        pair_verdicts = judge_pairs(topology) if known else ()
-    except InputError as error:
-        console.print_line(f"GPUDirect: {error}")
-        return
-    if pair_verdicts:
-        console.print(safe_text("GPUDirect", style="bold"))
-        for line in format_verdicts(pair_verdicts, columns - 2):
+def _print_parts(console: SafeConsole, topology: Topology, columns: int) -> None:
+    """Print what extras say of the topology."""
+    added = Names(TABLES)
+    for name in added.describe():
+        part: TablePart | None = added.find(name)(topology, columns - 2)
+        if part is None:
+            continue
+        if part.heading is None:
+            for line in part.lines:
+                console.print_line(line)
+            continue
+        console.print(safe_text(part.heading, style="bold"))
+        for line in part.lines:
             console.print(safe_text(f"  {line}"), soft_wrap=True)
         console.print()
 

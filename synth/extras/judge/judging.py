@@ -7,7 +7,7 @@ from functools import cache
 from itertools import pairwise
 
 from ....topo.errors import InputError, TopoplanError
-from ....topo.gpudirect.nccl_paths import Paths
+from ....topo.extras.gpudirect.nccl_paths import Paths
 from ....topo.grouping import group_by_key
 from ....topo.loader.resolve import LOCAL
 from ....topo.routes import Router

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ....topo.doctor import Examination, examine
 from ....topo.errors import InfeasibleError, InputError, TimeLimitError
+from ....topo.extras.doctor import Examination, examine
 from ....topo.graph import Topology
 from ....topo.loader.resolve import load_for_planning
 from ....topo.routes import Router

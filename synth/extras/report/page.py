@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from ....topo.doctor import Examination, Finding
+from ....topo.extras.doctor import Examination, Finding
 from ....topo.graph import Topology
 from ....topo.grouping import group_by_key
 from ....topo.matrix import LABELS, Connection, find_connections

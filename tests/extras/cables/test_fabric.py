@@ -16,7 +16,6 @@ from planned import synthesize
 
 from topoplan.synth.extras.cables.hosts import read_hosts
 from topoplan.synth.ir.collective import collective_on
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.extras.cables import (
     FabricFacts,
@@ -32,6 +31,7 @@ from topoplan.topo.extras.cables import (
 )
 from topoplan.topo.extras.cables.facts import agree_on_management, list_possible_pairs
 from topoplan.topo.extras.cables.segments import find_segments, list_data_segments
+from topoplan.topo.extras.doctor import list_findings
 from topoplan.topo.graph import Topology
 
 Key = tuple[int, str]

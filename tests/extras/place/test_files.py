@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from needs import has_extra
 
 from topoplan.cli.topoplan import main
 
@@ -31,6 +32,7 @@ def test_an_explanation_says_in_which_order_the_stock_collective_is_faster(
     )
 
 
+@pytest.mark.skipif(not has_extra("clusters"), reason="no extra clusters")
 def test_hosts_of_a_cluster_need_a_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "topology.conf"
     path.write_text(TREE)

@@ -23,7 +23,7 @@ from topoplan.synth.extras.place.orders import FORMATS, list_hints, write_order
 from topoplan.synth.extras.place.placement import Placement
 from topoplan.synth.extras.place.placing import place
 from topoplan.topo.errors import InfeasibleError
-from topoplan.topo.formats.clusters import read_box
+from topoplan.topo.extras.clusters import read_box
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve

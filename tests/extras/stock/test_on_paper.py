@@ -10,7 +10,6 @@ import pytest
 from called import call_command
 from needs import long_cases
 
-from topoplan.synth.extras.judge.paper import find_stock, write_model
 from topoplan.synth.extras.stock.model import NotModelled
 from topoplan.synth.extras.stock.on_paper import StockRate, rate_stock
 from topoplan.synth.extras.stock.stock_ring import StockRing
@@ -19,6 +18,8 @@ from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
+
+PAPER = "topoplan.synth.extras.judge.paper"
 
 
 def join_hosts(count: int, gpus: int, nic_GBps: int, gpu_GBps: int = 150) -> Topology:
@@ -72,7 +73,8 @@ def test_a_narrow_cut_inside_the_hosts_limits_stock_as_well() -> None:
 
 
 def test_what_is_assumed_between_hosts_is_said() -> None:
-    model = write_model(join_hosts(4, 4, 25))
+    paper = pytest.importorskip(PAPER, reason="needs the extra judge")
+    model = paper.write_model(join_hosts(4, 4, 25))
     assert model is not None and "picked" not in model
     assert model["stock_GBps"] == pytest.approx(53.33, rel=1e-3)
     assert any("not modelled" in text for text in model["assumes"])
@@ -95,10 +97,11 @@ def test_ranks_without_a_gpu_have_none() -> None:
 
 @pytest.mark.parametrize("name", long_cases(["pcie-2socket", "dgx-a100"], "pcie-2socket"))
 def test_all_commands_give_one_figure(name: str) -> None:
+    paper = pytest.importorskip(PAPER, reason="needs the extra judge")
     topology, router = load_for_planning(name)
     n = len(topology.ranks)
     one = float(rate("allreduce", topology).algbw_GBps)
-    judged = find_stock("allreduce", topology, None)
+    judged = paper.find_stock("allreduce", topology, None)
     assert judged is not None and float(judged.algbw_GBps) == one
     ring = StockRing(Collective("allreduce", n), router)
     assert ring.algbw_GBps(1 << 44) == pytest.approx(one, rel=1e-3)

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 from nccl_samples import sign
+from verdicts import list_findings
 
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology

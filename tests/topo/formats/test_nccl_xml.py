@@ -11,10 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from verdicts import list_findings
 
 from topoplan.topo import hardware
 from topoplan.topo.derived.stated import state_rates
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.detect import read_topology_text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 
 import pytest
+from needs import has_extra
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
@@ -51,7 +52,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("file", [NCCL, HWLOC], ids=["nccl", "hwloc"])
+@pytest.mark.parametrize("file", [NCCL, *([HWLOC] if has_extra("hwloc") else [])])
 @pytest.mark.parametrize("around", AROUND)
 def test_text_around_xml_does_not_matter(file: str, around: str) -> None:
     machine = read_topology_text(AROUND[around].format(file), "file")

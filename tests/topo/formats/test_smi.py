@@ -17,18 +17,17 @@ from hypothesis import strategies as st
 from needs import long_cases
 from random_graphs import graphs
 from thorough import count_examples
+from verdicts import judge_pairs, list_findings
 
 from topoplan.synth.bounds.assumptions import list_assumptions
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.derived.stated import state_board, state_rates
-from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
 from topoplan.topo.matrix import ConnectionFinder

@@ -7,17 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fake_machine import NOT_SUPPORTED, OK, Machine
 from fake_nvml import asked, hybrid_cube_mesh, mig, notes, nvswitch_box, probed, two_socket_pcie
+from needs import has_extra
+from verdicts import judge_pairs, list_findings
 
 from topoplan.cli.probe import main
 from topoplan.topo.derived.hosts import join_hosts
-from topoplan.topo.doctor import Finding, list_findings
 from topoplan.topo.facts.keys import GPU_DENIED, GPU_LOST
-from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.loader.resolve import resolve
+
+if TYPE_CHECKING:
+    from topoplan.topo.extras.doctor import Finding
 
 HANDLE = "nvmlDeviceGetHandleByIndex_v2"
 NO_PERMISSION, LOST, RESET_REQUIRED, UNKNOWN_ERROR = 4, 15, 16, 999
@@ -119,6 +123,7 @@ def test_a_gpu_lost_while_pairs_are_asked_is_found() -> None:
     assert not any(facts.get_text(f"gpu/{i}", GPU_DENIED) for i in range(8))
 
 
+@pytest.mark.skipif(not has_extra("amd"), reason="no extra amd")
 def test_makers_are_told_apart_across_formats_and_a_file_given_twice_is_no_error(
     more_inputs: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

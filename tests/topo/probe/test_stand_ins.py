@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import permutations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from captures import NIC_ETH, Tree, link_to, write
@@ -21,11 +22,13 @@ from fake_nvml import (
     show_tree,
     two_socket_pcie,
 )
+from verdicts import judge_pairs, list_findings
 
-from topoplan.topo.doctor import list_findings
-from topoplan.topo.gpudirect import Verdict, judge_pairs
 from topoplan.topo.graph import Topology
 from topoplan.topo.probe.join import probe_local
+
+if TYPE_CHECKING:
+    from topoplan.topo.extras.gpudirect import Verdict
 
 NO_PERMISSION, UNSUPPORTED, LOST, UNKNOWN_ERROR = 4, 3, 15, 999
 STATE = "nvmlDeviceGetNvLinkState"

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ...doctor.view import Check, DoctorView, Finding
 from ...errors import InputError
+from ..doctor.view import Check, DoctorView, Finding
 from .facts import FIELD, FabricFacts, load_facts
 from .faults import find_faults
 from .segments import find_hearing

@@ -1,0 +1,1 @@
+"""Parts of topo-probe."""

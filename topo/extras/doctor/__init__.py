@@ -1,0 +1,264 @@
+"""The doctor: checks for problems of a machine, based only on its topology and facts.
+
+It works on this machine, a JSON file, NCCL's XML and any other source of a topology. Each check
+states its rule in its docstring, and judges nothing that no file or fact claims. `examine` also
+returns the checks that could not be made.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+
+from ....extras import CHECKS, Names
+from ...derived.parts import Fabric, find_fabrics, split_hosts
+from ...errors import InputError
+from ...facts import Facts, load_facts
+from ...facts.keys import qualify
+from ...graph import Topology
+from ...grouping import group_by_key
+from . import driver, fabric, links, nics, p2p, pcie, places, rates, stock
+from .view import SEVERITIES, Check, DoctorView, Finding, join_names
+
+__all__ = ["Examination", "Finding", "examine", "list_checks", "list_findings", "report"]
+
+_MAX_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
+# Columns of a report if the caller does not give the terminal's width.
+_WIDTH = 120
+# Maximum number of hosts in a message.
+_MAX_HOSTS = 4
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The result of an examination.
+
+    `findings` come worst first, `checked` names the checks made, and `skipped` those that could not
+    be made, each with the data that it lacks.
+    """
+
+    findings: tuple[Finding, ...]
+    checked: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+    @property
+    def summary(self) -> str:
+        """One line: "2 errors, 1 warning in 20 checks", or "nothing wrong found in 20 checks"."""
+        counts = Counter(f.severity for f in self.findings)
+        listed = ", ".join(
+            f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}"
+            for severity in SEVERITIES
+            if counts[severity]
+        )
+        return (
+            f"{listed or 'nothing wrong found'} in {len(self.checked)} "
+            f"check{'s' * (len(self.checked) != 1)}"
+        )
+
+
+def list_checks() -> tuple[Check, ...]:
+    """Return every check, also those of extras, in the order of the findings of one severity."""
+    added = Names(CHECKS)
+    return (
+        *driver.CHECKS,
+        *fabric.CHECKS,
+        *links.CHECKS,
+        *p2p.CHECKS,
+        *pcie.CHECKS,
+        *places.CHECKS,
+        *nics.CHECKS,
+        *(check for name in added.describe() for check in added.find(name)),
+        *rates.CHECKS,
+        *stock.CHECKS,
+    )
+
+
+def list_findings(topology: Topology) -> tuple[Finding, ...]:
+    """Return the findings of `examine` alone: errors first, then warnings, then notes.
+
+    It never raises.
+    """
+    return examine(topology).findings
+
+
+def examine(topology: Topology) -> Examination:
+    """Make all checks that the data allows, and return their findings.
+
+    Each host is examined by itself, with its own facts, and several hosts also as one machine.
+    Unreadable facts are a finding, too.
+    """
+    parts = split_hosts(topology)
+    if len(parts) == 1:
+        return _examine_host(topology)
+    hosts = {host: _examine_host(part) for host, part in parts.items()}
+    # the machine as a whole has no facts: checks that need them were made on each host
+    whole = _examine_host(
+        replace(
+            topology, extra={k: v for k, v in topology.extra.items() if k not in ("facts", "notes")}
+        )
+    )
+    findings = [
+        *_merge_findings(hosts),
+        *_check_fabrics(parts),
+        *_check_copies(parts),
+    ]
+    findings += _list_new_findings(whole.findings, findings)
+    checked = dict.fromkeys(name for e in (*hosts.values(), whole) for name in e.checked)
+    skipped = {
+        name: lack for e in hosts.values() for name, lack in e.skipped if name not in checked
+    }
+    return Examination(_sort(findings), tuple(checked), tuple(skipped.items()))
+
+
+def _examine_host(topology: Topology) -> Examination:
+    findings: list[Finding] = []
+    try:
+        facts = load_facts(topology.extra, topology.name)
+    except InputError as error:
+        facts = Facts()
+        findings.append(
+            Finding(
+                "warning",
+                "unreadable-facts",
+                (),
+                "the facts that the topology keeps cannot be read",
+                (str(error),),
+                "correct the facts in the file, or take them out; all else is judged without them",
+            )
+        )
+    view = DoctorView(topology, facts)
+    checks = list_checks()
+    asked = [check for check in checks if check.can_ask(view)]
+    for check in asked:
+        findings += check.check(view)
+    return Examination(
+        _sort(findings),
+        tuple(check.name for check in asked),
+        tuple((check.name, check.lack) for check in checks if check not in asked),
+    )
+
+
+def _merge_findings(examinations: Mapping[str, Examination]) -> Iterator[Finding]:
+    """Yield the findings of all hosts, with equal findings of several hosts merged into one.
+
+    Device ids are those of the whole machine, and messages and evidence begin with the hosts.
+    """
+    hosts_with: dict[tuple[object, ...], dict[str, Finding]] = defaultdict(dict)
+    for host, examination in examinations.items():
+        for f in examination.findings:
+            hosts_with[f.severity, f.what, f.message, f.about][host] = f
+    for of_hosts in hosts_with.values():
+        hosts, first = list(of_hosts), next(iter(of_hosts.values()))
+        named = (
+            join_names(hosts)
+            if len(hosts) <= _MAX_HOSTS
+            else f"{len(hosts)} hosts ({hosts[0]}, {hosts[1]}, ...)"
+        )
+        yield replace(
+            first,
+            about=tuple(qualify(host, ident) for host in hosts for ident in first.about),
+            message=f"{named}: {first.message}",
+            evidence=tuple(
+                f"{host}: {line}" for host, f in of_hosts.items() for line in f.evidence
+            ),
+        )
+
+
+def _list_new_findings(
+    of_the_whole: Iterable[Finding], of_hosts: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield the findings about the whole machine that no host already has.
+
+    A host has a finding if it has findings of the same kind about all the same devices.
+    """
+    known: dict[str, set[str]] = defaultdict(set)
+    for finding in of_hosts:
+        known[finding.what] |= {*finding.about, ""}
+    for finding in of_the_whole:
+        if not {*finding.about, ""} <= known[finding.what]:
+            yield finding
+
+
+def _check_fabrics(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
+    """Report hosts whose GPUs are in different cliques of one cluster: a warning.
+
+    No NVLink connects them, although one fabric could. Hosts of different clusters (several NVL72
+    racks) are not reported.
+    """
+    gpus_in: dict[Fabric, list[tuple[str, str]]] = defaultdict(list)
+    for host, topology in hosts.items():
+        try:
+            fabrics = find_fabrics(topology, load_facts(topology.extra, topology.name))
+        except InputError:
+            continue  # reported as a finding of that host
+        for gpu, own in fabrics.items():
+            gpus_in[own].append((host, gpu))
+    for cluster in dict.fromkeys(own.cluster for own in gpus_in):
+        cliques = {own.clique: gpus for own, gpus in gpus_in.items() if own.cluster == cluster}
+        members = [member for gpus in cliques.values() for member in gpus]
+        if len(cliques) > 1 and len({host for host, _ in members}) > 1:
+            listed = " | ".join(
+                f"{join_names(list(dict.fromkeys(host for host, _ in gpus)))} (clique {clique})"
+                for clique, gpus in cliques.items()
+            )
+            yield Finding(
+                "warning",
+                "fabric-split",
+                tuple(qualify(host, gpu) for host, gpu in members),
+                f"the hosts' GPUs are in {len(cliques)} cliques of one cluster, that no NVLink "
+                f"joins: {listed}",
+                (f"fabric_cluster = {cluster} (NVML)",),
+                "have the fabric manager put them into one partition if one job is to use them all",
+            )
+
+
+def _check_copies(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
+    """Report GPUs with one UUID on several hosts: a warning, since one host was given twice."""
+    by_uuid = group_by_key(
+        (str(uuid), qualify(host, ident))
+        for host, topology in hosts.items()
+        for ident in topology.ranks
+        if (uuid := topology.by_id[ident].extra.get("uuid"))
+    )
+    copies = {uuid: gpus for uuid, gpus in by_uuid.items() if len(gpus) > 1}
+    if copies:
+        about = tuple(gpu for gpus in copies.values() for gpu in gpus)
+        yield Finding(
+            "warning",
+            "same-host-twice",
+            about,
+            f"{join_names(about)}: the same GPUs by their UUIDs, so one host's file was given "
+            "several times",
+            tuple(f"{gpus[0]} uuid = {uuid} (the topology)" for uuid, gpus in copies.items()),
+            "give each host's own file",
+        )
+
+
+def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def report(examination: Examination, width: int = _WIDTH) -> list[str]:
+    """Return an examination as lines of text for a terminal of `width` columns.
+
+    Each finding has its evidence and advice; then come a summary, and the checks skipped, with the
+    reasons.
+    """
+    lines = [line for finding in examination.findings for line in _format_finding(finding)]
+    lines.append(examination.summary)
+    skipped = group_by_key((lack, name) for name, lack in examination.skipped)
+    if skipped:
+        listed = "; ".join(f"{', '.join(checks)} ({lack})" for lack, checks in skipped.items())
+        lines += wrap(f"not checked: {listed}", width, subsequent_indent="    ")
+    return lines
+
+
+def _format_finding(finding: Finding) -> Sequence[str]:
+    most = _MAX_EVIDENCE[finding.severity]
+    more = len(finding.evidence) - most
+    return (
+        f"{finding.severity}: {finding.message} [{finding.what}]",
+        *(f"    {line}" for line in finding.evidence[:most]),
+        *((f"    and {more} more of the kind",) if more > 0 else ()),
+        f"    advice: {finding.advice}",
+    )

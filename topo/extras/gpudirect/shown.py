@@ -1,0 +1,30 @@
+"""GPUDirect's verdicts in topo-probe's JSON, and below its tables."""
+
+from typing import Any
+
+from ...errors import InputError
+from ...graph import Topology
+from ...pictures.part_of_table import TablePart
+from . import format_verdicts, judge_pairs
+
+
+def describe_verdicts(topology: Topology) -> dict[str, Any]:
+    """Return the field `gpudirect`, or `gpudirect_missing`: why GPUDirect cannot be judged.
+
+    Its facts are unreadable then, or it is a cluster with too many pairs.
+    """
+    try:
+        return {"gpudirect": [verdict.to_json() for verdict in judge_pairs(topology)]}
+    except InputError as error:
+        return {"gpudirect_missing": str(error)}
+
+
+def make_part(topology: Topology, columns: int) -> TablePart | None:
+    """Return GPUDirect's verdicts if there are facts: a preset knows nothing of drivers."""
+    if not (topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)):
+        return None
+    try:
+        verdicts = judge_pairs(topology)
+    except InputError as error:
+        return TablePart(None, [f"GPUDirect: {error}"])
+    return TablePart("GPUDirect", format_verdicts(verdicts, columns)) if verdicts else None

@@ -1,0 +1,14 @@
+"""hwloc's XML among the formats that are read."""
+
+import re
+
+from ...formats.format import Format
+from . import read
+
+FORMAT = Format(
+    "hwloc's XML (starts with <topology)",
+    re.compile(r"<(?:topology\b|!DOCTYPE\s+topology\b)").match,
+    read,
+    before="nccl-xml",
+    root="topology",
+)

@@ -1,0 +1,48 @@
+"""What a reader of other tools' files is: a format of machines, or of places of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..graph import Topology
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of one machine's file.
+
+    `name` is for messages. `starts(text)` is true for a text that begins as the format does, after
+    an XML declaration and comments. `read(text, where)` builds the topology.
+
+    Formats are tried in order; one of an extra comes before the format of the core that `before`
+    names. `root` is the outermost element of a format in XML, which people paste with text around
+    it, and `find_inside(text)` returns a text in the format from amid another one, or None.
+    Programs put texts in the format into strings of their JSON if `in_json`. `like` names formats
+    of the core whose headings texts in this one have, too.
+    """
+
+    name: str
+    starts: Callable[[str], object]
+    read: Callable[[str, str], Topology]
+    before: str = ""
+    root: str = ""
+    find_inside: Callable[[str], str | None] | None = None
+    in_json: bool = False
+    like: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlaceFormats:
+    """Formats that only say which switch each host is below; every host is a copy of one box.
+
+    `list_names` returns names for messages. `read_box(argument, resolve)` reads the box that an
+    argument names; `resolve` loads other topologies. `read(text, where, box)` builds the topology
+    of a text in one of the formats, and returns None for others; it raises InputError for a box
+    that is missing, or given with another format.
+    """
+
+    list_names: Callable[[], list[str]]
+    read_box: Callable[[str, Callable[[str], Topology]], Any]
+    read: Callable[[str, str, Any], Topology | None]
