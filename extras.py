@@ -29,7 +29,7 @@ The groups, and what an entry of each is:
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `formats`: a Format (topo/formats/format.py) of other tools' files that are read; the line names
-  it in the help of topo-probe. Only the extras here add.
+  it in the help of topo-probe. Those of other packages are tried for what nothing here reads.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; each is what the
   parameter NAME says, an option of topo-probe, which the line is the help of. Likewise.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
@@ -129,6 +129,7 @@ OPEN = {
     LAYERS: ("why_not", "why_not_plan", "prepare", "open"),
     LINKS: ("open", "takes_gpu_memory", "join_launch"),
     CODECS: ("list_buffers", "open"),
+    FORMATS: ("starts", "read"),
     EXPORTS: ("write", "list_suffixes"),
     FILES: ("write", "options"),
     EXPLANATIONS: ("__call__",),
@@ -1027,9 +1028,8 @@ class Names:
         return name in self.describe() or any(point.name == name for point in self._list_points())
 
     def __iter__(self) -> Iterator[str]:
-        own = self.describe()
-        yield from own
-        yield from sorted({point.name for point in self._list_points()} - {*own})
+        yield from self.describe()
+        yield from self.list_others()
 
     def describe(self) -> dict[str, str]:
         """Return the line about each name that an extra here has."""
@@ -1038,6 +1038,10 @@ class Names:
     def list_all(self) -> list[str]:
         """Return the names that extras have, also those of extras that are not here."""
         return [name for extra in EXTRAS for name in extra.adds.get(self.group, ())]
+
+    def list_others(self) -> list[str]:
+        """Return the names that other packages have, but those that an extra here has too."""
+        return sorted({point.name for point in self._list_points()} - {*self.describe()})
 
     def list_modules(self) -> dict[str, str]:
         """Return the module, in this package, of each name that an extra here has."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..extras import (
     ADDITIONS,
+    BOXES,
     BY_NAME,
     CODECS,
     COMMANDS,
@@ -17,6 +18,7 @@ from ..extras import (
     EXPORTS,
     EXTRAS,
     FILES,
+    FORMATS,
     JOBS,
     LAYERS,
     LINKS,
@@ -24,6 +26,7 @@ from ..extras import (
     NAMES,
     OPEN,
     PROMISES,
+    REVIEWS,
     RUN_FILES,
     RUN_MODES,
     SOURCES,
@@ -55,16 +58,19 @@ _WIDTH = 160
 # How users name what is added to a group; other groups are inside.
 _SPELLED = {
     ADDITIONS: "topo-synth --{}",
+    BOXES: "topo-probe --{}",
     CODECS: "compress={}",
     COMMANDS: "topoplan {}",
     EXPORTS: "topo-synth --format {}",
     FILES: "topo-synth --format {}",
+    FORMATS: "files of {}",
     JOBS: "topo-synth --{}",
     LAYERS: "{}=",
     LINKS: "transport {}",
     MODES: "topo-synth --{}",
     NAMES: "topoplan.{}",
     PROMISES: "topo-synth --{}",
+    REVIEWS: "topo-probe --{}",
     RUN_FILES: "topo-run --{}",
     RUN_MODES: "topo-run --{}",
     SOURCES: "topo-probe --{}",

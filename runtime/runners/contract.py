@@ -16,6 +16,7 @@ from ...topo.errors import TopoplanError
 from ..candidates import Candidate
 from ..program.contract import Observed
 from ..ranks.transport import Transport
+from ..reductions import ReduceOp
 
 if TYPE_CHECKING:
     from ..compiled import Buffers
@@ -113,11 +114,13 @@ class WholeCalls(Runner):
 
     It is its own RunnerKind, so that a package names the class in its entry point. `way` names it
     in tables, beside a schedule that stands for all. It takes plans for the `collectives` alone,
-    and is worth trying for calls of up to `most_bytes` (None: for all).
+    calls that reduce by one of `ops` (None: all calls), and is worth trying for those of up to
+    `most_bytes` (None: for all).
     """
 
     way: ClassVar[str]
     collectives: ClassVar[tuple[str, ...]]
+    ops: ClassVar[tuple[ReduceOp, ...] | None] = None
     most_bytes: ClassVar[int | None] = None
 
     def __init__(self, opening: Opening) -> None:
@@ -151,6 +154,11 @@ class WholeCalls(Runner):
         """See Runner."""
         is_worth = self.most_bytes is None or size_bytes <= self.most_bytes
         return self._candidates if is_worth else []
+
+    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
+        """See Runner."""
+        is_fit = self.ops is None or buffers.op in self.ops
+        return None if is_fit else f"{self.way}: it does not reduce so"
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
         """See Runner."""

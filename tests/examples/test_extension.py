@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def test_its_parts_are_listed_and_all_are_used(installed: Path) -> None:
     assert {row["group"]: row["name"] for row in mine} == {
         "commands": "hops",
         "exports": "dot",
+        "formats": "edges",
         "layers": "counted",
         "runners": "gathered",
         "strategies": "widest-ring",
@@ -81,6 +83,23 @@ def test_its_strategy_plans_its_command_reads_and_its_format_is_written(
     refused = call(installed, "synth", "allgather", "dgx1", "--strategy", "widest-ring")
     assert (refused.returncode, refused.stdout) == (3, "")
     assert "strategy 'widest-ring': it has only allreduce" in refused.stderr
+
+
+def test_its_files_are_read_where_nothing_else_reads_them(installed: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.txt"
+    machine.write_text("# edges\na b 10\nb c 2.5\na c 1\n")
+    done = call(installed, "probe", str(machine), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    topology = topoplan.Topology.loads(done.stdout, "machine.txt")
+    assert topology.ranks == ("a", "b", "c")
+    assert topology.capacity_GBps["b", "c"] == topology.capacity_GBps["c", "b"] == Fraction(5, 2)
+    assert call(installed, "synth", "allgather", str(machine), "--bound-only").returncode == 0
+    with pytest.raises(topoplan.InputError, match="the format is not recognized"):
+        topoplan.load(machine)  # without the package
+    for text in ("# edges\na b\n", "# edges\na b fast\n", "# edges of another kind\n"):
+        machine.write_text(text)
+        done = call(installed, "probe", str(machine))
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
 def test_its_command_has_help_and_errors_as_all_commands(installed: Path) -> None:

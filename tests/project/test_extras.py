@@ -74,6 +74,7 @@ from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.synth.section import SectionKind
 from topoplan.topo.errors import InputError, TopoplanError
 from topoplan.topo.extras.doctor.view import Check
+from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.formats.format import Format, PlaceFormats
 from topoplan.topo.notebook import Renderer
 
@@ -291,6 +292,37 @@ def test_an_entry_point_of_another_type_is_one_line(
         "topoplan wrong: error: wrong: the entry point other_things:nothing has no main; expected "
         "what docs/extending.md says of topoplan.commands\n"
     )
+
+
+def test_an_installed_package_reads_what_nothing_here_reads(
+    tmp_path: Path,
+    install: Callable[[str, str], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also what is refused by name; one that cannot be loaded does not hide why a text is."""
+    install(
+        "readers",
+        "[topoplan.formats]\nfabric = other_reader:FORMAT\nbroken = other_broken:FORMAT\n",
+    )
+    (tmp_path / "other_broken.py").write_text("import no_such_module\n")
+    (tmp_path / "other_reader.py").write_text(
+        "from topoplan import load\n"
+        "from topoplan.topo.formats.format import Format\n"
+        "def starts(text):\n"
+        "    return text.startswith('# Topology file: generated on')\n"
+        "FORMAT = Format('fabrics', starts, lambda text, where: load('ring:3'))\n"
+    )
+    text = "# Topology file: generated on Monday\n"
+    assert read_topology_text(text, "fabric.txt").name == "ring:3"
+    assert read_topology_text(f"\ufeff<!-- -->\n{text}", "fabric.txt").name == "ring:3"
+    with pytest.raises(InputError, match="machine: the format is not recognized"):
+        read_topology_text("nothing", "machine")
+    said = "broken: the entry point other_broken:FORMAT cannot be loaded: ModuleNotFoundError"
+    assert said in caplog.text and "its format is left out" in caplog.text
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="the output of ibnetdiscover, which is not read"):
+        read_topology_text(text, "fabric.txt")
 
 
 def test_an_installed_packages_file_takes_the_options_that_it_names(

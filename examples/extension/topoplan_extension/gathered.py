@@ -11,11 +11,8 @@ from topoplan.runtime.runners.contract import Play, WholeCalls
 class Gathered(WholeCalls):
     """It sends more bytes than schedules do, in fewer steps."""
 
-    name, way, collectives, most_bytes = "gathered", "gathered", ("allreduce",), 1 << 16
-
-    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
-        """Return why a call cannot be carried out, None if it can."""
-        return None if buffers.op == ReduceOp.SUM else "only sums are added up"
+    name, way, collectives, ops = "gathered", "gathered", ("allreduce",), (ReduceOp.SUM,)
+    most_bytes = 1 << 16
 
     def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
         """Return what carries out the call."""

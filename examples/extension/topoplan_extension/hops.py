@@ -5,12 +5,11 @@ from topoplan.cli.shared.common import Parser, run_command
 
 PROG = "topoplan hops"
 EXAMPLES = (("topoplan hops plan.json", "how far bytes go, for each range of sizes"),)
-ABOUT = "The links between two ranks count as often as they send bytes."
 
 
 def build_parser() -> Parser:
     """Return the parser of its arguments."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "PLAN")
+    parser = Parser(PROG, EXAMPLES, "Counts links, weighed by bytes.", "PLAN")
     parser.add_argument("plan", metavar="PLAN", help="a file of topo-synth -o")
     return parser
 
