@@ -30,6 +30,8 @@ The groups, and what an entry of each is:
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `formats`: a Format (topo/formats/format.py) of other tools' files that are read; the line names
   it in the help of topo-probe. Those of other packages are tried for what nothing here reads.
+- `asides`: an Aside (likewise): what texts have beside a machine, or instead of one; only the
+  extras here add.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; each is what the
   parameter NAME says, an option of topo-probe, which the line is the help of. Likewise.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
@@ -40,6 +42,9 @@ The groups, and what an entry of each is:
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables; likewise.
 - `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`; the line about it is the
   option's help. Only the extras here add.
+- `views`: a View (likewise), for `topo-probe --format NAME`; likewise.
+- `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
+  topology, corrected by it; the line about it is the option's help. Likewise.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple; likewise.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for its
   --NAME; the line about it is the option's help. Only the extras here add.
@@ -105,8 +110,9 @@ if TYPE_CHECKING:
 EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
 CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
 FILES, CHECKS, SOURCES = "files", "checks", "sources"
-FIELDS, TABLES, REVIEWS = "fields", "tables", "reviews"
-GRAPHS, FORMATS, BOXES = "graphs", "formats", "boxes"
+FIELDS, TABLES, REVIEWS, CORRECTIONS = "fields", "tables", "reviews", "corrections"
+VIEWS = "views"
+GRAPHS, FORMATS, ASIDES, BOXES = "graphs", "formats", "asides", "boxes"
 LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 LAUNCHES = "launches"
@@ -203,6 +209,57 @@ EXTRAS = (
         "networkx-graphs",
         ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
         {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
+    ),
+    Extra(
+        "pictures",
+        (
+            *("topo/extras/pictures", "synth/extras/heat_map.py", "cli/extras/pictures.py"),
+            "tests/extras/pictures",
+        ),
+        {
+            VIEWS: {
+                "svg": ("cli.extras.pictures:SVG", "the machine"),
+                "png": ("cli.extras.pictures:PNG", "the same as pixels"),
+                "pdf": ("cli.extras.pictures:PDF", "the same for print"),
+                "heat-map": ("cli.extras.pictures:HEAT_MAP", "the rates between its GPUs"),
+            },
+            EXAMPLES: {
+                "topo-probe matrix.txt -o matrix.svg": (
+                    "topo-probe",
+                    "a picture of a machine from its nvidia-smi topo -m; also .png and .pdf",
+                ),
+                "topo-probe dgx1 --format heat-map -o rates.svg": (
+                    "topo-probe",
+                    "the rate from each GPU to each other: measured, or as declared",
+                ),
+            },
+        },
+    ),
+    Extra(
+        "measured",
+        ("topo/extras/measured", "cli/extras/measured.py", "tests/extras/measured"),
+        {
+            ASIDES: {
+                "pair-rates": (
+                    "topo.extras.measured.formats:PAIR_RATES",
+                    "rates between GPUs that other tools measured",
+                )
+            },
+            CORRECTIONS: {
+                "measured": (
+                    "cli.extras.measured:correct",
+                    "correct rates by those between GPUs that nvbandwidth, "
+                    "p2pBandwidthLatencyTest or nvloom printed",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe matrix.txt --measured nvbandwidth.txt -o rates.json": (
+                    "topo-probe",
+                    "a machine whose links have the rates that nvbandwidth measured between its "
+                    "GPUs",
+                )
+            },
+        },
     ),
     Extra(
         "gpudirect",
@@ -399,7 +456,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
-        needs=("report",),
+        needs=("report", "pictures"),
     ),
     Extra(
         "native",
@@ -617,7 +674,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("meeting",),
+        needs=("meeting", "measured"),
     ),
     Extra(
         "calibration",
@@ -695,7 +752,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("replanning", "measuring", "layered-groups"),
+        needs=("replanning", "measuring", "measured", "layered-groups"),
     ),
     Extra(
         "codecs",
@@ -889,7 +946,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place", "gpudirect"),
+        needs=("stock", "nccl-files", "place", "gpudirect", "measured"),
     ),
     Extra(
         "place",
@@ -935,7 +992,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain", "doctor"),
+        needs=("stock", "explain", "doctor", "pictures"),
     ),
     Extra(
         "reshard",

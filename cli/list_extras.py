@@ -14,6 +14,7 @@ from ..extras import (
     BY_NAME,
     CODECS,
     COMMANDS,
+    CORRECTIONS,
     EXAMPLES,
     EXPORTS,
     EXTRAS,
@@ -31,6 +32,7 @@ from ..extras import (
     RUN_MODES,
     SOURCES,
     STRATEGIES,
+    VIEWS,
     WORDS,
     Extra,
     list_points,
@@ -61,6 +63,7 @@ _SPELLED = {
     BOXES: "topo-probe --{}",
     CODECS: "compress={}",
     COMMANDS: "topoplan {}",
+    CORRECTIONS: "topo-probe --{}",
     EXPORTS: "topo-synth --format {}",
     FILES: "topo-synth --format {}",
     FORMATS: "files of {}",
@@ -75,6 +78,7 @@ _SPELLED = {
     RUN_MODES: "topo-run --{}",
     SOURCES: "topo-probe --{}",
     STRATEGIES: "--strategy {}",
+    VIEWS: "topo-probe --format {}",
     WORDS: "--strategy {}:",
 }
 # A policy names layers of other packages; those of extras have options of their own.

@@ -5,15 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..extras import LAUNCHES, Names
 from ..topo.pictures.colour import is_terminal, wants_colour
-from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
+from ..topo.pictures.convert import convert_for
 from ..topo.printable import printable_lines
-from .probing.added import PROBE_SOURCES, find_reviews, list_boxes, list_formats, list_reviews
+from .probing.added import (
+    PROBE_SOURCES,
+    PROBE_VIEWS,
+    correct,
+    find_reviews,
+    list_boxes,
+    list_corrections,
+    list_formats,
+    list_reviews,
+    list_suffixes,
+)
 from .shared.common import (
     Example,
     Parser,
@@ -39,57 +48,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..topo.graph import Topology
-    from .probing.added import Review
+    from .probing.added import Review, View
 
 PROG = "topo-probe"
-FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "png", "pdf", "heat-map")
-# The formats that suffixes of -o imply.
+# The formats that suffixes of -o imply, but for views.
 _SUFFIXES = {
-    ".svg": "svg",
-    ".png": "png",
-    ".pdf": "pdf",
     ".dot": "dot",
     ".gv": "dot",
     ".json": "json",
     ".xml": "nccl-xml",
 }
-# The module of topo whose `write` makes each format, and the options that it takes.
-_WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "table": ("pictures.table", ("colour", "wraps")),
-    "json": ("probe_json", ()),
-    "tree": ("pictures.text_tree", ("colour", "wraps")),
-    "smi": ("formats.smi", ()),
-    "nccl-xml": ("formats.nccl_xml", ("for_vm",)),
-    "dot": ("pictures.dot", ()),
-    "svg": ("pictures.svg", ()),
-}
+# The formats of --format, but for views.
+_FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot")
 
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
     ("topo-probe -o machine.json", "this machine as a file that topo-synth reads"),
-    (
-        "topo-probe matrix.txt -o matrix.svg",
-        "a picture of a machine from its nvidia-smi topo -m; also .png and .pdf",
-    ),
     (
         "topo-probe topo.xml --for-vm -o vm.xml",
         "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself leave "
         "topo.xml out",
     ),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
-    (
-        "topo-probe dgx1 --format heat-map -o rates.svg",
-        "the rate from each GPU to each other: measured, or as declared",
-    ),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
     (
         "topo-probe matrix.txt topo.xml --network 25 -o both.json",
         "several hosts' files as one machine; what files do not say is given, also with "
         "--rate pcie=48 --rate nic=50",
-    ),
-    (
-        "topo-probe matrix.txt --measured nvbandwidth.txt -o rates.json",
-        "a machine whose links have the rates that nvbandwidth measured between its GPUs",
     ),
     *list_examples(PROG),
 )
@@ -109,6 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     sources = [f"--{name}" for name in PROBE_SOURCES.list_all() if getattr(arguments, name)]
+    files = [f"--{name}" for name in list_corrections() if getattr(arguments, name) is not None]
     for is_wrong, why in (
         (
             arguments.for_vm and arguments.format not in (None, "nccl-xml"),
@@ -127,8 +113,8 @@ def main(argv: list[str] | None = None) -> int:
             f"{' and '.join(sources)}: each finds the topology; leave one of them out",
         ),
         (
-            arguments.measured is not None and sources,
-            f"--measured takes the rates of a file; leave {''.join(sources)} out",
+            files and sources,
+            f"{''.join(files)} takes the rates of a file; leave {''.join(sources)} out",
         ),
     ):
         if is_wrong:
@@ -163,7 +149,7 @@ def build_parser() -> Parser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--format",
-        choices=FORMATS,
+        choices=(*_FORMATS, *PROBE_VIEWS.describe()),
         help="what to write (default: what the suffix of -o says, else table)",
     )
     form.add_argument(
@@ -177,8 +163,9 @@ def build_parser() -> Parser:
         "-o",
         "--output",
         **OUTPUT,
-        help="write to FILE, whole or not at all, instead of printing; .svg, .png, .pdf, .dot, "
-        ".json and .xml say what",
+        help="write to FILE, whole or not at all, instead of printing; "
+        + "".join(f"{suffix}, " for suffix in list_suffixes())
+        + ".dot, .json and .xml say what",
     )
     add_csv(parser, "a row for each link")
     add_force(parser, "--csv")
@@ -215,12 +202,8 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="read /sys and /proc below DIR (a folder or a tar archive)",
     )
-    parser.add_argument(
-        "--measured",
-        metavar="FILE",
-        help="correct rates by those between GPUs that nvbandwidth, p2pBandwidthLatencyTest or "
-        "nvloom printed",
-    )
+    for name, about in list_corrections().items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=about or argparse.SUPPRESS)
     for name in PROBE_SOURCES.list_all():
         parser.add_argument(
             f"--{name}", action="store_true", help=sources.get(name, argparse.SUPPRESS)
@@ -242,17 +225,18 @@ def _probe(arguments: argparse.Namespace) -> int:
     progress, reviews = ProgressReporter(PROG, arguments, _reports()), find_reviews(arguments)
     form = choose_format(
         arguments,
-        {".xml": "nccl-xml"} if arguments.for_vm else _SUFFIXES,
+        {".xml": "nccl-xml"} if arguments.for_vm else {**list_suffixes(), **_SUFFIXES},
         "nccl-xml" if arguments.for_vm else next(iter(reviews), "table"),
         arguments.format,
     )
-    if form == "heat-map":
+    view: View | None = PROBE_VIEWS.find(form) if form in PROBE_VIEWS.describe() else None
+    if view is not None and not view.suffix:
         check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
     source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
     topology: Topology = (
-        _correct(name_topology(arguments), arguments.measured)
+        correct(name_topology(arguments), arguments)
         if source is None
         else PROBE_SOURCES.find(source)(arguments, progress)
     )
@@ -264,32 +248,21 @@ def _probe(arguments: argparse.Namespace) -> int:
         "wraps": not to_file and is_terminal(sys.stdout),
         "for_vm": arguments.for_vm,
     }
-    columns = find_width() if given["wraps"] else None
-    content = (
-        reviews[form].write(topology, columns)
-        if form in reviews
-        else _render(topology, form, given)
-    )
-    if form == "heat-map" and to_file:
-        content = convert_for(arguments.output, str(content))
+    if form in reviews:
+        content: str | bytes = reviews[form].write(
+            topology, find_width() if given["wraps"] else None
+        )
+    elif view is not None:
+        content = view.write(topology)
+        if not view.suffix and to_file:
+            content = convert_for(arguments.output, str(content))
+    else:
+        content = _render(topology, form, given)
     write_output(arguments, content)
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
     write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
     return _report_errors(topology, reviews, printed=form)
-
-
-def _correct(topology: Topology, measured: str | None) -> Topology:
-    """Return a topology, with the rates that a file of other tools' measurements proves."""
-    if measured is None:
-        return topology
-    from ..topo.formats.pasted import clean
-    from ..topo.loader.resolve import read_text
-    from ..topo.measured.believe import believe
-    from ..topo.measured.matrices import read_measurements
-
-    text = clean(read_text(Path(measured)))
-    return believe(topology, read_measurements(text, Path(measured).name, topology))
 
 
 def name_topology(arguments: argparse.Namespace) -> Topology:
@@ -335,30 +308,40 @@ def _warn_of_repeated(names: list[str]) -> None:
         )
 
 
-def _render(topology: Topology, form: str, given: dict[str, bool]) -> str | bytes:
-    """Return the topology in one of FORMATS.
+def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
+    """Return the topology in one of _FORMATS.
 
     `given` has the options of writers: colour, wraps (at the terminal's width), for_vm. Only the
     writer in use is imported, since some of them import solvers or rich.
     """
-    if form == "heat-map":
-        from ..synth.pictures.heat_map import draw_heat_map
+    if form == "table":
+        from ..topo.pictures import table
 
-        return draw_heat_map(topology, alone=True)
-    if form in CONVERTED:
-        from ..topo.pictures.svg import write
+        hint = "--format tree shows what there is, --json all that was asked\n"
+        text = table.write(topology, given["colour"], given["wraps"])
+        return text if topology.ranks else text + hint
+    if form == "tree":
+        from ..topo.pictures import text_tree
 
-        return convert_svg(write(topology), form)
-    name, options = _WRITERS[form]
-    writer = import_module(f"..topo.{name}", __package__)
-    text = str(writer.write(topology, *(given[option] for option in options)))
+        return text_tree.write(topology, given["colour"], given["wraps"])
     if form == "smi":
-        text = printable_lines(text)
-    elif form == "table" and not topology.ranks:
-        text += "--format tree shows what there is, --json all that was asked\n"
-    for note in writer.list_vm_notes(topology) if given["for_vm"] else ():
-        print_error(f"{PROG}: {note}")
-    return text
+        from ..topo.formats import smi
+
+        return printable_lines(smi.write(topology))
+    if form == "nccl-xml":
+        from ..topo.formats import nccl_xml
+
+        text = nccl_xml.write(topology, given["for_vm"])
+        for note in nccl_xml.list_vm_notes(topology) if given["for_vm"] else ():
+            print_error(f"{PROG}: {note}")
+        return text
+    if form == "dot":
+        from ..topo.pictures import dot
+
+        return dot.write(topology)
+    from ..topo import probe_json
+
+    return probe_json.write(topology)
 
 
 def _links_csv(topology: Topology) -> str:

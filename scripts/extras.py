@@ -28,6 +28,7 @@ from topoplan.extras import (
     ADDITIONS,
     BOXES,
     COMMANDS,
+    CORRECTIONS,
     EXPORTS,
     EXTRAS,
     FILES,
@@ -42,6 +43,7 @@ from topoplan.extras import (
     RUN_MODES,
     RUNS,
     SOURCES,
+    VIEWS,
     Extra,
 )
 
@@ -232,6 +234,8 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         BOXES: lambda name: ["-m", "topoplan.cli.probe", "file.json", f"--{name}", "dgx1"],
         FORMATS: lambda _: ["-m", "topoplan.cli.probe", "file.xml"],
+        CORRECTIONS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}", "FILE"],
+        VIEWS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", "--format", name],
         REVIEWS: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],

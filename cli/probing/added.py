@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...extras import BOXES, FORMATS, REVIEWS, SOURCES, Names
+from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, VIEWS, Names
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 # Each finds the topology by itself, and excludes the others.
 PROBE_SOURCES = Names(SOURCES)
-_REVIEWS = Names(REVIEWS)
+# Forms of it, by the values of --format.
+PROBE_VIEWS = Names(VIEWS)
+_REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,18 @@ class Review:
     list_errors: Callable[[Topology], list[str]]
 
 
+@dataclass(frozen=True)
+class View:
+    """What `topo-probe --format NAME` writes, which files whose names end in `suffix` imply.
+
+    A view without a suffix returns SVG, and -o says by its suffix whether to write it as PNG or
+    PDF.
+    """
+
+    write: Callable[[Topology], str | bytes]
+    suffix: str = ""
+
+
 def list_reviews() -> dict[str, str | None]:
     """Return the help of each review's option, None for those of extras that are not here."""
     return _describe_all(_REVIEWS)
@@ -43,9 +57,28 @@ def list_boxes() -> dict[str, str | None]:
     return _describe_all(Names(BOXES))
 
 
+def list_suffixes() -> dict[str, str]:
+    """Return the suffixes of -o that imply views, and the views' names."""
+    views = {name: PROBE_VIEWS.find(name) for name in PROBE_VIEWS.describe()}
+    return {view.suffix: name for name, view in views.items() if view.suffix}
+
+
+def list_corrections() -> dict[str, str | None]:
+    """Return the help of each option with a file that corrects a topology, None likewise."""
+    return _describe_all(_CORRECTIONS)
+
+
 def list_formats() -> list[str]:
     """Return what formats of extras are called in the help, each once."""
     return list(dict.fromkeys(Names(FORMATS).describe().values()))
+
+
+def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
+    """Return a topology, corrected by the files that the arguments name."""
+    for name in _CORRECTIONS.list_all():
+        if (file := getattr(arguments, name)) is not None:
+            topology = _CORRECTIONS.find(name)(topology, file)
+    return topology
 
 
 def find_reviews(arguments: argparse.Namespace) -> dict[str, Review]:

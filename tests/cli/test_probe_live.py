@@ -110,7 +110,7 @@ def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path
     ("arguments", "says"),
     [
         (["dgx1", "--for-vm"], "PCI address"),
-        (["dgx1", "--for-vm", "--format", "svg"], "leave --format out"),
+        (["dgx1", "--for-vm", "--format", "dot"], "leave --format out"),
         (["dgx1", "--sysfs-root", "/nowhere"], "leave TOPOLOGY out"),
         (["--sysfs-root", "/nowhere"], "/nowhere"),
     ],

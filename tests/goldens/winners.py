@@ -31,7 +31,7 @@ from topoplan.runtime.ranking import Candidates
 from topoplan.runtime.ranks.turns import Trial, Turns
 from topoplan.runtime.runners.contract import Opening
 from topoplan.runtime.runners.programs import Messages
-from topoplan.topo.measured.flows import Hop
+from topoplan.topo.extras.measured.flows import Hop
 
 STOCK = "stock"
 _SIZE_BYTES = 1 << 16

@@ -14,16 +14,18 @@ import topoplan
 from topoplan import extras
 from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
-from topoplan.cli.probing.added import Review
+from topoplan.cli.probing.added import Review, View
 from topoplan.cli.running.added import RunFile, RunMode
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     ADDITIONS,
+    ASIDES,
     BOXES,
     CALL_CHECKS,
     CHECKS,
     CODECS,
     COMMANDS,
+    CORRECTIONS,
     DIALECTS,
     ENCODERS,
     EXAMPLES,
@@ -56,6 +58,7 @@ from topoplan.extras import (
     SECTIONS,
     SOURCES,
     TABLES,
+    VIEWS,
     WAITS,
     WORDS,
     Extra,
@@ -75,7 +78,7 @@ from topoplan.synth.section import SectionKind
 from topoplan.topo.errors import InputError, TopoplanError
 from topoplan.topo.extras.doctor.view import Check
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.formats.format import Format, PlaceFormats
+from topoplan.topo.formats.format import Aside, Format, PlaceFormats
 from topoplan.topo.notebook import Renderer
 
 
@@ -126,8 +129,12 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     formats, boxes = Names(FORMATS), Names(BOXES)
     assert all(isinstance(formats.find(name), Format) for name in formats.describe())
     assert all(isinstance(boxes.find(name), PlaceFormats) for name in boxes.describe())
+    asides = Names(ASIDES)
+    assert all(isinstance(asides.find(name), Aside) for name in asides.describe())
     graphs = Names(GRAPHS)
     assert all(callable(graphs.find(name).read) for name in graphs.describe())
+    views = Names(VIEWS)
+    assert all(isinstance(views.find(name), View) for name in views.describe())
     others = Names(OTHERS)
     assert all(callable(others.find(name).await_rows) for name in others.describe())
     modes, files = Names(RUN_MODES), Names(RUN_FILES)
@@ -135,7 +142,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
     for group in (
         *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
-        *(ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, TABLES),
+        *(CORRECTIONS, ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, TABLES),
     ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 

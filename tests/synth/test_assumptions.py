@@ -2,6 +2,8 @@
 
 from fractions import Fraction
 
+import pytest
+
 from topoplan.synth.bounds.assumptions import (
     Assumption,
     join_assumptions,
@@ -11,8 +13,6 @@ from topoplan.synth.bounds.assumptions import (
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.graph import Device, Link, Topology, both_directions
-from topoplan.topo.measured.believe import believe
-from topoplan.topo.measured.flows import Experiment, Measurements
 from topoplan.topo.notes import BOARD, assumed, read_source
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
@@ -47,17 +47,23 @@ def test_only_rates_that_a_bound_depends_on_are_named() -> None:
 
 
 def test_a_bound_by_the_most_that_was_seen_on_a_link_says_so() -> None:
+    believed_by = pytest.importorskip(
+        "topoplan.topo.extras.measured.believe", reason="needs the extra measured"
+    )
+    flows = pytest.importorskip("topoplan.topo.extras.measured.flows")
     topology = two_sockets(200)
     pairs = [(a, b) for a in range(4) for b in range(4) if a != b]
-    slow = tuple(Experiment("alone", {pair: Fraction(10)}) for pair in pairs)
-    believed = believe(topology, Measurements(slow, medium="a test"))
+    slow = tuple(flows.Experiment("alone", {pair: Fraction(10)}) for pair in pairs)
+    believed = believed_by.believe(topology, flows.Measurements(slow, medium="a test"))
     assert assume(believed) == {"PCIe links have 10 GB/s": False}
     bound = find_bounds(Collective("allreduce", 4), Router(believed)).single_path
     (assumption,) = list_assumptions(bound, believed)
     assert assumption.why == "at least about that was measured over a test"
-    proved = Experiment("alone", {(0, 1): Fraction(10)})
+    proved = flows.Experiment("alone", {(0, 1): Fraction(10)})
     pair = preset("path:2@24")
-    of_pair = believe(pair, Measurements((proved, Experiment("alone", {(1, 0): Fraction(10)}))))
+    of_pair = believed_by.believe(
+        pair, flows.Measurements((proved, flows.Experiment("alone", {(1, 0): Fraction(10)})))
+    )
     bound = find_bounds(Collective("allreduce", 2), Router(of_pair)).multipath
     assert of_pair.links[0].bandwidth_GBps == 10 and not list_assumptions(bound, of_pair)
 

@@ -2,8 +2,8 @@
 
 from ..graph import Topology
 from ..notebook import Renderer
-from ..pictures.part import draw_part
 from ..printable import quote
+from .pictures.part import draw_part
 
 
 def show(topology: Topology) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...extras import BOXES, FORMATS, Names
+from ...extras import ASIDES, BOXES, FORMATS, Names
 from ..errors import InputError, TopoplanError
 from ..graph import Topology
-from . import nccl_log, nccl_xml, pair_rates, smi
-from .format import Format, PlaceFormats
+from . import nccl_log, nccl_xml, smi
+from .format import Aside, Format, PlaceFormats
 from .pasted_xml import find_xml
 
 log = logging.getLogger("topoplan")
@@ -285,8 +285,9 @@ def _read_own(text: str, where: str, box: Any) -> Topology:
         text = pasted.text
     start = _skip_prologue(text)
     _refuse(_REFUSED_AT_START, lambda pattern: re.match(pattern, start), where)
-    if start.startswith("{") and '"nvbandwidth"' in text:
-        _refuse_pair_rates(start, where)
+    asides = _list_asides()
+    if start.startswith("{"):
+        _refuse_asides([aside for aside in asides if aside.mark in text], start, where)
     for name, format in formats.items():
         if format.starts(start):
             return _note_left_out(format.read(text, where), name, whole)
@@ -295,7 +296,7 @@ def _read_own(text: str, where: str, box: Any) -> Topology:
     for format in formats.values():
         if format.find_inside is not None and (inside := format.find_inside(text)) is not None:
             return format.read(inside, where)
-    _refuse_pair_rates(text, where)
+    _refuse_asides(asides, text, where)
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise _NotReadError(
         f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "
@@ -311,6 +312,11 @@ def find_place_formats(name: str) -> PlaceFormats:
 
 def _list_places() -> list[PlaceFormats]:
     return [find_place_formats(name) for name in Names(BOXES).describe()]
+
+
+def _list_asides() -> list[Aside]:
+    names = Names(ASIDES)
+    return [names.find(name) for name in names.describe()]
 
 
 def _list_missing() -> str:
@@ -345,8 +351,11 @@ def _note_left_out(topology: Topology, name: str, whole: str) -> Topology:
         f"the text also has {' and '.join(left)}, which is left out: {format.name} counts; if it "
         "is of another machine, give topo-probe a file for each"
     ] * bool(left)
-    if (rates := pair_rates.describe(whole)) is not None:
-        notes.append(f"the text also has {rates}; left out here")
+    notes += [
+        f"the text also has {what}; left out here"
+        for aside in _list_asides()
+        if (what := aside.describe(whole)) is not None
+    ]
     if not notes:
         return topology
     return replace(topology, extra={**topology.extra, "notes": [*topology.notes, *notes]})
@@ -365,9 +374,10 @@ def _skip_prologue(text: str) -> str:
     return text[skipped.end() if skipped else 0 :]
 
 
-def _refuse_pair_rates(text: str, where: str) -> None:
-    if (rates := pair_rates.describe(text)) is not None:
-        raise InputError(f"{where}: {rates}; {_TOPO}")
+def _refuse_asides(asides: Sequence[Aside], text: str, where: str) -> None:
+    for aside in asides:
+        if (what := aside.describe(text)) is not None:
+            raise InputError(f"{where}: {what}; {_TOPO}")
 
 
 def _refuse(

@@ -1,4 +1,4 @@
-"""What a reader of other tools' files is: a format of machines, or of places of hosts."""
+"""What recognizes and reads other tools' files: of machines, of places of hosts, and of neither."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ class Format:
     find_inside: Callable[[str], str | None] | None = None
     in_json: bool = False
     like: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What texts may have beside a machine, and that describes none: refused where it is alone.
+
+    `describe(text)` says what a text has of it, None without any. JSON with `mark` in it is of it
+    alone, if it has any.
+    """
+
+    describe: Callable[[str], str | None]
+    mark: str
 
 
 @dataclass(frozen=True)

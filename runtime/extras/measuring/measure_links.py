@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from ....topo.errors import InputError
+from ....topo.extras.measured.believe import believe
+from ....topo.extras.measured.flows import Experiment, Measurements, Pair
 from ....topo.graph import Topology
 from ....topo.loader.resolve import load_for_planning
-from ....topo.measured.believe import believe
-from ....topo.measured.flows import Experiment, Measurements, Pair
 from ....topo.routes import Route, Router, route_links
 from ...ranks.control import gather_objects
 from ...ranks.groups import device_of, uses_nccl

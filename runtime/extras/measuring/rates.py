@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ....topo.measured.flows import Pair
+from ....topo.extras.measured.flows import Pair
 from ...ranks.cabled import find_cabling
 
 # Round trips of a small message, of which the median counts: chosen, not measured.

@@ -5,8 +5,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from ....synth.plan import Plan
+from ....topo.extras.measured.flows import Hop
 from ....topo.graph import Topology
-from ....topo.measured.flows import Hop
 from ....topo.routes import Route, Router
 
 # Allowance of work for the new plan, in seconds, and more for each rank. Calls go on meanwhile.

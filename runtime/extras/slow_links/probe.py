@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ....topo.extras.measured.flows import Hop, Pair
 from ....topo.graph import Topology
-from ....topo.measured.flows import Hop, Pair
 from ....topo.routes import Router, route_links
 from ...ranks.transport import Transport
 from ..measuring.rates import CHUNKS, Endpoint, MessageLimits, estimate_rates_GBps

@@ -26,7 +26,7 @@ from typing import Any
 from ....synth.fault_text import describe_fault, describe_worth
 from ....synth.plan import Plan
 from ....topo.errors import InputError
-from ....topo.measured.flows import Hop
+from ....topo.extras.measured.flows import Hop
 from ....topo.routes import Router
 from ...candidates import Candidate
 from ...choices import Entrant

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from ....topo.extras.doctor import Examination, Finding
+from ....topo.extras.pictures.part import draw_part, read_width
 from ....topo.graph import Topology
 from ....topo.grouping import group_by_key
 from ....topo.matrix import LABELS, Connection, find_connections
@@ -15,7 +16,6 @@ from ....topo.pictures.cables import (
     format_rate,
     group_alike,
 )
-from ....topo.pictures.part import draw_part, read_width
 from ....topo.pictures.table import MAX_GPUS, list_adding
 from ....topo.printable import quote
 from ....topo.version import VERSION

@@ -7,8 +7,8 @@ import pytest
 from topoplan.synth.extras.judge.readers.detect import read_text
 from topoplan.synth.extras.judge.reading import Reading
 from topoplan.topo.errors import InputError
+from topoplan.topo.extras.measured.pair_rates import find_pair_rates, find_refused
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.formats.pair_rates import find_pair_rates, find_refused
 
 
 def read(text: str) -> Reading:

@@ -27,9 +27,9 @@ from topoplan.runtime.extras.measuring.rates import Arrivals, estimate_rates_GBp
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.hosts import join_cpu_hosts
 from topoplan.topo.devices import Device, Link, both_directions
+from topoplan.topo.extras.measured.believe import believe, round_down
+from topoplan.topo.extras.measured.flows import Experiment, Measurements, Pair
 from topoplan.topo.graph import Topology
-from topoplan.topo.measured.believe import believe, round_down
-from topoplan.topo.measured.flows import Experiment, Measurements, Pair
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Route, route_links
 

@@ -25,21 +25,21 @@ from topoplan.synth.extras.report import gather
 from topoplan.synth.extras.report.gather import gather_report, report_plan
 from topoplan.synth.extras.report.page import write_machine, write_page
 from topoplan.synth.extras.report.plans import write_section
+from topoplan.synth.extras.report.trees import draw_flow, list_flows
 from topoplan.synth.extras.stock.model import StockModel, model_stock
 from topoplan.synth.extras.stock.stock_ring import StockRing, find_order
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.pictures.curves import Curve, draw_curves
 from topoplan.synth.pictures.timeline import MAX_ROWS, draw_links, draw_timeline
-from topoplan.synth.pictures.trees import draw_flow, list_flows
 from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
+from topoplan.topo.extras.pictures.collapse import MAX_CABLES, collapse
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load_for_planning, resolve
 from topoplan.topo.pictures.cables import find_cables
-from topoplan.topo.pictures.collapse import MAX_CABLES, collapse
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 

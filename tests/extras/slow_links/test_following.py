@@ -36,7 +36,7 @@ from topoplan.synth.cost.segmentation import families
 from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
-from topoplan.topo.measured.flows import Hop
+from topoplan.topo.extras.measured.flows import Hop
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import HARDWARE
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .....topo import files
 from .....topo.errors import InputError
-from .....topo.formats import nccl_log, pair_rates
+from .....topo.extras.measured import pair_rates
+from .....topo.formats import nccl_log
 from .....topo.formats.detect import read_topology_text
 from .....topo.formats.pasted_xml import find_xml
 from .....topo.graph import Topology

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from .....topo.errors import InputError
-from .....topo.formats.line_prefix import cut_prefix, make_prefix
+from .....topo.extras.measured.line_prefix import cut_prefix, make_prefix
 from ....ir.collective import Collective
 from ..reading import BenchmarkResults, Measurement
 from .launchers import count_processes

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
-from ...topo.graph import Topology
-from ...topo.grouping import group_by_key
-from ...topo.pictures.collapse import list_boxes
-from ...topo.pictures.layout import lay_out
-from ..ir.schedule import Schedule
-from .drawing import draw_text, start_svg
+from ....topo.extras.pictures.collapse import list_boxes
+from ....topo.extras.pictures.layout import lay_out
+from ....topo.graph import Topology
+from ....topo.grouping import group_by_key
+from ...ir.schedule import Schedule
+from ...pictures.drawing import draw_text, start_svg
 
 # Most GPUs for which arrows can be distinguished.
 MAX_GPUS = 64

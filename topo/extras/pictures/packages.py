@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, permutations
 
-from ..grouping import group_by_key
-from .cables import Cable
+from ...grouping import group_by_key
+from ...pictures.cables import Cable
 from .structures import Arrangement, Pair, Point, arrange
 
 # Packages for which all places on a grid are compared: 40,000 orders for 8 of them.

@@ -2,7 +2,7 @@
 
 import re
 
-from ..graph import Topology
+from ...graph import Topology
 from . import svg
 from .collapse import collapse
 

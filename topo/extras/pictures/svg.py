@@ -10,17 +10,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import cycle, groupby
 
-from ..graph import Topology
-from ..printable import quote
-from .cables import Cable, count_sockets, find_cables, format_rate
-from .collapse import (
-    MAX_CABLES,
-    ShownPart,
-    collapse,
-    count_hosts,
-    list_boxes,
-    show_hosts_once,
-)
+from ...graph import Topology
+from ...pictures.cables import Cable, count_sockets, find_cables, format_rate
+from ...pictures.collapse import ShownPart, show_hosts_once
+from ...printable import quote
+from .collapse import MAX_CABLES, collapse, count_hosts, list_boxes
 from .layout import lay_out
 from .shapes import LETTER, SMALL_GPU_WIDTH, TIMES, Frame, Picture, Shape
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ..facts.keys import split_host
-from ..graph import Topology
-from ..grouping import group_by_key
-from .cables import Cable
+from ...facts.keys import split_host
+from ...graph import Topology
+from ...grouping import group_by_key
+from ...pictures.cables import Cable
 
 # Sizes in pixels, chosen by eye.
 GPU_WIDTH, GPU_HEIGHT = 64, 52

@@ -4,29 +4,25 @@ anything else.
 
 from __future__ import annotations
 
-import io
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from pictured import NASTY, PRESETS, odd, two_hosts
 
-from topoplan.synth.describe import print_plan
-from topoplan.synth.plan import Plan
+from topoplan.topo.extras.pictures import svg
+from topoplan.topo.extras.pictures.layout import lay_out
+from topoplan.topo.extras.pictures.shapes import Frame, Picture, Shape, bend_around
+from topoplan.topo.extras.pictures.structures import arrange
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
-from topoplan.topo.matrix import find_connections
-from topoplan.topo.pictures import dot, svg, table, text_tree
+from topoplan.topo.pictures import table, text_tree
 from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
 from topoplan.topo.pictures.collapse import show_hosts_once
-from topoplan.topo.pictures.layout import lay_out
-from topoplan.topo.pictures.shapes import Frame, Picture, Shape, bend_around
-from topoplan.topo.pictures.structures import arrange
 from topoplan.topo.presets import preset
 
 MACHINES = Path(__file__).resolve().parents[3] / "../shared/machines/nccl_xml"
@@ -36,37 +32,7 @@ RECORDED = (
     "rccl/topo_16p1h.xml",
     "oci/H100-topology.xml",
 )
-PRESETS = [
-    "dgx1",
-    "dgx2",
-    "dgx-a100",
-    "dgx-a100:2",
-    "dgx-h100:5",
-    "pcie-2socket",
-    "mi300x",
-    "mi250",
-    "mi250:2",
-    "gb200-nvl72",
-    "z52",
-    "mesh:4x4",
-    "torus:4x4",
-    "torus:8x8",
-    "mesh:3x3x3",
-    "ring:1",
-    "ring:2",
-    "ring:8",
-    "ring:64",
-    "path:30",
-    "star:5",
-    "full:16",
-    "switch:8",
-    "switch:40",
-    "hypercube:3",
-    "hypercube:4",
-    "dgx-a100:16",
-]
 SVG = "{http://www.w3.org/2000/svg}"
-NASTY = ['<&>"', 'a\\b"];}', "zeile\numbruch", "\x00\x1b\ud800", "ランク", "x" * 300]
 
 
 @cache
@@ -77,15 +43,6 @@ def build(name: str) -> Topology:
 @cache
 def draw(name: str) -> Picture:
     return lay_out(build(name))
-
-
-def odd(ids: list[str]) -> Topology:
-    """A ring of GPUs with these ids behind a switch with another."""
-    devices = (*(Device(i) for i in ids), Device("sw<&>", "switch", "nvswitch"))
-    links = [
-        x for i in ids for x in both_directions(Link(i, "sw<&>", Fraction(25), kind="odd<kind>"))
-    ]
-    return Topology('name "&<>', devices, tuple(links))
 
 
 def gpu_labels(text: str) -> list[str]:
@@ -253,26 +210,6 @@ def test_leaves_and_spines_are_drawn_in_tiers(machine: Topology, above: int) -> 
     assert sum(wire.cables for wire in picture.wires) == len(find_cables(machine))
 
 
-def two_hosts(switches: int = 1, nic: str = "mlx5_0") -> Topology:
-    """Two hosts, each with two GPUs and a NIC on a CPU, on NVSwitches that they share."""
-    names = [f"host{h}" for h in range(2)]
-    devices = [Device(f"{n}/gpu{g}") for n in names for g in range(2)]
-    devices += [
-        Device(f"{n}/{other}", kind)
-        for n in names
-        for other, kind in (("cpu0", "cpu"), (nic, "nic"))
-    ]
-    devices += [Device(f"nvswitch{i}", "switch", "nvswitch") for i in range(switches)]
-    ends = [(f"{n}/{end}", f"{n}/cpu0", "pcie") for n in names for end in ("gpu0", "gpu1", nic)]
-    ends += [(d.id, f"nvswitch{i}", "nvlink") for d in devices[:4] for i in range(switches)]
-    links = [
-        x
-        for a, b, kind in ends
-        for x in both_directions(Link(a, b, Fraction(24), kind=kind, source="Gen4 x16"))
-    ]
-    return Topology("two", tuple(devices), tuple(links))
-
-
 def test_hosts_of_one_nvlink_domain_have_frames_with_their_names() -> None:
     picture = lay_out(two_hosts())
     assert [frame.label for frame in picture.frames] == ["host0", "host1"]
@@ -318,12 +255,6 @@ def test_no_link_passes_behind_a_box(name: str) -> None:
             )
         ]
         assert bend_around(wire, [s for s in picture.shapes if s not in ends]) == wire
-
-
-def test_the_table_calls_the_lanes_of_pcie_as_people_do() -> None:
-    rows = [line.split() for line in table.write(two_hosts()).splitlines()]
-    assert ["PCIe", "6", "24", "x16", "Gen4", "x16"] in rows
-    assert ["NVLink", "4", "24", "1", "Gen4", "x16"] in rows
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -373,7 +304,6 @@ def test_recorded_machines_are_drawn_whole(name: str) -> None:
 @pytest.mark.parametrize("name", ["dgx1", "mi250", "dgx-a100:3"])
 def test_pictures_are_the_same_every_time(name: str) -> None:
     assert svg.write(preset(name)) == svg.write(preset(name))
-    assert dot.write(preset(name)) == dot.write(preset(name))
 
 
 @pytest.mark.parametrize("ident", NASTY)
@@ -477,88 +407,3 @@ def test_a_ring_is_a_circle_in_its_own_order() -> None:
 def test_two_rings_are_not_taken_for_one() -> None:
     two = frozenset({(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)})
     assert len(set(arrange(6, two).points)) == 6
-
-
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[\[\]{};=,]|[\w.]+|\s+')
-
-
-def tokens(text: str) -> list[str]:
-    """Splits dot text; what is no token of the language fails."""
-    out, at = [], 0
-    while at < len(text):
-        match = TOKEN.match(text, at)
-        assert match is not None, text[at : at + 40]
-        out.append(match.group())
-        at = match.end()
-    return [token for token in out if not token.isspace()]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_dot_has_a_node_a_device_and_an_edge_a_cable(name: str) -> None:
-    topology = build(name)
-    found = tokens(dot.write(topology))
-    assert found.count("{") == found.count("}") and found.count("[") == found.count("]")
-    assert found.count("->") == len(find_cables(topology))
-    for device in topology.devices:
-        assert f'"{device.id}"' in found
-
-
-@pytest.mark.parametrize("ident", NASTY)
-def test_no_id_breaks_the_dot(ident: str) -> None:
-    found = tokens(dot.write(odd([ident, "gpu1"])))
-    assert found.count("->") == 2
-    assert found.count("{") == found.count("}") == 1
-
-
-def test_dot_groups_by_box_or_numa_node() -> None:
-    assert dot.write(preset("dgx-a100:2")).count("subgraph cluster_") == 2
-    assert 'label="NUMA node 1"' in dot.write(preset("pcie-2socket"))
-
-
-def test_labels_of_ways_between_gpus() -> None:
-    def label(name: str, src: int, dst: int) -> tuple[str, Fraction | None]:
-        found = find_connections(preset(name))[src][dst]
-        return found.label, found.GBps
-
-    assert label("dgx1", 0, 1) == ("NV2", Fraction(50))
-    assert label("dgx1", 0, 2) == ("NV1", Fraction(25))
-    assert label("dgx1", 0, 7) == ("DIS", None)
-    assert label("dgx2", 0, 15) == ("NV6", Fraction(150))
-    assert label("dgx-a100:2", 0, 7) == ("NV12", Fraction(300))
-    assert label("dgx-a100:2", 0, 8) == ("NET", Fraction(25))
-    assert label("pcie-2socket", 0, 1) == ("PIX", Fraction(24))
-    assert label("pcie-2socket", 0, 2) == ("PHB", Fraction(24))
-    assert label("pcie-2socket", 0, 4) == ("SYS", Fraction(96, 5))
-    assert label("mi300x", 3, 4) == ("XGMI1", Fraction(64))
-    assert label("ring:4", 0, 1) == ("LNK", Fraction(1))
-    assert label("switch:4", 0, 1) == ("SW", Fraction(1))
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [
-        (Fraction(50), "50"),
-        (Fraction(96, 5), "19.2"),
-        (Fraction(1, 8), "0.125"),
-        (Fraction(1, 3), "0.333"),
-        (Fraction(1000), "1000"),
-    ],
-)
-def test_rates_are_written_as_people_write_them(rate: Fraction, text: str) -> None:
-    assert format_rate(rate) == text
-
-
-def test_the_table_of_a_plan_fits_80_columns_and_keeps_bound_and_gap(
-    plans: Callable[..., str],
-) -> None:
-    plan = Plan.load(plans("ring:4", "allreduce", "ring"))
-    for width, gone in ((80, "trees"), (50, "at size"), (200, None)):
-        buffer = io.StringIO()
-        print_plan(Console(file=buffer, width=width), plan, 1 << 26)
-        heading = buffer.getvalue().splitlines()[1]
-        assert len(heading) <= width and "\u2026" not in buffer.getvalue()
-        assert "GB/s at most" in heading and heading.split()[-1] in ("gap", "size")
-        assert (gone is None) == all(
-            title in heading for title in ("trees", "segments", "rounds", "at size")
-        )
-        assert gone is None or gone not in heading

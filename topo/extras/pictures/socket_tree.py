@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..facts.keys import split_host
-from ..graph import Device, Topology
-from ..grouping import group_by_key
-from .cables import Cable, group_switches
-from .collapse import name_host, number_ranks
+from ...facts.keys import split_host
+from ...graph import Device, Topology
+from ...grouping import group_by_key
+from ...pictures.cables import Cable
+from ...pictures.collapse import name_host, number_ranks
+from .components import group_switches
 from .shapes import (
     GPU_HEIGHT,
     NIC_HEIGHT,

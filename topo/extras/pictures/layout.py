@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from ..graph import Device, Topology
-from .cables import Cable, find_cables, find_components, group_switches
-from .collapse import list_hubs, name_host, number_ranks
+from ...graph import Device, Topology
+from ...pictures.cables import Cable, find_cables
+from ...pictures.collapse import name_host, number_ranks
+from .collapse import list_hubs
+from .components import find_components, group_switches
 from .network_tiers import TieredNetwork, find_tiers
 from .packages import arrange_packages, find_packages
 from .shapes import (

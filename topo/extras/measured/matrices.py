@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from ..errors import InputError
-from ..exact import fraction_to_json
-from ..facts.p2p_or_memory import DIRECT, THROUGH_MEMORY, is_slower
-from ..formats.pair_rates import PairRates, find_pair_rates, find_refused
-from ..graph import Topology
+from ...errors import InputError
+from ...exact import fraction_to_json
+from ...facts.p2p_or_memory import DIRECT, THROUGH_MEMORY, is_slower
+from ...graph import Topology
 from .flows import Experiment, Measurements, Pair
+from .pair_rates import PairRates, find_pair_rates, find_refused
 
 # How many pairs are named that a matrix leaves out.
 _MAX_NAMED = 4

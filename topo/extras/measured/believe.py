@@ -45,11 +45,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from ..devices import Link
-from ..exact import fraction_to_json
-from ..graph import Topology
-from ..notes import Source, read_source
-from ..routes import Router, route_links
+from ...devices import Link
+from ...exact import fraction_to_json
+from ...graph import Topology
+from ...notes import Source, read_source
+from ...routes import Router, route_links
 from .flows import NEAR, Evidence, Hop, HopEvidence, Measurements, find_evidence, get_declared_GBps
 
 # Ratios of measured to declared rates, used by rules 3 and 4.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from .cables import Cable
+from ...pictures.cables import Cable
 from .shapes import BAR_HEIGHT, Picture, Shape, bundle_wires, make_bars
 
 # Pixels: between boxes or tiers of switches, from a row of boxes to its leaves, between bars of a

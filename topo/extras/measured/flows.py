@@ -10,10 +10,10 @@ from fractions import Fraction
 from statistics import median_low
 from typing import Any
 
-from ..devices import Link
-from ..exact import parse_fraction
-from ..graph import Topology
-from ..routes import Router, route_links
+from ...devices import Link
+from ...exact import parse_fraction
+from ...graph import Topology
+from ...routes import Router, route_links
 
 # Measured values within this ratio count as equal; chosen, not measured.
 NEAR = Fraction(9, 10)

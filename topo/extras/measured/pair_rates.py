@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from ...formats.pasted import clean
 from .line_prefix import cut_prefix, make_prefix
-from .pasted import clean
 
 # Characters in which headings are searched, and lines of a matrix: an NVL72 has 72 GPUs.
 _MAX_CHARACTERS = 2 * 2**20

@@ -6,7 +6,7 @@ from itertools import permutations
 from ...topo.graph import Topology
 from ...topo.printable import quote
 from ...topo.routes import Router, route_links
-from .drawing import draw_text, start_svg
+from ..pictures.drawing import draw_text, start_svg
 
 # Most GPUs to draw, the first ones: more squares would be smaller than five pixels.
 MAX_GPUS = 128
