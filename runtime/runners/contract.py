@@ -14,7 +14,8 @@ from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo.errors import TopoplanError
 from ..candidates import Candidate
-from ..program.contract import Observed
+from ..compiled import describe_call
+from ..program.contract import Observed, ObservedCalls
 from ..ranks.transport import Transport
 from ..reductions import ReduceOp
 
@@ -125,7 +126,7 @@ class WholeCalls(Runner):
 
     def __init__(self, opening: Opening) -> None:
         self.transport = opening.transport
-        self._takes_plan = opening.plan.collective.name in self.collectives
+        self._collective = opening.plan.collective
         self._candidates: list[Candidate] = []
 
     @classmethod
@@ -140,7 +141,7 @@ class WholeCalls(Runner):
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
         """See Runner."""
-        first = sent[: self._takes_plan]
+        first = sent[: self._collective.name in self.collectives]
         self._candidates = [Candidate(x.schedule, self.name, self.way) for x in first]
         return self._candidates
 
@@ -164,9 +165,28 @@ class WholeCalls(Runner):
         """See Runner."""
         self.bind(candidate, buffers)(number)
 
-    @abstractmethod
     def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
-        """Return a function that carries out a call on buffers, again and again."""
+        """See Runner; observers are told of the calls."""
+        collective, dtype = self._collective, buffers.target.dtype
+        op = buffers.op if collective.reduces else None
+        call = describe_call(collective.name, op, collective.root, buffers.numel, dtype)
+        size_bytes = buffers.numel * dtype.itemsize
+        listeners = self.listen(ObservedCalls(call, candidate.label, size_bytes))
+        play = self.make(buffers)
+
+        def run(number: int | None = None) -> None:
+            play(number)
+            for listener in listeners:
+                listener.end(number)
+
+        return run
+
+    @abstractmethod
+    def make(self, buffers: Buffers) -> Play:
+        """Return a function that carries out a call on buffers, again and again.
+
+        It takes the number of the call, and adds to `sent_bytes`. Raise like `run`.
+        """
 
 
 @dataclass

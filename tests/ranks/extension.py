@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -11,11 +12,36 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ranks.checks import refused
 from topoplan import Communicator, Policy, Schedule, backend_options, ddp_hook
+from topoplan.runtime.program.contract import Listener, ObservedCalls
 
 
 def choose(size_bytes: int, candidates: Sequence[Schedule]) -> Schedule:
     """Choose the runner's own, where it has one."""
     return next((x for x in candidates if x.label.endswith("gathered")), candidates[0])
+
+
+class Noted:
+    """An observer that counts calls by what carries them out."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def listen(self, calls: ObservedCalls) -> Listener:
+        return Noting(self.calls, f"{calls.call} by {calls.label}")
+
+    def begin_anew(self, size_bytes: int) -> None:
+        """Calls of races count, too."""
+
+
+class Noting:
+    def __init__(self, calls: Counter[str], what: str) -> None:
+        self._calls, self._what = calls, what
+
+    def begin(self) -> None:
+        """Only ends count."""
+
+    def end(self, number: int | None) -> None:
+        self._calls[self._what] += 1
 
 
 def add_up(folder: str, allreduce: str, broadcast: str) -> dict[str, object]:
@@ -27,7 +53,8 @@ def add_up(folder: str, allreduce: str, broadcast: str) -> dict[str, object]:
 
     policy = Policy(choose=choose, runners=("gathered",), around=("counted",))
     adding = Communicator(allreduce, policy=policy)
-    label = ""
+    noted = Noted()
+    adding.dispatcher.observe(noted)
     for dtype in (torch.float32, torch.int64, torch.bfloat16):
         for numel in (5, 5, 5, 100_000):
             x = torch.arange(numel, dtype=dtype) * (rank + 1)
@@ -37,7 +64,7 @@ def add_up(folder: str, allreduce: str, broadcast: str) -> dict[str, object]:
             assert torch.equal(adding.allreduce(x), wanted)
     choice = adding.choice(20)
     assert choice is not None
-    label = choice.label
+    assert noted.calls[f"allreduce (SUM) of 5 elements of float32 by {choice.label}"] == 3
     x = torch.full((7,), float(rank))
     assert torch.equal(adding.allreduce(x, dist.ReduceOp.MAX), torch.full((7,), size - 1.0))
     sent = adding.dispatcher.runners["gathered"].sent_bytes
@@ -51,7 +78,7 @@ def add_up(folder: str, allreduce: str, broadcast: str) -> dict[str, object]:
     with refused("runners: gathered: its sums have other bits than messages'"):
         Communicator(allreduce, policy=Policy(runners=("gathered",), choose="same-bits"))
     return {
-        "label": label,
+        "label": choice.label,
         "sent": sent,
         "bytes": dict(BYTES),
         "small": any(name.endswith("gathered") for name in small.raced),

@@ -3,7 +3,6 @@
 from torch.distributed import ReduceOp
 
 from topoplan import Collective
-from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.compiled import Buffers
 from topoplan.runtime.runners.contract import Play, WholeCalls
 
@@ -14,8 +13,8 @@ class Gathered(WholeCalls):
     name, way, collectives, ops = "gathered", "gathered", ("allreduce",), (ReduceOp.SUM,)
     most_bytes = 1 << 16
 
-    def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
-        """Return what carries out the call."""
+    def make(self, buffers: Buffers) -> Play:
+        """Return what carries out a call."""
         target, size, links = buffers.target, self.transport.size, self.transport.links
         rows = target.new_empty(size * target.numel())
         gather = links.make_stock(Collective("allgather", size), target, rows, ReduceOp.SUM)
