@@ -29,8 +29,9 @@ The groups, and what an entry of each is:
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `formats`: a Format (topo/formats/format.py) of other tools' files that are read; the line names
-  it in the help of topo-probe. Only the extras here add.
-- `asides`: an Aside (likewise): what texts have beside a machine, or instead of one. Likewise.
+  it in the help of topo-probe. Those of other packages are tried for what nothing here reads.
+- `asides`: an Aside (likewise): what texts have beside a machine, or instead of one; only the
+  extras here add.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; each is what the
   parameter NAME says, an option of topo-probe, which the line is the help of. Likewise.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
@@ -126,8 +127,19 @@ RUN_FILES, RUN_MODES = "run_files", "run_modes"
 RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
 CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
 STRATEGIES = "strategies"
-# The groups to which packages from outside add.
-OPEN = (COMMANDS, STRATEGIES, RUNNERS, LAYERS, LINKS, CODECS, EXPORTS, FILES, EXPLANATIONS)
+# The groups to which packages from outside add, and what tells an entry of each from other things.
+OPEN = {
+    COMMANDS: ("main", "build_parser"),
+    STRATEGIES: ("__call__",),
+    RUNNERS: ("prepare", "open"),
+    LAYERS: ("why_not", "why_not_plan", "prepare", "open"),
+    LINKS: ("open", "takes_gpu_memory", "join_launch"),
+    CODECS: ("list_buffers", "open"),
+    FORMATS: ("starts", "read"),
+    EXPORTS: ("write", "list_suffixes"),
+    FILES: ("write", "options"),
+    EXPLANATIONS: ("__call__",),
+}
 _JOINT = "topoplan-joint-plan"
 _ROOT = dirname(__file__)  # noqa: PTH120
 
@@ -1081,9 +1093,8 @@ class Names:
         return name in self.describe() or any(point.name == name for point in self._list_points())
 
     def __iter__(self) -> Iterator[str]:
-        own = self.describe()
-        yield from own
-        yield from sorted({point.name for point in self._list_points()} - {*own})
+        yield from self.describe()
+        yield from self.list_others()
 
     def describe(self) -> dict[str, str]:
         """Return the line about each name that an extra here has."""
@@ -1093,6 +1104,10 @@ class Names:
         """Return the names that extras have, also those of extras that are not here."""
         return [name for extra in EXTRAS for name in extra.adds.get(self.group, ())]
 
+    def list_others(self) -> list[str]:
+        """Return the names that other packages have, but those that an extra here has too."""
+        return sorted({point.name for point in self._list_points()} - {*self.describe()})
+
     def list_modules(self) -> dict[str, str]:
         """Return the module, in this package, of each name that an extra here has."""
         return {name: where.partition(":")[0] for name, (where, _) in self._list_added()}
@@ -1101,9 +1116,9 @@ class Names:
         """Return what has a name.
 
         Raise InputError if nothing that is installed has it, TopoplanError if the package that has
-        it cannot be loaded.
+        it cannot be loaded, or has something else.
         """
-        from .topo.errors import InputError, TopoplanError
+        from .topo.errors import InputError
 
         for extra in EXTRAS:
             if name not in extra.adds.get(self.group, ()):
@@ -1115,13 +1130,7 @@ class Names:
             return getattr(loaded, attribute) if attribute else loaded
         for point in self._list_points():
             if point.name == name:
-                try:
-                    return point.load()
-                except Exception as error:  # whatever the module of another package raises
-                    raise TopoplanError(
-                        f"{name}: the entry point {point.value} cannot be loaded: "
-                        f"{type(error).__name__}: {error}; mend or remove the package that has it"
-                    ) from error
+                return _load(point, OPEN.get(self.group, ()))
         raise InputError(f"{name}: {self.explain_missing(name)}")
 
     def find_only(self, default: Any) -> Any:
@@ -1148,6 +1157,26 @@ class Names:
         from importlib.metadata import entry_points  # looks at all packages, which takes time
 
         return list(entry_points(group=f"topoplan.{self.group}"))
+
+
+def _load(point: EntryPoint, expected: tuple[str, ...]) -> Any:
+    """Return what another package adds, which has the attributes that are `expected`."""
+    from .topo.errors import TopoplanError
+
+    what = f"{point.name}: the entry point {point.value}"
+    try:
+        loaded = point.load()
+    except Exception as error:  # whatever the module of another package raises
+        raise TopoplanError(
+            f"{what} cannot be loaded: {type(error).__name__}: {error}; mend or remove the package "
+            "that has it"
+        ) from error
+    missing = [attribute for attribute in expected if not hasattr(loaded, attribute)]
+    if missing:
+        raise TopoplanError(
+            f"{what} has no {missing[0]}; expected what docs/extending.md says of {point.group}"
+        )
+    return loaded
 
 
 def list_points() -> list[EntryPoint]:

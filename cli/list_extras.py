@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..extras import (
     ADDITIONS,
+    BOXES,
     BY_NAME,
     CODECS,
     COMMANDS,
+    CORRECTIONS,
     EXAMPLES,
     EXPORTS,
     EXTRAS,
     FILES,
+    FORMATS,
     JOBS,
     LAYERS,
     LINKS,
@@ -24,10 +27,12 @@ from ..extras import (
     NAMES,
     OPEN,
     PROMISES,
+    REVIEWS,
     RUN_FILES,
     RUN_MODES,
     SOURCES,
     STRATEGIES,
+    VIEWS,
     WORDS,
     Extra,
     list_points,
@@ -55,20 +60,25 @@ _WIDTH = 160
 # How users name what is added to a group; other groups are inside.
 _SPELLED = {
     ADDITIONS: "topo-synth --{}",
+    BOXES: "topo-probe --{}",
     CODECS: "compress={}",
     COMMANDS: "topoplan {}",
+    CORRECTIONS: "topo-probe --{}",
     EXPORTS: "topo-synth --format {}",
     FILES: "topo-synth --format {}",
+    FORMATS: "files of {}",
     JOBS: "topo-synth --{}",
     LAYERS: "{}=",
     LINKS: "transport {}",
     MODES: "topo-synth --{}",
     NAMES: "topoplan.{}",
     PROMISES: "topo-synth --{}",
+    REVIEWS: "topo-probe --{}",
     RUN_FILES: "topo-run --{}",
     RUN_MODES: "topo-run --{}",
     SOURCES: "topo-probe --{}",
     STRATEGIES: "--strategy {}",
+    VIEWS: "topo-probe --format {}",
     WORDS: "--strategy {}:",
 }
 # A policy names layers of other packages; those of extras have options of their own.
@@ -180,7 +190,8 @@ def _print_table(console: Any, titles: Sequence[str], rows: Sequence[Sequence[st
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
-        table.add_column(title, overflow="fold", no_wrap=title in ("extra", "package"))
+        is_name, most = title in ("extra", "package"), 24 if title == "here" else None
+        table.add_column(title, overflow="fold", no_wrap=is_name, max_width=most)
     for row in rows:
         table.add_row(*map(safe_text, row))
     console.print(table)

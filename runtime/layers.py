@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..extras import LAYERS, Names
 from ..synth.plan import Plan
 from ..topo.errors import ExecutionError, InputError
 from .choices import FindWorth
-from .dispatcher import CallPath
+from .compiled import Buffers
+from .dispatcher import CallPath, Dispatcher
 from .ranks.links import Links
 from .ranks.transport import Transport
 
@@ -28,7 +29,8 @@ MakePath = Callable[[Plan, Transport, FindWorth], CallPath]
 class Layer(ABC):
     """A layer over `first`, the transport that its calls are made over until it takes another.
 
-    `transport` is the one in use. `history` has a row for each event that users see.
+    `transport` is the one in use. `history` has a row for each event that users see, with the
+    seconds `at` which it came (Communicator.recoveries).
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -79,6 +81,76 @@ class LayerKind(Protocol):
 
     def open(self, transport: Transport, prepared: object) -> Layer:
         """Return a layer for calls over a transport. Collective."""
+
+
+class PlainLayer(Layer):
+    """A layer that all calls go through one by one, and that excludes nothing.
+
+    It is its own LayerKind, so that a package names the class in its entry point.
+    """
+
+    leaves_stock: ClassVar[bool] = True
+    why_no_group: ClassVar[str | None] = None
+
+    @classmethod
+    def why_not(cls, links: Links | type[Links]) -> str | None:
+        """See LayerKind."""
+        return None
+
+    @classmethod
+    def why_not_plan(cls, plan: Plan) -> str | None:
+        """See LayerKind."""
+        return None
+
+    @classmethod
+    def prepare(cls) -> object:
+        """See LayerKind; nothing is to be noted."""
+        return None
+
+    @classmethod
+    def open(cls, transport: Transport, prepared: object) -> Layer:
+        """See LayerKind."""
+        return cls(transport)
+
+    @abstractmethod
+    def run(self, path: CallPath, buffers: Buffers, number: int | None = None) -> None:
+        """Carry out a call by `path.run`, and do what the layer is for; see Dispatcher.run."""
+
+    def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
+        """See Layer."""
+        return _PathWithin(self, path)
+
+
+class _PathWithin:
+    """A way of calls through a layer, by which none recurs quickly or is only started.
+
+    See CallPath.
+    """
+
+    def __init__(self, layer: PlainLayer, path: CallPath) -> None:
+        self._layer, self._path = layer, path
+        self.exchange, self.is_settled = path.exchange, path.is_settled
+
+    @property
+    def base(self) -> Dispatcher:
+        return self._path.base
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._path.sent_bytes
+
+    @property
+    def outlives_links(self) -> bool:
+        return self._path.outlives_links
+
+    def run(self, buffers: Buffers, number: int | None = None) -> None:
+        self._layer.run(self._path, buffers, number)
+
+    def bind(self, buffers: Buffers) -> None:
+        return None
+
+    def starts_stock(self, buffers: Buffers) -> bool:
+        return False
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ check() {
 check -m topoplan -m topoplan.extras -p topoplan.topo -p topoplan.synth -p topoplan.runtime -p topoplan.cli
 ln -s "$checkout/examples" "$view/examples"
 check -p examples.classic -p examples.lab
+extension=$checkout/examples/extension
+MYPYPATH=$view:$extension check -p topoplan_extension
 # Tests are no package: they import each other, and the benchmarks and scripts that they try, by file names.
-MYPYPATH=$view:$checkout/tests:$checkout/benchmarks:$checkout/scripts check --explicit-package-bases "$checkout/tests"
+MYPYPATH=$view:$checkout/tests:$checkout/benchmarks:$checkout/scripts:$extension check --explicit-package-bases "$checkout/tests"
 # In a folder of their own: what they import is the package alone.
 mkdir "$view/programs"
 for program in plan_a_machine run_a_collective own_strategy; do ln -s "$checkout/examples/$program.py" "$view/programs"; done

@@ -14,8 +14,10 @@ from ...synth.ir.schedule import Schedule
 from ...synth.plan import Plan
 from ...topo.errors import TopoplanError
 from ..candidates import Candidate
-from ..program.contract import Observed
+from ..compiled import describe_call
+from ..program.contract import Observed, ObservedCalls
 from ..ranks.transport import Transport
+from ..reductions import ReduceOp
 
 if TYPE_CHECKING:
     from ..compiled import Buffers
@@ -50,7 +52,7 @@ class Runner(Observed, ABC):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size, the most promising first.
+        """Return those of its candidates worth trying for a size, the most promising first.
 
         `sent` are those worth sending as messages, in this order; if `is_alone`, they are not
         tried themselves.
@@ -106,6 +108,85 @@ class RunnerKind(Protocol):
 
     def open(self, opening: Opening, /) -> Runner | str:
         """Return the runner, or why there is none. Collective like `prepare`, which it may call."""
+
+
+class WholeCalls(Runner):
+    """A runner that carries out calls whole, in a way of its own, whatever the plan's schedules.
+
+    It is its own RunnerKind, so that a package names the class in its entry point. `way` names it
+    in tables, beside a schedule that stands for all. It takes plans for the `collectives` alone,
+    calls that reduce by one of `ops` (None: all calls), and is worth trying for those of up to
+    `most_bytes` (None: for all).
+    """
+
+    way: ClassVar[str]
+    collectives: ClassVar[tuple[str, ...]]
+    ops: ClassVar[tuple[ReduceOp, ...] | None] = None
+    most_bytes: ClassVar[int | None] = None
+
+    def __init__(self, opening: Opening) -> None:
+        self.transport = opening.transport
+        self._collective = opening.plan.collective
+        self._candidates: list[Candidate] = []
+
+    @classmethod
+    def prepare(cls, transport: Transport, /) -> str | None:
+        """See RunnerKind; nothing is prepared."""
+        return None
+
+    @classmethod
+    def open(cls, opening: Opening, /) -> Runner | str:
+        """See RunnerKind; there is none where bits have to be those of messages."""
+        return "its sums have other bits than messages'" if opening.keeps_bits else cls(opening)
+
+    def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
+        """See Runner."""
+        first = sent[: self._collective.name in self.collectives]
+        self._candidates = [Candidate(x.schedule, self.name, self.way) for x in first]
+        return self._candidates
+
+    def find_candidate(self, schedule: Schedule) -> Candidate | None:
+        """Return None: a schedule that is asked for is sent as messages."""
+        return None
+
+    def list_worth(
+        self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
+    ) -> list[Candidate]:
+        """See Runner."""
+        is_worth = self.most_bytes is None or size_bytes <= self.most_bytes
+        return self._candidates if is_worth else []
+
+    def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
+        """See Runner."""
+        is_fit = self.ops is None or buffers.op in self.ops
+        return None if is_fit else f"{self.way}: it does not reduce so"
+
+    def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
+        """See Runner."""
+        self.bind(candidate, buffers)(number)
+
+    def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
+        """See Runner; observers are told of the calls."""
+        collective, dtype = self._collective, buffers.target.dtype
+        op = buffers.op if collective.reduces else None
+        call = describe_call(collective.name, op, collective.root, buffers.numel, dtype)
+        size_bytes = buffers.numel * dtype.itemsize
+        listeners = self.listen(ObservedCalls(call, candidate.label, size_bytes))
+        play = self.make(buffers)
+
+        def run(number: int | None = None) -> None:
+            play(number)
+            for listener in listeners:
+                listener.end(number)
+
+        return run
+
+    @abstractmethod
+    def make(self, buffers: Buffers) -> Play:
+        """Return a function that carries out a call on buffers, again and again.
+
+        It takes the number of the call, and adds to `sent_bytes`. Raise like `run`.
+        """
 
 
 @dataclass

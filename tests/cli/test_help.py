@@ -215,16 +215,24 @@ def test_quiet_is_quiet_and_verbose_says_how_far_it_is(
         main([*asked, "d.json", "-q", "-v"])
 
 
-def test_the_helps_start_light_and_soon(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [
+        (["topoplan", "--help"], "usage: topoplan COMMAND ...\n\nexamples:\n  topoplan probe\n"),
+        (["topo-synth", "--help"], "usage: topo-synth COLLECTIVE TOPOLOGY "),
+    ],
+)
+def test_the_helps_start_light_and_soon(arguments: list[str], begins: str) -> None:
+    name = arguments[0].removeprefix("topo-")
     code = (
-        "import sys; sys.argv = ['topoplan', '--help']\nfrom topoplan.cli import entry\n"
-        "try: entry.topoplan()\nexcept SystemExit: pass\n"
+        f"import sys; sys.argv = {arguments!r}\nfrom topoplan.cli import entry\n"
+        f"try: entry.{name}()\nexcept SystemExit: pass\n"
         "slow = {'torch', 'rich', 'numpy', 'scipy', 'shtab', 'networkx', 'urllib.request'}\n"
         "print(sorted(slow & set(sys.modules)))"
     )
     done = run_command(sys.executable, "-c", code)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
-    assert done.stdout.startswith("usage: topoplan COMMAND ...\n\nexamples:\n  topoplan probe\n")
+    assert done.stdout.startswith(begins)
 
 
 def test_the_help_of_synth_begins_with_twelve_options_and_has_extras_by_name() -> None:

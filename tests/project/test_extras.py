@@ -37,6 +37,7 @@ from topoplan.extras import (
     FORMATS,
     GRAPHS,
     LAUNCHES,
+    LAYERS,
     LINKS,
     MODES,
     NAMES,
@@ -51,6 +52,7 @@ from topoplan.extras import (
     RUN_CHECKS,
     RUN_FILES,
     RUN_MODES,
+    RUNNERS,
     RUNS,
     SCHEMAS,
     SECTIONS,
@@ -75,6 +77,7 @@ from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.synth.section import SectionKind
 from topoplan.topo.errors import InputError, TopoplanError
 from topoplan.topo.extras.doctor.view import Check
+from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.formats.format import Aside, Format, PlaceFormats
 from topoplan.topo.notebook import Renderer
 
@@ -279,6 +282,64 @@ def test_an_installed_package_adds_a_format(
     assert isinstance(names.find("lines"), ScheduleFormat)
     with pytest.raises(TopoplanError, match="broken: the entry point other_broken:FORMAT cannot"):
         names.find("broken")
+
+
+def test_an_entry_point_of_another_type_is_one_line(
+    tmp_path: Path, install: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a function where a module is expected, or a class that lacks a method."""
+    groups = {
+        COMMANDS: "main",
+        EXPORTS: "write",
+        FILES: "write",
+        LINKS: "open",
+        CODECS: "list_buffers",
+        RUNNERS: "prepare",
+        LAYERS: "why_not",
+    }
+    points = (f"[topoplan.{group}]\nwrong = other_things:nothing\n" for group in groups)
+    install("things", "".join(points))
+    (tmp_path / "other_things.py").write_text("def nothing():\n    pass\n")
+    for group, lacks in groups.items():
+        says = f"wrong: the entry point other_things:nothing has no {lacks}; expected what docs/ext"
+        with pytest.raises(TopoplanError, match=says):
+            Names(group).find("wrong")
+    assert whole(["wrong"]) == 1
+    assert capsys.readouterr().err == (
+        "topoplan wrong: error: wrong: the entry point other_things:nothing has no main; expected "
+        "what docs/extending.md says of topoplan.commands\n"
+    )
+
+
+def test_an_installed_package_reads_what_nothing_here_reads(
+    tmp_path: Path,
+    install: Callable[[str, str], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also what is refused by name; one that cannot be loaded does not hide why a text is."""
+    install(
+        "readers",
+        "[topoplan.formats]\nfabric = other_reader:FORMAT\nbroken = other_broken:FORMAT\n",
+    )
+    (tmp_path / "other_broken.py").write_text("import no_such_module\n")
+    (tmp_path / "other_reader.py").write_text(
+        "from topoplan import load\n"
+        "from topoplan.topo.formats.format import Format\n"
+        "def starts(text):\n"
+        "    return text.startswith('# Topology file: generated on')\n"
+        "FORMAT = Format('fabrics', starts, lambda text, where: load('ring:3'))\n"
+    )
+    text = "# Topology file: generated on Monday\n"
+    assert read_topology_text(text, "fabric.txt").name == "ring:3"
+    assert read_topology_text(f"\ufeff<!-- -->\n{text}", "fabric.txt").name == "ring:3"
+    with pytest.raises(InputError, match="machine: the format is not recognized"):
+        read_topology_text("nothing", "machine")
+    said = "broken: the entry point other_broken:FORMAT cannot be loaded: ModuleNotFoundError"
+    assert said in caplog.text and "its format is left out" in caplog.text
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="the output of ibnetdiscover, which is not read"):
+        read_topology_text(text, "fabric.txt")
 
 
 def test_an_installed_packages_file_takes_the_options_that_it_names(

@@ -6,17 +6,20 @@ message says what to give instead.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...extras import ASIDES, BOXES, FORMATS, Names
-from ..errors import InputError
+from ..errors import InputError, TopoplanError
 from ..graph import Topology
 from . import nccl_xml, smi
 from .format import Aside, Format, PlaceFormats
 from .pasted_xml import find_xml
+
+log = logging.getLogger("topoplan")
 
 # An XML declaration and comments before the root element.
 _PROLOGUE = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
@@ -227,10 +230,39 @@ def read_topology_text(text: str, where: str, box: Any = None) -> Topology:
     """Read a topology from `text`, whatever its format; `where` names the file in errors.
 
     Formats of clusters say only which switch each host is below: `box` is what every host contains,
-    as their `read_box` reads it, None for all other formats. Raise InputError for a text in no
-    known format, for one that the format's reader refuses, and for a box that is missing or not
-    wanted.
+    as their `read_box` reads it, None for all other formats. Formats of other packages are tried
+    for texts that nothing here reads. Raise InputError for a text in no known format, for one that
+    the format's reader refuses, and for a box that is missing or not wanted.
     """
+    try:
+        return _read_own(text, where, box)
+    except _NotReadError:
+        other = _find_other(text)
+        if other is None:
+            raise
+    return other.read(text, where)
+
+
+class _NotReadError(InputError):
+    """Why no format here reads a text."""
+
+
+def _find_other(text: str) -> Format | None:
+    """Return the format of another package in which a text is, None if there is none."""
+    names, start = Names(FORMATS), _skip_prologue(text.removeprefix("\ufeff"))
+    for name in names.list_others():
+        try:
+            format: Format = names.find(name)
+        except TopoplanError as error:  # which must not hide why the text is refused
+            log.warning("%s; its format is left out", error)
+        else:
+            if format.starts(start):
+                return format
+    return None
+
+
+def _read_own(text: str, where: str, box: Any) -> Topology:
+    """Read a text in a format of the core or an extra; see `read_topology_text`."""
     formats, places = list_formats(), _list_places()
     names = " or ".join(
         [*(x.name for x in formats.values()), *(name for x in places for name in x.list_names())]
@@ -257,13 +289,13 @@ def read_topology_text(text: str, where: str, box: Any = None) -> Topology:
         if format.starts(start):
             return _note_left_out(format.read(text, where), name, whole)
     if pasted is not None:  # cut off, which the reader says with its line
-        return read_topology_text(pasted.text, where)
+        return _read_own(pasted.text, where, None)
     for format in formats.values():
         if format.find_inside is not None and (inside := format.find_inside(text)) is not None:
             return format.read(inside, where)
     _refuse_asides(asides, text, where)
     _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
-    raise InputError(
+    raise _NotReadError(
         f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "
         f"{names}{_list_missing()}"
     )
@@ -350,4 +382,4 @@ def _refuse(
 ) -> None:
     for pattern, name, instead in texts:
         if matches(pattern):
-            raise InputError(f"{where}: {name}; {instead}")
+            raise _NotReadError(f"{where}: {name}; {instead}")

@@ -1,0 +1,1 @@
+"""One of each that packages add to topoplan: see pyproject.toml, which names them."""
