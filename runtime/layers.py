@@ -149,7 +149,7 @@ class _PathWithin:
     def bind(self, buffers: Buffers) -> None:
         return None
 
-    def starts_stock(self, buffers: Buffers) -> bool:
+    def can_start_stock(self, buffers: Buffers) -> bool:
         return False
 
 
