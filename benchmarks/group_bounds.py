@@ -37,7 +37,7 @@ from topoplan.synth.groups.ranks import group_on
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Topology
-from topoplan.topo.routes import HARDWARE
+from topoplan.topo.hardware_rule import HARDWARE
 
 MACHINES = "mi300x,dgx-a100,dgx1,pcie-2socket"
 # Relative difference up to which two bounds are equal.

@@ -38,8 +38,8 @@ from topoplan.synth.extras.joint.synthesize import plan_jointly
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Topology
+from topoplan.topo.hardware_rule import HARDWARE
 from topoplan.topo.presets import preset
-from topoplan.topo.routes import HARDWARE
 
 # Relative difference up to which two times are equal.
 _EQUAL = 1e-6

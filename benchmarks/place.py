@@ -33,10 +33,10 @@ from topoplan.synth.extras.place.placement import Placement
 from topoplan.synth.extras.place.placing import place
 from topoplan.synth.extras.place.proof.bound import find_bound
 from topoplan.synth.extras.place.proof.check import check_place_bound
+from topoplan.synth.extras.place.route_table import RouteTable
 from topoplan.synth.extras.place.tiers import find_tiers
 from topoplan.topo.derived.forwarding import Forwarding
 from topoplan.topo.derived.hosts import group_by_host
-from topoplan.topo.derived.route_table import RouteTable
 from topoplan.topo.derived.stripes import merge_switches
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset

@@ -29,8 +29,9 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError, Verifica
 from ..topo.files import write_whole
 from ..topo.graph import Topology
 from ..topo.grouping import group_by_key
+from ..topo.hardware_rule import HARDWARE
 from ..topo.notebook import draw, show
-from ..topo.routes import HARDWARE, Router
+from ..topo.routes import Router
 from ..topo.schema import read_as
 from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus

@@ -16,7 +16,8 @@ from typing import Any
 from ..topo.errors import InfeasibleError, InputError
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
-from ..topo.routes import HARDWARE, Router
+from ..topo.hardware_rule import HARDWARE
+from ..topo.routes import Router
 from .bounds.certificate import Bound
 from .cost.affine import tighten
 from .ir.collective import COLLECTIVES, Chunk, Collective

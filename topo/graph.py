@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from importlib import import_module
 from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,9 +195,9 @@ class Topology:
 
     def describe(self) -> str:
         """Format the machine as the tables of topo-probe."""
-        # Imported here, by its name: it imports this module, and rich, which is slow.
-        table = import_module(".pictures.table", __package__)
-        return str(table.write(self)).rstrip("\n")
+        from .pictures.table import write  # imports rich, which is slow
+
+        return write(self).rstrip("\n")
 
     @cached_property
     def fingerprint(self) -> str:

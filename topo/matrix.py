@@ -5,15 +5,20 @@ when no other traffic uses it. PHB and NODE differ only if devices name their ro
 `extra["root"]`.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from .graph import Topology
 from .grouping import group_by_key
 from .routes import Route, Router, route_links
+
+if TYPE_CHECKING:
+    from .graph import Topology
 
 # Meaning of each label; # is the number of links.
 LABELS: Mapping[str, str] = {

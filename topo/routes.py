@@ -16,11 +16,13 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import lcm
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .clock import pace
 from .exact import fraction_gcd
-from .graph import Topology
+
+if TYPE_CHECKING:
+    from .graph import Topology
 
 # Device ids from the sending to the receiving GPU, both included.
 Route = tuple[str, ...]
@@ -248,7 +250,3 @@ class _ReversedRouter(Router):
         if topology == self.topology:
             return self
         return self.forward.on(topology.reversed()).reversed()
-
-
-# The hardware's own rule, on no topology yet; `HARDWARE.on(topology)` is its router.
-HARDWARE = Router(Topology("none", (), ()))

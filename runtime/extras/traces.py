@@ -19,7 +19,7 @@ from ...synth.cost.transfer_times import MAX_TIMES, TransferTime, predict_times
 from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
 from ...topo.errors import ExecutionError, InputError, TopoplanError
-from ...topo.routes import HARDWARE
+from ...topo.hardware_rule import HARDWARE
 from ..candidates import Candidate
 from ..communicator import Communicator
 from ..measuring.bench_data import BenchSettings

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import has_extra
 from planned import synthesize
 
 from topoplan.runtime.backend.plan_files import PlanFiles
@@ -243,6 +244,7 @@ def test_deep_json_is_one_line(depth: int, opening: str, closing: str) -> None:
     load_json(opening * 64 + "1" + closing * 64)
 
 
+@pytest.mark.skipif(not has_extra("clusters"), reason="no extra clusters")
 def test_deep_yaml_is_one_line() -> None:
     text = "- topology: x\n  cluster_default: true\n  tree: " + "[" * 100_000
     with pytest.raises(InputError, match="line 3: deeper than any topology"):

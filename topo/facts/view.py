@@ -1,18 +1,23 @@
 """A view of a topology and its facts, shared by the doctor and GPUDirect."""
 
+from __future__ import annotations
+
 import re
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..boards import BOARDS, Board, find_board, find_by_id, find_mentioned, get_board
-from ..graph import Device, Topology
+from ..devices import Device
 from ..grouping import group_by_key
 from ..notes import find_board_words
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
 from .p2p_or_memory import DIRECT, find_faster
+
+if TYPE_CHECKING:
+    from ..graph import Topology
 
 # Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")

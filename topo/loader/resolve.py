@@ -9,8 +9,9 @@ from ..files import read_file, read_start
 from ..formats import nccl_xml
 from ..formats.detect import find_place_formats, read_topology_text
 from ..graph import Topology
+from ..hardware_rule import HARDWARE
 from ..presets import PRESETS, preset
-from ..routes import HARDWARE, Router
+from ..routes import Router
 
 LOCAL = "local"
 MAX_FILE_BYTES = 16 * 2**20  # bytes: MAX_LINKS links take less

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import reduce
 from operator import add
+from typing import TYPE_CHECKING
 
 from ..boards import find_datasheet_GBps
+from ..devices import Link
 from ..facts.keys import split_host
-from ..graph import Link, Topology
 from ..grouping import group_by_key
+
+if TYPE_CHECKING:
+    from ..graph import Topology
 
 # Names of link kinds in tables and pictures; other kinds are shown unchanged.
 KIND_NAMES = {

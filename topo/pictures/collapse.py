@@ -3,13 +3,19 @@
 Only one of several identical hosts is shown: a rack of 18 trays becomes one tray and its count.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from ..devices import Device
 from ..facts.keys import split_host
-from ..graph import Device, Topology
 from ..grouping import group_by_key
+
+if TYPE_CHECKING:
+    from ..graph import Topology
 
 # Hosts: up to this many are shown even if they are identical.
 _MAX_HOSTS = 4

@@ -1,17 +1,20 @@
 """Format a topology as tables: devices, connections between GPUs, links by kind, notes."""
 
+from __future__ import annotations
+
 import io
 import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from ...extras import TABLES, Names
-from ..graph import Device, InNetwork, Topology
+from ..devices import Device, InNetwork
 from ..matrix import LABELS, Connection, find_connections
 from ..notes import explain_no_gpus
 from ..printable import printable
@@ -26,6 +29,9 @@ from .cables import (
 from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
 from .part_of_table import TablePart
+
+if TYPE_CHECKING:
+    from ..graph import Topology
 
 # GPUs: a larger matrix does not fit a terminal, so pairs are counted instead.
 MAX_GPUS = 16

@@ -1,21 +1,27 @@
 """Show a topology as a text tree: sockets, the devices below them, and links across the tree."""
 
+from __future__ import annotations
+
 import io
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 from rich.tree import Tree
 
+from ..devices import Device
 from ..errors import InputError
-from ..graph import Device, Topology
 from ..grouping import group_by_key
 from ..printable import printable
 from .cables import FAMILY_NAMES, Cable, find_cables, format_rate
 from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
+
+if TYPE_CHECKING:
+    from ..graph import Topology
 
 _WIDTH = 400  # columns if there is no terminal, so that pipes get whole lines
 _MAX_PEERS = 16  # maximum number of peers per kind of link in a line

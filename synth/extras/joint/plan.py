@@ -23,7 +23,8 @@ from ....topo.errors import InputError, TopoplanError, VerificationError
 from ....topo.exact import fraction_to_json
 from ....topo.files import write_whole
 from ....topo.graph import Topology
-from ....topo.routes import HARDWARE, Router
+from ....topo.hardware_rule import HARDWARE
+from ....topo.routes import Router
 from ....topo.schema import Index, Label, read_as
 from ...cost.affine import bandwidth_s_per_GB, costs_between_gpus
 from ...cost.loads import DirectedLink

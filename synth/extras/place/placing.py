@@ -15,7 +15,6 @@ import numpy as np
 
 from ....topo.derived.degrade import Change, degrade
 from ....topo.derived.hosts import group_by_host
-from ....topo.derived.route_table import RouteTable
 from ....topo.derived.stripes import describe_merged
 from ....topo.errors import InfeasibleError, InputError
 from ....topo.graph import Topology
@@ -30,6 +29,7 @@ from .loads import OBJECTIVES, TIME, Latencies, OrderLoads, RouteLoads, Search, 
 from .placement import EQUAL, Placement, Step, note_calls
 from .proof.bound import choose_parts, find_bound
 from .proof.check import NOTHING, SEARCH, PlaceBound
+from .route_table import RouteTable
 from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
 

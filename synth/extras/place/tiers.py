@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from ....topo.derived.route_table import RouteTable
 from ....topo.errors import VerificationError
 from ....topo.graph import Topology
 from ....topo.grouping import group_by_key
+from .route_table import RouteTable
 
 # GPUs, by number, in disjoint parts.
 Tier = tuple[tuple[int, ...], ...]

@@ -25,7 +25,7 @@ import networkx as nx
 from ....topo.derived.hosts import group_by_host
 from ....topo.errors import InfeasibleError, TopoplanError
 from ....topo.graph import Topology
-from ....topo.routes import HARDWARE
+from ....topo.hardware_rule import HARDWARE
 from ...bounds.cuts import cut_bound
 from ...channels.channels import CHAIN, RING, algbw_GBps, schedule_channels
 from ...ir.collective import Collective

@@ -20,8 +20,8 @@ from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.plan_text import hash_of
 from topoplan.topo.errors import InfeasibleError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology
+from topoplan.topo.hardware_rule import HARDWARE
 from topoplan.topo.presets import preset
-from topoplan.topo.routes import HARDWARE
 
 MESH = "tp:allreduce:64M=0,1|2,3 dp:allreduce:128M=0,2|1,3"
 

@@ -25,7 +25,7 @@ from topoplan.synth.extras.place import placing
 from topoplan.synth.extras.place.job import read_job
 from topoplan.synth.extras.place.placing import place
 from topoplan.synth.extras.place.proof.check import check_place_bound
-from topoplan.topo.derived.route_table import RouteTable
+from topoplan.synth.extras.place.route_table import RouteTable
 from topoplan.topo.errors import InputError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset

@@ -37,8 +37,8 @@ from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 from topoplan.topo.extras.measured.flows import Hop
+from topoplan.topo.hardware_rule import HARDWARE
 from topoplan.topo.presets import preset
-from topoplan.topo.routes import HARDWARE
 
 Plans = Callable[..., str]
 MACHINES = ("dgx1", "mesh:2x4", "switch:4", "dgx-h100", "pcie-2socket", "mi250:2")

@@ -14,7 +14,7 @@ import pytest
 from fact_keys import find_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from needs import long_cases
+from needs import has_extra, long_cases
 from random_graphs import graphs
 from thorough import count_examples
 from verdicts import judge_pairs, list_findings
@@ -1424,6 +1424,7 @@ def test_a_mentioned_board_with_more_nvlinks_into_nvswitches_is_not_followed() -
     assert "A800, which line 7 mentions" in str(named.links[0].source)
 
 
+@pytest.mark.skipif(not has_extra("measured"), reason="no extra measured")
 def test_rates_of_pairs_beside_a_matrix_are_noted() -> None:
     matrix = "\tGPU0\tGPU1\nGPU0\tX\tPHB\nGPU1\tPHB\tX\n"
     pairs = (
@@ -1447,6 +1448,7 @@ def test_a_gpu_numa_id_that_is_a_node_of_cpus_is_no_memory_of_the_gpu() -> None:
     assert any(link.kind == "c2c" for link in right.links)
 
 
+@pytest.mark.skipif(not has_extra("measured"), reason="no extra measured")
 def test_the_last_rate_of_a_matrix_of_pairs_that_breaks_off_is_left_out() -> None:
     text = (
         "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n          0         1         2\n"
@@ -1503,6 +1505,7 @@ def test_words_that_there_is_no_p2p_are_noted(said: str, noted: str) -> None:
     assert any(note.startswith(noted) for note in notes if "not counted" in note) is bool(noted)
 
 
+@pytest.mark.skipif(not has_extra("measured"), reason="no extra measured")
 def test_the_rates_of_bus_grind_are_noted() -> None:
     rates = "P2P Bandwidth Matrix (GB/s) - Unidirectional, P2P=Enabled\n D\\D 0 1\n"
     rates += " 0 257.84 3.32\n 1 3.32 263.90\n"

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from .....topo.derived.route_table import RouteTable
 from .....topo.exact import fraction_to_json
 from .....topo.grouping import group_by_key
 from ....numeric.linear import Rows, minimise
 from ..job import Job, Phase
 from ..loads import TIME
+from ..route_table import RouteTable
 from ..tiers import Tier, TierPart, TierParts, log_at_least, measure_part
 from .check import TIERS, Cases, PlaceBound, Proof, pay
 

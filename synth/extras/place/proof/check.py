@@ -46,12 +46,12 @@ from math import prod
 from typing import Any
 
 from .....topo.derived.hosts import group_by_host
-from .....topo.derived.route_table import RouteTable
 from .....topo.errors import VerificationError
 from .....topo.exact import parse_fraction
 from .....topo.graph import Topology
 from ..job import AROUND, LINE, PAIRS, SPREAD, Job, Phase
 from ..loads import BOTTLENECK
+from ..route_table import RouteTable
 from ..tiers import TierPart, TierParts, log_at_least, measure_part
 from .floors import LatencyFloors, floor_of_matrix
 from .shapes import Costs, keep_least, list_shapes

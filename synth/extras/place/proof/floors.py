@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from .....topo.derived.route_table import RouteTable
 from ..job import AROUND, Ints, Phase
 from ..loads import find_call_s
+from ..route_table import RouteTable
 from ..tiers import TierParts
 
 

@@ -11,10 +11,10 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InfeasibleError
-from ..graph import Topology
-from ..routes import Router
-from .forwarding import Forwarding
+from ....topo.derived.forwarding import Forwarding
+from ....topo.errors import InfeasibleError
+from ....topo.graph import Topology
+from ....topo.routes import Router
 
 Ints = NDArray[np.int64]
 Links = NDArray[np.int32]
