@@ -13,7 +13,7 @@ The groups, and what an entry of each is:
   here add.
 - `observers`: what observes all that sends messages (runtime/observers.py); only the extras here
   add.
-- `parts`: a FindPart (runtime/parts.py), for plans in which ranks have such parts; only the extras
+- `roles`: a FindRole (runtime/roles.py), for plans in which ranks have such roles; only the extras
   here add.
 - `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
 - `waits`: a WaitWatch (runtime/ranks/waits.py), over a process's waits for messages; only the
@@ -113,7 +113,7 @@ FILES, CHECKS, SOURCES = "files", "checks", "sources"
 FIELDS, TABLES, REVIEWS, CORRECTIONS = "fields", "tables", "reviews", "corrections"
 VIEWS = "views"
 GRAPHS, FORMATS, ASIDES, BOXES = "graphs", "formats", "asides", "boxes"
-LAYERS, OBSERVERS, PARTS, CULPRITS = "layers", "observers", "parts", "culprits"
+LAYERS, OBSERVERS, ROLES, CULPRITS = "layers", "observers", "roles", "culprits"
 EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
 LAUNCHES = "launches"
 WORDS, NOTEBOOKS = "words", "notebooks"
@@ -503,7 +503,7 @@ EXTRAS = (
             NAMES: {
                 "new_group": ("runtime.extras.helpers.new_group:new_group", "groups with helpers")
             },
-            PARTS: {"helpers": ("runtime.extras.helpers.part:find_part", "of ranks that help")},
+            ROLES: {"helpers": ("runtime.extras.helpers.role:find_role", "of ranks that help")},
             OTHERS: {"rows": ("runtime.extras.helpers.bench_rows", "waits for the members' rows")},
             EXAMPLES: {
                 "topo-synth allreduce full:4 --group 0,1 -o two.json": (

@@ -21,13 +21,13 @@ from .dispatcher import CallPath, Dispatcher
 from .layers import Layer, LayerKind, SharedLayers, find_layer, refuse, wrap_all
 from .observers import observe_links
 from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT
-from .parts import find_part
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker
 from .ranks.launch import announce_ready
 from .ranks.transport import SharedTransport, Transport
 from .reductions import check_are_tensors
+from .roles import find_role
 from .runners.programs import Messages
 
 
@@ -144,18 +144,18 @@ class Communicator:
             self.plan = _agree_on_plan(plan_or_error, exchange)
             for name, kind in kinds.items():
                 refuse(policy.spell_layer(name), kind.why_not_plan(self.plan))
-            self._part = part = find_part(self.plan, self._transport, codec)
-            self.rank, self.size = part.label, len(self.plan.collective.members)
-            if part.members is None:
+            self._role = role = find_role(self.plan, self._transport, codec)
+            self.rank, self.size = role.label, len(self.plan.collective.members)
+            if role.members is None:
                 announce_ready()
                 return
             openings = [
-                partial(kind.open, part.members, prepared[name]) for name, kind in kinds.items()
+                partial(kind.open, role.members, prepared[name]) for name, kind in kinds.items()
             ]
             with_stock = (shared is None or shared.leaves_stock) and all(
                 kind.leaves_stock for kind in kinds.values()
             )
-            self.path = self._open_path(part.members, policy, codec, openings, with_stock)
+            self.path = self._open_path(role.members, policy, codec, openings, with_stock)
         self.calls = CallCache(self.path)
         announce_ready()
 
@@ -189,7 +189,7 @@ class Communicator:
                 find_worth=find_worth,
             )
 
-        senders = self._part.list_senders(make_sender(self.plan, members))
+        senders = self._role.list_senders(make_sender(self.plan, members))
         path = Dispatcher(self.plan, members, policy, senders, with_stock=with_stock)
         self._layers += [open_layer() for open_layer in openings]
         return wrap_all(path, self._layers, make_path)
@@ -203,7 +203,7 @@ class Communicator:
     def __getattr__(self, name: str) -> Any:
         # Ranks that are no members make no calls.
         if name in ("path", "calls"):
-            raise InputError(self._part.explain())
+            raise InputError(self._role.explain())
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def serve(self, calls: int | None = None) -> int:
@@ -213,7 +213,7 @@ class Communicator:
         so many. Between two such calls the members wait for this rank. Ranks that take no part
         return at once. Raise ExecutionError, as the members do, if a call fails.
         """
-        return self._part.serve(calls)
+        return self._role.serve(calls)
 
     def allreduce(
         self,
@@ -299,7 +299,7 @@ class Communicator:
     def wire_bytes(self) -> int:
         """Bytes that this rank has sent through schedules so far, races included."""
         if self.rank not in self.plan.collective.members:
-            return self._part.sent_bytes
+            return self._role.sent_bytes
         return self.path.sent_bytes
 
     @property
@@ -323,7 +323,7 @@ class Communicator:
 
         Collective over the members.
         """
-        return self._part.count_relayed_bytes()
+        return self._role.count_relayed_bytes()
 
     def close(self) -> None:
         """Destroy the process group unless it is shared; a later call raises ExecutionError.
@@ -333,7 +333,7 @@ class Communicator:
         if not self._shares_transport:
             for layer in reversed(self._layers):
                 layer.close()
-        self._part.close(self._transport)
+        self._role.close(self._transport)
         if not self._shares_transport:
             self._transport.close()
 

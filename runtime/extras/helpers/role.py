@@ -1,4 +1,4 @@
-"""The parts of members that others help, and of ranks that help."""
+"""The roles of members that others help, and of ranks that help."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import weakref
 from ....synth.ir.collective import spell_ranks
 from ....synth.plan import Plan
 from ...codec import Codec
-from ...parts import Part, label_ranks, narrow
 from ...ranks.transport import Transport
+from ...roles import Role, label_ranks, narrow
 from ...runners.programs import Messages
 from .announcer import Announcer, HelpedMessages
 from .service import Service
 
 
-class HelpedPart(Part):
-    """A member's part: it tells the helpers of each call by `announcer`; see Part.
+class HelpedRole(Role):
+    """A member's role: it tells the helpers of each call by `announcer`; see Role.
 
     `number` is that by which the helpers know the plan. The announcer is its own if it `owns` it.
     """
@@ -38,7 +38,7 @@ class HelpedPart(Part):
             weakref.finalize(self, announcer.close)
 
     def list_senders(self, first: Messages) -> list[Messages]:
-        """See Part: schedules with helpers are sent to these, too."""
+        """See Role: schedules with helpers are sent to these, too."""
         helped = HelpedMessages(self._announcer, self.plan, self._number, self._codec, self._faults)
         return [first, helped]
 
@@ -51,7 +51,7 @@ class HelpedPart(Part):
             return dict(self.members.control.exchange(self._announcer.count_sent())[0])
 
     def close(self, group: Transport) -> None:
-        """See Part: helpers are let go."""
+        """See Role: helpers are let go."""
         if self._owns:
             self._announcer.close()
         super().close(group)
@@ -59,8 +59,8 @@ class HelpedPart(Part):
             self._announcer.transport.close()
 
 
-class HelpersPart(Part):
-    """A helper's part: it serves the members' calls over the participants' transport; see Part."""
+class HelperRole(Role):
+    """A helper's role: it serves the members' calls over the participants' transport; see Role."""
 
     def __init__(
         self, plan: Plan, label: int, participants: Transport, codec: Codec | None
@@ -87,17 +87,17 @@ class HelpersPart(Part):
         return self._service.serve(calls)
 
     def close(self, group: Transport) -> None:
-        """See Part: calls of the members then fail."""
+        """See Role: calls of the members then fail."""
         self._service.leave()
         if self._participants is not group:
             self._participants.close()
 
 
-def find_part(plan: Plan, transport: Transport, codec: Codec | None) -> Part:
-    """Return this rank's part in a plan with helpers; see runtime/parts.py."""
+def find_role(plan: Plan, transport: Transport, codec: Codec | None) -> Role:
+    """Return this rank's role in a plan with helpers; see runtime/roles.py."""
     announcer = transport.find_part(Announcer)
     if announcer is not None:  # of a group of the backend, whose members this transport joins
-        return HelpedPart(plan, transport.control.label, transport, announcer, codec, owns=False)
+        return HelpedRole(plan, transport.control.label, transport, announcer, codec, owns=False)
     labels = label_ranks(plan, transport.size)
     own, members, helpers = labels[transport.rank], plan.collective.members, plan.used_helpers
     taking_part = sorted((*members, *helpers))
@@ -105,7 +105,7 @@ def find_part(plan: Plan, transport: Transport, codec: Codec | None) -> Part:
     alone = narrow(transport, labels, members) if own in members else None
     if alone is not None and participants is not None:
         announcer = Announcer(participants, members, helpers)
-        return HelpedPart(plan, own, alone, announcer, codec, owns=True)
+        return HelpedRole(plan, own, alone, announcer, codec, owns=True)
     if participants is not None:
-        return HelpersPart(plan, own, participants, codec)
-    return Part(plan, own, None)
+        return HelperRole(plan, own, participants, codec)
+    return Role(plan, own, None)

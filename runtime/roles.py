@@ -1,13 +1,13 @@
-"""A rank's part in a plan: whether it makes the plan's calls, and over which ranks.
+"""A rank's role in a plan: whether it makes the plan's calls, and over which ranks.
 
-An extra adds the parts of ranks that help (group `parts`).
+An extra adds the roles of ranks that help (group `roles`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..extras import PARTS, Names
+from ..extras import ROLES, Names
 from ..synth.ir.collective import spell_ranks
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError
@@ -16,8 +16,8 @@ from .ranks.transport import Transport
 from .runners.programs import Messages
 
 
-class Part:
-    """The part of a rank that makes a plan's calls, or takes no part in them.
+class Role:
+    """The role of a rank that makes a plan's calls, or takes no part in them.
 
     `label` is its number in the plan's topology. `members` is the transport of the members alone,
     None on other ranks.
@@ -51,32 +51,32 @@ class Part:
         return {}
 
     def close(self, group: Transport) -> None:
-        """End the part, and close its transports, but not that of the group."""
+        """End the role, and close its transports, but not that of the group."""
         if self.members is not None and self.members is not group:
             self.members.close()
 
 
-# Returns the part of a rank in a plan over a transport of all ranks. Collective.
-FindPart = Callable[[Plan, Transport, "Codec | None"], Part]
+# Returns the role of a rank in a plan over a transport of all ranks. Collective.
+FindRole = Callable[[Plan, Transport, "Codec | None"], Role]
 
 
-def find_part(plan: Plan, transport: Transport, codec: Codec | None) -> Part:
-    """Return this rank's part in a plan that all ranks of a transport hold. Collective.
+def find_role(plan: Plan, transport: Transport, codec: Codec | None) -> Role:
+    """Return this rank's role in a plan that all ranks of a transport hold. Collective.
 
     The transport has a rank for each GPU of the topology, in its order, or for each participant,
     in ascending order. Raise PlanMismatchError if it has neither, InputError if the extra for such
-    parts is not here.
+    roles is not here.
     """
     if plan.used_helpers:
-        find_other: FindPart = Names(PARTS).find("helpers")
+        find_other: FindRole = Names(ROLES).find("helpers")
         return find_other(plan, transport, codec)
     labels, collective = label_ranks(plan, transport.size), plan.collective
     if collective.has_all_gpus:
-        return Part(plan, transport.control.label, transport)
+        return Role(plan, transport.control.label, transport)
     own, members = labels[transport.rank], collective.members
     if list(transport.control.labels) == list(members):
-        return Part(plan, own, transport)
-    return Part(plan, own, narrow(transport, labels, members) if own in members else None)
+        return Role(plan, own, transport)
+    return Role(plan, own, narrow(transport, labels, members) if own in members else None)
 
 
 def label_ranks(plan: Plan, size: int) -> Sequence[int]:
