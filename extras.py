@@ -4,96 +4,93 @@ The core asks `find` for what an extra adds, by group and name, and imports no e
 extra's modules are imported when they are first asked for. An extra whose paths are deleted adds
 nothing, and neither does one that needs it. `scripts/extras.py` lists, counts and checks them.
 
-The groups, and what an entry of each is:
+An entry of a group is what the group's line says, under its NAME. Where it is an option of a
+command, the line about the entry is the option's help.
+
+Open to packages from outside too, as entry points of the group `topoplan.GROUP` (`OPEN` has them);
+these are looked at only for names that no extra here has, and for listings:
 
 - `commands`: a module with `main` and `build_parser` (cli/commands.py), for `topoplan NAME`.
-- `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
-- `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
-- `notebooks`: a Renderer (topo/notebook.py) of objects whose class has the name; only the extras
-  here add.
-- `observers`: what observes all that sends messages (runtime/observers.py); only the extras here
-  add.
-- `roles`: a FindRole (runtime/roles.py), for plans in which ranks have such roles; only the extras
-  here add.
-- `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module; only the extras here add.
-- `waits`: a WaitWatch (runtime/ranks/waits.py), over a process's waits for messages; only the
-  extras here add.
-- `accounts`: Accounts (runtime/accounts.py), kept of all calls; only the extras here add.
-- `caches`: a Cache (runtime/cache.py) of plans and races; only the extras here add.
-- `runners`: a RunnerKind (runtime/runners/contract.py), for links that name it.
-- `codecs`: a Codec (runtime/codec.py), for the option `compress` with its NAME.
-- `feedback`: a class whose method `of` returns the residual of a bucket of DDP's (runtime/ddp.py);
-  only the extras here add.
-- `encoders`: a function of a Codec and a rank's messages that returns an Encoder
-  (runtime/program/messages.py); only the extras here add.
+- `formats`: a Format (topo/formats/format.py) of other tools' files that are read. Those of
+  packages are tried for what nothing here reads.
+- `strategies`: a function of a Request that returns schedules (synth/planner/registry.py), for
+  `strategy=NAME`; only packages add.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
-- `formats`: a Format (topo/formats/format.py) of other tools' files that are read; the line names
-  it in the help of topo-probe. Those of other packages are tried for what nothing here reads.
-- `asides`: an Aside (likewise): what texts have beside a machine, or instead of one; only the
-  extras here add.
-- `boxes`: PlaceFormats (likewise), for files that only say where hosts are; each is what the
-  parameter NAME says, an option of topo-probe, which the line is the help of. Likewise.
-- `graphs`: a module that writes topologies as another package's graphs, and reads such graphs; only
-  the extras here add.
-- `fields`: a function of a topology that returns fields of topo-probe's JSON; only the extras here
-  add.
-- `tables`: a function of a topology and a number of columns that returns a TablePart
-  (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables; likewise.
-- `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`; the line about it is the
-  option's help. Only the extras here add.
-- `views`: a View (likewise), for `topo-probe --format NAME`; likewise.
-- `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
-  topology, corrected by it; the line about it is the option's help. Likewise.
-- `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple; likewise.
-- `sources`: a function of topo-probe's arguments and progress that finds the topology for its
-  --NAME; the line about it is the option's help. Only the extras here add.
-- `launches`: a function that returns the machine of the ranks of a launch, for topo-probe as
-  ranks; only the extras here add.
-- `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
-  or None, to draw beside the plan's; only the extras here add.
-- `promises`: a Promise (synth/promise.py), for the option of its name; only the extras here add.
-- `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file; only the extras
-  here add.
-- `additions`: an Addition (synth/addition.py), for the option of its name, which the line is the
-  help of; likewise.
-- `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
-  what is planned; the line about it is the option's help. Only the extras here add.
 - `explanations`: a function that returns an ExplanationPart (synth/extras/explain/part.py), for
   `topo-synth --explain`; NAME is its key in the JSON.
-- `examples`: no module but the command in whose help the command line NAME is an example;
-  likewise.
-- `networks`: a LaunchNetwork (runtime/ranks/cabled.py), asked before a launch's groups are made;
-  only the extras here add.
-- `names`: what `topoplan.NAME` is, for names in the facade's `__all__`; only the extras here add.
-- `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does; the line
-  about it is the option's help. Only the extras here add.
-- `call_checks`: a subclass of CallCheck (runtime/backend/call_check.py), which compares the calls
-  that the ranks of a group make; only the extras here add.
-- `options`: a function that checks what backend_options is given for its option NAME, and returns
-  it as the groups' options have it; only the extras here add.
-- `process_groups`: a subclass of CollectiveGroup (runtime/backend/collectives.py), of which the
-  backend's groups are instances; likewise.
-- `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
-  backend is given; only the extras here add.
-- `runs`: a function that loads such a file for topo-run (cli/running/plan_sets.py); likewise.
-- `run_files`: a RunFile (cli/running/added.py), for `topo-run --NAME FILE`; the line about it is
-  the option's help. Only the extras here add.
-- `run_modes`: a RunMode (likewise), for `topo-run --NAME`, which measures something else.
-- `dialects`: a Dialect (likewise), a module, for options of other tools; only the extras here add.
-- `others`: a RunOthers (likewise), a module, for ranks that are no members of a plan that topo-run
-  measures; only the extras here add.
-- `run_checks`, `preparations`: a RunCheck or Preparation (likewise), made before topo-run's ranks
-  start, or before they measure a plan; only the extras here add.
-- `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
-  Strategy (synth/request.py); the line says what follows the colon. Only the extras here add.
-- `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json; only the extras
-  here add.
-- `strategies`: a function of a Request that returns schedules (synth/planner/registry.py), for
-  `strategy=NAME`; only packages from outside add.
+- `links`: a class of NamedLinks (runtime/ranks/links.py), for the transport of that name.
+- `runners`: a RunnerKind (runtime/runners/contract.py), for links or policies that name it.
+- `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
+- `codecs`: a Codec (runtime/codec.py), for `compress=NAME`.
 
-A package from outside adds to a group by the entry point group `topoplan.GROUP`; these are looked
-at only for names that no extra here has, and for listings.
+Of machines and topo-probe; to these and all that follow only the extras here add:
+
+- `asides`: an Aside (topo/formats/format.py): what texts have beside a machine, or instead of one.
+- `boxes`: PlaceFormats (likewise), for files that only say where hosts are; NAME is the option that
+  says what each host is.
+- `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
+- `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
+- `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
+- `fields`: a function of a topology that returns fields of topo-probe's JSON.
+- `tables`: a function of a topology and a number of columns that returns a TablePart
+  (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables.
+- `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`.
+- `views`: a View (likewise), for `topo-probe --format NAME`.
+- `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
+  corrected topology.
+- `sources`: a function of topo-probe's arguments and progress that finds the topology for --NAME.
+- `launches`: a function that returns the machine of a launch's ranks, for topo-probe as ranks.
+
+Of plans and topo-synth:
+
+- `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
+  Strategy (synth/request.py); the line says what follows the colon.
+- `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file.
+- `additions`: an Addition (synth/addition.py), and `promises`: a Promise (synth/promise.py), for
+  the options of their names.
+- `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
+  what is planned.
+- `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does.
+- `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
+  or None, to draw beside the plan's.
+- `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
+
+Of the runtime:
+
+- `networks`: a LaunchNetwork (runtime/ranks/cabled.py), asked before a launch's groups are made.
+- `roles`: a FindRole (runtime/roles.py), for plans in which ranks have such roles.
+- `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module.
+- `waits`: a WaitWatch (runtime/ranks/waits.py), over a process's waits for messages.
+- `observers`: what observes all that sends messages (runtime/observers.py).
+- `accounts`: Accounts (runtime/accounts.py), kept of all calls.
+- `caches`: a Cache (runtime/cache.py) of plans and races.
+- `encoders`: a function of a Codec and a rank's messages that returns an Encoder
+  (runtime/program/messages.py).
+- `feedback`: a class whose method `of` returns the residual of a bucket of DDP's (runtime/ddp.py).
+- `call_checks`: a subclass of CallCheck (runtime/backend/call_check.py), which compares the calls
+  that the ranks of a group make.
+- `options`: a function that checks what backend_options is given for its option NAME, and returns
+  it as the groups' options have it.
+- `process_groups`: a subclass of CollectiveGroup (runtime/backend/collectives.py), of which the
+  backend's groups are instances.
+- `plans`: a PlanSetFormat (runtime/backend/plan_sets.py), for files of the format NAME that the
+  backend is given, and `runs`: a function that loads such a file for topo-run
+  (cli/running/plan_sets.py).
+
+Of topo-run (all in cli/running/added.py):
+
+- `run_files`: a RunFile, for `topo-run --NAME FILE`.
+- `run_modes`: a RunMode, for `topo-run --NAME`, which measures something else.
+- `run_checks`, `preparations`: a RunCheck or Preparation, made before the ranks start, or before
+  they measure a plan.
+- `dialects`: a Dialect, a module, for options of other tools.
+- `others`: a RunOthers, a module, for ranks that are no members of a plan that is measured.
+
+Of the whole:
+
+- `names`: what `topoplan.NAME` is, for names in the facade's `__all__`.
+- `examples`: no module but the command in whose help the command line NAME is an example.
 """
 
 from __future__ import annotations
@@ -107,26 +104,32 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-EXPORTS, COMMANDS, LINKS, RUNNERS = "exports", "commands", "links", "runners"
-CODECS, FEEDBACK, ENCODERS = "codecs", "feedback", "encoders"
-FILES, CHECKS, SOURCES = "files", "checks", "sources"
-FIELDS, TABLES, REVIEWS, CORRECTIONS = "fields", "tables", "reviews", "corrections"
-VIEWS = "views"
-GRAPHS, FORMATS, ASIDES, BOXES = "graphs", "formats", "asides", "boxes"
-LAYERS, OBSERVERS, ROLES, CULPRITS = "layers", "observers", "roles", "culprits"
-EXPLANATIONS, NETWORKS, EXAMPLES = "explanations", "networks", "examples"
-LAUNCHES = "launches"
-WORDS, NOTEBOOKS = "words", "notebooks"
-CURVES, PROMISES = "curves", "promises"
-SECTIONS, ADDITIONS = "sections", "additions"
-ACCOUNTS, CACHES, JOBS = "accounts", "caches", "jobs"
-WAITS = "waits"
-NAMES, MODES, PLANS, RUNS, SCHEMAS = "names", "modes", "plans", "runs", "schemas"
-OTHERS, DIALECTS = "others", "dialects"
-RUN_FILES, RUN_MODES = "run_files", "run_modes"
-RUN_CHECKS, PREPARATIONS = "run_checks", "preparations"
-CALL_CHECKS, OPTIONS, PROCESS_GROUPS = "call_checks", "options", "process_groups"
-STRATEGIES = "strategies"
+COMMANDS, FORMATS, STRATEGIES, EXPORTS, FILES = (
+    "commands",
+    "formats",
+    "strategies",
+    "exports",
+    "files",
+)
+EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
+    "explanations",
+    "links",
+    "runners",
+    "layers",
+    "codecs",
+)
+ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
+CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
+CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
+WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
+JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
+NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
+OBSERVERS, ACCOUNTS, CACHES = "observers", "accounts", "caches"
+ENCODERS, FEEDBACK, CALL_CHECKS = "encoders", "feedback", "call_checks"
+OPTIONS, PROCESS_GROUPS, PLANS, RUNS = "options", "process_groups", "plans", "runs"
+RUN_FILES, RUN_MODES, RUN_CHECKS = "run_files", "run_modes", "run_checks"
+PREPARATIONS, DIALECTS, OTHERS = "preparations", "dialects", "others"
+NAMES, EXAMPLES = "names", "examples"
 # The groups to which packages from outside add, and what tells an entry of each from other things.
 OPEN = {
     COMMANDS: ("main", "build_parser"),
