@@ -399,7 +399,7 @@ KNOWN = {
 def test_graphs_that_nccl_found_reach_what_is_known_of_them(machine: str) -> None:
     file = conftest.INPUTS / "nccl_graphs" / f"{machine}.graph.xml"
     if not file.is_file():
-        pytest.skip(f"{file} is not here")
+        pytest.skip(f"input {file} is not here")
     verdict = Judge(Machines(None, []), "allreduce").judge(read_text(file.read_text(), str(file)))
     (c,) = verdict.communicators
     assert verdict.machine.source == "beside the file"

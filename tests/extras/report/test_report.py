@@ -387,7 +387,7 @@ def test_flows_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
 def test_the_bridged_box_is_reported() -> None:
     path = INPUTS / "ncv4-bridged.topology.xml"
     if not path.exists():
-        pytest.skip("the recorded machine is not here")
+        pytest.skip(f"recorded machine {path} is not here")
     from topoplan.topo.loader.resolve import resolve
 
     text = write_page(gather_report(resolve(str(path)), 4))
