@@ -94,22 +94,25 @@ class PlainLayer(Layer):
 
     @classmethod
     def why_not(cls, links: Links | type[Links]) -> str | None:
-        """See LayerKind."""
+        """Return why calls over links, or a kind of them, cannot go through one; or None."""
         return None
 
     @classmethod
     def why_not_plan(cls, plan: Plan) -> str | None:
-        """See LayerKind."""
+        """Return why calls of a plan cannot go through one, None if they can."""
         return None
 
     @classmethod
     def prepare(cls) -> object:
-        """See LayerKind; nothing is to be noted."""
+        """Take note of what is, before the links of a group are opened; `open` gets the answer.
+
+        Nothing is to be noted.
+        """
         return None
 
     @classmethod
     def open(cls, transport: Transport, prepared: object) -> Layer:
-        """See LayerKind."""
+        """Return a layer for calls over a transport."""
         return cls(transport)
 
     @abstractmethod
@@ -117,15 +120,12 @@ class PlainLayer(Layer):
         """Carry out a call by `path.run`, and do what the layer is for; see Dispatcher.run."""
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """See Layer."""
+        """Return what carries out the calls of one plan, by `path` or others of `make_path`."""
         return _PathWithin(self, path)
 
 
 class _PathWithin:
-    """A way of calls through a layer, by which none recurs quickly or is only started.
-
-    See CallPath.
-    """
+    """A CallPath through a PlainLayer: no call is repeated quickly, or started and not awaited."""
 
     def __init__(self, layer: PlainLayer, path: CallPath) -> None:
         self._layer, self._path = layer, path
@@ -171,9 +171,9 @@ def refuse(spelled: str, why_not: str | None) -> None:
 
 
 def wrap_all(path: CallPath, layers: Sequence[Layer], make_path: MakePath) -> CallPath:
-    """Return a way of calls within layers, the first of them innermost.
+    """Return the path of calls within layers, the first of them innermost.
 
-    `make_path` makes the innermost way for another plan.
+    `make_path` makes the innermost path for another plan.
     """
     for place, layer in enumerate(layers):
         path = layer.wrap(path, partial(_make_within, layers[:place], make_path))

@@ -111,7 +111,7 @@ class RunnerKind(Protocol):
 
 
 class WholeCalls(Runner):
-    """A runner that carries out calls whole, in a way of its own, whatever the plan's schedules.
+    """A runner that carries out whole calls by itself, whatever the plan's schedules.
 
     It is its own RunnerKind, so that a package names the class in its entry point. `way` names it
     in tables, beside a schedule that stands for all. It takes plans for the `collectives` alone,
@@ -131,16 +131,22 @@ class WholeCalls(Runner):
 
     @classmethod
     def prepare(cls, transport: Transport, /) -> str | None:
-        """See RunnerKind; nothing is prepared."""
+        """Return why a transport's ranks cannot have the runner, None if they can.
+
+        Nothing is prepared.
+        """
         return None
 
     @classmethod
     def open(cls, opening: Opening, /) -> Runner | str:
-        """See RunnerKind; there is none where bits have to be those of messages."""
+        """Return the runner, or why there is none.
+
+        There is none where bits have to be those of messages.
+        """
         return "its sums have other bits than messages'" if opening.keeps_bits else cls(opening)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """See Runner."""
+        """Return what this runner may carry out; `sent` are those that are sent as messages."""
         first = sent[: self._collective.name in self.collectives]
         self._candidates = [Candidate(x.schedule, self.name, self.way) for x in first]
         return self._candidates
@@ -152,7 +158,7 @@ class WholeCalls(Runner):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """See Runner."""
+        """Return those of its candidates worth trying for a size, the most promising first."""
         is_worth = self.most_bytes is None or size_bytes <= self.most_bytes
         return self._candidates if is_worth else []
 
@@ -162,11 +168,14 @@ class WholeCalls(Runner):
         return None if is_fit else f"{self.way}: it does not reduce so"
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """See Runner."""
+        """Carry out a call that `can` allows."""
         self.bind(candidate, buffers)(number)
 
     def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
-        """See Runner; observers are told of the calls."""
+        """Return a function that repeats `run` on buffers with `bindings`, quickly.
+
+        Observers hear of the calls.
+        """
         collective, dtype = self._collective, buffers.target.dtype
         op = buffers.op if collective.reduces else None
         call = describe_call(collective.name, op, collective.root, buffers.numel, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,8 @@ from ranks.checks import refused
 from topoplan import Communicator, Policy, backend_options
 from topoplan.runtime.candidates import Candidate
 from topoplan.runtime.compiled import Buffers
-from topoplan.runtime.dispatcher import CallPath, Dispatcher
-from topoplan.runtime.layers import Layer, LayerKind, MakePath
-from topoplan.runtime.ranks.links import Links
+from topoplan.runtime.dispatcher import CallPath
+from topoplan.runtime.layers import LayerKind, PlainLayer
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.runners.contract import Opening, Runner, RunnerKind
 from topoplan.synth.ir.schedule import Schedule
@@ -67,57 +67,21 @@ class Kind:
 KIND: RunnerKind = Kind()
 
 
-class Counting(Layer):
-    """Counts calls, and lets none recur quickly."""
+class Counting(PlainLayer):
+    """Counts calls."""
 
-    def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        return CountedPath(self, path)
+    why_no_group: ClassVar[str | None] = "groups of the backend: they count their calls themselves"
 
-
-class CountedPath:
-    outlives_links = False
-
-    def __init__(self, layer: Counting, path: CallPath) -> None:
-        self._layer, self._path = layer, path
-        self.exchange, self.is_settled = path.exchange, path.is_settled
-
-    @property
-    def base(self) -> Dispatcher:
-        return self._path.base
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._path.sent_bytes
-
-    def run(self, buffers: Buffers, number: int | None = None) -> None:
-        self._path.run(buffers, number)
-        self._layer.history.append({"at": 0.0, "numel": buffers.numel})
-
-    def bind(self, buffers: Buffers) -> None:
-        """Every call is to be counted."""
-
-    def can_start_stock(self, buffers: Buffers) -> bool:
-        return False
-
-
-class CountingKind:
-    leaves_stock = True
-    why_no_group: str | None = "groups of the backend: they count their calls themselves"
-
-    def why_not(self, links: Links | type[Links]) -> str | None:
-        return None
-
-    def why_not_plan(self, plan: Plan) -> str | None:
+    @classmethod
+    def why_not_plan(cls, plan: Plan) -> str | None:
         return None if plan.collective.name == "allreduce" else "broadcasts: allreduces alone count"
 
-    def prepare(self) -> None:
-        """Nothing is to be noted before links open."""
-
-    def open(self, transport: Transport, prepared: object) -> Layer:
-        return Counting(transport)
+    def run(self, path: CallPath, buffers: Buffers, number: int | None = None) -> None:
+        path.run(buffers, number)
+        self.history.append({"at": 0.0, "numel": buffers.numel})
 
 
-COUNTING: LayerKind = CountingKind()
+COUNTING: LayerKind = Counting
 
 
 def count(folder: str, allreduce: str, broadcast: str) -> list[int]:
