@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
+
+from svg_titles import read_titles
 
 from topoplan.cli import synth
 from topoplan.synth.pictures.drawing import STYLE
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def read_titles(picture: str, element: str) -> list[str]:
-    """What is told where one points at elements of a kind."""
-    root = ElementTree.fromstring(picture)
-    return [
-        title.text or ""
-        for mark in root.iter(SVG + element)
-        for title in mark.findall(SVG + "title")
-    ]
 
 
 def test_a_front_is_drawn_with_what_is_impossible_and_the_bound(tmp_path: Path) -> None:

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
+
+from svg_titles import read_titles
 
 from topoplan.cli import probe
 from topoplan.synth.extras.heat_map import MAX_GPUS, draw_heat_map
 from topoplan.topo.presets import preset
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def read_titles(picture: str, element: str) -> list[str]:
-    """What is told where one points at elements of a kind."""
-    root = ElementTree.fromstring(picture)
-    return [
-        title.text or ""
-        for mark in root.iter(SVG + element)
-        for title in mark.findall(SVG + "title")
-    ]
 
 
 def test_the_rates_of_all_pairs_are_squares(tmp_path: Path) -> None:
