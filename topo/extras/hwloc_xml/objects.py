@@ -186,11 +186,12 @@ class PciFunction:
 
 @dataclass(eq=False)
 class HwlocMachine:
-    """A Machine object; creating it reads all objects below `element`.
+    """An index of the objects below one Machine element; creating it reads them.
 
-    The ids of its devices start with `prefix`. `numa` maps each NUMA node to the package around it,
-    or None, `by_gp` a gp_index to its object. `loose` are the operating system's devices that are
-    on no PCI function.
+    The ids of its devices start with `prefix`, and `infos` are its own. `packages` are CPUs,
+    `functions` those of PCI. `numa` maps a NUMA node to the package around it (None: none is), and
+    `by_gp` maps hwloc's gp_index to an object. `loose` has a function without a bus id for each
+    device of the operating system that is on no PCI function.
     """
 
     element: Element

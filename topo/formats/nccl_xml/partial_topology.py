@@ -41,10 +41,11 @@ class TreePosition:
 
 @dataclass(frozen=True)
 class GpuElement:
-    """A GPU of the file: its device's id, element, PCI address in lower case, and position.
+    """A GPU of the file: its device id, XML element, PCI address in lower case, and position.
 
-    `dev` and `rank` are the file's numbers; `rank` is None if absent. `PartialTopology.sort_gpus`
-    decides the ranks of the topology. `board` is None if neither name nor PCI id is in the table.
+    `dev` and `rank` are attributes of its gpu element (`rank` None if absent), not ranks of the
+    topology, which `PartialTopology.sort_gpus` decides. `board` is None if `boards.py` does not
+    know the GPU.
     """
 
     id: str
