@@ -130,7 +130,7 @@ OPTIONS, PROCESS_GROUPS, PLANS, RUNS = "options", "process_groups", "plans", "ru
 RUN_FILES, RUN_MODES, RUN_CHECKS = "run_files", "run_modes", "run_checks"
 PREPARATIONS, DIALECTS, OTHERS = "preparations", "dialects", "others"
 NAMES, EXAMPLES = "names", "examples"
-# The groups to which packages from outside add, and what tells an entry of each from other things.
+# The groups to which packages from outside add, and the attributes that an entry of each must have.
 OPEN = {
     COMMANDS: ("main", "build_parser"),
     STRATEGIES: ("__call__",),

@@ -155,7 +155,7 @@ def _print_tables(extras: Sequence[Extra], points: Sequence[EntryPoint]) -> None
 
 
 def _list_rows(extra: Extra) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each thing that an extra adds; only the first names the extra."""
+    """Yield a row for each of an extra's additions; only the first names the extra."""
     described = _describe_extra(extra)
     added = [
         (_SPELLED.get(row["group"], f"{row['group']}: {{}}").format(row["name"]), row["about"])

@@ -27,8 +27,8 @@ _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 class Review:
     """What `topo-probe --NAME` says of a topology: `write` makes a text of it, `--format` aside.
 
-    `write` is given the columns of a terminal, None for a file. `list_errors` returns a line about
-    each thing that makes the exit code 1.
+    `write` is given the columns of a terminal, None for a file. `list_errors` returns a line for
+    each problem that makes the exit code 1.
     """
 
     write: Callable[[Topology, int | None], str]

@@ -15,7 +15,7 @@ NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 _LEVELS = 5
 
 # The classes of all pictures; a page, or a picture in a separate file, contains them once. A plan's
-# colour and stock's differ in lightness too, so that they are told apart without colours.
+# colour and stock's differ in lightness too, so that they can be distinguished without colours.
 STYLE = """\
 .tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#2f6300;--stock:#e2620f;
 --bound:#4475b5;

@@ -51,7 +51,7 @@ def _find_lightness(colour: str) -> float:
     return float(116 * luminance ** (1 / 3) - 16)
 
 
-def test_a_plan_and_stock_are_told_apart_without_colours() -> None:
+def test_a_plan_and_stock_can_be_distinguished_without_colours() -> None:
     """On light pages and on dark ones."""
     for scheme in STYLE.split("@media"):
         plan, stock, paper = (
