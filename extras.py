@@ -52,6 +52,7 @@ Of plans and topo-synth:
 - `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
   what is planned.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does.
+- `remarks`: a function of a plan and a size in bytes that returns a Remark (synth/remark.py).
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
@@ -123,6 +124,7 @@ CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews"
 CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
 JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
+REMARKS = "remarks"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
 OBSERVERS, ACCOUNTS, CACHES = "observers", "accounts", "caches"
 ENCODERS, FEEDBACK, CALL_CHECKS = "encoders", "feedback", "call_checks"
@@ -990,6 +992,31 @@ EXTRAS = (
         },
     ),
     Extra(
+        "worth",
+        ("synth/extras/worth", "cli/extras/worth.py", "tests/extras/worth"),
+        {
+            COMMANDS: {
+                "worth": (
+                    "cli.extras.worth",
+                    "say what a plan gains over NCCL, and how to use it",
+                )
+            },
+            REMARKS: {
+                "worth": (
+                    "synth.extras.worth.worth:remark",
+                    "the plan beside stock NCCL or RCCL by a model, and what to use",
+                )
+            },
+            EXAMPLES: {
+                "topoplan worth matrix.txt": (
+                    "topoplan",
+                    "is a plan worth it on this machine, by a model of NCCL",
+                )
+            },
+        },
+        needs=("stock", "nccl-files"),
+    ),
+    Extra(
         "report",
         ("synth/extras/report", "cli/extras/report.py", "tests/extras/report"),
         {
@@ -1003,7 +1030,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain", "doctor", "pictures"),
+        needs=("stock", "explain", "doctor", "pictures", "worth"),
     ),
     Extra(
         "reshard",

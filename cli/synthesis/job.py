@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...synth.describe import limit_text, list_promised, print_plan, reach_at
 from ...synth.ir.collective import spell_ranks
+from ...synth.remark import list_remarks
 from ...synth.sizes import parse_size
 from ...topo.clock import limit_time
 from ...topo.derived.stripes import describe_merged
@@ -375,6 +376,7 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
         out["helpers"] = plan.used_helpers
     for section in plan.extensions:
         out |= section.list_figures()
+    out |= {name: remark.figures for name, remark in list_remarks(plan, job.size).items()}
     out["entries"] = [
         {
             "min_bytes": e.min_bytes,
@@ -494,6 +496,9 @@ def deliver(
             section(console)
         print_lines(console, *job.cut_lines(), style="yellow")
         console.print(f"synthesized and verified in {job.seconds:.2f} s", highlight=False)
+        if plan is not None:
+            remarks = list_remarks(plan, job.size).values()
+            print_lines(console, *(remark.line for remark in remarks), style="bold")
     if args.output and plan is not None:
         job.progress.tell(f"plan written to {args.output}")
     write_extra(args, "csv", job.progress, "rows written to FILE", lambda: rows_csv(rows()))

@@ -1,5 +1,6 @@
 """A report as one page: the machine, findings, and a section for each collective."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -21,6 +22,7 @@ from ....topo.printable import quote
 from ....topo.version import VERSION
 from ...describe import CUT_SHORT
 from ...pictures.plan_curves import predict_algbw_GBps
+from ..worth.worth import NEVER_TIMED, Worth, find_worth
 from .gather import Report
 from .html import make_details, make_figure, make_page, make_paragraph, make_section, make_table
 from .plans import SHOWN_SIZE, write_section
@@ -94,6 +96,13 @@ def _count_devices(machine: Topology) -> str:
 def _write_facts(report: Report) -> str:
     number = len(report.machine.ranks)
     facts = [(f"{number:,}", "GPU" if number == 1 else "GPUs")]
+    worth = _find_worth(report)
+    if worth is not None and worth.ratio is not None:
+        least = "at least " * worth.is_limit
+        stock = f"{worth.stock_name} by a model{worth.condition} ({NEVER_TIMED})"
+        facts.insert(0, (f"{least}{worth.ratio:.2f}x", f"the plan over {stock}: {worth.verdict}"))
+    elif worth is not None:
+        facts.insert(0, ("not known", f"what the plan gains: {worth.reason}"))
     if report.sections:
         first = report.sections[0]
         name = first.collective.name
@@ -120,7 +129,14 @@ def _write_facts(report: Report) -> str:
     cells = "".join(
         f"<div><b>{quote(value)}</b><span>{quote(what)}</span></div>" for value, what in facts
     )
-    return f'<div class="facts">{cells}</div>'
+    data = "" if worth is None else f' data-worth="{quote(json.dumps(worth.to_json()))}"'
+    return f'<div class="facts"{data}>{cells}</div>'
+
+
+def _find_worth(report: Report) -> Worth | None:
+    """Return what the first plan is worth at 1 GiB; None without a plan."""
+    plan = next((section.plan for section in report.sections), None)
+    return None if plan is None else find_worth(plan, SHOWN_SIZE << 2)
 
 
 def write_machine(machine: Topology) -> str:

@@ -86,6 +86,11 @@ class StockRing:
         """Whether the times are those of NCCL's or RCCL's own channels."""
         return bool(self._modelled)
 
+    @property
+    def is_limit(self) -> bool:
+        """Whether the times are the least that the library's channels between hosts may take."""
+        return self._limit is not None
+
     def time_s(self, size_bytes: int) -> float:
         """Return the predicted seconds for a buffer."""
         if self._host is not None and self._schedule is not None:

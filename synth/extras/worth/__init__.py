@@ -1,0 +1,1 @@
+"""Is a plan worth it: beside the stock library, by a model, with what to use."""
