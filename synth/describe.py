@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from .ir.collective import spell_ranks
 from .ir.schedule_text import WIDTH, join_lines
-from .remark import list_remarks
 from .sizes import show_size
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ def describe_plan(plan: Plan, size: int) -> str:
     root = plan.collective.root
     if root is not None:
         lines.append(f"root: {plan.topology.ranks[root]}, rank {root}")
-    lines += [remark.line for remark in list_remarks(plan, size).values()]
     return join_lines(lines)
 
 

@@ -43,6 +43,7 @@ from .ir.addition_order import is_uniform
 from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
 from .ir.schedule import MAX_SEGMENTS, Schedule
+from .ir.schedule_text import join_lines
 from .plan_file import (
     FORMAT,
     VERSIONS,
@@ -52,6 +53,7 @@ from .plan_file import (
     check_counts,
 )
 from .plan_text import check_hash, dumps, hash_of, parse, read_text
+from .remark import list_remarks
 from .section import PlanSection, list_missing, read_sections, split_fields
 from .sizes import count_bytes
 from .verify import verify
@@ -293,7 +295,9 @@ class Plan:
 
         `size` is in bytes, or text such as "64M".
         """
-        return describe_plan(self, count_bytes(size))
+        size_bytes = count_bytes(size)
+        remarks = join_lines(remark.line for remark in list_remarks(self, size_bytes).values())
+        return "\n".join(filter(None, (describe_plan(self, size_bytes), remarks)))
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bounds' arithmetic.

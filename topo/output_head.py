@@ -14,6 +14,7 @@ OutputFormat = Literal[
     "topoplan-judge-gate",
     "topoplan-place",
     "topoplan-extras",
+    "topoplan-worth",
     "nccl-graph",
     "rccl-env",
     "nccl-tuner",

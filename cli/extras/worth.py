@@ -1,4 +1,4 @@
-"""topoplan worth: is a plan worth it on a machine, and what to turn on, on one screen."""
+"""topo-worth: is a plan worth it on a machine, and what to turn on, on one screen."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from ...topo.output_head import output_head
 from ..shared.common import Example, Parser, run_command
 from ..shared.progress import ProgressReporter
 
-PROG = "topoplan worth"
+PROG = "topo-worth"
 EXAMPLES: tuple[Example, ...] = (
-    ("topoplan worth pcie-2socket", "a preset: stock, a plan, and what to turn on"),
-    ("nvidia-smi topo -m > matrix.txt", "your machine ..."),
-    ("topoplan worth matrix.txt --rate pcie=24", "... with the rate that the text leaves open"),
-    ("topoplan worth dgx-a100:2 --collective allgather", "what FSDP's gathers gain"),
+    ("topo-worth pcie-2socket", "a preset: stock, a plan, and what to turn on"),
+    (
+        "topo-worth matrix.txt --rate pcie=24",
+        "your machine, by its nvidia-smi topo -m, with the rate that the text leaves open",
+    ),
+    ("topo-worth dgx-a100:2 --collective allgather", "what FSDP's gathers gain"),
 )
 ABOUT = """\
 Compares a plan with stock NCCL or RCCL, both by models at the machine's rates: nothing runs. It

@@ -76,7 +76,7 @@ def test_every_command_has_the_common_options(
 ) -> None:
     options = build_parser(name)._option_string_actions
     assert {"-h", "--help", "--version", "-v", "--verbose", "-q", "--quiet"} <= set(options)
-    if name not in ("topoplan", "completion", "emulate", "extras"):
+    if name not in ("topoplan", "completion", "emulate", "extras", "worth"):
         assert "--force" in options and {"-o"} <= set(options)
     with pytest.raises(SystemExit) as ended:
         build_parser(name).parse_args(["--version"])

@@ -31,6 +31,7 @@ _LINES = {
     "place dgx1 --json": "topoplan-place",
     "place dgx1 --format json": "topoplan-place",
     "extras --json": "topoplan-extras",
+    "worth ring:4 --json": "topoplan-worth",
     "run PLAN --json -e 1K -n 1 -w 0": "topoplan-run",
     "run --stock --nproc 2 --collective allreduce,reduce --json -e 1K -n 1": "topoplan-run",
 }

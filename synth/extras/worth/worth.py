@@ -74,7 +74,7 @@ class Worth:
     def line(self) -> str:
         """The whole in a line."""
         if self.stock_GBps is None or self.ratio is None:
-            return f"worth it? not known: {self.reason}"
+            return f"what the plan gains over stock is not known: {self.reason}"
         most = "at most " * self.is_limit
         least = "at least " * self.is_limit
         return (
@@ -90,7 +90,8 @@ def find_worth(plan: Plan, size_bytes: int) -> Worth:
     rate = size_bytes / time_s / 1e9 if time_s else 0.0
     stock = stock_of(plan)
     if stock is None or not stock.is_modelled:
-        why = f"{plan.collective.name} has no ring" if stock is None else stock.reason
+        no_ring = f"{plan.collective.name} uses no rings or trees"
+        why = no_ring if stock is None else stock.reason
         return Worth(size_bytes, rate, reason=f"stock is not modelled here: {why}")
     stock_GBps = stock.algbw_GBps(size_bytes)
     ratio = rate / stock_GBps if stock_GBps else None
