@@ -38,15 +38,17 @@ def train(folder: str) -> dict[str, Any]:
         start(plans=folder, least_bytes=64, choose="race")
         hook = topoplan.ddp_hook(f"{folder}/allreduce.json")
         model = wrapped(network, hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for _ in range(CALLS):
             dist.all_reduce(torch.ones(3000))
             model(torch.ones(2, 33)).sum().backward()
+            optimizer.step()
         dist.all_reduce(torch.ones(2))
         world = dist.group.WORLD
         assert isinstance(world, TopoGroup)
         whole = topoplan.summary()
         parts = [hook.summary(), world.summary()]
-        del model, hook
+        del model, hook, optimizer
         dist.destroy_process_group()
         assert {group.name for group in topoplan.summary().groups} == {"ddp_hook", "group 0"}
         return [str(whole), *(part.to_json() for part in (whole, *parts))]

@@ -22,6 +22,7 @@ from ...candidates import STOCK
 from ...communicator import Communicator
 from ...dispatcher import Dispatcher
 from ...policy import ChooseMode
+from .steps import StepClock
 from .summary import GroupSummary, SizeSummary, Summary, format_size
 from .tallies import Tallies
 
@@ -76,6 +77,7 @@ class LoggedAccount(Account):
     def count_stock(self, collective: str) -> None:
         """Count a call that went to gloo or NCCL directly, which could have had a plan."""
         self._stock_calls[collective] += 1
+        steps.note(STOCK)
 
     def leave(self, collective: str, why: str) -> None:
         """Note the reason `why` a call was left to the stock collective, for the log."""
@@ -134,6 +136,7 @@ class LoggedAccounts(Accounts):
     def open(self, whose: Accountable) -> LoggedAccount:
         """Start counting the calls of the group or hook `whose`, and return its counter."""
         account = LoggedAccount(whose)
+        steps.start()
         with self._lock:
             self._opened += 1
             self._open[self._opened] = account
@@ -143,11 +146,15 @@ class LoggedAccounts(Accounts):
 
     def observe(self, dispatcher: Dispatcher) -> None:
         """Count the calls of a dispatcher from now on."""
-        dispatcher.observe(Tallies(self.report))
+        races = dispatcher.races
+        dispatcher.observe(
+            Tallies(self.report, lambda label, bits: steps.note(label, is_racing=bits in races))
+        )
 
     def summarize(self, accounts: Iterable[Account]) -> Summary:
         """Return what the calls of some accounts ran by so far."""
-        return Summary(tuple(x.summarize() for x in accounts if isinstance(x, LoggedAccount)))
+        own = (x for x in accounts if isinstance(x, LoggedAccount))
+        return Summary(tuple(x.summarize() for x in own), steps.times)
 
     def close(self, account: LoggedAccount) -> None:
         """Keep an account's summary alone; log the run's line if the run ends with it.
@@ -174,7 +181,7 @@ class LoggedAccounts(Accounts):
         # Neither does a short run, of which nothing is known but that nothing has raced.
         if self.is_rank_0 and self._has_unsaid and self._pid == os.getpid():
             whole = self.summarize_all()
-            if whole.saved is not None or whole.is_off:
+            if whole.timed or whole.is_off:
                 _show_savings(f"the whole run: {whole.line}")
         self._has_unsaid = False
 
@@ -182,7 +189,7 @@ class LoggedAccounts(Accounts):
         """Return the summary of all accounts."""
         with self._lock:
             now = self.summarize(self._open.values())
-            return Summary((*self._ended, *now.groups))
+            return Summary((*self._ended, *now.groups), now.steps)
 
     def report(self, calls: int) -> None:
         """Log the line of the first steps once no size is in a race any more.
@@ -204,7 +211,8 @@ class LoggedAccounts(Accounts):
                 _show_savings(f"the first steps: {self.summarize_all().line}")
 
 
-# One per process.
+# One of each per process.
+steps = StepClock()
 accounts = LoggedAccounts()
 
 

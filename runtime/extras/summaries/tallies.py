@@ -9,20 +9,21 @@ from ...program.contract import ObservedCalls
 REPORTED_EVERY = 20
 
 
-def _ignore(calls: int) -> None:
-    """Take no notice of a number of calls."""
+def _ignore(*_: object) -> None:
+    """Take no notice of calls."""
 
 
 class Tally:
     """The calls of one schedule, or of the stock collective, at one size; see Listener."""
 
-    __slots__ = ("_owner", "calls")
+    __slots__ = ("_bits", "_label", "_owner", "calls")
 
-    def __init__(self, owner: "Tallies") -> None:
-        self.calls, self._owner = 0, owner
+    def __init__(self, owner: "Tallies", label: str, bits: int) -> None:
+        self.calls, self._owner, self._label, self._bits = 0, owner, label, bits
 
     def begin(self) -> None:
         """Take note that a call begins; return what is to be called with each message, if any."""
+        self._owner.note(self._label, self._bits)
 
     def end(self, number: int | None) -> None:
         """Count a call, and report every REPORTED_EVERY-th one."""
@@ -34,11 +35,16 @@ class Tally:
 class Tallies:
     """The tallies of one communicator, by a schedule's label and the size in bits; an Observer.
 
-    `report` gets the calls of a size whenever they are a multiple of REPORTED_EVERY.
+    `report` gets the calls of a size whenever they are a multiple of REPORTED_EVERY, and `note` the
+    label and the size in bits of each call that begins.
     """
 
-    def __init__(self, report: Callable[[int], None] = _ignore) -> None:
-        self.report = report
+    def __init__(
+        self,
+        report: Callable[[int], None] = _ignore,
+        note: Callable[[str, int], None] = _ignore,
+    ) -> None:
+        self.report, self.note = report, note
         self._raced = 0
         self._tallies: dict[tuple[str, int], Tally] = {}
 
@@ -46,7 +52,7 @@ class Tallies:
         """Return the tally of a schedule at a size, rounded down to a power of two."""
         key = calls.label, calls.size_bytes.bit_length()
         if key not in self._tallies:
-            self._tallies[key] = Tally(self)
+            self._tallies[key] = Tally(self, *key)
         return self._tallies[key]
 
     def begin_anew(self, size_bytes: int) -> None:
