@@ -18,7 +18,9 @@ from ..extras import FEEDBACK, Names
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .accounts import Account, Accountable, Summary, find_accounts
-from .backend.options import OFF, are_plans_off, bits_without_plans
+from .backend import NAME
+from .backend.options import OFF, are_plans_off, backend_options, bits_without_plans
+from .backend.registration import register
 from .backend.torch_tools import show_as
 from .communicator import Communicator
 from .environment import PLANS, heed_log_level
@@ -30,7 +32,7 @@ from .works import Failed, PlannedWork, tensors_or_raise
 
 
 def ddp_hook(  # noqa: PLR0913 (what users set)
-    plan: Plan | str | Path,
+    plan: Plan | str | Path | None = None,
     group: dist.ProcessGroup | None = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     choose: ChooseMode = "race",
@@ -44,6 +46,9 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
     policy: Policy | None = None,
 ) -> "DdpHook":
     """Return a communication hook that averages gradients by an allreduce plan.
+
+    Without a plan a group of the backend "topo" over the same ranks averages, which finds plans as
+    that backend does: stock makes the calls until there is one (see `PlanlessHook`).
 
     The arguments are those of Communicator. Making the hook is collective over the ranks of `group`
     (default: all) alone; before init_process_group it is not: then the ranks meet at the first
@@ -66,7 +71,11 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
         on_fault=on_fault,
         on_slow=on_slow,
     )
-    return DdpHook(plan, group, policy, error_feedback=error_feedback)
+    if plan is not None:
+        return DdpHook(plan, group, policy, error_feedback=error_feedback)
+    if error_feedback:
+        raise InputError("error_feedback without a plan: the backend keeps none; name a plan")
+    return PlanlessHook(group, policy)
 
 
 class DdpHook:
@@ -221,6 +230,73 @@ class DdpHook:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._prepare()
+
+
+class PlanlessHook(DdpHook):
+    """The hook without a plan: it averages through a group of the backend "topo".
+
+    The group has the ranks of the one that is given (default: all), is made with the hook if these
+    exist already, else at the first bucket, and finds plans as the backend does. A copy by pickle
+    makes a group of all ranks.
+    """
+
+    _own: dist.ProcessGroup | None
+
+    def __init__(self, group: dist.ProcessGroup | None, policy: Policy) -> None:
+        self.policy = policy
+        self._prepare()
+        if dist.is_initialized() or group is not None:
+            self._own = self._make_group(group)
+
+    def _prepare(self) -> None:
+        heed_log_level()
+        self.__name__ = self.__qualname__ = "ddp_hook"
+        self._own = None
+
+    def _make_group(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+        register()
+        made: dist.ProcessGroup = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=self.policy.timeout,
+            backend=NAME,
+            pg_options=backend_options(policy=self.policy),
+            use_local_synchronization=True,
+        )
+        return made
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group of the backend. Collective if it is not made yet."""
+        if self._own is None:
+            self._own = self._make_group(None)
+        return self._own
+
+    @property
+    def communicator(self) -> Communicator:
+        """Raise InputError: plans are found later, and the backend has their communicators."""
+        raise InputError(
+            "a hook without a plan has no communicator: the backend makes one when it has found a "
+            "plan; hook.summary() says what ran"
+        )
+
+    def summary(self) -> Summary:
+        """Return what this hook's calls ran by so far; see topoplan.summary."""
+        found: Summary = self.group.summary()  # type: ignore[attr-defined]
+        return found
+
+    def __call__(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Return a future of the bucket's average over all ranks."""
+        return allreduce_hook(self.group, bucket)
+
+    def __repr__(self) -> str:
+        return f"<topoplan.ddp_hook: the backend finds plans, choose={self.policy.choose!r}>"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"policy": self.policy}
 
 
 def _find_world() -> dist.ProcessGroup:

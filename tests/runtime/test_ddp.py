@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from launch import run_on_one_gpu, run_ranks
-from ranks import ddp, gpu
+from ranks import ddp, gpu, planless_hook
 
 Plans = Callable[..., str]
 
@@ -30,3 +31,12 @@ def test_wrong_plans_are_refused_on_every_rank(plans: Plans) -> None:
 def test_the_hook_on_a_gpu_agrees_with_stock(plans: Plans) -> None:
     """The side stream's averages are DDP's own; compressed ones are near them."""
     run_on_one_gpu(gpu.hook, plans("ring:2"))
+
+
+def test_without_a_plan_the_hook_trains_by_what_the_backend_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOPOPLAN_PLANS", "ring:2")
+    first, *others = run_ranks(planless_hook.train, 2, str(tmp_path))
+    assert first, "no schedule of a plan ran"
+    assert all(used == first for used in others)
