@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from topoplan.synth.planner import registry
 
@@ -38,6 +40,21 @@ def test_the_notebook_runs_and_prints_what_is_stored_in_it(
     assert [[*map(read_text, of)] for of in outputs] == [[*map(read_text, of)] for of in stored]
     shown = [output for of in outputs for output in of]
     assert sum("image/svg+xml" in output.get("data", {}) for output in shown) == PICTURES
+
+
+@pytest.mark.network
+def test_in_a_kernel_of_jupyter_its_cells_show_what_is_stored(tmp_path: Path) -> None:
+    """Text comes back as text there too, where rich prints by itself unless kept from it."""
+    notebook = nbformat.reads(json.dumps(NOTEBOOK), as_version=4)
+    folder = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=folder).execute()
+    for cell, stored in zip(notebook["cells"], NOTEBOOK["cells"], strict=True):
+        if cell["cell_type"] != "code":
+            continue
+        shown = [x for x in cell["outputs"] if x.get("name") != "stderr"]
+        assert [read_text(x) for x in shown] == [read_text(x) for x in stored["outputs"]]
+        kinds = [set(x.get("data", {})) for x in stored["outputs"]]
+        assert all(a <= set(x.get("data", {})) for a, x in zip(kinds, shown, strict=True))
 
 
 def test_links_of_the_notebook_lead_somewhere() -> None:
