@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
     from .synth.extras.joint.bound import JointBound
-    from .synth.extras.joint.calls import JointCall
+    from .synth.extras.joint.joint_calls import JointCall
     from .synth.extras.joint.plan import GroupPlan, JointPlan
     from .synth.extras.joint.synthesize import synthesize_joint
     from .synth.extras.place.job import Job, Traffic

@@ -1033,7 +1033,7 @@ EXTRAS = (
             NAMES: {
                 "GroupPlan": ("synth.extras.joint.plan:GroupPlan", "a group's part of one"),
                 "JointBound": ("synth.extras.joint.bound:JointBound", "a bound of several calls"),
-                "JointCall": ("synth.extras.joint.calls:JointCall", "a group's call"),
+                "JointCall": ("synth.extras.joint.joint_calls:JointCall", "a group's call"),
                 "JointPlan": ("synth.extras.joint.plan:JointPlan", "plans of several groups"),
                 "mesh_groups": ("runtime.extras.joint.mesh:mesh_groups", "a DeviceMesh's groups"),
                 "synthesize_joint": (

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..topo.errors import ExecutionError
-from .calls import PersistentCall
+from .persistent_calls import PersistentCall
 from .ranks.set_up import end_past_waits
 from .reductions import in_inference_mode
 from .works import CpuWork, Function, GpuWork, PlannedWork

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from ...topo.errors import InputError
 from ..accounts import Summary, find_accounts
-from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
+from ..persistent_calls import PersistentCall
 from ..queues import start
 from ..works import get_done_work
 from . import NAME

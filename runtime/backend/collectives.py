@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import (
 )
 
 from ...topo.errors import InputError
-from ..calls import PersistentCall
 from ..communicator import Communicator
+from ..persistent_calls import PersistentCall
 from ..reductions import dtype_name
 from .base_group import BaseGroup, GroupCall
 

@@ -11,7 +11,7 @@ from ...backend.collectives import CollectiveGroup
 from ...backend.torch_tools import show_as
 from ...ranks.addresses import Addresses
 from ...reductions import dtype_name
-from .calls import UnevenAlltoall
+from .alltoallv import UnevenAlltoall
 
 
 class UnevenGroup(CollectiveGroup):

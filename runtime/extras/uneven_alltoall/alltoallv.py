@@ -22,8 +22,8 @@ from ....topo.errors import InputError
 from ...backend.call_check import CallCheck
 from ...backend.communicators import Communicators
 from ...backend.options import AUTO
-from ...calls import PersistentCall
 from ...compiled import Buffers
+from ...persistent_calls import PersistentCall
 from ...program.layout import Move
 from ...ranks.store import put, take
 from .splits import ExpectedSplits
