@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from .runtime.extras.nccl_graph.around_group import nccl_graph
     from .runtime.extras.reshard.state_dict import reshard_state_dict
     from .runtime.extras.reshard.transfer import Reshard, reshard
-    from .runtime.extras.summaries.account import summary
     from .runtime.extras.summaries.summary import GroupSummary, SizeSummary, Summary
+    from .runtime.extras.summaries.usage_log import summary
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.transport import Transport

@@ -17,7 +17,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from ..extras import FEEDBACK, Names
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .accounts import Account, Accountable, Summary, find_accounts
 from .backend.options import OFF, are_plans_off, bits_without_plans
 from .backend.torch_tools import show_as
 from .communicator import Communicator
@@ -26,6 +25,7 @@ from .option_names import ON_SLOWS
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .queues import ThreadQueue, make_queue, start
 from .ranks.groups import make_group_maker
+from .usage_log import CountedGroup, GroupUsage, Summary, find_usage_log
 from .works import Failed, PlannedWork, tensors_or_raise
 
 
@@ -103,7 +103,7 @@ class DdpHook:
         # DDP logs the hook's name, which it reads as a function's.
         self.__name__ = self.__qualname__ = "ddp_hook"
         self._met: tuple[Communicator, ThreadQueue] | None = None
-        self._account: Account | None = None
+        self._usage: GroupUsage | None = None
         self._residuals = Names(FEEDBACK).find("residuals")() if self.error_feedback else None
 
     def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
@@ -130,33 +130,33 @@ class DdpHook:
             communicator.plan.check_same_bits()
         dispatcher = communicator.dispatcher
         dispatcher.race_on_calls()
-        find_accounts().observe(dispatcher)
+        find_usage_log().observe(dispatcher)
         calls = make_queue(dispatcher.device)
         # The thread ends with the model that had the hook.
         weakref.finalize(self, calls.close, dispatcher.transport.faults.break_off)
-        self._open_account(
+        self._open_usage(
             group, lambda: {"allreduce": communicator}, dispatcher.transport.links.stock_engine
         )
         self._met = communicator, calls
         return self._met
 
-    def _open_account(
+    def _open_usage(
         self,
         group: dist.ProcessGroup | None,
         list_used: Callable[[], dict[str, Communicator]] | None,
         stock: str = "",
     ) -> None:
         ranks, is_first = dist.get_process_group_ranks(group), dist.get_rank(group) == 0
-        self._account = find_accounts().open(
-            Accountable(
+        self._usage = find_usage_log().open(
+            CountedGroup(
                 "ddp_hook", ranks, list_used, self.policy.choose, is_first, stock, is_hook=True
             )
         )
-        weakref.finalize(self, self._account.close)
+        weakref.finalize(self, self._usage.close)
 
     def summary(self) -> Summary:
         """Return what this hook's calls ran by so far; see topoplan.summary."""
-        return find_accounts().summarize([] if self._account is None else [self._account])
+        return find_usage_log().summarize([] if self._usage is None else [self._usage])
 
     @property
     def communicator(self) -> Communicator:
@@ -170,8 +170,8 @@ class DdpHook:
     ) -> torch.futures.Future[torch.Tensor]:
         """Return a future of the bucket's average over all ranks."""
         if self._is_off:
-            if self._account is None:
-                self._open_account(self._group, None)
+            if self._usage is None:
+                self._open_usage(self._group, None)
             return allreduce_hook(self._group or _find_world(), bucket)
         tensor = bucket.buffer()
         residual = None if self._residuals is None else self._residuals.of(bucket)

@@ -59,7 +59,7 @@ class UnevenGroup(CollectiveGroup):
             if call is not None:
                 call.run(number)
                 return
-            self.account.count_stock("alltoall")
+            self.usage.count_stock("alltoall")
             work = stock(opts)
             if work is not None:
                 work.wait()
