@@ -201,7 +201,7 @@ def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iter
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
     from ..runtime.ranks.links import AUTO, check_transport
-    from ..runtime.ranks.places import init_gloo_by_network
+    from ..runtime.ranks.rank_locations import init_gloo_by_network
 
     backend = options.resolve_backend(world)
     over = AUTO

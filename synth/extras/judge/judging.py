@@ -295,7 +295,7 @@ class Judge:
             return channels
         try:
             self._refuse_other_nodes(verdict, communicator)
-            listed = _list_places(verdict.reading, communicator)
+            listed = _list_locations(verdict.reading, communicator)
             rank_map = self._map_ranks(verdict, communicator.ranks, listed)
         except InputError as error:
             # A graph file is for one machine; a log may be read far from the machine that wrote it.
@@ -341,8 +341,8 @@ class Judge:
         return find_options(collective, router)
 
 
-def _list_places(reading: Reading, communicator: ObservedCommunicator) -> Mapping[int, Location]:
-    """Return the places of a communicator's ranks: its own, else those of a table of as many."""
+def _list_locations(reading: Reading, communicator: ObservedCommunicator) -> Mapping[int, Location]:
+    """Return the locations of a communicator's ranks: its own, else those of a table of as many."""
     own, listed = communicator.locations, reading.locations
     is_whole = len(own) == communicator.ranks or set(listed) != set(range(communicator.ranks))
     agrees = all(place.host in (None, listed[r].host) for r, place in own.items() if r in listed)

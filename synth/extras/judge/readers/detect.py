@@ -249,7 +249,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         measurements += results.measurements
         locations = locations or dict(results.locations)
         notes += results.notes
-    locations = locations or log.places.find()
+    locations = locations or log.locations.find()
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, log, table)}")
     reading = log.reading(where, bool(measurements))
