@@ -5,7 +5,7 @@ A log may be cut before its channels, or have only a test's table and what stand
 
 import re
 
-from ..reading import Location
+from ..file_contents import Location
 from .log_lines import Signatures, read_bus_id
 
 _PLACE = re.compile(

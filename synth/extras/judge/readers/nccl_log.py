@@ -12,11 +12,11 @@ from itertools import chain
 
 from .....topo.derived.fabric_health import FABRIC_STATES, HEALTHY, describe_health
 from .....topo.errors import InputError
-from ..reading import (
+from ..file_contents import (
+    FileContents,
     FileFinding,
     ObservedCommunicator,
     Pick,
-    Reading,
     SearchResult,
 )
 from . import log_lines as lines
@@ -126,7 +126,7 @@ def _find_process(line: str) -> str:
 
 
 class LogReader:
-    """Collector of the facts of a log: `take` each line, then call `reading`."""
+    """Collector of the facts of a log: `take` each line, then call `contents`."""
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
@@ -468,7 +468,7 @@ class LogReader:
             and not any(name.startswith("NET") for d in drafts for name in d.transports)
         )
 
-    def reading(self, where: str, is_measured: bool = False) -> Reading:
+    def collect_contents(self, where: str, is_measured: bool = False) -> FileContents:
         """Return the contents of the log, named `where`, after its last line.
 
         `is_measured` is whether the text has results. Raise InputError if the log breaks off among
@@ -510,7 +510,7 @@ class LogReader:
                 "forbids connections between hosts; else give the whole log",
                 self.last_line,
             )
-        return Reading(
+        return FileContents(
             where,
             f"log of {(self.library or ('RCCL' if self.is_rccl else 'NCCL')).split()[0]}",
             self.library,

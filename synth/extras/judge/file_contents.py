@@ -130,7 +130,7 @@ class ObservedCommunicator:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FileContents:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
