@@ -185,7 +185,7 @@ class BaseGroup(GroupLifetime):
             )
         return show_as(
             call.operator,
-            lambda: queue.carry_out(
+            lambda: queue.submit(
                 partial(self._call_first, call, size, place, number, is_first=is_first),
                 call.results,
                 waits=waits,
@@ -228,7 +228,7 @@ class BaseGroup(GroupLifetime):
         """Start several collectives as one call, all by plans; `prepare` gets each index."""
         number = self._begin(what)
 
-        def carry_out() -> None:
+        def run_call() -> None:
             for place, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
                 communicator = self.planned.open(size.key, number, self.check)
                 if communicator is None:
@@ -238,8 +238,8 @@ class BaseGroup(GroupLifetime):
 
         return show_as(
             operator,
-            lambda: self.planned.queue(tensors[0]).carry_out(
-                carry_out,
+            lambda: self.planned.queue(tensors[0]).submit(
+                run_call,
                 results,
                 waits=not opts.asyncOp,
                 reads=tensors,

@@ -123,10 +123,10 @@ class MpiLinks(NamedLinks):
         self, call: Callable[[], object], what: str, finish: Callable[[], object]
     ) -> Callable[..., None]:
         """Return a function that runs a stock collective, then `finish`."""
-        carry_out = self._collectives.carry_out
+        run_collective = self._collectives.run_collective
 
         def run(number: int | None = None) -> None:
-            carry_out(call, what, finish, number)
+            run_collective(call, what, finish, number)
 
         return run
 

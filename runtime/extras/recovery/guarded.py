@@ -125,7 +125,7 @@ class Guarded:
         return False
 
     def _run(self, users: Buffers) -> None:
-        private = self.guard.carry_out(partial(self._prepare, users))
+        private = self.guard.run_call(partial(self._prepare, users))
         assert isinstance(private, _Private)
         if users.target.numel():
             users.target.copy_(private.buffers.target)

@@ -54,7 +54,7 @@ class UnevenGroup(CollectiveGroup):
             )
         uneven, stock = self._uneven, partial(self.plain.alltoall_base, output, input, *splits)
 
-        def carry_out() -> None:
+        def run_call() -> None:
             call = uneven.find_call(output, input, splits, number, self.check)
             if call is not None:
                 call.run(number)
@@ -66,8 +66,8 @@ class UnevenGroup(CollectiveGroup):
 
         return show_as(
             "alltoall_base_",
-            lambda: self.planned.queue(input).carry_out(
-                carry_out,
+            lambda: self.planned.queue(input).submit(
+                run_call,
                 [output],
                 waits=not opts.asyncOp,
                 reads=[input],
