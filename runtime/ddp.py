@@ -93,7 +93,7 @@ class DdpHook:
         self._prepare()
         self._group = group
         if not self._is_off and (dist.is_initialized() or group is not None):
-            self._meet(group)
+            self._connect(group)
 
     def _prepare(self) -> None:
         heed_log_level()
@@ -102,11 +102,11 @@ class DdpHook:
             raise bits_without_plans()
         # DDP logs the hook's name, which it reads as a function's.
         self.__name__ = self.__qualname__ = "ddp_hook"
-        self._met: tuple[Communicator, ThreadQueue] | None = None
+        self._connected: tuple[Communicator, ThreadQueue] | None = None
         self._usage: GroupUsage | None = None
         self._residuals = Names(FEEDBACK).find("residuals")() if self.error_feedback else None
 
-    def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
+    def _connect(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group.
 
         Raise InputError if plans are off.
@@ -137,8 +137,8 @@ class DdpHook:
         self._open_usage(
             group, lambda: {"allreduce": communicator}, dispatcher.transport.links.stock_engine
         )
-        self._met = communicator, calls
-        return self._met
+        self._connected = communicator, calls
+        return self._connected
 
     def _open_usage(
         self,
@@ -161,7 +161,7 @@ class DdpHook:
     @property
     def communicator(self) -> Communicator:
         """The communicator of the collectives. Collective if the ranks have not met yet."""
-        return (self._met or self._meet())[0]
+        return (self._connected or self._connect())[0]
 
     def __call__(
         self,
@@ -186,7 +186,7 @@ class DdpHook:
         return work.progress.future.then(convert)
 
     def _start(self, tensor: torch.Tensor, residual: torch.Tensor | None) -> PlannedWork:
-        communicator, calls = self._met or self._meet()
+        communicator, calls = self._connected or self._connect()
         # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP
         # itself does.
         divides_first = self.policy.compress is not None or tensor.dtype == torch.float16
@@ -205,7 +205,7 @@ class DdpHook:
         )
 
     def __repr__(self) -> str:
-        plan = self.plan if self._met is None else self._met[0].plan
+        plan = self.plan if self._connected is None else self._connected[0].plan
         what = f"{plan.collective.name} on {plan.topology.name}" if isinstance(plan, Plan) else plan
         shown: dict[str, object] = {"choose": self.policy.choose}
         if self.policy.compress:

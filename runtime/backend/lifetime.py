@@ -18,7 +18,7 @@ from ..ranks.addresses import Addresses, publish_in, read_published
 from ..ranks.cabled import find_cabling, find_networks
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
-from ..ranks.set_up import Known, meet_made, set_up_in_time
+from ..ranks.set_up import Known, set_up_in_time, wait_until_made
 from ..ranks.store import agree_on_attempt, find_client, poll_store
 from ..usage_log import CountedGroup, find_usage_log
 from .call_check import open_check
@@ -104,7 +104,7 @@ class GroupLifetime(PlainCalls):
         self._gloo.on_timeout = partial(_tell_timeout, weakref.ref(self))
         self._limit_stock()
         # All ranks have published what is read from here on.
-        meet_made(shown, place.group_rank, place.group_size, self.timeout)
+        wait_until_made(shown, place.group_rank, place.group_size, self.timeout)
         self._client = find_client(place.store)
         own_store = PrefixStore(f"topoplan/{shown.get('nonce').decode()}", self._client.store)
         for device in self.plain._device_types:

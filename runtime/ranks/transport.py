@@ -130,7 +130,7 @@ class Transport:
         return last_ended - last_began if self.control.hosts == 1 else -shortest
 
     def meet(self) -> None:
-        """Wait for all ranks, with as little skew as the transport allows.
+        """Wait for all ranks at a barrier, with as little skew as the transport allows.
 
         Raise RuntimeError if a rank does not come.
         """

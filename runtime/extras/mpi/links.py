@@ -136,7 +136,7 @@ class MpiLinks(NamedLinks):
         return self.name
 
     def meet(self, timeout_s: float) -> None:
-        """Wait for all ranks, with as little skew as there can be."""
+        """Wait for all ranks at a barrier, with as little skew as there can be."""
         self.channel.barrier(time.monotonic() + timeout_s)
 
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:

@@ -226,7 +226,7 @@ class Guard(Layer):
         for _ in range(_MAX_RECOVERIES):
             try:
                 if prepare is None:
-                    self._try(lambda: meet(self.transport))
+                    self._try(lambda: wait_for_ranks(self.transport))
                 else:
                     self._current = prepare()
                     self._try(partial(self._current.make, self.transport))
@@ -529,7 +529,7 @@ def _notice(guard: "ref[Guard]", events: "queue.SimpleQueue[None]") -> None:
                 one._count_resent()
 
 
-def meet(transport: Transport) -> None:
+def wait_for_ranks(transport: Transport) -> None:
     """Wait for all ranks, as the end of a call."""
     with transport.faults.stock("the end of a call"):
         transport.meet()
