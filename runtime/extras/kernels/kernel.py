@@ -286,11 +286,11 @@ def _move_part(
 @triton.jit(
     do_not_specialize_on_alignment=["table", "state", "errors", "source", "target", "scratch"]
 )
-def play(
+def execute_program(
     table, state, errors, source, target, scratch,
     REDUCTION: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
-    """Play a program on `source` (input), `target` (output) and `scratch` (the work buffer).
+    """Execute a program on `source` (input), `target` (output) and `scratch` (the work buffer).
 
     `BLOCK` is in elements; `LANES` is the largest number of ranks that one instruction names.
     """

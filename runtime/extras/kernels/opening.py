@@ -132,7 +132,7 @@ def _check_kernels(player: Any, rank: int, ranks: int, device: torch.device) -> 
             for mode in _MODES:
                 loaded = player.load(schedule, numel, torch.float32, mode=mode, in_place=True)
                 x = own * (factor * (rank + 1))
-                player.play(loaded, x, x)
+                player.launch(loaded, x, x)
                 torch.cuda.synchronize(device)
                 player.check()
                 if not torch.equal(x, own * (factor * ranks * (ranks + 1) // 2)):
