@@ -64,7 +64,7 @@ def open_kernels(transport: "Transport") -> "KernelPlayer | str":
 
 def _open(transport: "Transport") -> Any:
     control, group, device = transport.control, transport.group, transport.device
-    why_not = _find_missing(control.hosts)
+    why_not = _find_missing(control.count_hosts())
     gpu = None if why_not else torch.cuda.get_device_properties(device)
     answers = control.exchange((why_not, gpu and (str(gpu.uuid), gpu.multi_processor_count)))
     if first := find_first(why for why, _ in answers):

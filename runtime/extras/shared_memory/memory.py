@@ -158,7 +158,7 @@ def _open(control: Control, why_not: str | None) -> SharedMemory | HostMemory | 
     memory = _share(control, mine, size)
     if isinstance(memory, str):
         return memory
-    spins = _SPINS_IF_CROWDED if control.is_crowded else _SPINS
+    spins = _SPINS_IF_CROWDED if control.has_crowded_host() else _SPINS
     joined = (
         SharedMemory(memory, rank, list(mine.values()), spins)
         if len(of_hosts) == 1
