@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from .runtime.extras.nccl_graph.around_group import nccl_graph
     from .runtime.extras.reshard.state_dict import reshard_state_dict
     from .runtime.extras.reshard.transfer import Reshard, reshard
-    from .runtime.extras.summaries.account import summary
     from .runtime.extras.summaries.summary import GroupSummary, SizeSummary, Summary
+    from .runtime.extras.summaries.usage_log import summary
     from .runtime.policy import ChooseMode, Policy
     from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.transport import Transport
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
     from .synth.extras.joint.bound import JointBound
-    from .synth.extras.joint.calls import JointCall
+    from .synth.extras.joint.joint_calls import JointCall
     from .synth.extras.joint.plan import GroupPlan, JointPlan
     from .synth.extras.joint.synthesize import synthesize_joint
     from .synth.extras.place.job import Job, Traffic

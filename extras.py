@@ -64,7 +64,7 @@ Of the runtime:
 - `culprits`: a CulpritFinder (runtime/ranks/faults.py), in a module.
 - `waits`: a WaitWatch (runtime/ranks/waits.py), over a process's waits for messages.
 - `observers`: what observes all that sends messages (runtime/observers.py).
-- `accounts`: Accounts (runtime/accounts.py), kept of all calls.
+- `usage_logs`: a UsageLog (runtime/usage_log.py), which counts the calls of groups and hooks.
 - `caches`: a Cache (runtime/cache.py) of plans and races.
 - `encoders`: a function of a Codec and a rank's messages that returns an Encoder
   (runtime/program/messages.py).
@@ -126,7 +126,7 @@ WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promis
 JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
 REMARKS = "remarks"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
-OBSERVERS, ACCOUNTS, CACHES = "observers", "accounts", "caches"
+OBSERVERS, USAGE_LOGS, CACHES = "observers", "usage_logs", "caches"
 ENCODERS, FEEDBACK, CALL_CHECKS = "encoders", "feedback", "call_checks"
 OPTIONS, PROCESS_GROUPS, PLANS, RUNS = "options", "process_groups", "plans", "runs"
 RUN_FILES, RUN_MODES, RUN_CHECKS = "run_files", "run_modes", "run_checks"
@@ -900,9 +900,9 @@ EXTRAS = (
         "summaries",
         (*("runtime/extras/summaries", "tests/extras/summaries", "tests/ranks/summaries.py"),),
         {
-            ACCOUNTS: {
+            USAGE_LOGS: {
                 "summaries": (
-                    "runtime.extras.summaries.account:accounts",
+                    "runtime.extras.summaries.usage_log:usage_log",
                     "counts calls, and says what plans save",
                 )
             },
@@ -910,7 +910,7 @@ EXTRAS = (
                 "GroupSummary": ("runtime.extras.summaries.summary:GroupSummary", "a group's part"),
                 "SizeSummary": ("runtime.extras.summaries.summary:SizeSummary", "that of a size"),
                 "Summary": ("runtime.extras.summaries.summary:Summary", "what calls ran by"),
-                "summary": ("runtime.extras.summaries.account:summary", "that of this process"),
+                "summary": ("runtime.extras.summaries.usage_log:summary", "that of this process"),
             },
         },
     ),
@@ -1060,7 +1060,7 @@ EXTRAS = (
             NAMES: {
                 "GroupPlan": ("synth.extras.joint.plan:GroupPlan", "a group's part of one"),
                 "JointBound": ("synth.extras.joint.bound:JointBound", "a bound of several calls"),
-                "JointCall": ("synth.extras.joint.calls:JointCall", "a group's call"),
+                "JointCall": ("synth.extras.joint.joint_calls:JointCall", "a group's call"),
                 "JointPlan": ("synth.extras.joint.plan:JointPlan", "plans of several groups"),
                 "mesh_groups": ("runtime.extras.joint.mesh:mesh_groups", "a DeviceMesh's groups"),
                 "synthesize_joint": (

@@ -30,7 +30,7 @@ from harness import Table, make_parser
 from torch.nn.parallel import DistributedDataParallel
 
 from topoplan import Communicator, ddp_hook
-from topoplan.runtime.calls import CallCache
+from topoplan.runtime.persistent_calls import CallCache
 from topoplan.synth.sizes import parse_size
 
 COLUMNS = (

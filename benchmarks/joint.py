@@ -33,7 +33,7 @@ from machine_kinds import make_machine
 from place import build_boxes, build_two_hosts
 from single_path_lp import find_joint_s
 
-from topoplan.synth.extras.joint.calls import JointCall, check_calls, list_mesh_calls
+from topoplan.synth.extras.joint.joint_calls import JointCall, check_calls, list_mesh_calls
 from topoplan.synth.extras.joint.synthesize import plan_jointly
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.errors import InfeasibleError

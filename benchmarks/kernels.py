@@ -153,7 +153,7 @@ def compile_one(target: str, dtype: str, reduction: str) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from topoplan.runtime.extras.kernels.kernel import play
+    from topoplan.runtime.extras.kernels.kernel import execute_program
     from topoplan.runtime.extras.kernels.player import LANES, find_block_numel, list_options
 
     name = {
@@ -174,7 +174,7 @@ def compile_one(target: str, dtype: str, reduction: str) -> dict[str, Any]:
     }
     begun = time.monotonic()
     compiled = triton.compile(
-        ASTSource(play, signature=signature, constexprs=constants),
+        ASTSource(execute_program, signature=signature, constexprs=constants),
         target=(
             GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
         ),
@@ -390,7 +390,7 @@ def play_rank(folder: Path) -> None:
             target = source if in_place else torch.full((len(wanted),), -1, dtype=dtype)
             loaded = player.load(schedule, block * ranks, dtype, mode=mode, in_place=in_place)
             time.sleep(delay_s)
-            player.play(loaded, source, target)
+            player.launch(loaded, source, target)
             player.check()
             wrong += not torch.equal(target, wanted.to(dtype))
         rows.append({"wrong": wrong, "seconds": time.monotonic() - begun})

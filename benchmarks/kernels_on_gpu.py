@@ -183,12 +183,12 @@ def play_captured(player: KernelPlayer, plan: Plan, calls: int, device: torch.de
     numel = 1000 * ranks
     x = torch.zeros(numel, device=device)
     loaded = player.load(plan.entry_for(numel * 4).schedule, numel, torch.float32, in_place=True)
-    player.play(loaded, x, x)  # compiles
+    player.launch(loaded, x, x)  # compiles
     torch.cuda.synchronize()
     dist.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        player.play(loaded, x, x)
+        player.launch(loaded, x, x)
     wrong = torch.zeros((), dtype=torch.int64, device=device)
     for number in range(calls):
         x.fill_(number % 1000 + rank)
@@ -203,14 +203,14 @@ def time_empty_call(player: KernelPlayer, plan: Plan, device: torch.device) -> t
     """Return the median microseconds of an allreduce of one element, eager and from a graph."""
     x = torch.zeros(1, device=device)
     loaded = player.load(plan.entry_for(4).schedule, 1, torch.float32, in_place=True)
-    player.play(loaded, x, x)
+    player.launch(loaded, x, x)
     torch.cuda.synchronize()
     dist.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        player.play(loaded, x, x)
+        player.launch(loaded, x, x)
     medians = []
-    for call in (lambda: player.play(loaded, x, x), graph.replay):
+    for call in (lambda: player.launch(loaded, x, x), graph.replay):
         times_us = []
         for _ in range(TIMED_CALLS):
             torch.cuda.synchronize()
@@ -257,7 +257,7 @@ def play_together(players: list[KernelPlayer], streams: list[Any], calls: list[A
     for player, stream, call in zip(players, streams, calls, strict=True):
         stream.wait_event(begun)
         with torch.cuda.stream(stream):
-            player.play(*call)
+            player.launch(*call)
         torch.cuda.current_stream().wait_event(stream.record_event())
 
 

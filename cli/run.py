@@ -199,9 +199,9 @@ def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iter
 
     from ..runtime.ranks.cabled import find_cabling
     from ..runtime.ranks.faults import first_line
-    from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
+    from ..runtime.ranks.launch import barrier_before_exit, init_method, keep_output_clean
     from ..runtime.ranks.links import AUTO, check_transport
-    from ..runtime.ranks.places import init_gloo_by_network
+    from ..runtime.ranks.rank_locations import init_gloo_by_network
 
     backend = options.resolve_backend(world)
     over = AUTO
@@ -231,7 +231,7 @@ def _joined(args: argparse.Namespace, options: BenchOptions, world: int) -> Iter
             if options.on_fault == "raise":  # else closing the communicator has been a barrier
                 dist.barrier()
         except (InputError, VerificationError):
-            meet_before_leaving(world)
+            barrier_before_exit(world)
             raise
         finally:
             dist.destroy_process_group()

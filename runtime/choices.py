@@ -85,7 +85,7 @@ class Choices:
             check_plan(answer, self.plan)
             return str(answer)
         chosen: Entrant = self.candidates.send(answer) if isinstance(answer, Schedule) else answer
-        if chosen is not None and chosen not in self.candidates.places:
+        if chosen is not None and chosen not in self.candidates.index_of:
             raise InputError(
                 f"choose: the function returned {chosen.label} for {size_bytes} bytes; expected "
                 "one of the schedules that it was given, None, or the name of a mode"
@@ -204,7 +204,7 @@ class Choices:
         worth = self.candidates.find_near_best(
             size_bytes, self.machine, is_raced=is_raced, is_alone=is_alone
         )
-        places = self.candidates.places.__getitem__
+        places = self.candidates.index_of.__getitem__
         return worth, None if expected is None else expected.translate(places)
 
     def _describe_contest(self, size_bytes: int, *, with_stock: bool) -> Contest[Candidate]:
@@ -226,7 +226,7 @@ class Choices:
             wire_format=self._sender.wire_format,
             players=f"messages: {not self._policy.plays_alone}, others: {others}",
             name=label_of,
-            number=candidates.places.__getitem__,
+            number=candidates.index_of.__getitem__,
             find=find,
         )
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
-from .calls import CallCache
 from .candidates import Choice
 from .choices import FindWorth
 from .codec import Codec, find_codec
@@ -21,6 +20,7 @@ from .dispatcher import CallPath, Dispatcher
 from .layers import Layer, LayerKind, SharedLayers, find_layer, refuse, wrap_all
 from .observers import observe_links
 from .option_names import ON_FAULTS, ON_SLOWS, POINT_TO_POINT
+from .persistent_calls import CallCache
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker

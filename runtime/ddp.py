@@ -17,7 +17,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from ..extras import FEEDBACK, Names
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .accounts import Account, Accountable, Summary, find_accounts
 from .backend import NAME
 from .backend.options import OFF, are_plans_off, backend_options, bits_without_plans
 from .backend.registration import register
@@ -28,6 +27,7 @@ from .option_names import ON_SLOWS
 from .policy import DEFAULT_TIMEOUT, ChooseMode, Policy, make_policy
 from .queues import ThreadQueue, make_queue, start
 from .ranks.groups import make_group_maker
+from .usage_log import CountedGroup, GroupUsage, Summary, find_usage_log
 from .works import Failed, PlannedWork, tensors_or_raise
 
 
@@ -102,7 +102,7 @@ class DdpHook:
         self._prepare()
         self._group = group
         if not self._is_off and (dist.is_initialized() or group is not None):
-            self._meet(group)
+            self._connect(group)
 
     def _prepare(self) -> None:
         heed_log_level()
@@ -111,11 +111,11 @@ class DdpHook:
             raise bits_without_plans()
         # DDP logs the hook's name, which it reads as a function's.
         self.__name__ = self.__qualname__ = "ddp_hook"
-        self._met: tuple[Communicator, ThreadQueue] | None = None
-        self._account: Account | None = None
+        self._connected: tuple[Communicator, ThreadQueue] | None = None
+        self._usage: GroupUsage | None = None
         self._residuals = Names(FEEDBACK).find("residuals")() if self.error_feedback else None
 
-    def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
+    def _connect(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group.
 
         Raise InputError if plans are off.
@@ -139,38 +139,38 @@ class DdpHook:
             communicator.plan.check_same_bits()
         dispatcher = communicator.dispatcher
         dispatcher.race_on_calls()
-        find_accounts().observe(dispatcher)
+        find_usage_log().observe(dispatcher)
         calls = make_queue(dispatcher.device)
         # The thread ends with the model that had the hook.
         weakref.finalize(self, calls.close, dispatcher.transport.faults.break_off)
-        self._open_account(
+        self._open_usage(
             group, lambda: {"allreduce": communicator}, dispatcher.transport.links.stock_engine
         )
-        self._met = communicator, calls
-        return self._met
+        self._connected = communicator, calls
+        return self._connected
 
-    def _open_account(
+    def _open_usage(
         self,
         group: dist.ProcessGroup | None,
         list_used: Callable[[], dict[str, Communicator]] | None,
         stock: str = "",
     ) -> None:
         ranks, is_first = dist.get_process_group_ranks(group), dist.get_rank(group) == 0
-        self._account = find_accounts().open(
-            Accountable(
+        self._usage = find_usage_log().open(
+            CountedGroup(
                 "ddp_hook", ranks, list_used, self.policy.choose, is_first, stock, is_hook=True
             )
         )
-        weakref.finalize(self, self._account.close)
+        weakref.finalize(self, self._usage.close)
 
     def summary(self) -> Summary:
         """Return what this hook's calls ran by so far; see topoplan.summary."""
-        return find_accounts().summarize([] if self._account is None else [self._account])
+        return find_usage_log().summarize([] if self._usage is None else [self._usage])
 
     @property
     def communicator(self) -> Communicator:
         """The communicator of the collectives. Collective if the ranks have not met yet."""
-        return (self._met or self._meet())[0]
+        return (self._connected or self._connect())[0]
 
     def __call__(
         self,
@@ -179,8 +179,8 @@ class DdpHook:
     ) -> torch.futures.Future[torch.Tensor]:
         """Return a future of the bucket's average over all ranks."""
         if self._is_off:
-            if self._account is None:
-                self._open_account(self._group, None)
+            if self._usage is None:
+                self._open_usage(self._group, None)
             return allreduce_hook(self._group or _find_world(), bucket)
         tensor = bucket.buffer()
         residual = None if self._residuals is None else self._residuals.of(bucket)
@@ -195,7 +195,7 @@ class DdpHook:
         return work.progress.future.then(convert)
 
     def _start(self, tensor: torch.Tensor, residual: torch.Tensor | None) -> PlannedWork:
-        communicator, calls = self._met or self._meet()
+        communicator, calls = self._connected or self._connect()
         # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP
         # itself does.
         divides_first = self.policy.compress is not None or tensor.dtype == torch.float16
@@ -214,7 +214,7 @@ class DdpHook:
         )
 
     def __repr__(self) -> str:
-        plan = self.plan if self._met is None else self._met[0].plan
+        plan = self.plan if self._connected is None else self._connected[0].plan
         what = f"{plan.collective.name} on {plan.topology.name}" if isinstance(plan, Plan) else plan
         shown: dict[str, object] = {"choose": self.policy.choose}
         if self.policy.compress:

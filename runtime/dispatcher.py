@@ -105,7 +105,7 @@ class Dispatcher:
         links = transport.links
         machine = describe_machine(
             plan.topology,
-            transport.control.cores_of_hosts,
+            transport.control.find_cores_of_hosts(),
             batched=links.is_batched,
             carrier=links.carrier,
             costs=links.costs,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..topo.errors import ExecutionError
-from .calls import PersistentCall
+from .persistent_calls import PersistentCall
 from .ranks.set_up import end_past_waits
 from .reductions import in_inference_mode
 from .works import CpuWork, Function, GpuWork, PlannedWork
@@ -107,7 +107,7 @@ class ThreadQueue:
         """Whether a call that may be a stock one waits or is in progress: new ones must wait."""
         return bool(self._line.pending_stock)
 
-    def carry_out(
+    def submit(
         self,
         function: Function,
         tensors: list[torch.Tensor],
@@ -117,7 +117,7 @@ class ThreadQueue:
         reads: Sequence[torch.Tensor] = (),
         may_be_stock: bool = False,
     ) -> PlannedWork:
-        """Run a call by `function` after the calls before it, and return its Work.
+        """Queue a call, run by `function` after the calls before it, and return its Work.
 
         Its result will be in `tensors`; it also `reads` other tensors. If the caller `waits`, the
         call has ended on return (on GPUs the current stream waits), and its error is raised here;
@@ -126,13 +126,13 @@ class ThreadQueue:
         caller is in here.
         """
         if not name or not torch.autograd.profiler._is_profiler_enabled:
-            return self._carry_out(function, tensors, reads, waits, may_be_stock)
+            return self._submit(function, tensors, reads, waits, may_be_stock)
         # Around all of it: a profile that ends before the work's future is there crashes (torch
         # 2.13).
         with torch.profiler.record_function(name):
-            return self._carry_out(function, tensors, reads, waits, may_be_stock)
+            return self._submit(function, tensors, reads, waits, may_be_stock)
 
-    def _carry_out(
+    def _submit(
         self,
         function: Function,
         tensors: list[torch.Tensor],
@@ -187,7 +187,7 @@ def _serve(line: _Line) -> None:
     """
     while (entry := line.calls.get()) is not None:
         function, work, may_be_stock = entry
-        work.carry_out(function)
+        work.execute(function)
         del entry, function, work
         # Only now is the queue idle: callbacks of the work may have made calls of their own.
         line.count(-1, may_be_stock=may_be_stock)
@@ -206,7 +206,7 @@ class StreamQueue(ThreadQueue):
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def _carry_out(
+    def _submit(
         self,
         function: Function,
         tensors: list[torch.Tensor],
@@ -218,7 +218,7 @@ class StreamQueue(ThreadQueue):
             work = self._make_work(tensors, reads)
             self._run_now(function, work)
         else:
-            work = super()._carry_out(function, tensors, reads, False, may_be_stock)
+            work = super()._submit(function, tensors, reads, False, may_be_stock)
         if waits:
             work.wait()
         return work
@@ -258,7 +258,7 @@ def start(
     The collective also `reads` other tensors; `first` is called right before it. On CPUs a stock
     collective whose use is settled starts at once and runs concurrently with others, unless
     `holds_stock`. All other calls go to the queue `calls`, with `waits` and `name` as in
-    `carry_out`. `number` is the call's number in its group if it was drawn before (None: the next
+    `submit`. `number` is the call's number in its group if it was drawn before (None: the next
     one).
     """
     number = number or call.draw_number()
@@ -272,14 +272,14 @@ def start(
         work.stand_for(stock.work)
         if stock.call_when_done(work.finish):
             return work
-        return calls.carry_out(stock.wait, results, waits=waits, name=name)
+        return calls.submit(stock.wait, results, waits=waits, name=name)
 
-    def carry_out() -> None:
+    def run_call() -> None:
         first()
         call.run(number)
 
-    return calls.carry_out(
-        carry_out,
+    return calls.submit(
+        run_call,
         results,
         waits=waits,
         name=name,

@@ -66,7 +66,7 @@ class Candidates:
     @cached_property
     def all(self) -> list[Candidate]:
         """All candidates, in one order on all ranks."""
-        # Last, so that their presence does not change the others' places, which are cached.
+        # Last, so that their presence does not change the indices of the others, which are cached.
         return [*self.sent, *(x for other in self.others for x in other.list_candidates(self.sent))]
 
     @cached_property
@@ -76,9 +76,9 @@ class Candidates:
         return [x.schedule if x.runner in senders else x for x in self.all]
 
     @cached_property
-    def places(self) -> dict[Candidate, int]:
-        """The places of the candidates among all."""
-        return {candidate: place for place, candidate in reversed([*enumerate(self.all)])}
+    def index_of(self) -> dict[Candidate, int]:
+        """The index of each candidate among all."""
+        return {candidate: index for index, candidate in reversed([*enumerate(self.all)])}
 
     def send(self, schedule: Schedule) -> Candidate:
         """Return the candidate that sends a schedule's messages."""
@@ -140,7 +140,7 @@ class Candidates:
                     wanted[coarser] = None
         # Predictions are inaccurate if ranks share cores, so the plan's own choice always competes.
         wanted |= {reroute(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
-        usable = [x for x in map(self.send, wanted) if x in self.places]
+        usable = [x for x in map(self.send, wanted) if x in self.index_of]
         lean = [x for x in usable if self.is_lean(x, size_bytes)]
         order = lean or usable
         ranked = [
@@ -186,10 +186,10 @@ class Candidates:
         answer: Any = None
         if transport.rank == 0:
             found, second = find()
-            answer = [self.places[candidate] for candidate in found], second
+            answer = [self.index_of[candidate] for candidate in found], second
         with transport.faults.stock(f"what to try at {size_bytes} bytes", number, is_part=True):
-            places, second = transport.control.exchange(answer)[0]
-        return [self.all[place] for place in places], second
+            indices, second = transport.control.exchange(answer)[0]
+        return [self.all[index] for index in indices], second
 
     def is_lean(self, candidate: Candidate, size_bytes: int) -> bool:
         """Return whether a candidate needs little enough memory to race; the same on all ranks."""
@@ -204,7 +204,7 @@ class Candidates:
         if coarser is None:
             return []
         found = replace(candidate, schedule=coarser)
-        return [found] if found in self.places and self.is_lean(found, size_bytes) else []
+        return [found] if found in self.index_of and self.is_lean(found, size_bytes) else []
 
     def find_nearby(self, candidate: Candidate, size_bytes: int) -> list[Candidate]:
         """Return the candidates with the next coarser and finer segmentations that are lean."""

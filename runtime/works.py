@@ -131,7 +131,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
             self._tensors if error is None else Failed(error, self._tensors), error
         )
 
-    def carry_out(self, function: Function) -> None:
+    def execute(self, function: Function) -> None:
         """Run this work's call by `function`, in this thread; `wait` raises its error, not this."""
         try:
             in_inference_mode(function)
@@ -246,13 +246,13 @@ class GpuWork(PlannedWork, dist.Work):
             yield
         self._used = []
 
-    def carry_out(self, function: Function) -> None:
+    def execute(self, function: Function) -> None:
         """Put the call on its stream by `function`; errors are raised by `wait`.
 
         Its future must be completed there, too, for other streams to wait for it.
         """
         with self.on_stream():
-            super().carry_out(function)
+            super().execute(function)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Make the current stream wait for the call; raises like PlannedWork.wait."""

@@ -394,7 +394,7 @@ class StandInLinks(NcclLinks):
 class OneHost(Control):
     """Ranks that need not ask each other where they are."""
 
-    def find_places(self) -> list[tuple[str, frozenset[int]]]:
+    def find_cores_of_ranks(self) -> list[tuple[str, frozenset[int]]]:
         return [("host", frozenset(range(8)))]
 
 

@@ -187,7 +187,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     from ...synth.extras.judge.report import list_rows
 
     least = arguments.least or arguments.at_least
-    void = [(v.reading.where, v.find_reason()) for v in verdicts if least and not v.shares]
+    void = [(v.contents.where, v.find_reason()) for v in verdicts if least and not v.shares]
     for where, why in void:
         say_error(
             PROG, f"{where}: it has nothing to compare with a bound, so no share can pass: {why}"
@@ -230,24 +230,24 @@ def _judge_files(
     """Return the verdicts on the files, and the files that cannot be judged, with reasons."""
     from ...synth.extras.judge.readers.detect import read_file
 
-    readings, verdicts = [], []
+    all_contents, verdicts = [], []
     refused: list[tuple[str, str]] = []
     for name in files:
         try:
-            readings.append(read_file(name, arguments.collective))
+            all_contents.append(read_file(name, arguments.collective))
         except InputError as error:
             refused.append((name, name_option(error)))
-    if not readings:
+    if not all_contents:
         return [], refused
     # Solvers take a second to import, so unreadable files are refused before that.
     from ...synth.extras.judge.judging import Judge
 
     judge = Judge(machines, arguments.collective, say, spell_command)
-    for reading in readings:
+    for contents in all_contents:
         try:
-            verdicts.append(judge.judge(reading))
+            verdicts.append(judge.judge(contents))
         except InputError as error:
-            refused.append((reading.where, name_option(error)))
+            refused.append((contents.where, name_option(error)))
     return verdicts, refused
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from ...topo.errors import InputError
-from ..accounts import Summary, find_accounts
-from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..compiled import describe_call
+from ..persistent_calls import PersistentCall
 from ..queues import start
+from ..usage_log import Summary, find_usage_log
 from ..works import get_done_work
 from . import NAME
 from .lifetime import GroupLifetime
@@ -75,7 +75,7 @@ class BaseGroup(GroupLifetime):
 
     def summary(self) -> Summary:
         """Return what this group's calls ran by so far; see topoplan.summary."""
-        return find_accounts().summarize([self.account])
+        return find_usage_log().summarize([self.usage])
 
     # Plan or plain group
 
@@ -91,13 +91,15 @@ class BaseGroup(GroupLifetime):
             if call.misfit
             else self.planned.find_size(call.name, call.root, tensor, call.parts, call.op)
         )
-        if self.account.is_wanted and size is None:
+        if self.usage.is_wanted and size is None:
             why = call.misfit or self.planned.why_plain(call.name, tensor, call.parts, call.op)
-            self.account.leave(call.name, why)
+            self.usage.note_stock_reason(call.name, why)
         return size
 
     def _note_no_plan(self, call: GroupCall) -> None:
-        self.account.leave(call.name, f"no plan: {self.planned.plans.whys.get(call.name, '')}")
+        self.usage.note_stock_reason(
+            call.name, f"no plan: {self.planned.plans.whys.get(call.name, '')}"
+        )
 
     def _learn_devices(self) -> None:
         """Find the device types of this backend.
@@ -145,7 +147,7 @@ class BaseGroup(GroupLifetime):
         """
         size = self._find(call)
         if size is None:
-            self.account.count_stock(call.name)
+            self.usage.count_stock(call.name)
             return self._call_plain(call.what, call.tensor, call.stock)
         place = size.draw_call()
         is_first = size.is_first(place)
@@ -162,7 +164,7 @@ class BaseGroup(GroupLifetime):
             ):
                 if has_none:
                     self._note_no_plan(call)
-                self.account.count_stock(call.name)
+                self.usage.count_stock(call.name)
                 self.planned.around.check_stock(call.what)
                 return self._explain(call.stock(), number, call.what, call.results)
         queue, waits = self.planned.queue(call.tensor), not call.opts.asyncOp
@@ -183,7 +185,7 @@ class BaseGroup(GroupLifetime):
             )
         return show_as(
             call.operator,
-            lambda: queue.carry_out(
+            lambda: queue.submit(
                 partial(self._call_first, call, size, place, number, is_first=is_first),
                 call.results,
                 waits=waits,
@@ -208,7 +210,7 @@ class BaseGroup(GroupLifetime):
             return
         if size.begun:
             self._note_no_plan(call)
-        self.account.count_stock(call.name)
+        self.usage.count_stock(call.name)
         work = call.stock()
         if work is not None:  # NCCL returns none for a call whose caller waits
             work.wait()
@@ -226,7 +228,7 @@ class BaseGroup(GroupLifetime):
         """Start several collectives as one call, all by plans; `prepare` gets each index."""
         number = self._begin(what)
 
-        def carry_out() -> None:
+        def run_call() -> None:
             for place, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
                 communicator = self.planned.open(size.key, number, self.check)
                 if communicator is None:
@@ -236,8 +238,8 @@ class BaseGroup(GroupLifetime):
 
         return show_as(
             operator,
-            lambda: self.planned.queue(tensors[0]).carry_out(
-                carry_out,
+            lambda: self.planned.queue(tensors[0]).submit(
+                run_call,
                 results,
                 waits=not opts.asyncOp,
                 reads=tensors,

@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import (
 )
 
 from ...topo.errors import InputError
-from ..calls import PersistentCall
 from ..communicator import Communicator
+from ..persistent_calls import PersistentCall
 from ..reductions import dtype_name
 from .base_group import BaseGroup, GroupCall
 
@@ -329,13 +329,13 @@ class CollectiveGroup(BaseGroup):
         stock = partial(self.plain.alltoall_base, output, input, *splits, opts, **more)
         is_other = bool(more) or not isinstance(opts, AllToAllOptions)
         if is_other or not self.options.even_alltoall:
-            self.account.leave(
+            self.usage.note_stock_reason(
                 "alltoall",
                 "called in another form"
                 if is_other
                 else "parts may differ, even_alltoall is not promised",
             )
-            self.account.count_stock("alltoall")
+            self.usage.count_stock("alltoall")
             return self._call_plain(f"alltoall of {dtype_name(input.dtype)}", input, stock)
         self._check_even(output, input, splits)
         return self._call(

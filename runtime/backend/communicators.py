@@ -16,7 +16,6 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...synth.plan import Plan
 from ...topo.errors import ExecutionError, InputError
-from ..accounts import find_accounts
 from ..communicator import Communicator
 from ..option_names import ON_FAULTS, ON_SLOWS
 from ..queues import ThreadQueue, make_queue
@@ -27,6 +26,7 @@ from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import process_budget
+from ..usage_log import find_usage_log
 from .around import Around
 from .call_check import CallCheck
 from .options import AUTO
@@ -245,7 +245,7 @@ class Communicators:
         dispatcher = communicator.dispatcher
         dispatcher.race_on_calls()
         self.plans.settle(dispatcher)
-        find_accounts().observe(dispatcher)
+        find_usage_log().observe(dispatcher)
         return communicator
 
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:

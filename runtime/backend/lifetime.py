@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import InputError
-from ..accounts import Accountable, find_accounts
 from ..communicator import Communicator
 from ..ranks.addresses import Addresses, publish_in, read_published
 from ..ranks.cabled import find_cabling, find_networks
 from ..ranks.faults import grace_s
 from ..ranks.groups import find_engine, list_members
-from ..ranks.set_up import Known, meet_made, set_up_in_time
+from ..ranks.set_up import Known, set_up_in_time, wait_until_made
 from ..ranks.store import agree_on_attempt, find_client, poll_store
+from ..usage_log import CountedGroup, find_usage_log
 from .call_check import open_check
 from .communicators import Communicators
 from .options import BackendOptions, backend_options
@@ -104,7 +104,7 @@ class GroupLifetime(PlainCalls):
         self._gloo.on_timeout = partial(_tell_timeout, weakref.ref(self))
         self._limit_stock()
         # All ranks have published what is read from here on.
-        meet_made(shown, place.group_rank, place.group_size, self.timeout)
+        wait_until_made(shown, place.group_rank, place.group_size, self.timeout)
         self._client = find_client(place.store)
         own_store = PrefixStore(f"topoplan/{shown.get('nonce').decode()}", self._client.store)
         for device in self.plain._device_types:
@@ -127,8 +127,8 @@ class GroupLifetime(PlainCalls):
             addresses,
         )
         self.check = open_check(own_store, place.group_rank, self.ranks, self.planned.break_off)
-        self.account = find_accounts().open(
-            Accountable(
+        self.usage = find_usage_log().open(
+            CountedGroup(
                 f"group {place.group_id}",
                 self.ranks,
                 None if self.options.off else partial(_name_used, self.planned.by_key),
@@ -159,14 +159,14 @@ class GroupLifetime(PlainCalls):
 
     def shutdown(self) -> None:
         """End the group's threads after the calls that wait, and destroy all groups."""
-        self.account.close()
+        self.usage.close()
         self.check.close()
         self.planned.close()
         self.plain.shutdown()
 
     def abort(self) -> None:
         """Abort all groups: calls in progress fail, then the threads end."""
-        self.account.close()
+        self.usage.close()
         self._abort("aborted")
 
     def _abort(self, why: str) -> None:
@@ -181,7 +181,7 @@ class GroupLifetime(PlainCalls):
 
         Otherwise a thread in a call would outlive the interpreter.
         """
-        self.account.close()
+        self.usage.close()
         self.check.close()
         self.planned.close_queues()
         self.planned.around.let_go()

@@ -135,7 +135,7 @@ class PlainCalls(dist.ProcessGroup):
         start = partial(getattr(self.plain, name), *args, **kwargs)
         if name == "monitored_barrier":  # it has no work: it is over when it returns
             self._begin(name)
-            self.planned.queue(torch.empty(0)).carry_out(start, [], waits=True, may_be_stock=True)
+            self.planned.queue(torch.empty(0)).submit(start, [], waits=True, may_be_stock=True)
             return None  # type: ignore[return-value]
         return self._call_plain(name, tensor, start, after_all=name == "barrier")
 
@@ -172,7 +172,7 @@ class PlainCalls(dist.ProcessGroup):
             return begin()
         results: list[torch.Tensor] = []
 
-        def carry_out() -> None:
+        def run_call() -> None:
             work: Any = begin()
             if work is None:  # NCCL's, of a call whose caller waits: it is on the current stream
                 return
@@ -181,8 +181,8 @@ class PlainCalls(dist.ProcessGroup):
                 # Waited for: our own works have ended before their futures have a value.
                 results.extend(find_tensors([work.get_future().wait()]))
 
-        return planned.queue(torch.empty(0) if tensor is None else tensor).carry_out(
-            carry_out, results, waits=False, may_be_stock=True
+        return planned.queue(torch.empty(0) if tensor is None else tensor).submit(
+            run_call, results, waits=False, may_be_stock=True
         )
 
     def _explain(
@@ -229,7 +229,7 @@ class PlainCalls(dist.ProcessGroup):
             work.wait()
             tensor.detach().copy_(given)
 
-        copied = self.planned.queue(tensor).carry_out(finish, [tensor], waits=False)
+        copied = self.planned.queue(tensor).submit(finish, [tensor], waits=False)
         copied.stand_for(work)
         return copied
 
@@ -267,7 +267,7 @@ class PlainCalls(dist.ProcessGroup):
                 if own is not tensor:
                     tensor.detach().copy_(own)
 
-        reduced = self.planned.queue(first).carry_out(finish, list(tensors), waits=False)
+        reduced = self.planned.queue(first).submit(finish, list(tensors), waits=False)
         reduced.stand_for(work)
         return reduced
 

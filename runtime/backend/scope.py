@@ -56,9 +56,9 @@ class Scope:
     ) -> Topology | None:
         """Return the machine to plan for on the group's first rank, and None on the others.
 
-        Collective over the group, whose store is `store`. Raises like places.find_machine.
+        Collective over the group, whose store is `store`. Raises like rank_locations.find_machine.
         """
-        from ..ranks.places import find_machine
+        from ..ranks.rank_locations import find_machine
 
         gpu = device.index if device.type == "cuda" else None
         store = PrefixStore(device.type, store)
@@ -80,6 +80,6 @@ class Scope:
             )
         if max(self.ranks) >= len(source.ranks):
             return None
-        from ..ranks.places import restrict
+        from ..ranks.rank_locations import restrict
 
         return restrict(source, self.ranks)

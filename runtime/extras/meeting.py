@@ -20,7 +20,13 @@ from ...topo.graph import Topology
 from ..ranks.cabled import find_cabling
 from ..ranks.faults import first_line
 from ..ranks.launch import is_rank, keep_output_clean
-from ..ranks.places import Place, init_gloo, join_places, place_of, probe_host
+from ..ranks.rank_locations import (
+    ProcessLocation,
+    init_gloo,
+    join_processes,
+    locate_process,
+    probe_host,
+)
 
 
 @dataclass
@@ -29,7 +35,7 @@ class Meeting:
 
     rank: int
     ranks: int
-    places: list[Place]
+    locations: list[ProcessLocation]
     timeout: timedelta
     doing: str = "meeting"
 
@@ -46,15 +52,15 @@ class Meeting:
         return values or []
 
     def join(self) -> tuple[Topology, bool]:
-        """Return the ranks' machine, and whether it has GPUs; see `join_places`. Collective."""
+        """Return the ranks' machine, and whether it has GPUs; see `join_processes`. Collective."""
         if (cabling := find_cabling()) is not None:
             return cabling.topology, False
         self.doing = "probing each host"
-        hosts = [place.host for place in self.places]
+        hosts = [location.host for location in self.locations]
         first = hosts.index(hosts[self.rank])
         texts: list[Any] = [None] * self.ranks
         dist.all_gather_object(texts, probe_host() if first == self.rank else None)
-        return join_places(self.places, texts)
+        return join_processes(self.locations, texts)
 
 
 @contextmanager
@@ -80,9 +86,9 @@ def meeting(
     try:
         with keep_output_clean():
             init(rank, ranks, ranks_met.timeout)
-        places: list[Any] = [None] * ranks
-        dist.all_gather_object(places, _take_own_place())
-        ranks_met.places = places
+        locations: list[Any] = [None] * ranks
+        dist.all_gather_object(locations, _select_own_gpu())
+        ranks_met.locations = locations
         yield ranks_met
     except TopoplanError:
         raise
@@ -106,13 +112,13 @@ def join_ranks(timeout_s: float = 60.0) -> Topology:
         return ranks_met.join()[0]
 
 
-def _take_own_place() -> Place:
-    """Select this rank's GPU on its host, if there is one, and return the rank's place.
+def _select_own_gpu() -> ProcessLocation:
+    """Select this rank's GPU on its host, if there is one, and return the rank's location.
 
     The GPU is the one with the rank's number on the host.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if not torch.cuda.is_available() or local >= torch.cuda.device_count():
-        return place_of(None)
+        return locate_process(None)
     torch.cuda.set_device(local)
-    return place_of(local)
+    return locate_process(local)

@@ -108,8 +108,8 @@ def _together(actions: list[Callable[[], Any]]) -> Local:
     if len(actions) == 1:
         return actions[0]
 
-    def carry_out() -> None:
+    def run_actions() -> None:
         for action in actions:
             action()
 
-    return carry_out
+    return run_actions

@@ -40,7 +40,7 @@ class Control:
         self.on_timeout: list[Callable[[float], object]] = []
         """Called with the seconds of a new deadline of calls."""
         self._owns_group = owns_group
-        self._places: list[tuple[str, frozenset[int]]] | None = None
+        self._cores_of_ranks: list[tuple[str, frozenset[int]]] | None = None
 
     @property
     def labels(self) -> Sequence[int]:
@@ -85,28 +85,28 @@ class Control:
                 timeout - timedelta(seconds=grace_s(timeout))
             )
 
-    @property
-    def hosts(self) -> int:
-        """The number of the ranks' hosts. Collective the first time."""
-        return len({host for host, _ in self.find_places()})
+    def count_hosts(self) -> int:
+        """Return the number of the ranks' hosts. Collective the first time."""
+        return len({host for host, _ in self.find_cores_of_ranks()})
 
-    @property
-    def cores_of_hosts(self) -> dict[str, int]:
-        """The number of cores that the ranks may use, by host name. Collective the first time."""
-        return count_cores(self.find_places())
+    def find_cores_of_hosts(self) -> dict[str, int]:
+        """Return the number of cores that the ranks may use, by host name.
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether a host has more ranks than cores. Collective the first time."""
-        return are_crowded(self.find_places())
+        Collective the first time.
+        """
+        return count_cores(self.find_cores_of_ranks())
 
-    def find_places(self) -> list[tuple[str, frozenset[int]]]:
+    def has_crowded_host(self) -> bool:
+        """Return whether a host has more ranks than cores. Collective the first time."""
+        return are_crowded(self.find_cores_of_ranks())
+
+    def find_cores_of_ranks(self) -> list[tuple[str, frozenset[int]]]:
         """Return each rank's host, and the cores that it may use. Collective the first time."""
         # No functools.cached_property: before Python 3.12 that holds one lock for all groups while
         # it waits for ranks.
-        if self._places is None:
-            self._places = self.exchange(find_own_cores())
-        return self._places
+        if self._cores_of_ranks is None:
+            self._cores_of_ranks = self.exchange(find_own_cores())
+        return self._cores_of_ranks
 
 
 def find_first(reasons: Iterable[str | None]) -> str | None:

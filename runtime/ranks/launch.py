@@ -75,7 +75,7 @@ def has_own_log() -> bool:
     return _OWN_LOG in os.environ
 
 
-def meet_before_leaving(ranks: int) -> None:
+def barrier_before_exit(ranks: int) -> None:
     """Wait a few seconds until all `ranks` ranks have refused their input and called this.
 
     Bad input is bad on all ranks: if each left as soon as it noticed, those still connecting or

@@ -133,7 +133,7 @@ class Links:
         return find_engine(self.group, self.device)
 
     def meet(self, timeout_s: float) -> None:
-        """Wait for all ranks, with as little skew as there can be.
+        """Wait for all ranks at a barrier, with as little skew as there can be.
 
         Raise RuntimeError if a rank does not come.
         """

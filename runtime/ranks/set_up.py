@@ -193,14 +193,14 @@ def make_private(
         private = make_private_group(group, limit)
         client = find_client(dist.distributed_c10d._world.pg_map[private][1])
         shared = PrefixStore(f"topoplan/{private.group_name}", client.store)
-        meet_made(shared, private.rank(), private.size(), limit)
+        wait_until_made(shared, private.rank(), private.size(), limit)
         by_number = {number: known.addresses[rank] for number, rank in enumerate(ranks)}
         return Made(private, client, shared, by_number)
 
     return set_up_in_time(make, what, own, ranks, timeout)
 
 
-def meet_made(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+def wait_until_made(store: Store, rank: int, size: int, timeout: timedelta) -> None:
     """Return once all ranks of a group have come so far: then it is made on all.
 
     Ranks whose connections are made would otherwise go on while others still wait for theirs, and

@@ -127,10 +127,10 @@ class Transport:
         """
         last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
         # Ranks on one host share one time.monotonic.
-        return last_ended - last_began if self.control.hosts == 1 else -shortest
+        return last_ended - last_began if self.control.count_hosts() == 1 else -shortest
 
     def meet(self) -> None:
-        """Wait for all ranks, with as little skew as the transport allows.
+        """Wait for all ranks at a barrier, with as little skew as the transport allows.
 
         Raise RuntimeError if a rank does not come.
         """

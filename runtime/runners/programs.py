@@ -147,7 +147,7 @@ class ProgramRunner(Runner):
         arena = compiled.arena
         arena.busy = True
         try:
-            self.play(compiled, (binding.bound or compiled.bind(binding)).player, number)
+            self.execute(compiled, (binding.bound or compiled.bind(binding)).player, number)
         finally:
             arena.finish_call()
 
@@ -167,7 +167,7 @@ class ProgramRunner(Runner):
         if residual is not None:
             work.add_(residual)
             bound.errors.zero_()
-        self.play(compiled, bound.player, number)
+        self.execute(compiled, bound.player, number)
         if residual is not None:
             # An overflow, for which a gradient scaler skips the step, must not be fed back.
             torch.nan_to_num(bound.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)
@@ -215,7 +215,7 @@ class ProgramRunner(Runner):
         self._compiled[key] = compiled
         return compiled
 
-    def play(self, compiled: Compiled, player: Player, number: int | None) -> None:
+    def execute(self, compiled: Compiled, player: Player, number: int | None) -> None:
         """Play a program that is bound to its buffers, and tell the observers of it."""
         number, deadline = self.faults.admit(number)
         listeners = compiled.listeners

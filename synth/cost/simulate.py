@@ -24,10 +24,10 @@ from ..ir.transfers import REDUCE
 from .flows import Flows
 from .host_costs import HostCosts
 
-# Schedules with more messages than this (before segmentation) are not played, since the time to
-# play grows with them; the affine cost is used instead.
+# Schedules with more messages than this (before segmentation) are not simulated: the time to do so
+# grows with them; the affine cost is used instead.
 MAX_GROUPS = 6000
-# Longer pipelines are played for this many segments only.
+# Longer pipelines are simulated for this many segments only.
 _PLAYED_SEGMENTS = 16
 # The pace of the rest is that of the last segments played: by then the pipeline is full.
 _PACE_SEGMENTS = 4
@@ -155,10 +155,10 @@ def predict_us(
         return None
     m = schedule.segments
     if schedule.stepwise or m <= _PLAYED_SEGMENTS:
-        played_us = _play(shape, host, size_bytes / m, m, schedule.tick, batched)
+        played_us = _simulate_messages(shape, host, size_bytes / m, m, schedule.tick, batched)
     else:
         less, more = (
-            _play(shape, host, size_bytes / m, played, lambda s, j: s + j, batched)
+            _simulate_messages(shape, host, size_bytes / m, played, lambda s, j: s + j, batched)
             for played in (_PLAYED_SEGMENTS - _PACE_SEGMENTS, _PLAYED_SEGMENTS)
         )
         played_us = more + max(0.0, more - less) / _PACE_SEGMENTS * (m - _PLAYED_SEGMENTS)
@@ -168,17 +168,17 @@ def predict_us(
     return max(shape.busiest_us_per_byte * (size_bytes / host.wire) - burst_us, played_us)
 
 
-def play_messages(
+def simulate_messages(
     schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int
 ) -> list[MessageTime] | None:
-    """Return the times of all messages; None if there are too many to play.
+    """Return the times of all messages; None if there are too many to simulate.
 
-    Long pipelines are played to their end.
+    Long pipelines are simulated to their end.
     """
     shape, m, times = shape_of(schedule.uncut, topology), schedule.segments, list[MessageTime]()
     if shape is None:
         return None
-    _play(shape, host, size_bytes / m, m, schedule.tick, False, times)
+    _simulate_messages(shape, host, size_bytes / m, m, schedule.tick, False, times)
     return times
 
 
@@ -233,7 +233,7 @@ def _list_messages(
     return messages
 
 
-def _play(
+def _simulate_messages(
     shape: MessageShape,
     host: HostCosts,
     segment_bytes: float,
@@ -247,10 +247,10 @@ def _play(
     Append each message's times to `times`.
     """
     messages = _list_messages(shape, segment_bytes, segments, tick_of, batched)
-    player = _Player(shape, host, messages)
-    end_us = player.play()
+    simulation = _EventSimulation(shape, host, messages)
+    end_us = simulation.run_events()
     if times is not None:
-        times.extend(player.times)
+        times.extend(simulation.times)
     return end_us
 
 
@@ -270,7 +270,7 @@ def _await_batches(messages: list[_Message], ranks: int) -> None:
             earlier = {*now} if sends else earlier | {*now}
 
 
-class _Player:
+class _EventSimulation:
     """The events of a call, and what ranks, hosts and links are at.
 
     Each resource has a time in us from which it is free: the host's cores (a heap, the earliest
@@ -304,7 +304,7 @@ class _Player:
         # A heap of events: time, kind, rank or message.
         self._events = [(0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)]
 
-    def play(self) -> float:
+    def run_events(self) -> float:
         """Return when the last rank is done, in us after the call began."""
         handlers = {
             _CALL_BEGINS: self._post_sends,

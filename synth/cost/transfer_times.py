@@ -22,7 +22,7 @@ from .affine import ROUNDED
 from .host_costs import HostCosts, step_us
 from .loads import step_loads
 from .sharing import Sharing
-from .simulate import MessageTime, play_messages
+from .simulate import MessageTime, simulate_messages
 
 # Most times (transfers times segments) that are listed; viewers cannot show a larger trace.
 MAX_TIMES = 400_000
@@ -45,7 +45,7 @@ def predict_times(
     """Return the predicted times of all transfers, in every segment, by tick.
 
     With `host`, messages are played with these costs. Without a topology there are no links (ranks
-    share a host's memory), and the list is empty if there are too many messages to play. Raise
+    share a host's memory), and the list is empty if there are too many messages to simulate. Raise
     InputError if there are more than MAX_TIMES.
     """
     count = len(schedule.transfers) * schedule.segments
@@ -54,7 +54,7 @@ def predict_times(
             f"{schedule.label} at {size_bytes} bytes has {count:,} transfers and segments; at "
             f"most {MAX_TIMES:,} are listed one by one; name a smaller size"
         )
-    played = None if host is None else play_messages(schedule, topology, host, size_bytes)
+    played = None if host is None else simulate_messages(schedule, topology, host, size_bytes)
     if played is None and topology is not None:
         played = _time_ticks(schedule, topology, size_bytes)
     return list(_share_out(schedule, size_bytes, played)) if played else []

@@ -84,16 +84,17 @@ class Expressions:
         return total
 
 
-def play(
+def replay(
     schedule: Schedule,
     expressions: Expressions,
     roundings: list[tuple[int, int, int]] | None = None,
 ) -> Iterator[dict[int, int]]:
-    """Yield, for each chunk in order, the number in `expressions` of what each rank ends with.
+    """Replay a schedule; yield the results of each chunk in order.
 
-    Keys are ranks; one that never holds the chunk is missing. With the list `roundings`, values are
-    rounded when they are sent, and (rank, step, number before rounding) of each rounding is
-    appended to it before its chunk is yielded. The caller clears the list between chunks.
+    Results are numbers in `expressions`, by the rank that ends with them; one that never holds the
+    chunk is missing. With the list `roundings`, values are rounded when they are sent, and (rank,
+    step, number before rounding) of each rounding is appended to it before its chunk is yielded.
+    The caller clears the list between chunks.
     """
     of_chunk = group_by_key((transfer.chunk, transfer) for transfer in schedule.transfers)
     for c, chunk in enumerate(schedule.chunks):
@@ -118,7 +119,7 @@ def play(
 
 def list_ends(schedule: Schedule, expressions: Expressions) -> Iterator[set[int]]:
     """Yield, for each chunk, the expressions that its receivers end with."""
-    for chunk, held in zip(schedule.chunks, play(schedule, expressions), strict=True):
+    for chunk, held in zip(schedule.chunks, replay(schedule, expressions), strict=True):
         yield {held[rank] for rank in schedule.collective.receivers(chunk)}
 
 
@@ -175,7 +176,7 @@ def rounded(schedule: Schedule) -> Rounded:
     results: set[int] = set()
     copied = frozenset(t.chunk[t.op == COPY].tolist())
     roundings: list[tuple[int, int, int]] = []
-    for c, held in enumerate(play(schedule, values, roundings)):
+    for c, held in enumerate(replay(schedule, values, roundings)):
         receivers = schedule.collective.receivers(schedule.chunks[c])
         if c in copied:
             roundings += [(rank, END, held[rank]) for rank in receivers]

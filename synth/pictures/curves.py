@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..sizes import show_size
-from .drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
+from .drawing import choose_step, draw_bound, draw_gridline, draw_text, start_svg
 
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 300
@@ -51,7 +51,7 @@ def draw_curves(
     lines = start_svg(_WIDTH, _HEIGHT, title, alone=alone)
     right = _WIDTH - _RIGHT
     for i in range(round(top / step) + 1):
-        lines += draw_level(_LEFT, right, place(2**low, i * step)[1], f"{i * step:g}")
+        lines += draw_gridline(_LEFT, right, place(2**low, i * step)[1], f"{i * step:g}")
     # The labels of sizes must not touch each other.
     every = 4 if high - low > 10 else 2 if high - low > 5 else 1
     for bits in range(math.ceil(low), math.floor(high) + 1):

@@ -69,8 +69,8 @@ def draw_text(
     )
 
 
-def draw_level(left: float, right: float, y: float, label: str) -> tuple[str, str]:
-    """Return a level line of a diagram, and its label to the left of it."""
+def draw_gridline(left: float, right: float, y: float, label: str) -> tuple[str, str]:
+    """Return a horizontal grid line of a diagram, and its label to the left of it."""
     return (
         f'<path class="g" d="M{left} {y:.1f}H{right}"/>',
         draw_text(left - 6, y + 4, label, 12, anchor="end", look="f"),

@@ -7,7 +7,7 @@ from fractions import Fraction
 from ...topo.grouping import group_by_key
 from ...topo.printable import quote
 from ..ksync.pareto import FEASIBLE, INFEASIBLE, ParetoRow
-from .drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
+from .drawing import choose_step, draw_bound, draw_gridline, draw_text, start_svg
 
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 320
@@ -42,7 +42,7 @@ def draw_front(
         draw_text(4, _HEIGHT - 6, key, 11, look="f"),
     ]
     for i in range(math.floor(top / step) + 1):
-        lines += draw_level(_LEFT, right, place(first, i * step)[1], f"{i * step:g}")
+        lines += draw_gridline(_LEFT, right, place(first, i * step)[1], f"{i * step:g}")
     for steps in range(first + 1, last):
         x, _ = place(steps, 0)
         lines.append(draw_text(x, _HEIGHT - 28, str(steps), 12, anchor="middle", look="f"))

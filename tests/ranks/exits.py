@@ -72,7 +72,7 @@ def begin_calls(way: str, plan: str, big: torch.Tensor, *, calls: bool) -> list[
         sys.wake = wake  # type: ignore[attr-defined]  # destroyed at last
         group: Any = dist.group.WORLD
         wait = wake.store.wait
-        return [group.planned.queue(big).carry_out(lambda: wait(["end"]), [], waits=False)]
+        return [group.planned.queue(big).submit(lambda: wait(["end"]), [], waits=False)]
     works = [dist.all_reduce(x, async_op=True) for x in (big, torch.ones(5), big.clone())]
     return [*works, dist.all_gather([big.clone() for _ in range(WORLD)], big, async_op=True)]
 

@@ -93,7 +93,7 @@ def calls(name: str, paths: dict[str, str], count: int, seed: int) -> None:
             source, target = shift(source, offset), shift(target, offset)
         op = getattr(dist.ReduceOp, reduction)
         loaded = player.load(schedule, numel, dtype, op, mode=mode, in_place=in_place)
-        player.play(loaded, source, target)
+        player.launch(loaded, source, target)
         label = f"call {number}: {loaded.describe()} {reduction} {mode} {in_place} {offset}"
         assert torch.equal(target, wanted), f"{label}: {target[:8]} {wanted[:8]}"
     player.check()
@@ -146,7 +146,7 @@ def averages(name: str, path: str) -> None:
         x = torch.full((1000,), 40000.0, dtype=dtype)
         wanted = x.clone()
         loaded = player.load(one_shot, 1000, dtype, dist.ReduceOp.AVG, in_place=True)
-        player.play(loaded, x, x)
+        player.launch(loaded, x, x)
         assert torch.equal(x, wanted), (dtype, x[:4], ranks)
 
 
@@ -164,18 +164,18 @@ def aliases(name: str, paths: dict[str, str]) -> None:
     gathered[own] = rank
     allgather = Plan.load(paths["allgather"]).schedules[0]
     loaded = player.load(allgather, 100 * ranks, torch.float32)
-    player.play(loaded, gathered[own], gathered)
+    player.launch(loaded, gathered[own], gathered)
     assert torch.equal(gathered, torch.arange(ranks).repeat_interleave(100).float())
     whole = torch.arange(100.0 * ranks) * (rank + 1)
     wanted = torch.arange(100.0 * ranks)[own] * (ranks * (ranks + 1) // 2)
     scatter = Plan.load(paths["reduce-scatter"]).schedules[0]
     loaded = player.load(scatter, 100 * ranks, torch.float32)
-    player.play(loaded, whole, whole[own])
+    player.launch(loaded, whole, whole[own])
     assert torch.equal(whole[own], wanted)
     alltoall = Plan.load(paths["alltoall"]).schedules[0]
     loaded = player.load(alltoall, 100 * ranks, torch.float32)
     try:
-        player.play(loaded, whole, whole)
+        player.launch(loaded, whole, whole)
         raise AssertionError("an alltoall in place was played")
     except InputError as error:
         assert "overlap" in str(error)
@@ -232,10 +232,10 @@ def absent(name: str, path: str) -> str | None:
         return None
     x = torch.ones(100)
     loaded = player.load(Plan.load(path).schedules[0], 100, torch.float32, in_place=True)
-    player.play(loaded, x, x)
+    player.launch(loaded, x, x)
     dist.barrier()
     try:
-        player.play(loaded, x, x)
+        player.launch(loaded, x, x)
     except ExecutionError as error:
         return str(error)
     return "no error"

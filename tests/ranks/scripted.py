@@ -45,7 +45,6 @@ class ScriptedTransport:
     label: int = 0
     size: int = 1
     labels: tuple[int, ...] = tuple(range(64))
-    cores_of_hosts: dict[str, int] = field(default_factory=lambda: {"host": 1})
     store: None = None
     topology: object = None
     carrier: str = ""
@@ -63,6 +62,9 @@ class ScriptedTransport:
         return self
 
     control = links = faults
+
+    def find_cores_of_hosts(self) -> dict[str, int]:
+        return {"host": 1}
 
     def has_stock(self, *_: object) -> bool:
         return True

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> None:
     """Synthesize a joint plan, print it and write the requested file."""
-    from ....synth.extras.joint.calls import choose_any_helpers, read_calls
     from ....synth.extras.joint.describe import print_joint
+    from ....synth.extras.joint.joint_calls import choose_any_helpers, read_calls
     from ....synth.extras.joint.synthesize import plan_jointly
     from ....synth.numeric.effort import Effort
     from ....topo.loader.resolve import load_for_planning

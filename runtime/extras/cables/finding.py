@@ -155,7 +155,7 @@ class _Leader:
     def _shake_hands(self, facts: FabricFacts) -> FabricFacts:
         """Return, at the first host's leader, the facts with what all hosts heard and measured."""
         with Handshake(facts, self.me, self.number) as handshake:
-            self._meet("serving")
+            self._barrier("serving")
             hellos: list[Hello] = []
             greeting = threading.Thread(target=lambda: hellos.extend(handshake.greet()))
             greeting.start()
@@ -180,7 +180,7 @@ class _Leader:
         rounds = msgspec.convert(self._share("rounds", planned), list[list[FlowKey]])
         mine: list[list[Flow]] = []
         for number, flows in enumerate([*rounds, []]):
-            self._meet(f"round/{number}")  # all have received the flows of the round before
+            self._barrier(f"round/{number}")  # all have received the flows of the round before
             if number:
                 mine.append(handshake.take_rates(rounds[number - 1]))
             handshake.send_flows(flows, FLOW_s)
@@ -200,7 +200,7 @@ class _Leader:
             put(self.store, what, value)
         return take(self.store, what, self.launch.timeout)
 
-    def _meet(self, what: str) -> None:
+    def _barrier(self, what: str) -> None:
         self.store.add(f"meet/{what}", 1)
         seconds = self.launch.timeout.total_seconds()
         _wait_for_all(self.store, f"meet/{what}", len(self.names), seconds)

@@ -34,7 +34,7 @@ _Time = Annotated[float, Meta(gt=0, le=1e12)]
 class CachedRace(Struct, frozen=True):
     """The result of a race for a size.
 
-    `winner` and `own` are places in `Candidates.all` (ranking.py): the fastest (None for the stock
+    `winner` and `own` are indices in `Candidates.all` (ranking.py): the fastest (None for the stock
     collective), and the fastest of the plan's schedules. `labels` are their names, `raced_us` the
     median times by name, `time_us` the winner's, all in microseconds; `raced_on` is the date.
     """

@@ -101,7 +101,7 @@ class Relay:
                 )
                 self._thread.start()
 
-    def stay(self, seconds: float) -> None:
+    def extend_relaying(self, seconds: float) -> None:
         """Go on relaying for some `seconds` from now on, at least."""
         with self._lock:
             self._until = max(self._until, time.monotonic() + seconds)

@@ -138,7 +138,7 @@ class HelpedMessages(Messages):
         # Signing a schedule takes longer than a small call.
         self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
 
-    def play(self, compiled: Compiled, player: Player, number: int | None) -> None:
+    def execute(self, compiled: Compiled, player: Player, number: int | None) -> None:
         """Play a program that is bound to its buffers, and tell the observers of it.
 
         The helpers of the schedule are told before.
@@ -160,7 +160,7 @@ class HelpedMessages(Messages):
         except ExecutionError as error:
             self._members.break_off(error)
             raise
-        super().play(compiled, player, number)
+        super().execute(compiled, player, number)
 
     def _make_header(self, compiled: Compiled, number: int) -> Header:
         schedule = compiled.schedule

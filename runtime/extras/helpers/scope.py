@@ -13,7 +13,7 @@ from ....topo.errors import PlanMismatchError
 from ....topo.graph import Topology
 from ...backend.plan_files import PlanFiles
 from ...backend.scope import Scope
-from ...ranks.places import find_machine
+from ...ranks.rank_locations import find_machine
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def _race(
 ) -> JointChoice | None:
     client = find_client(dist.distributed_c10d._get_default_store())
     store, ranks = PrefixStore(f"topoplan/joint/{name}", client.store), len(joint.topology.ranks)
-    if not _meet(store, ranks, stop):
+    if not _wait_for_all_ranks(store, ranks, stop):
         if dist.get_rank() == 0:
             log.warning(
                 "joint plan %s: some ranks made no call of its groups within %.0f s of the others; "
@@ -107,7 +107,7 @@ def _race(
     return choice
 
 
-def _meet(store: Store, ranks: int, stop: threading.Event) -> bool:
+def _wait_for_all_ranks(store: Store, ranks: int, stop: threading.Event) -> bool:
     """Return whether all ranks have come; the first to decide decides for all."""
     if store.add("arrived", 1) == ranks:
         store.compare_set("answer", "", _ALL)

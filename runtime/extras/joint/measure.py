@@ -133,13 +133,13 @@ def _call_together(groups: JointGroups, parts: Sequence[_Part], which: int) -> f
     groups.transport.meet()
     began = time.monotonic()
 
-    def carry_out(part: _Part) -> None:
+    def run_part(part: _Part) -> None:
         call = part.calls[which]
         assert call is not None
         call()
         part.times_s[which].append(time.monotonic() - began)
 
-    groups.run({part.number: partial(carry_out, part) for part in parts})
+    groups.run({part.number: partial(run_part, part) for part in parts})
     return time.monotonic() - began
 
 

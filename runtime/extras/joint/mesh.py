@@ -2,7 +2,7 @@
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from ....synth.extras.joint.calls import JointCall, list_mesh_calls
+from ....synth.extras.joint.joint_calls import JointCall, list_mesh_calls
 from ....synth.sizes import count_bytes
 
 

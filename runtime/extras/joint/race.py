@@ -105,7 +105,7 @@ class _JointRace:
         expected = self._find_expected()
         race = make_race([_AS_PLANNED, *_SEGMENTS, *stock], expected)
         turns = RaceTimer(self.transport, "the race of a joint plan")
-        outcome = race_on_scratch(race, turns, self._carry_out)
+        outcome = race_on_scratch(race, turns, self._run_entrant)
         if outcome is None:
             assert expected is not None
             return JointChoice(expected.winner, expected.raced_us)
@@ -116,7 +116,7 @@ class _JointRace:
             log.info("joint plan %s uses %s (%s)", self.joint.hash[:16], choice.label, raced)
         return choice
 
-    def _carry_out(self, entrant: _Entrant) -> None:
+    def _run_entrant(self, entrant: _Entrant) -> None:
         def make_call(number: int) -> Callable[[], object]:
             if entrant is None:
                 return partial(self.own[number], None)

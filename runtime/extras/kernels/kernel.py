@@ -101,8 +101,8 @@ def _read_clock(spins, TARGET: tl.constexpr):
 
 
 @triton.jit
-def _meet(LANES: tl.constexpr, TARGET: tl.constexpr):
-    """Let the program's threads meet: all of them see what each has stored."""
+def _block_barrier(LANES: tl.constexpr, TARGET: tl.constexpr):
+    """Wait for all threads of the program: each then sees what the others have stored."""
     if TARGET == "hip":
         # A barrier alone does not wait for the stores of other waves to be done.
         tl.inline_asm_elementwise(
@@ -162,7 +162,7 @@ def _signal(entries, count, value, counter_offset, LANES: tl.constexpr, TARGET: 
     lane = tl.arange(0, LANES)
     mask = lane < count
     pointers = tl.load(entries + lane, mask=mask, other=0) + counter_offset
-    _meet(LANES, TARGET)
+    _block_barrier(LANES, TARGET)
     _store_counters(
         pointers.to(tl.pointer_type(tl.int64)),
         tl.zeros([LANES], tl.int64) + value,
@@ -286,11 +286,11 @@ def _move_part(
 @triton.jit(
     do_not_specialize_on_alignment=["table", "state", "errors", "source", "target", "scratch"]
 )
-def play(
+def execute_program(
     table, state, errors, source, target, scratch,
     REDUCTION: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
-    """Play a program on `source` (input), `target` (output) and `scratch` (the work buffer).
+    """Execute a program on `source` (input), `target` (output) and `scratch` (the work buffer).
 
     `BLOCK` is in elements; `LANES` is the largest number of ranks that one instruction names.
     """
@@ -344,7 +344,7 @@ def play(
                         DTYPE, REDUCTION, BLOCK // 2, False,
                     )  # fmt: skip
                 # Later instructions may read by other threads what was stored.
-                _meet(LANES, TARGET)
+                _block_barrier(LANES, TARGET)
             elif operation == _SIGNAL:
                 value = (run << _RUN_BITS) + number
                 _signal(terms, term_count, value, counter_offset, LANES, TARGET)

@@ -64,7 +64,7 @@ def open_kernels(transport: "Transport") -> "KernelPlayer | str":
 
 def _open(transport: "Transport") -> Any:
     control, group, device = transport.control, transport.group, transport.device
-    why_not = _find_missing(control.hosts)
+    why_not = _find_missing(control.count_hosts())
     gpu = None if why_not else torch.cuda.get_device_properties(device)
     answers = control.exchange((why_not, gpu and (str(gpu.uuid), gpu.multi_processor_count)))
     if first := find_first(why for why, _ in answers):
@@ -132,7 +132,7 @@ def _check_kernels(player: Any, rank: int, ranks: int, device: torch.device) -> 
             for mode in _MODES:
                 loaded = player.load(schedule, numel, torch.float32, mode=mode, in_place=True)
                 x = own * (factor * (rank + 1))
-                player.play(loaded, x, x)
+                player.launch(loaded, x, x)
                 torch.cuda.synchronize(device)
                 player.check()
                 if not torch.equal(x, own * (factor * ranks * (ranks + 1) // 2)):

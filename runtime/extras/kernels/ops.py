@@ -45,7 +45,7 @@ class KernelGroup:
         self._choose = choose
         _groups[name] = self
 
-    def play(
+    def run_collective(
         self,
         collective: CollectiveName,
         source: torch.Tensor,
@@ -53,7 +53,7 @@ class KernelGroup:
         numel: int,
         op: str = "sum",
     ) -> None:
-        """Play a collective whose buffer has `numel` elements, on contiguous tensors."""
+        """Run a collective whose buffer has `numel` elements, on contiguous tensors."""
         if op not in _OPS:
             raise InputError(f"op {op!r}; expected one of {', '.join(_OPS)}")
         schedule, mode = self._choose(collective, numel * source.element_size())
@@ -65,7 +65,7 @@ class KernelGroup:
         loaded = self.player.load(
             schedule, numel, dtype, _OPS[op], mode=mode, in_place=source is target
         )
-        self.player.play(loaded, source.view(dtype), target.view(dtype))
+        self.player.launch(loaded, source.view(dtype), target.view(dtype))
 
 
 def find_group(name: str) -> KernelGroup:
@@ -84,7 +84,7 @@ def _find_group_of(ranks: int, name: str) -> KernelGroup:
 
 def _play_in_place(collective: CollectiveName, tensor: torch.Tensor, op: str, group: str) -> None:
     flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-    find_group(group).play(collective, flat, flat, tensor.numel(), op)
+    find_group(group).run_collective(collective, flat, flat, tensor.numel(), op)
     if flat is not tensor:
         tensor.copy_(flat)
 
@@ -105,7 +105,7 @@ def broadcast_(tensor: torch.Tensor, group: str) -> None:
 def allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
     """Return the reduction of a tensor over all ranks."""
     source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)
-    find_group(group).play("allreduce", source, result, tensor.numel(), op)
+    find_group(group).run_collective("allreduce", source, result, tensor.numel(), op)
     return result
 
 
@@ -113,7 +113,7 @@ def allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
 def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Return the tensors of all ranks, one after the other along the first dimension."""
     source, result = tensor.contiguous(), _make_like(tensor, _grow(tensor, ranks))
-    _find_group_of(ranks, group).play("allgather", source, result, result.numel())
+    _find_group_of(ranks, group).run_collective("allgather", source, result, result.numel())
     return result
 
 
@@ -121,7 +121,9 @@ def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 def reduce_scatter(tensor: torch.Tensor, ranks: int, op: str, group: str) -> torch.Tensor:
     """Return this rank's part, along the first dimension, of the reduction over all ranks."""
     source, result = tensor.contiguous(), _make_like(tensor, _shrink(tensor, ranks))
-    _find_group_of(ranks, group).play("reduce-scatter", source, result, tensor.numel(), op)
+    _find_group_of(ranks, group).run_collective(
+        "reduce-scatter", source, result, tensor.numel(), op
+    )
     return result
 
 
@@ -130,7 +132,7 @@ def alltoall(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Return this rank's parts, along the first dimension, of the tensors of all ranks."""
     _shrink(tensor, ranks)
     source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)
-    _find_group_of(ranks, group).play("alltoall", source, result, tensor.numel())
+    _find_group_of(ranks, group).run_collective("alltoall", source, result, tensor.numel())
     return result
 
 

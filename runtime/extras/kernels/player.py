@@ -20,7 +20,7 @@ from ...program.layout import IN_PLACE, ends_numel
 from ...reductions import ReduceOp, check_reduction, dtype_name, share_memory
 from ..one_sided.instructions import END, Mode
 from ..one_sided.lowering import lower_one_sided
-from .kernel import play
+from .kernel import execute_program
 from .memory import KernelMemory, set_timeout
 from .tables import ERROR, RUN_BITS, encode
 
@@ -238,7 +238,7 @@ class KernelPlayer:
             sum(slot.length for slot in programs[self.rank].puts) * dtype.itemsize,
         )
 
-    def play(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
+    def launch(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
         """Launch a program on contiguous tensors, which are one tensor if it is in place.
 
         They may not overlap otherwise, but for an allgather's input that lies in its output's place
@@ -253,7 +253,7 @@ class KernelPlayer:
             self._launch(loaded, source, target)
 
     def _launch(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
-        play[(loaded.programs,)](
+        execute_program[(loaded.programs,)](
             loaded.table,
             self.memory.state,
             self.memory.errors,
@@ -283,7 +283,7 @@ class KernelPlayer:
             raise InputError(f"{name}: source and target overlap; pass a clone")
 
     def are_apart(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether a program's tensors may be its source and target (see `play`)."""
+        """Return whether a program's tensors may be its source and target (see `launch`)."""
         if loaded.work is None or not share_memory(source, target):
             return True
         name = loaded.schedule.collective.name

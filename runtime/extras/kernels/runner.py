@@ -103,7 +103,7 @@ class Kernels(Runner):
         source, target = (x.view(loaded.dtype) for x in (buffers.source, buffers.target))
         if not player.are_apart(loaded, source, target):
             source = source.clone()
-        player.play(loaded, source, target)
+        player.launch(loaded, source, target)
         if self._divides_after(candidate.schedule, buffers):
             buffers.target.div_(candidate.schedule.collective.ranks)
         self.sent_bytes += loaded.sent_bytes

@@ -45,11 +45,11 @@ class LayeredGroup(CollectiveGroup):
         self._begin(name)
         opts = kwargs.get("opts", args[-1] if args else None)
 
-        def carry_out() -> None:
+        def run_call() -> None:
             EXCHANGED[name](around.open().exchange, self.rank(), *args, **kwargs)
 
-        return self.planned.queue(torch.empty(0)).carry_out(
-            carry_out,
+        return self.planned.queue(torch.empty(0)).submit(
+            run_call,
             list(find_tensors(args[:1])),
             waits=not getattr(opts, "asyncOp", False),
             may_be_stock=True,

@@ -88,7 +88,7 @@ class GroupLayers(Around):
         )
         if self.takes_all:  # what is asked while all links work
             planned.plans.find_machine(torch.device("cpu"))
-            transport.control.cores_of_hosts  # noqa: B018
+            transport.control.find_cores_of_hosts()
             runner = transport.links.memory_runner
             if policy.compress is None:
                 in_memory = [runner] if runner and not policy.sends_alone else []

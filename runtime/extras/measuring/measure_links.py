@@ -28,7 +28,7 @@ from ....topo.routes import Route, Router, route_links
 from ...ranks.control import gather_objects
 from ...ranks.groups import device_of, uses_nccl
 from ...ranks.machine import count_cores, describe_machine, emulated, find_own_cores
-from ...ranks.places import init_gloo_by_network
+from ...ranks.rank_locations import init_gloo_by_network
 from ..meeting import Meeting, meeting
 from .rates import (
     Arrivals,
@@ -114,7 +114,7 @@ class _LinkMeasurement:
         self, ranks: Meeting, topology: Topology, declared: bool, budget_s: float | None
     ) -> None:
         self.ranks, self.topology, self.declared = ranks, topology, declared
-        self.batched = all(place.cuda for place in ranks.places)
+        self.batched = all(location.cuda for location in ranks.locations)
         budget = _NCCL if self.batched else _GLOO
         self.budget = budget if budget_s is None else replace(budget, total_s=budget_s)
         self.routes = find_routes(topology)

@@ -173,13 +173,13 @@ class Endpoint:
         return float(self._receive(self._seconds, peer).item())
 
     def _send(self, data: torch.Tensor, peer: int) -> None:
-        self._carry_out(self._out(data, peer))
+        self._run_operation(self._out(data, peer))
 
     def _receive(self, data: torch.Tensor, peer: int) -> torch.Tensor:
-        self._carry_out(self._in(data, peer))
+        self._run_operation(self._in(data, peer))
         return data
 
-    def _carry_out(self, operation: dist.P2POp) -> None:
+    def _run_operation(self, operation: dist.P2POp) -> None:
         for work in self._post([operation]):
             work.wait()
         if self.batched:

@@ -10,18 +10,18 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from ....topo.errors import ExecutionError
-from ...accounts import Account, find_accounts
 from ...backend.collectives import CollectiveGroup
 from ...backend.scope import Scope
 from ...ranks.addresses import Addresses
 from ...ranks.groups import list_members
 from ...ranks.set_up import Known
+from ...usage_log import GroupUsage, find_usage_log
 from ...works import get_done_work
 from .handles import make_handle, make_nonce
 from .scope import SeatedScope
 
 # Attributes that a group has only while it has members.
-_OF_MEMBERS = ("account", "check", "plain", "planned", "transports")
+_OF_MEMBERS = ("usage", "check", "plain", "planned", "transports")
 
 
 class MemberGroup(CollectiveGroup):
@@ -55,14 +55,14 @@ class MemberGroup(CollectiveGroup):
         """
         self.attempt, self._is_remade = attempt, True
         self.ranks, self.whole = list_members(place)
-        before: Account | None = self.__dict__.pop("account_before", None)
+        before: GroupUsage | None = self.__dict__.pop("usage_before", None)
         shown = "" if self._seat is None else str(self._seat)
         place.store.set(f"seat/{place.group_rank}", shown)
         self._set_up(place, place.store, Known())
         self._rank, self._size = place.group_rank, place.group_size
         if self is dist.group.WORLD:
-            find_accounts().is_rank_0 = self._rank == 0
-        if before is not None:  # now: the run's last line comes with the last account
+            find_usage_log().is_rank_0 = self._rank == 0
+        if before is not None:  # now: the run's last line comes when the last group is closed
             before.close()
 
     def _make_scope(self, place: Any) -> Scope:
@@ -83,7 +83,7 @@ class MemberGroup(CollectiveGroup):
 
     @property
     def _has_members(self) -> bool:
-        return "account" in self.__dict__  # the last of them that a set-up makes
+        return "usage" in self.__dict__  # the last of them that a set-up makes
 
     def __getattr__(self, name: str) -> Any:
         """Raise ExecutionError if a call needs members and the group has none."""
@@ -98,7 +98,7 @@ class MemberGroup(CollectiveGroup):
         """Drop the group's members, connections, threads and plans; calls in flight say `why`."""
         if self._has_members:
             self._abort(why)
-            self.account_before = self.account
+            self.usage_before = self.usage
         for name in _OF_MEMBERS:
             self.__dict__.pop(name, None)
 

@@ -91,7 +91,7 @@ def reconfigure_group(
     if group is dist.group.WORLD:
         _abort_other_groups(group)
     try:
-        store, name = _meet(handles, number, identity, timeout)
+        store, name = _rendezvous(handles, number, identity, timeout)
         left = timedelta(seconds=max(1.0, ends - time.monotonic()))
         place = describe_place(store, number, len(handles), left, group.name_in_launch)
         store.set(f"groups/{number}", str(dist.distributed_c10d._world.group_count))
@@ -118,7 +118,7 @@ def _check(group: MemberGroup, identity: int | None) -> None:
         raise InputError("reconfigure: expected the default group; make other groups anew after it")
 
 
-def _meet(
+def _rendezvous(
     handles: list[Handle], number: int, identity: int | None, timeout: timedelta
 ) -> tuple[Store, str]:
     """Return the new membership's part of the first rank's store, and its new name.

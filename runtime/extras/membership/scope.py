@@ -8,7 +8,7 @@ from ....topo.errors import InfeasibleError
 from ....topo.graph import Topology
 from ...backend.plan_files import PlanFiles
 from ...backend.scope import Scope
-from ...ranks.places import restrict
+from ...ranks.rank_locations import restrict
 
 
 class SeatedScope(Scope):

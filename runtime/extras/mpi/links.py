@@ -123,10 +123,10 @@ class MpiLinks(NamedLinks):
         self, call: Callable[[], object], what: str, finish: Callable[[], object]
     ) -> Callable[..., None]:
         """Return a function that runs a stock collective, then `finish`."""
-        carry_out = self._collectives.carry_out
+        run_collective = self._collectives.run_collective
 
         def run(number: int | None = None) -> None:
-            carry_out(call, what, finish, number)
+            run_collective(call, what, finish, number)
 
         return run
 
@@ -136,7 +136,7 @@ class MpiLinks(NamedLinks):
         return self.name
 
     def meet(self, timeout_s: float) -> None:
-        """Wait for all ranks, with as little skew as there can be."""
+        """Wait for all ranks at a barrier, with as little skew as there can be."""
         self.channel.barrier(time.monotonic() + timeout_s)
 
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:

@@ -403,7 +403,7 @@ class CollectivePlayer:
         self._call: tuple[str, int] | None = None
         self._alarm = Alarm(self._end)
 
-    def carry_out(
+    def run_collective(
         self,
         collective: Callable[[], object],
         what: str,

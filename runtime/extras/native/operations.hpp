@@ -21,7 +21,7 @@ struct Operation {
 
   int64_t bytes(int64_t dtype) const { return code == COPY ? count : count * WIDTHS[dtype]; }
 
-  void carry_out(int64_t dtype, int64_t reduction) const {
+  void execute(int64_t dtype, int64_t reduction) const {
     if (code == COPY) memcpy(into, other, size_t(count));
     else if (code == COMBINE) COMBINE_BY[dtype][reduction](into, into, other, count);
     else DIVIDE_BY[dtype](into, count, divisor);

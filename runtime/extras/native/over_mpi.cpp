@@ -104,17 +104,17 @@ struct Player {
     }
   }
 
-  void carry_out(const Node &node) const {
-    for (int64_t i = node.operations; i < node.operations_end; i++) operations[i].carry_out(dtype, reduction);
+  void execute(const Node &node) const {
+    for (int64_t i = node.operations; i < node.operations_end; i++) operations[i].execute(dtype, reduction);
   }
 
   // Messages start before large operations, and are tested after each.
-  void carry_out_local() {
+  void execute_local() {
     while (at < local.size()) {
       int64_t node = local[at];
       if (nodes[node].is_large && !posts.empty()) return;
       at++;
-      carry_out(nodes[node]);
+      execute(nodes[node]);
       end(node);
       if (nodes[node].is_large) return;
     }
@@ -162,7 +162,7 @@ struct Player {
   int play(double deadline) {
     double began = now();
     for (int tests = 1;; tests++) {
-      carry_out_local();
+      execute_local();
       if (!posts.empty() && !start()) return FAILED;
       if (whose.empty()) {
         if (at == local.size()) return DONE;

@@ -245,7 +245,7 @@ struct Player {
       case OPERATE:
         for (int64_t i = 0; i < x[1]; i++)
           read_operation(x + 2 + i * OPERATION_WORDS, reinterpret_cast<void *const *>(buffers.data()))
-              .carry_out(dtype, reduction);
+              .execute(dtype, reduction);
         length = 2 + x[1] * OPERATION_WORDS;
         break;
       }

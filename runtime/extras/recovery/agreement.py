@@ -206,7 +206,7 @@ class Recovery:
         """Raise SupersededError if others have begun the next recovery."""
         if relay.hear(self._key_of(self.number + 1)):
             raise SupersededError(self.number + 1)
-        relay.stay(_REACH_S)
+        relay.extend_relaying(_REACH_S)
 
     def _pause(self, missing: Sequence[int]) -> None:
         for rank, report in relay.hear(self._key).items():

@@ -123,7 +123,7 @@ class Guard(Layer):
     """Carries out the calls of one group, and goes on after a link is lost.
 
     `transport` is the calls' own, on gloo; `opened_since` are the sockets that were open before it
-    was made. All calls must be made through `carry_out` and `exchange`, in one order on all ranks.
+    was made. All calls must be made through `run_call` and `exchange`, in one order on all ranks.
     Making it is collective.
     """
 
@@ -194,19 +194,19 @@ class Guard(Layer):
         Raise ExecutionError if that is not possible.
         """
         planned = next(iter(self.planned), None)
-        ended = self.carry_out(partial(_Exchange, value, planned))
+        ended = self.run_call(partial(_Exchange, value, planned))
         assert isinstance(ended, _Exchange)
         return ended.values
 
-    def carry_out(self, prepare: Prepare) -> Attempt:
-        """Carry out a call, by another plan if a link is lost, and return the attempt that ended.
+    def run_call(self, prepare: Prepare) -> Attempt:
+        """Run a call, by another plan if a link is lost, and return the attempt that ended.
 
         `prepare` makes an attempt. Raise ExecutionError if it is not possible to go on.
         """
         with self._in_use:
             if self.error is not None:
                 raise self.error
-            self._carry_out(prepare)
+            self._run_attempts(prepare)
             ended = self._current
             assert ended is not None
             if self._last is not None:
@@ -221,12 +221,12 @@ class Guard(Layer):
         if self.history:
             self.history[-1].setdefault("resent_bytes", self.sent_bytes - self._sent_before)
 
-    def _carry_out(self, prepare: Prepare | None) -> None:
-        """Carry out a call, again and again if connections are lost; None waits for all ranks."""
+    def _run_attempts(self, prepare: Prepare | None) -> None:
+        """Run a call, again and again if connections are lost; None waits for all ranks."""
         for _ in range(_MAX_RECOVERIES):
             try:
                 if prepare is None:
-                    self._try(lambda: meet(self.transport))
+                    self._try(lambda: wait_for_ranks(self.transport))
                 else:
                     self._current = prepare()
                     self._try(partial(self._current.make, self.transport))
@@ -336,7 +336,7 @@ class Guard(Layer):
         with self._in_use:
             if self.error is None:
                 try:
-                    self._carry_out(None)
+                    self._run_attempts(None)
                 except RuntimeError as error:  # nothing is left to do for the others
                     log.debug("rank %d: at the end: %s", self._rank, error)
             self.error = self.error or ExecutionError(f"rank {self._rank}: the group is closed")
@@ -529,7 +529,7 @@ def _notice(guard: "ref[Guard]", events: "queue.SimpleQueue[None]") -> None:
                 one._count_resent()
 
 
-def meet(transport: Transport) -> None:
+def wait_for_ranks(transport: Transport) -> None:
     """Wait for all ranks, as the end of a call."""
     with transport.faults.stock("the end of a call"):
         transport.meet()

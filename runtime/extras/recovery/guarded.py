@@ -21,7 +21,7 @@ from ...reductions import in_inference_mode
 from ...runners.contract import Play
 from ..replanning.segments import choose_segments, find_nearest
 from .agreement import Decision
-from .guard import Attempt, Guard, meet
+from .guard import Attempt, Guard, wait_for_ranks
 from .replan import Replanner, import_planner
 
 # Shapes of calls whose buffers are kept for the next call of that shape.
@@ -49,7 +49,7 @@ class _Private(Attempt):
         planned.renew(transport)
         planned.path.run(self.buffers)
         if planned.name not in MEETING:
-            meet(transport)
+            wait_for_ranks(transport)
 
     def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
         planned, buffers = self.planned, self.buffers
@@ -125,7 +125,7 @@ class Guarded:
         return False
 
     def _run(self, users: Buffers) -> None:
-        private = self.guard.carry_out(partial(self._prepare, users))
+        private = self.guard.run_call(partial(self._prepare, users))
         assert isinstance(private, _Private)
         if users.target.numel():
             users.target.copy_(private.buffers.target)

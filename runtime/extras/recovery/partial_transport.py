@@ -171,7 +171,7 @@ class _PartialLinks(Links):
         return [max(of_ranks) for of_ranks in zip(*self._control.exchange(values), strict=True)]
 
     def meet(self, timeout_s: float) -> None:
-        """Wait for all ranks, with as little skew as there can be."""
+        """Wait for all ranks at a barrier, with as little skew as there can be."""
         self._control.exchange(None)
 
 

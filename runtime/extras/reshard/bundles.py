@@ -122,9 +122,9 @@ def _list_boxes(
         for shards in (source, destination)
     )
     terms = [0] * source.terms
-    for rank in source.places:
+    for rank in source.coordinates:
         terms[source.term_of(rank)] |= 1 << rank
-    everyone = sum(1 << rank for rank in destination.places)
+    everyone = sum(1 << rank for rank in destination.coordinates)
 
     @cache
     def spell(ranks: int) -> Ranks:
@@ -147,7 +147,7 @@ def _list_intervals(both: Sequence[Shards], dim: int) -> list[Interval]:
     edges = {
         edge
         for shards in both
-        for rank in shards.places
+        for rank in shards.coordinates
         for interval in shards.intervals(rank, dim)
         for edge in interval
     }
@@ -159,7 +159,7 @@ def _find_owners(shards: Shards, dim: int, listed: Sequence[Interval]) -> list[i
     numbers = {lo: i for i, (lo, _) in enumerate(listed)}
     ends = {hi: i + 1 for i, (_, hi) in enumerate(listed)}
     owners = [0] * len(listed)
-    for rank in shards.places:
+    for rank in shards.coordinates:
         for lo, hi in shards.intervals(rank, dim):
             for i in range(numbers[lo], ends[hi]):
                 owners[i] |= 1 << rank

@@ -89,7 +89,7 @@ class InRounds(Messages):
             shards.numel_of(rank)
             for both in self._tensors
             for shards in both
-            for rank in shards.places
+            for rank in shards.coordinates
         )
         limit = max(int(_SCRATCH * largest * width), _MIN_SCRATCH_BYTES)
         scratch_bytes = (program.work_numel + program.staging_numel) * width

@@ -82,8 +82,8 @@ class Shards:
                 )
 
     @cached_property
-    def places(self) -> dict[int, tuple[int, ...]]:
-        """The place of each rank in the mesh."""
+    def coordinates(self) -> dict[int, tuple[int, ...]]:
+        """The coordinates of each rank in the mesh."""
         return {int(self.mesh[place]): place for place in np.ndindex(self.mesh.shape)}
 
     @property
@@ -100,7 +100,7 @@ class Shards:
 
     def term_of(self, rank: int) -> int:
         """Return the number of the term that a rank holds."""
-        number, place = 0, self.places[rank]
+        number, place = 0, self.coordinates[rank]
         for laid, size, at in zip(self.laid, self.mesh.shape, place, strict=True):
             if isinstance(laid, Term):
                 number = number * size + at
@@ -110,7 +110,9 @@ class Shards:
         """Return the intervals of a dimension that a rank holds, in the order of its shard."""
         steps = [
             (laid, size, at)
-            for laid, size, at in zip(self.laid, self.mesh.shape, self.places[rank], strict=True)
+            for laid, size, at in zip(
+                self.laid, self.mesh.shape, self.coordinates[rank], strict=True
+            )
             if isinstance(laid, Split) and laid.dim == dim
         ]
         key = dim, *(at for *_, at in steps)
@@ -127,7 +129,7 @@ class Shards:
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
         """Return the shape of a rank's shard; (0,) for a rank outside the mesh, as torch has it."""
-        if rank not in self.places:
+        if rank not in self.coordinates:
             return (0,)
         return tuple(
             sum(hi - lo for lo, hi in self.intervals(rank, dim)) for dim in range(len(self.shape))

@@ -202,7 +202,7 @@ class Reshard:
     def _check_shard(self, tensor: object, shards: Shards, end: int) -> Local:
         rank, device = self._transport.rank, self._transport.device
         shape = shards.shape_of(rank)
-        if rank not in shards.places or not prod(shape):
+        if rank not in shards.coordinates or not prod(shape):
             return None
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()

@@ -91,13 +91,13 @@ class SharedMemory(_MappedMemory):
 class HostMemory(_MappedMemory):
     """The memory of one of several hosts: a pipe between any two ranks on it.
 
-    `places` has the places of the host's ranks, this one included, by number in the group.
+    `slots` has the slots of the host's ranks, this one included, by number in the group.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: dict[int, int], spins: int) -> None:
-        places = {number: place for place, number in enumerate(processes)}
-        super().__init__(memory, "topoplan_pipes_", (places[rank],), processes.values(), spins)
-        self.rank, self.places, self.links = rank, places, self._joined
+        slots = {number: slot for slot, number in enumerate(processes)}
+        super().__init__(memory, "topoplan_pipes_", (slots[rank],), processes.values(), spins)
+        self.rank, self.slots, self.links = rank, slots, self._joined
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _open(control: Control, why_not: str | None) -> SharedMemory | HostMemory | 
     memory = _share(control, mine, size)
     if isinstance(memory, str):
         return memory
-    spins = _SPINS_IF_CROWDED if control.is_crowded else _SPINS
+    spins = _SPINS_IF_CROWDED if control.has_crowded_host() else _SPINS
     joined = (
         SharedMemory(memory, rank, list(mine.values()), spins)
         if len(of_hosts) == 1

@@ -45,9 +45,9 @@ class EncodedParts:
         self, program: Program, memory: HostMemory, labels: Sequence[int], ranks: int, width: int
     ) -> None:
         self.memory, self.program, self._ranks, self._width = memory, program, ranks, width
-        self._places = {labels[x]: place for x, place in memory.places.items() if x != memory.rank}
-        self.peers = {place: label for label, place in self._places.items()}
-        self.parts = split_by_host(program, self._places)
+        self._slots = {labels[x]: slot for x, slot in memory.slots.items() if x != memory.rank}
+        self.peers = {place: label for label, place in self._slots.items()}
+        self.parts = split_by_host(program, self._slots)
         words: list[int] = []
         # For errors: the message at a place in the words.
         self.posts_at: dict[int, Post] = {}
@@ -78,10 +78,10 @@ class EncodedParts:
                 operations = []
             if isinstance(x, Arrived):
                 self.posts_at[len(words)] = x.post
-                words += [_AWAIT, self._places[x.post.peer], x.count]
+                words += [_AWAIT, self._slots[x.post.peer], x.count]
             elif isinstance(x, Post):
                 self.posts_at[len(words)] = x
-                place = self._places[x.peer]
+                place = self._slots[x.peer]
                 words += [_EXPECT, place] if x.kind == "receive" else [_SEND, place, *self._span(x)]
 
     def _span(self, post: Post) -> tuple[int, int, int, int]:
@@ -93,11 +93,11 @@ class EncodedParts:
 
     def _list_receives(self) -> list[int]:
         words = []
-        for place in range(len(self.memory.places)):
+        for place in range(len(self.memory.slots)):
             receives = [
                 x
                 for x in self.program.posts
-                if x.kind == "receive" and self._places.get(x.peer) == place
+                if x.kind == "receive" and self._slots.get(x.peer) == place
             ]
             words += [len(receives), *(word for x in receives for word in self._span(x))]
         return words

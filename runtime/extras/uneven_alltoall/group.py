@@ -11,7 +11,7 @@ from ...backend.collectives import CollectiveGroup
 from ...backend.torch_tools import show_as
 from ...ranks.addresses import Addresses
 from ...reductions import dtype_name
-from .calls import UnevenAlltoall
+from .alltoallv import UnevenAlltoall
 
 
 class UnevenGroup(CollectiveGroup):
@@ -54,20 +54,20 @@ class UnevenGroup(CollectiveGroup):
             )
         uneven, stock = self._uneven, partial(self.plain.alltoall_base, output, input, *splits)
 
-        def carry_out() -> None:
+        def run_call() -> None:
             call = uneven.find_call(output, input, splits, number, self.check)
             if call is not None:
                 call.run(number)
                 return
-            self.account.count_stock("alltoall")
+            self.usage.count_stock("alltoall")
             work = stock(opts)
             if work is not None:
                 work.wait()
 
         return show_as(
             "alltoall_base_",
-            lambda: self.planned.queue(input).carry_out(
-                carry_out,
+            lambda: self.planned.queue(input).submit(
+                run_call,
                 [output],
                 waits=not opts.asyncOp,
                 reads=[input],

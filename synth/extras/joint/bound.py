@@ -46,7 +46,7 @@ from ...bounds.certificate import (
 )
 from ...bounds.prices import Distances, path_distances, route_distances
 from ...cost.loads import computes_in_network
-from .calls import JointCall, helpers_of
+from .joint_calls import JointCall, helpers_of
 
 MULTIPATH_KIND = "joint-prices"
 SINGLE_PATH_KIND = SINGLE_PATH + MULTIPATH_KIND

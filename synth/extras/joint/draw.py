@@ -12,7 +12,7 @@ from ...ir.collective import Chunk
 from ...ir.schedule import Schedule
 from ...ir.transfers import COPY, REDUCE, Transfers
 from ...packing.trees import levels
-from .calls import JointCall
+from .joint_calls import JointCall
 from .packing import Columns
 
 NAME = "joint"

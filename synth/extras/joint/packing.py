@@ -35,7 +35,7 @@ from ...packing.division import TOLERANCE
 from ...packing.packing import SharePacking
 from ...packing.trees import levels
 from .bound import MULTIPATH_KIND, SINGLE_PATH_KIND, JointBound, joint_bound_of
-from .calls import JointCall, helpers_of
+from .joint_calls import JointCall, helpers_of
 
 # Work in seconds of an idle core: for all distances, and per tree that is priced.
 _METRIC_S, _TREE_S = 1e-3, 5e-4

@@ -34,7 +34,7 @@ from ...plan import Plan
 from ...plan_text import check_hash, dumps, hash_of, parse, read_text
 from ...verify import verify
 from .bound import MULTIPATH_KIND, JointBound, JointBoundFields, check_joint_bound
-from .calls import JointCall, check_calls
+from .joint_calls import JointCall, check_calls
 
 FORMAT = "topoplan-joint-plan"
 # Only files of this version are read.

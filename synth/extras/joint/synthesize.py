@@ -32,8 +32,8 @@ from ...plan import Entry, Plan
 from ...planner.whole import lower_envelope
 from ...request import segment_counts
 from .bound import JointBound
-from .calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_calls
 from .draw import draw_schedule, measure_seconds
+from .joint_calls import JointCall, check_calls, choose_any_helpers, helpers_of, read_calls
 from .packing import BY_PATHS, Branches, Columns, JointPacking, prove
 from .plan import GroupPlan, JointPlan, share_out
 

@@ -10,12 +10,12 @@ from ....topo.facts.view import WIRES
 from ....topo.graph import Topology
 from ..place.job import WHOLE
 from ..stock.model import list_refused_p2p
+from .file_contents import FileFinding, Measurement
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
 from .paper import Stock, find_model, find_stock
 from .ranking import is_healthy
 from .rates import RINGS, TREES, Rate
-from .reading import FileFinding, Measurement
 from .verdict import OFF, ON, UNKNOWN, ChannelVerdict, FileVerdict, MeasuredVerdict
 
 # Smallest speedup worth reporting: below it, differences between runs are as large.
@@ -217,7 +217,7 @@ class _Adviser:
     def _ask_which(self, names: str) -> FileFinding:
         """Report that the columns of a table do not tell two collectives apart."""
         first, second = names.split(" or ")
-        file = self.verdict.reading.where
+        file = self.verdict.contents.where
         return FileFinding(
             f"undecided-{first}-{second}",
             f"the columns do not tell {first} from {second}, so nothing is compared with a bound",
@@ -495,16 +495,16 @@ def _report_no_option(collective: str, what: str, share: float) -> FileFinding:
 
 def _suspect_topology_file(verdict: FileVerdict) -> list[str]:
     """Name the file that NCCL took the machine from, if the bound has the rates of that run."""
-    reading, machine = verdict.reading, verdict.machine.argument
-    dumps = {Path(name).name for name in reading.topology_files}
-    if not (reading.machine is not None and machine == reading.where) and (
+    contents, machine = verdict.contents, verdict.machine.argument
+    dumps = {Path(name).name for name in contents.topology_files}
+    if not (contents.machine is not None and machine == contents.where) and (
         Path(machine).name not in dumps
     ):
         return []
     return [
         f"the topology file that NCCL was given ({finding.message.partition(': ')[0]}, line "
         f"{finding.line}): the rates of the bound follow it"
-        for finding in reading.findings
+        for finding in contents.findings
         if finding.name == _TOPOLOGY_FILE
     ]
 

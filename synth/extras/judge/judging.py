@@ -14,6 +14,14 @@ from ....topo.routes import Router
 from ...ir.collective import Collective
 from ..stock.constants import OF_CHAIN, OVER_RINGS, RING, TREES
 from .advice import Spell, advise, gbps, name_command, size_text
+from .file_contents import (
+    FileContents,
+    FileFinding,
+    Location,
+    Measurement,
+    ObservedCommunicator,
+    Parents,
+)
 from .machine import Machines, RankMap, count_hosts, describe_other_gpus, map_group, map_ranks
 from .options import (
     Limits,
@@ -26,14 +34,6 @@ from .options import (
 from .ranking import rank_findings
 from .rates import rate_rings, rate_trees
 from .readers.table_ranks import TOLERANCE
-from .reading import (
-    FileFinding,
-    Location,
-    Measurement,
-    ObservedCommunicator,
-    Parents,
-    Reading,
-)
 from .verdict import (
     OFF,
     ON,
@@ -74,26 +74,26 @@ class Judge:
         self._part_limits = cache(self._find_part_limits)
         self._router = cache(Router)
 
-    def judge(self, reading: Reading) -> FileVerdict:
+    def judge(self, contents: FileContents) -> FileVerdict:
         """Return the verdict on the contents of one file.
 
         Parts that cannot be judged have a reason in it. Raise InputError if a graph file was
         written for another machine than the named one, or a topology cannot be read.
         """
         verdict = FileVerdict(
-            reading,
-            self.machines.find(reading),
-            findings=list(reading.findings),
-            notes=list(reading.notes),
+            contents,
+            self.machines.find(contents),
+            findings=list(contents.findings),
+            notes=list(contents.notes),
         )
         topology = verdict.machine.topology
-        if topology is not None and (other := describe_other_gpus(topology, reading.locations)):
+        if topology is not None and (other := describe_other_gpus(topology, contents.locations)):
             verdict.findings.append(
                 FileFinding("other-gpus", other, "if it is another machine, give its topology")
             )
         groups = group_by_key(
             ((m.collective, m.ranks, m.run), m)
-            for m in reading.measurements
+            for m in contents.measurements
             if self.collective in (None, m.collective)
         )
         self._raise_assumed(verdict, groups)
@@ -102,7 +102,7 @@ class Judge:
             self._share(verdict.measured[-1])
         verdict.notes += _compare_runs(verdict.measured)
         left_out = Counter[str]()
-        for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
+        for communicator in contents.communicators[:_MAX_COMMUNICATORS]:
             # One communicator without channels is enough to say that they are missing.
             if communicator.rings or communicator.trees or not verdict.communicators:
                 verdict.communicators.append(self._judge_channels(verdict, communicator))
@@ -112,7 +112,7 @@ class Judge:
             listed = ", ".join(f"{count} via {name}" for name, count in left_out.most_common())
             what = "connections of communicators without whole rings or trees"
             verdict.notes.append(f"{what} are not judged: {listed}")
-        left = len(reading.communicators) - _MAX_COMMUNICATORS
+        left = len(contents.communicators) - _MAX_COMMUNICATORS
         if left > 0:
             verdict.notes.append(f"{left} more communicators are not judged")
         verdict.findings = rank_findings([*verdict.findings, *advise(verdict, self.spell)])
@@ -157,7 +157,7 @@ class Judge:
             ranks or self._count_ranks(verdict, name, measurements),
             [MeasuredRow(m, None) for m in measurements],
             run=measurements[0].run,
-            seen_nvls=_find_nvls(verdict.reading),
+            seen_nvls=_find_nvls(verdict.contents),
         )
         if " or " in name:
             measured.why_not = (
@@ -165,12 +165,12 @@ class Judge:
             )
             return measured
         try:
-            reading = verdict.reading
-            locations = measurements[0].locations or reading.locations
+            contents = verdict.contents
+            locations = measurements[0].locations or contents.locations
             measured.rank_map = self._map_ranks(verdict, measured.ranks, locations)
             collective = Collective.with_default_root(name, measured.ranks)
             measured.limits = self._find_any_limits(
-                collective, measured.rank_map, reading.helpers if reading.group else ()
+                collective, measured.rank_map, contents.helpers if contents.group else ()
             )
         except TopoplanError as error:
             measured.why_not = str(error)
@@ -222,7 +222,7 @@ class Judge:
         It is that of the communicators in the log around the table if they agree, else that of all
         GPUs of the machine if busbw / algbw is not that of another number.
         """
-        sizes = {c.ranks for c in verdict.reading.communicators}
+        sizes = {c.ranks for c in verdict.contents.communicators}
         if len(sizes) == 1:
             return sizes.pop()
         topology = verdict.machine.topology
@@ -258,17 +258,19 @@ class Judge:
                 else "the number of ranks is not known: the file does not say it, and busbw / "
                 "algbw is not that of all GPUs of the machine"
             )
-        if verdict.reading.group:
-            group = (*verdict.reading.group, *verdict.reading.helpers)
-            map_group(verdict.machine.topology, group, verdict.reading.where)
-            return map_group(verdict.machine.topology, verdict.reading.group, verdict.reading.where)
+        if verdict.contents.group:
+            group = (*verdict.contents.group, *verdict.contents.helpers)
+            map_group(verdict.machine.topology, group, verdict.contents.where)
+            return map_group(
+                verdict.machine.topology, verdict.contents.group, verdict.contents.where
+            )
         # A file may have several tables, and the list of devices is that of the largest.
         listed = locations if max(locations, default=0) < ranks else {}
-        found = map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
-        nodes = {c.nodes or 1 for c in verdict.reading.communicators if c.ranks == ranks}
+        found = map_ranks(verdict.machine.topology, ranks, listed, verdict.contents.where)
+        nodes = {c.nodes or 1 for c in verdict.contents.communicators if c.ranks == ranks}
         if len(listed) < ranks and nodes and min(nodes) > count_hosts(found.topology):
             raise InputError(
-                f"{verdict.reading.where}: ranks on {min(nodes)} nodes, and nothing says which "
+                f"{verdict.contents.where}: ranks on {min(nodes)} nodes, and nothing says which "
                 f"GPUs of {found.whole.name} these are; give the log of all ranks"
             )
         return found
@@ -278,7 +280,7 @@ class Judge:
         topology, nodes = verdict.machine.topology, communicator.nodes or 1
         if topology is not None and nodes > 1 and count_hosts(topology) == 1:
             raise InputError(
-                f"{verdict.reading.where}: ranks on {nodes} nodes, and {topology.name} is one "
+                f"{verdict.contents.where}: ranks on {nodes} nodes, and {topology.name} is one "
                 "host: another machine; give the topology of all hosts",
                 parameter="topology",
             )
@@ -286,7 +288,7 @@ class Judge:
     def _judge_channels(
         self, verdict: FileVerdict, communicator: ObservedCommunicator
     ) -> ChannelVerdict:
-        channels = ChannelVerdict(communicator, taken=_find_taken(verdict.reading, communicator))
+        channels = ChannelVerdict(communicator, taken=_find_taken(verdict.contents, communicator))
         if not communicator.rings and not communicator.trees:
             channels.why_not = (
                 "the file lists neither whole rings nor whole trees; give the log of all ranks, "
@@ -295,16 +297,16 @@ class Judge:
             return channels
         try:
             self._refuse_other_nodes(verdict, communicator)
-            listed = _list_places(verdict.reading, communicator)
+            listed = _list_locations(verdict.contents, communicator)
             rank_map = self._map_ranks(verdict, communicator.ranks, listed)
         except InputError as error:
             # A graph file is for one machine; a log may be read far from the machine that wrote it.
-            if verdict.reading.is_graph_file and verdict.machine.argument != LOCAL:
+            if verdict.contents.is_graph_file and verdict.machine.argument != LOCAL:
                 raise
             channels.why_not = str(error)
             return channels
         channels.rank_map = rank_map
-        if verdict.reading.is_graph_file:
+        if verdict.contents.is_graph_file:
             _check_types(verdict, communicator, rank_map)
         router = self._router(rank_map.topology)
         rings = [tuple(rank_map.gpu_of[rank] for rank in order) for order in communicator.rings]
@@ -341,9 +343,11 @@ class Judge:
         return find_options(collective, router)
 
 
-def _list_places(reading: Reading, communicator: ObservedCommunicator) -> Mapping[int, Location]:
-    """Return the places of a communicator's ranks: its own, else those of a table of as many."""
-    own, listed = communicator.locations, reading.locations
+def _list_locations(
+    contents: FileContents, communicator: ObservedCommunicator
+) -> Mapping[int, Location]:
+    """Return the locations of a communicator's ranks: its own, else those of a table of as many."""
+    own, listed = communicator.locations, contents.locations
     is_whole = len(own) == communicator.ranks or set(listed) != set(range(communicator.ranks))
     agrees = all(place.host in (None, listed[r].host) for r, place in own.items() if r in listed)
     return own if is_whole or not agrees else listed
@@ -395,7 +399,7 @@ def _check_types(
     machine = verdict.machine.topology
     if machine is not None and len(gpus) < len(machine.ranks):
         raise InputError(
-            f"{verdict.reading.where}: {text}: of another machine; give the topology of that one",
+            f"{verdict.contents.where}: {text}: of another machine; give the topology of that one",
             parameter="topology",
         )
     verdict.notes.append(f"{text}: is it of another machine, or of another state of this one?")
@@ -414,27 +418,27 @@ def _renumber(parents: Parents, gpu_of: tuple[int, ...]) -> Parents:
     return tuple(parent_of[gpu] for gpu in range(len(parents)))
 
 
-def _find_nvls(reading: Reading) -> str:
+def _find_nvls(contents: FileContents) -> str:
     """Return whether NVSwitches added for large allreduces: "on", "off" or "unknown"."""
-    picks = [p for p in reading.picks if p.collective in (None, "allreduce")]
+    picks = [p for p in contents.picks if p.collective in (None, "allreduce")]
     if picks:
         largest = max(picks, key=lambda p: p.size_bytes)
         return ON if largest.algorithm.startswith("NVLS") else OFF
-    for finding in reading.findings:
+    for finding in contents.findings:
         names_others = (
             finding.name == "variable-nccl_algo" and "NVLS" not in finding.message.upper()
         )
         if names_others or finding.name == "variable-nccl_nvls_enable":
             return OFF
-    return ON if any(c.uses_nvls for c in reading.communicators) else UNKNOWN
+    return ON if any(c.uses_nvls for c in contents.communicators) else UNKNOWN
 
 
-def _find_taken(reading: Reading, communicator: ObservedCommunicator) -> str:
+def _find_taken(contents: FileContents, communicator: ObservedCommunicator) -> str:
     """Return the algorithm that NCCL uses for large allreduces; empty if unknown.
 
     It is the tuner's pick, else the faster algorithm by the rates of NCCL's search.
     """
-    picks = [p for p in reading.picks if p.collective in (None, "allreduce")]
+    picks = [p for p in contents.picks if p.collective in (None, "allreduce")]
     if picks:
         return max(picks, key=lambda p: p.size_bytes).algorithm
     if communicator.uses_nvls:

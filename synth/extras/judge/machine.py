@@ -18,7 +18,7 @@ from ....topo.graph import Device, Link, Topology
 from ....topo.hardware import PcieLink
 from ....topo.loader.resolve import LOCAL, load, load_for_planning
 from ....topo.notes import assumed
-from .reading import HAS_RESULTS, Location, Reading
+from .file_contents import HAS_RESULTS, FileContents, Location
 
 # Usual file name endings of a graph dump or a log.
 _FILE_ENDINGS = (
@@ -119,28 +119,28 @@ class Machines:
         self.named, self.given, self.how_named, self.rates = named, given, how_named, rates or {}
         self._cache: dict[str, JudgedMachine] = {}
 
-    def find(self, reading: Reading) -> JudgedMachine:
+    def find(self, contents: FileContents) -> JudgedMachine:
         """Return the machine that a file is from; without a topology if none is found.
 
         Where the names of GPUs in the file tell rates that the topology leaves open, they are
         assumed. Raise InputError if its topology cannot be read.
         """
-        machine = self._find(reading)
-        models = sorted({x.model for x in reading.locations.values() if x.model})
+        machine = self._find(contents)
+        models = sorted({x.model for x in contents.locations.values() if x.model})
         boards = {find_board(model) for model in models}
         board = boards.pop() if len(boards) == 1 else None
         return machine if board is None else machine.assume_board(board, f"by the GPU: {models[0]}")
 
-    def _find(self, reading: Reading) -> JudgedMachine:
+    def _find(self, contents: FileContents) -> JudgedMachine:
         if self.named is not None:
             return self._load(self.named, self.how_named)
         if self.given:
             return self._load(self.given[0], "given with the files")
-        if beside := _find_beside(reading):
+        if beside := _find_beside(contents):
             return self._load(beside, "beside the file")
-        if reading.machine is not None:
-            topology = self._plan_for(reading.machine)
-            return JudgedMachine(topology, reading.machine_source, reading.where)
+        if contents.machine is not None:
+            topology = self._plan_for(contents.machine)
+            return JudgedMachine(topology, contents.machine_source, contents.where)
         try:
             machine = self._load(LOCAL, "this machine, as no other was named")
             why_not = "this machine has no GPU"
@@ -222,22 +222,22 @@ def is_topology_file(name: str) -> bool:
     )
 
 
-def _find_beside(reading: Reading) -> str | None:
+def _find_beside(contents: FileContents) -> str | None:
     """Return the name of the topology file next to a file; None if there is none.
 
     It is the one of the same stem, the one that the text of the file names or, for a graph file,
     the only one in its folder. Raise InputError if there are several.
     """
-    path = Path(reading.where)
+    path = Path(contents.where)
     stem = next(path.name.removesuffix(end) for end in _FILE_ENDINGS if path.name.endswith(end))
     for candidate in (path.with_name(stem + ending) for ending in _TOPOLOGY_ENDINGS):
         if candidate != path and candidate.is_file():
             return str(candidate)
-    for name in reading.topology_files:
+    for name in contents.topology_files:
         candidate = path.with_name(Path(name).name)
         if is_topology_file(str(candidate)):
             return str(candidate)
-    if not reading.is_graph_file:
+    if not contents.is_graph_file:
         return None
     try:
         files = sorted(str(x) for x in path.parent.glob("*.xml") if x != path)[:_MAX_FILES]
@@ -247,7 +247,7 @@ def _find_beside(reading: Reading) -> str | None:
     if len(dumps) > 1:
         names = ", ".join(Path(x).name for x in dumps[:3]) + (" ..." if len(dumps) > 3 else "")
         raise InputError(
-            f"{reading.where}: {len(dumps)} topologies lie beside it ({names}); name the one of "
+            f"{contents.where}: {len(dumps)} topologies lie beside it ({names}); name the one of "
             "its machine",
             parameter="topology",
         )

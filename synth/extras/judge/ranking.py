@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .reading import FileFinding
+from .file_contents import FileFinding
 
 # Beginnings of the names of findings, by what they are. Results that mean nothing come first.
 _VOID = (

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ....topo.errors import InfeasibleError
 from ....topo.routes import Router, route_links
-from .reading import Order, Parents
+from .file_contents import Order, Parents
 
 DirectedLink = tuple[str, str]
 RINGS, TREES = "rings", "trees"

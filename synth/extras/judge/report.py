@@ -8,10 +8,10 @@ from ....topo.output_head import output_head
 from ...bounds.assumptions import join_assumptions
 from ...describe import CUT_SHORT, help_text
 from .advice import describe_limit, gbps, percent, size_text
+from .file_contents import FileFinding
 from .options import ROUNDING, Limits, Options
 from .paper import write_model
 from .rates import Rate
-from .reading import FileFinding
 from .verdict import (
     UNKNOWN,
     ChannelVerdict,
@@ -46,8 +46,10 @@ def write_text(verdicts: Sequence[FileVerdict], least: float | None) -> str:
 
 
 def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
-    reading, machine = verdict.reading, verdict.machine
-    lines = [f"{reading.where}: {reading.kind}{f', {reading.library}' if reading.library else ''}"]
+    contents, machine = verdict.contents, verdict.machine
+    lines = [
+        f"{contents.where}: {contents.kind}{f', {contents.library}' if contents.library else ''}"
+    ]
     topology = machine.topology
     lines.append(
         f"  topology: none: {machine.source}"
@@ -257,11 +259,11 @@ def list_rows(verdicts: Sequence[FileVerdict]) -> list[dict[str, Any]]:
 
 
 def _verdict_json(verdict: FileVerdict) -> dict[str, Any]:
-    reading, topology = verdict.reading, verdict.machine.topology
+    contents, topology = verdict.contents, verdict.machine.topology
     return {
-        "file": reading.where,
-        "kind": reading.kind,
-        "library": reading.library,
+        "file": contents.where,
+        "kind": contents.kind,
+        "library": contents.library,
         "topology": topology
         and {
             "name": topology.name,
@@ -430,7 +432,7 @@ def _escape(label: str) -> str:
 
 def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yield metrics without their prefix topo_judge_, with their labels and values."""
-    file = {"file": verdict.reading.where}
+    file = {"file": verdict.contents.where}
     for m in verdict.measured:
         labels = {**file, "collective": m.collective, "ranks": str(m.ranks)}
         labels |= {"run": str(m.run)} if m.run else {}

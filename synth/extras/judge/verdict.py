@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ....topo.graph import Topology
+from .file_contents import FileContents, FileFinding, Measurement, ObservedCommunicator
 from .machine import JudgedMachine, RankMap
 from .options import Limits, Options
 from .rates import RINGS, TREES, Rate
-from .reading import FileFinding, Measurement, ObservedCommunicator, Reading
 
 # How topo-run names the measurements of a plan.
 PLAN_ROW = "plan"
@@ -179,7 +179,7 @@ class ChannelVerdict:
 class FileVerdict:
     """The complete verdict on one file."""
 
-    reading: Reading
+    contents: FileContents
     machine: JudgedMachine
     measured: list[MeasuredVerdict] = field(default_factory=list)
     communicators: list[ChannelVerdict] = field(default_factory=list)

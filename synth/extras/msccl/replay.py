@@ -17,7 +17,7 @@ from .read import ADD, INPUT, OUTPUT, RECEIVE, SCRATCH, SEND, STORE, Algorithm, 
 # The term that stands for a GPU's own contribution; messages count from 0.
 OWN = -1
 # A buffer of a GPU and the number of a chunk in it.
-Place = tuple[int, str, int]
+MemoryCell = tuple[int, str, int]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Interpreter:
         self._eager = order > 0
         self._blocks = {(b.gpu, b.number): b for b in algorithm.blocks[::order]}
         self._done = dict.fromkeys(self._blocks, 0)
-        self._memory: dict[Place, Value] = {}
+        self._memory: dict[MemoryCell, Value] = {}
         self._sent: dict[tuple[int, int, int], deque[list[int]]] = defaultdict(deque)
         self._out = Replay()
         chunk = algorithm.chunks[0]
@@ -128,7 +128,7 @@ class _Interpreter:
         each = self._algorithm.block_chunks
         return (part or 0) * each + number % each
 
-    def _place(self, rank: int, buffer: str, offset: int) -> Place:
+    def _place(self, rank: int, buffer: str, offset: int) -> MemoryCell:
         """Return where a chunk is; in place, input and output are one memory."""
         if not self._algorithm.in_place or buffer == SCRATCH:
             return rank, buffer, offset

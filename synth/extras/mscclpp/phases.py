@@ -15,7 +15,7 @@ MEMORY, PORT = "memory", "port"
 # Kinds of phases, in their order in a step: what is sent is what was there before the step.
 LOCAL, SEND, RECEIVE = range(3)
 # A buffer of a rank, and a place in it, in units.
-Place = tuple[str, int]
+BufferOffset = tuple[str, int]
 # The type of the channels between two ranks, the lower first.
 ChannelTypes = Mapping[tuple[int, int], str]
 
@@ -34,10 +34,10 @@ class BlockPhase:
     channel: str = MEMORY
     peers: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
-    source: Place | None = None
-    target: Place | None = None
-    terms: tuple[Place, ...] = ()
-    copies: tuple[tuple[Place, Place], ...] = ()
+    source: BufferOffset | None = None
+    target: BufferOffset | None = None
+    terms: tuple[BufferOffset, ...] = ()
+    copies: tuple[tuple[BufferOffset, BufferOffset], ...] = ()
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -77,7 +77,7 @@ class PhaseLister:
         from_block, to_block = find_blocks(chunk)
         units = self._grid.units
         output = (OUTPUT, to_block * units + piece.start)
-        value: Place | None = None
+        value: BufferOffset | None = None
         if rank in collective.holders(chunk):
             value = (INPUT, from_block * units + piece.start)
         is_receiver = rank in collective.receivers(chunk)
@@ -107,22 +107,22 @@ class PhaseLister:
         step: int,
         rank: int,
         senders: Sequence[int],
-        own: Place | None,
-        sum_at: Place | None,
-        copied_to: Place | None,
-    ) -> tuple[list[BlockPhase], Place | None]:
+        own: BufferOffset | None,
+        sum_at: BufferOffset | None,
+        copied_to: BufferOffset | None,
+    ) -> tuple[list[BlockPhase], BufferOffset | None]:
         """Return the phases that wait for the senders of a step, and the value that they leave.
 
         Values are added in the order of ranks, `own` among them, and the whole sum is at `sum_at`
         if it is not None. Whatever is not there yet is copied to `copied_to`.
         """
-        so_far: Place | None = None
+        so_far: BufferOffset | None = None
         phases: list[BlockPhase] = []
         groups = list(self._group(rank, senders))
         for number, (channel, peers) in enumerate(groups):
             is_last = number == len(groups) - 1
             places = [self._landing[piece.number, step, peer, rank] for peer in peers]
-            terms: dict[int, Place] = {
+            terms: dict[int, BufferOffset] = {
                 peer: (SCRATCH, at) for peer, at in zip(peers, places, strict=True)
             }
             if own is not None and (is_last or rank < peers[-1]):
@@ -136,7 +136,7 @@ class PhaseLister:
             else:
                 target = sum_at if is_last and sum_at is not None else (SCRATCH, places[0])
                 so_far = target
-            copies: tuple[tuple[Place, Place], ...] = ()
+            copies: tuple[tuple[BufferOffset, BufferOffset], ...] = ()
             if is_last and copied_to not in (None, so_far):
                 copies = ((so_far, copied_to),)
             phases.append(

@@ -34,9 +34,9 @@ from .phases import (
     SCRATCH,
     SEND,
     BlockPhase,
+    BufferOffset,
     ChannelTypes,
     PhaseLister,
-    Place,
 )
 from .pieces import Grid, cut_chunks
 
@@ -171,7 +171,7 @@ def _list_peers(wiring: Wiring, ends: Iterable[End]) -> list[tuple[str, int]]:
     return sorted({(channel[0], _find_peer(channel, end[0])) for channel, end in sent})
 
 
-def _show_place(place: Place, units: int) -> dict[str, Any]:
+def _show_place(place: BufferOffset, units: int) -> dict[str, Any]:
     return {"type": place[0], "index": place[1], "size": units}
 
 

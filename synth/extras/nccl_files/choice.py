@@ -44,7 +44,7 @@ from .nccl_graph import (
     rate_graphs,
     repeat_channels,
 )
-from .robust import list_link_rates, list_routes, meet, search_at
+from .robust import find_least_rates, list_link_rates, list_routes, search_at
 
 # Share of the best rate from which candidates count as equally good.
 _EQUAL = Fraction(99, 100)
@@ -268,7 +268,9 @@ class _CandidateSearch:
         """
         best = Fraction(finder.optimum)
         counted = [(self._counted[factor], target / best) for factor, target in targets.items()]
-        return search_at(self._request, meet([(self._own, share), *counted]), finder.shape)
+        return search_at(
+            self._request, find_least_rates([(self._own, share), *counted]), finder.shape
+        )
 
     def _find_optimum(self, finder: Rounding, between_cpus: int) -> Fraction:
         rates, key = self._counted[between_cpus], (finder.shape, between_cpus)

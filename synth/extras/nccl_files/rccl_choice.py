@@ -31,7 +31,7 @@ from .nccl_graph import (
 )
 from .rccl_guard import CHAIN_SHARE, RcclComparison, RcclGuard
 from .rccl_limits import RcclVersion, find_rccl_version
-from .robust import LinkRates, list_link_rates, list_routes, meet, search_at
+from .robust import LinkRates, find_least_rates, list_link_rates, list_routes, search_at
 
 # Shares of the best rate at the machine's own rates that may be given up to be safe.
 _OWN_SHARES = tuple(Fraction(percent, 100) for percent in (100, 97, 90))
@@ -150,7 +150,7 @@ def _find_robust(
     counted = best / (2 if shape == RING and request.collective.name != "allreduce" else 1)
     kept = CHAIN_SHARE if shape == CHAIN and not guard.is_known else 1
     targets = [(guard.rates[f], guard.find_other(shape, f) * kept / counted) for f in BETWEEN_CPUS]
-    return search_at(request, meet([(own, share), *targets]), shape)
+    return search_at(request, find_least_rates([(own, share), *targets]), shape)
 
 
 def _list_counts(finders: list[Rounding], most: int) -> Iterator[Sized]:

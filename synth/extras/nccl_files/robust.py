@@ -50,10 +50,12 @@ def collect(crossings: Iterable[tuple[Pair, object, Fraction]]) -> LinkRates:
     for pair, link, rate in crossings:
         pairs.setdefault(link, set()).add(pair)
         rates[link] = rate
-    return meet(({frozenset(pairs[link]): rate}, Fraction(1)) for link, rate in rates.items())
+    return find_least_rates(
+        ({frozenset(pairs[link]): rate}, Fraction(1)) for link, rate in rates.items()
+    )
 
 
-def meet(targets: Iterable[tuple[LinkRates, Fraction]]) -> LinkRates:
+def find_least_rates(targets: Iterable[tuple[LinkRates, Fraction]]) -> LinkRates:
     """Return the least rates, each set of rates divided by its target."""
     least: dict[frozenset[Pair], Fraction] = {}
     for rates, target in targets:

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from topoplan.synth.extras.joint.calls import read_calls
+from topoplan.synth.extras.joint.joint_calls import read_calls
 from topoplan.synth.extras.joint.plan import JointPlan
 from topoplan.synth.extras.joint.synthesize import synthesize_joint
 from topoplan.topo.errors import InputError

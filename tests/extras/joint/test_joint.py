@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
 
-from topoplan.synth.extras.joint.calls import JointCall, read_calls
+from topoplan.synth.extras.joint.joint_calls import JointCall, read_calls
 from topoplan.synth.extras.joint.plan import FORMAT, JointPlan
 from topoplan.synth.extras.joint.synthesize import plan_jointly, synthesize_joint
 from topoplan.synth.ir.collective import COLLECTIVES, Collective

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from topoplan.synth.extras.judge.file_contents import FileContents
 from topoplan.synth.extras.judge.readers.detect import read_text
-from topoplan.synth.extras.judge.reading import Reading
 from topoplan.topo.errors import InputError
 from topoplan.topo.extras.measured.pair_rates import find_pair_rates, find_refused
 from topoplan.topo.formats.detect import read_topology_text
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> FileContents:
     return read_text(text, "file")
 
 
-def rates(reading: Reading) -> list[tuple[str, int, int, float]]:
+def rates(contents: FileContents) -> list[tuple[str, int, int, float]]:
     return [
-        (m.collective, m.ranks, m.size_bytes, round(m.algbw_GBps, 3)) for m in reading.measurements
+        (m.collective, m.ranks, m.size_bytes, round(m.algbw_GBps, 3)) for m in contents.measurements
     ]
 
 
@@ -55,15 +55,15 @@ def test_a_size_of_osu_is_that_of_all_ranks(
         with pytest.raises(InputError, match="line 3: OSU does not print the number of ranks"):
             read(text)
     else:
-        reading = read(text)
-        assert rates(reading) == [expected] and reading.kind == "table of OSU micro-benchmarks"
+        contents = read(text)
+        assert rates(contents) == [expected] and contents.kind == "table of OSU micro-benchmarks"
 
 
 def test_ranks_of_osu_over_nccl_say_themselves() -> None:
     text = "#Using NCCL\n" * 8 + "\n# OSU NCCL-CUDA Allreduce Latency Test v7.5\n# Size   Avg\n"
-    reading = read(text + "[1,0]<stdout>: 1073741824           8955.18\n")
-    assert rates(reading) == [("allreduce", 8, 1 << 30, 119.902)]
-    assert reading.measurements[0].busbw_GBps == pytest.approx(119.902 * 1.75, rel=1e-4)
+    contents = read(text + "[1,0]<stdout>: 1073741824           8955.18\n")
+    assert rates(contents) == [("allreduce", 8, 1 << 30, 119.902)]
+    assert contents.measurements[0].busbw_GBps == pytest.approx(119.902 * 1.75, rel=1e-4)
 
 
 def test_tests_of_osu_that_are_no_collective_of_gpus_are_named() -> None:
@@ -72,9 +72,9 @@ def test_tests_of_osu_that_are_no_collective_of_gpus_are_named() -> None:
     with pytest.raises(InputError, match="buffers in host memory"):
         read("$ mpirun -np 2 osu_reduce\n" + OSU.format("Reduce", 4).replace("-CUDA", ""))
     both = OSU.format("Bandwidth", 4) + "mpirun -np 2 osu_reduce\n" + OSU.format("Reduce", 4)
-    reading = read(both)
-    assert [m.collective for m in reading.measurements] == ["reduce"]
-    assert any("line 1: OSU's Bandwidth test" in note for note in reading.notes)
+    contents = read(both)
+    assert [m.collective for m in contents.measurements] == ["reduce"]
+    assert any("line 1: OSU's Bandwidth test" in note for note in contents.notes)
 
 
 TABLE = """\
@@ -95,13 +95,13 @@ The average bandwidth of all_reduce with a 4.0GB payload (5 trials, 16 ranks):
 
 
 def test_all_reduce_bench_of_all_versions_is_read() -> None:
-    reading = read(TABLE)
-    assert rates(reading) == [
+    contents = read(TABLE)
+    assert rates(contents) == [
         ("allreduce", 4, 1 << 15, 0.79),
         ("allreduce", 4, 1 << 34, 244.83),
     ]
-    assert {place.model for place in reading.locations.values()} == {"NVIDIA H100 80GB HBM3"}
-    assert reading.measurements[1].busbw_GBps == 367.24
+    assert {place.model for place in contents.locations.values()} == {"NVIDIA H100 80GB HBM3"}
+    assert contents.measurements[1].busbw_GBps == 367.24
     prefixed = "".join(f"[node-7:0]:{line}" for line in SINGLE.splitlines(True))
     for text in (SINGLE, prefixed):
         assert rates(read(text)) == [("allreduce", 16, 4_000_000_000, 176.59)]

@@ -8,21 +8,21 @@ import pytest
 from nccl_samples import HEADER, row, sign, write_log
 
 from topoplan.cli.extras import judge as command
+from topoplan.synth.extras.judge.file_contents import FileContents
 from topoplan.synth.extras.judge.judging import Judge
 from topoplan.synth.extras.judge.machine import Machines
 from topoplan.synth.extras.judge.ranking import rank_findings
 from topoplan.synth.extras.judge.readers.detect import read_text
-from topoplan.synth.extras.judge.reading import Reading
 from topoplan.synth.extras.judge.verdict import FileVerdict
 from topoplan.topo.errors import InputError
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> FileContents:
     return read_text(text, "file")
 
 
-def list_names(reading: Reading | FileVerdict) -> list[str]:
-    return [finding.name for finding in reading.findings]
+def list_names(contents: FileContents | FileVerdict) -> list[str]:
+    return [finding.name for finding in contents.findings]
 
 
 LOG = [*write_log([[0, 1]] * 2, [[-1, 0]] * 2), sign(0, "Using network Socket")]
@@ -68,8 +68,8 @@ ROWS = HEADER + row(1 << 20, 9.0, 9.0)
 
 @pytest.mark.parametrize("end", [TEST, sign(1, "group.cc:70 -> 2 [Async thread]")])
 def test_a_call_that_fails_after_the_start_is_the_verdict(end: str) -> None:
-    reading = read("".join(LOG) + STOPPED + end)
-    failed = next(finding for finding in reading.findings if finding.name == "start-failed")
+    contents = read("".join(LOG) + STOPPED + end)
+    failed = next(finding for finding in contents.findings if finding.name == "start-failed")
     assert "a call failed after the initialization" in failed.message
     assert NO_PATH in failed.message and failed.line == len(LOG) + 1
 
@@ -90,16 +90,16 @@ def test_a_warning_alone_ends_no_run(end: str) -> None:
 def test_what_stands_below_a_log_that_ends_in_a_warning_hides_no_failure() -> None:
     begun = [line for line in LOG if "COMPLETE" not in line]
     text = "".join(begun) + warn(0, "Accept: wrong type 3 != 4") + "export NCCL_DEBUG=INFO\n"
-    reading = read(text)
-    assert list_names(reading) == ["start-failed"] and "wrong type" in reading.findings[0].message
+    contents = read(text)
+    assert list_names(contents) == ["start-failed"] and "wrong type" in contents.findings[0].message
 
 
 def test_a_log_that_ends_before_a_communicator_is_complete_is_not_left_alone() -> None:
     begun = [line for line in LOG if "COMPLETE" not in line]
-    reading = read("".join(begun) + "export NCCL_DEBUG=WARN\n")
-    (found,) = (f for f in reading.findings if f.name == "start-unfinished")
+    contents = read("".join(begun) + "export NCCL_DEBUG=WARN\n")
+    (found,) = (f for f in contents.findings if f.name == "start-unfinished")
     assert found.line == len(begun)
-    verdict = Judge(Machines("ring:2", [])).judge(reading)
+    verdict = Judge(Machines("ring:2", [])).judge(contents)
     assert verdict.verdict == found and "near-bound-allreduce" in list_names(verdict)
     assert "start-unfinished" not in list_names(read("".join(begun) + ROWS))
 
@@ -130,16 +130,16 @@ def test_ranks_of_several_nodes_are_not_the_first_gpus_of_one(are_listed: bool) 
 
 
 def test_what_was_measured_before_a_failure_stands_with_a_note() -> None:
-    reading = read("".join(LOG) + ROWS + STOPPED + TEST)
-    assert reading.measurements and "start-failed" not in list_names(reading)
+    contents = read("".join(LOG) + ROWS + STOPPED + TEST)
+    assert contents.measurements and "start-failed" not in list_names(contents)
     number = len((*LOG, *ROWS.splitlines())) + 1
-    assert any(f"line {number}: a run failed: " in note for note in reading.notes)
+    assert any(f"line {number}: a run failed: " in note for note in contents.notes)
 
 
 def test_a_failure_before_another_run_is_a_note() -> None:
-    reading = read("".join(LOG) + STOPPED + TEST + "".join(LOG))
-    assert "start-failed" not in list_names(reading)
-    assert any("a run failed" in note and NO_PATH in note for note in reading.notes)
+    contents = read("".join(LOG) + STOPPED + TEST + "".join(LOG))
+    assert "start-failed" not in list_names(contents)
+    assert any("a run failed" in note and NO_PATH in note for note in contents.notes)
 
 
 def test_a_table_without_rows_whose_test_failed_is_refused_with_that() -> None:
@@ -164,32 +164,32 @@ def write_excerpt(rank: int, pid: int, *transports: str, host: str = "node07") -
 
 def test_excerpts_of_several_runs_are_judged_apart() -> None:
     shared, wired = write_excerpt(0, 11, "SHM/direct/direct"), write_excerpt(0, 12, "P2P/CUMEM")
-    reading = read("== SHM ==\n" + shared + "== P2P ==\n" + wired)
-    assert [c.transports for c in reading.communicators] == [{"SHM": 1}, {"P2P": 1}]
-    assert any("2 runs" in note and "as rank 0; each is judged" in note for note in reading.notes)
+    contents = read("== SHM ==\n" + shared + "== P2P ==\n" + wired)
+    assert [c.transports for c in contents.communicators] == [{"SHM": 1}, {"P2P": 1}]
+    assert any("2 runs" in note and "as rank 0; each is judged" in note for note in contents.notes)
 
 
 def test_runs_one_after_another_have_their_own_ranks() -> None:
     first = write_log([[0, 1]], [[-1, 0]], commit="")
     second = [line.replace(":400", ":410").replace("P2P", "SHM") for line in first]
-    reading = read("".join(first + second))
-    assert [c.transports for c in reading.communicators] == [{"P2P": 2}, {"SHM": 2}]
-    assert len(reading.communicators[1].locations) == 2
+    contents = read("".join(first + second))
+    assert [c.transports for c in contents.communicators] == [{"P2P": 2}, {"SHM": 2}]
+    assert len(contents.communicators[1].locations) == 2
 
 
 def test_the_processes_of_one_run_are_not_parted() -> None:
     wired = write_excerpt(0, 11, "P2P/CUMEM") + write_excerpt(1, 12, "P2P/CUMEM")
     again = write_excerpt(0, 11, "P2P/CUMEM").replace(":11 [", ":99 [")  # another thread
-    reading = read(wired + again)
-    assert [c.transports for c in reading.communicators] == [{"P2P": 3}] and not reading.notes
+    contents = read(wired + again)
+    assert [c.transports for c in contents.communicators] == [{"P2P": 3}] and not contents.notes
 
 
 def test_runs_whose_lines_are_mixed_are_noted() -> None:
     far = write_excerpt(0, 12, "P2P/CUMEM", "P2P/CUMEM").splitlines(True)
     near = write_excerpt(0, 11, "SHM/direct", "SHM/direct").splitlines(True)
-    reading = read("".join(near[:1] + far[:1] + near[1:] + far[1:]))
-    assert [c.transports for c in reading.communicators] == [{"SHM": 2, "P2P": 2}]
-    assert any("their lines are mixed" in note for note in reading.notes)
+    contents = read("".join(near[:1] + far[:1] + near[1:] + far[1:]))
+    assert [c.transports for c in contents.communicators] == [{"SHM": 2, "P2P": 2}]
+    assert any("their lines are mixed" in note for note in contents.notes)
 
 
 def test_connections_of_communicators_without_channels_are_noted(
@@ -224,13 +224,13 @@ def test_a_number_of_ranks_that_nothing_states_is_a_least_one(
 def test_a_ring_whose_line_is_cut_states_no_number_of_ranks() -> None:
     order = [0, 5, 4, 7, *range(8, 24)]
     joined = sign(0, "Channel 03 : 0[14000] -> 5[41000] via P2P/IPC/read")
-    reading = read(sign(0, f"Channel 14/16 : {' '.join(map(str, order))}") + joined)
-    assert [(c.ranks, c.has_more) for c in reading.communicators] == [(24, True)]
+    contents = read(sign(0, f"Channel 14/16 : {' '.join(map(str, order))}") + joined)
+    assert [(c.ranks, c.has_more) for c in contents.communicators] == [(24, True)]
 
 
 def test_what_is_to_be_given_is_said_where_a_log_has_the_tuner_s_choice_alone() -> None:
-    reading = read("[0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.68\n")
-    verdict = Judge(Machines("ring:2", [])).judge(reading).verdict
+    contents = read("[0] NCCL INFO 805306368 Bytes -> Algo 1 proto 2 time 3970.68\n")
+    verdict = Judge(Machines("ring:2", [])).judge(contents).verdict
     assert verdict.name == "not-judged" and "give a table of nccl-tests" in verdict.message
 
 
@@ -277,11 +277,11 @@ def test_an_excerpt_with_a_failing_call_is_no_start() -> None:
 
 
 def test_a_collective_that_does_not_end_is_the_first_finding() -> None:
-    reading = read("".join(LOG) + HANG * 2)
-    assert list_names(reading).count("timed-out") == 1
-    (found,) = (finding for finding in reading.findings if finding.name == "timed-out")
+    contents = read("".join(LOG) + HANG * 2)
+    assert list_names(contents).count("timed-out") == 1
+    (found,) = (finding for finding in contents.findings if finding.name == "timed-out")
     assert "gave up ALLGATHER after 60 s" in found.message and found.line == len(LOG) + 1
-    assert rank_findings(reading.findings)[0] == found
+    assert rank_findings(contents.findings)[0] == found
     with pytest.raises(InputError, match="line 1: a collective did not end"):
         read(HANG)
 

@@ -23,11 +23,11 @@ from thorough import count_examples
 
 from topoplan.cli.extras import judge as command
 from topoplan.synth.channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
+from topoplan.synth.extras.judge.file_contents import Location
 from topoplan.synth.extras.judge.judging import Judge
 from topoplan.synth.extras.judge.machine import Machines, map_ranks
 from topoplan.synth.extras.judge.rates import RINGS, TREES, rate_rings, rate_trees
 from topoplan.synth.extras.judge.readers.detect import read_text
-from topoplan.synth.extras.judge.reading import Location
 from topoplan.synth.extras.judge.report import write_json, write_prometheus, write_text
 from topoplan.synth.extras.judge.verdict import FileVerdict
 from topoplan.synth.extras.place import placing

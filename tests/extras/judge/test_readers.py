@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log
 from thorough import count_examples
 
+from topoplan.synth.extras.judge.file_contents import FileContents, Measurement
 from topoplan.synth.extras.judge.readers.detect import read_file, read_text
-from topoplan.synth.extras.judge.reading import Measurement, Reading
 from topoplan.topo.errors import InputError
 
 
-def read(text: str, collective: str | None = None) -> Reading:
+def read(text: str, collective: str | None = None) -> FileContents:
     return read_text(text, "file", collective)
 
 
@@ -48,14 +48,14 @@ def test_rings_and_trees_of_a_log_are_found(
     found: tuple[list[list[int]], list[list[int]]], commit: str, before: str
 ) -> None:
     rings, trees = found
-    reading = read("".join(before + line for line in write_log(rings, trees, commit=commit)))
-    (c,) = reading.communicators
+    contents = read("".join(before + line for line in write_log(rings, trees, commit=commit)))
+    (c,) = contents.communicators
     assert c.rings == tuple(map(tuple, rings)) and c.trees == tuple(map(tuple, trees))
     assert c.ranks == len(rings[0]) and c.nodes == 1 and c.transports == {"P2P": c.ranks}
     assert [p.bus for p in c.locations.values()] == [
         f"{(r + 1) >> 4:04x}:{(r + 1) % 16 << 4:02x}:00.0" for r in range(c.ranks)
     ]
-    assert reading.library == "NCCL 2.21.5+cuda12.4"
+    assert contents.library == "NCCL 2.21.5+cuda12.4"
 
 
 @settings(max_examples=count_examples(25))
@@ -142,8 +142,8 @@ def test_a_log_of_one_host_names_ranks_of_the_others() -> None:
 def test_communicators_are_told_apart_and_like_ones_counted() -> None:
     first = write_log([[0, 1, 2, 3]], [[-1, 0, 1, 2]], commit="")
     second = write_log([[0, 1]], [[-1, 0]], commit="")
-    reading = read("".join(first + second + second))
-    assert [(c.ranks, c.alike) for c in reading.communicators] == [(4, 1), (2, 2)]
+    contents = read("".join(first + second + second))
+    assert [(c.ranks, c.alike) for c in contents.communicators] == [(4, 1), (2, 2)]
 
 
 def test_what_hinders_is_a_finding() -> None:
@@ -159,22 +159,22 @@ def test_what_hinders_is_a_finding() -> None:
             "NCCL_IGNORE_DISABLED_P2P=1.",
         )
     )
-    reading = read(text)
-    assert {f.name for f in reading.findings} == {
+    contents = read(text)
+    assert {f.name for f in contents.findings} == {
         "p2p-refused",
         "simple-order",
         "variable-nccl_p2p_level",
     }
-    assert all(f.advice and f.line for f in reading.findings)
-    assert "1-0, 2-3" in next(f.message for f in reading.findings if f.name == "p2p-refused")
-    assert [(p.collective, p.algorithm, p.protocol) for p in reading.picks] == [
+    assert all(f.advice and f.line for f in contents.findings)
+    assert "1-0, 2-3" in next(f.message for f in contents.findings if f.name == "p2p-refused")
+    assert [(p.collective, p.algorithm, p.protocol) for p in contents.picks] == [
         ("allgather", "RING", "LL"),
         ("allreduce", "RING", "SIMPLE"),
     ]
 
 
-def tables(reading: Reading) -> list[tuple[str, int]]:
-    return sorted({(m.collective, m.ranks) for m in reading.measurements})
+def tables(contents: FileContents) -> list[tuple[str, int]]:
+    return sorted({(m.collective, m.ranks) for m in contents.measurements})
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_a_table_says_by_itself_which_collective_it_is(
     line: str, expected: tuple[str, int]
 ) -> None:
     devices = "".join(DEVICES.format(i, 16 + i) for i in range(8))
-    reading = read(devices + HEADER + line)
-    assert tables(reading) == [expected]
-    assert {m.how for m in reading.measurements} == {"out-of-place", "in-place"}
-    assert reading.locations[3].bus == "13" and reading.locations[3].dev == 3
+    contents = read(devices + HEADER + line)
+    assert tables(contents) == [expected]
+    assert {m.how for m in contents.measurements} == {"out-of-place", "in-place"}
+    assert contents.locations[3].bus == "13" and contents.locations[3].dev == 3
 
 
 def test_without_the_list_of_devices_the_ranks_follow_from_the_factor() -> None:
@@ -210,8 +210,8 @@ def test_old_tables_and_those_without_their_header_are_read() -> None:
         "    67108864      16777216   float     sum    1568.3   42.79   74.88  2e-07   1560.9   "
         "42.99   75.23  2e-07\n"
     )
-    reading = read(old)
-    assert [(m.algbw_GBps, m.busbw_GBps, m.time_us, m.wrong) for m in reading.measurements] == [
+    contents = read(old)
+    assert [(m.algbw_GBps, m.busbw_GBps, m.time_us, m.wrong) for m in contents.measurements] == [
         (42.79, 74.88, 1568.3, False),
         (42.99, 75.23, 1560.9, False),
     ]
@@ -237,8 +237,8 @@ def test_rows_broken_by_messages_are_put_together() -> None:
         + "[0]   131.0    8.01   14.02      0\n"
         + row(1 << 21, 16, 28)
     )
-    reading = read(text)
-    assert [(m.size_bytes, m.algbw_GBps) for m in reading.measurements] == [
+    contents = read(text)
+    assert [(m.size_bytes, m.algbw_GBps) for m in contents.measurements] == [
         (1 << 20, 8.0),
         (1 << 20, 8.01),
         (1 << 21, 16.0),
@@ -260,9 +260,9 @@ def test_a_test_that_is_named_is_believed_and_wrong_results_are_said() -> None:
         + HEADER
         + row(1 << 26, 20, 17.5, errors=("3", "0"))
     )
-    reading = read(text)
-    assert tables(reading) == [("reduce-scatter", 8)]
-    assert [f.name for f in reading.findings] == ["wrong-results"]
+    contents = read(text)
+    assert tables(contents) == [("reduce-scatter", 8)]
+    assert [f.name for f in contents.findings] == ["wrong-results"]
 
 
 INSPECTED = {
@@ -304,8 +304,8 @@ RUN = {
 }
 
 
-def only(reading: Reading) -> Measurement:
-    (measurement,) = reading.measurements
+def only(contents: FileContents) -> Measurement:
+    (measurement,) = contents.measurements
     return measurement
 
 
@@ -448,13 +448,13 @@ def test_a_table_of_another_collective_than_asked_for_is_refused() -> None:
 
 
 def test_a_log_whose_rings_were_left_out_by_somebody_is_read_with_a_note() -> None:
-    reading = read(
+    contents = read(
         WHOLE.replace(
             next(line for line in WHOLE.splitlines(True) if "Channel 06/08" in line), "...\n"
         )
     )
-    assert len(reading.communicators[0].rings) == 7
-    assert any("7 of 8 channels" in note for note in reading.notes)
+    assert len(contents.communicators[0].rings) == 7
+    assert any("7 of 8 channels" in note for note in contents.notes)
 
 
 SAMPLES = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from nccl_samples import GRAPH, HEADER, row, sign
 
+from topoplan.synth.extras.judge.file_contents import FileContents
 from topoplan.synth.extras.judge.machine import Machines, is_topology_file
 from topoplan.synth.extras.judge.readers.detect import read_text
-from topoplan.synth.extras.judge.reading import Reading
 from topoplan.topo.errors import InputError
 
 BUSES = ("b000", "1b000", "e000", "1e000")
@@ -31,7 +31,7 @@ def write(text: str, rank: int = 3) -> str:
     return "".join(sign(rank, line) for line in text.splitlines())
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> FileContents:
     return read_text(text, "file")
 
 
@@ -45,11 +45,11 @@ def test_rings_of_the_search_are_read_by_pci_address() -> None:
 
 
 def test_without_ranks_the_order_of_addresses_is_taken_with_a_note() -> None:
-    reading = read(write(FOUND))
-    (c,) = reading.communicators
+    contents = read(write(FOUND))
+    (c,) = contents.communicators
     assert c.rings == ((0, 1, 3, 2), (0, 2, 3, 1))
     assert [place.bus for place in c.locations.values()][:2] == ["0000:0b:00.0", "0000:0e:00.0"]
-    assert any("order of their PCI addresses" in note for note in reading.notes)
+    assert any("order of their PCI addresses" in note for note in contents.notes)
 
 
 def test_rings_by_rank_are_those_of_older_versions() -> None:
@@ -90,8 +90,8 @@ def test_a_warning_after_which_the_log_goes_on_is_no_failure() -> None:
 
 def test_a_start_that_fails_after_its_rings_is_a_finding() -> None:
     starts = "".join(start(rank, bus) for rank, bus in enumerate(BUSES))
-    reading = read(starts + write(FOUND) + WARNED + TRACE)
-    assert "start-failed" in {finding.name for finding in reading.findings}
+    contents = read(starts + write(FOUND) + WARNED + TRACE)
+    assert "start-failed" in {finding.name for finding in contents.findings}
 
 
 def fabric(state: int, mask: str, bus: str = "0x901000") -> str:
@@ -139,9 +139,9 @@ FENCED = f"The topology:\n```xml\n{SYSTEM}```\n"
 
 def test_a_dump_in_a_fence_is_read_with_the_topology_beside_it(tmp_path: Path) -> None:
     dump = GRAPH.format('<gpu dev="0"/><gpu dev="1"/>')
-    reading = read(f"{FENCED}and the graph:\n```\n{dump}\n```\n")
-    assert reading.communicators[0].rings and reading.machine is not None
-    assert Machines(None, []).find(reading).source == "the topology in the file"
+    contents = read(f"{FENCED}and the graph:\n```\n{dump}\n```\n")
+    assert contents.communicators[0].rings and contents.machine is not None
+    assert Machines(None, []).find(contents).source == "the topology in the file"
     with pytest.raises(InputError, match="a topology, which says what the machine is"):
         read(FENCED)
     for text, expected in ((FENCED, True), (SYSTEM, True), (FENCED + HEADER, False)):
@@ -150,6 +150,6 @@ def test_a_dump_in_a_fence_is_read_with_the_topology_beside_it(tmp_path: Path) -
 
 
 def test_a_table_beside_a_topology_is_judged_on_it() -> None:
-    reading = read(FENCED + HEADER + row(1 << 30, 10, 10))
-    assert reading.machine is not None and len(reading.machine.ranks) == 2
-    assert {m.algbw_GBps for m in reading.measurements} == {10}
+    contents = read(FENCED + HEADER + row(1 << 30, 10, 10))
+    assert contents.machine is not None and len(contents.machine.ranks) == 2
+    assert {m.algbw_GBps for m in contents.measurements} == {10}

@@ -8,11 +8,11 @@ import pytest
 from judge_options import judge_by_bounds_alone
 from nccl_samples import DEVICES, HEADER, row, sign
 
+from topoplan.synth.extras.judge.file_contents import FileContents
 from topoplan.synth.extras.judge.judging import Judge
 from topoplan.synth.extras.judge.machine import Machines
 from topoplan.synth.extras.judge.readers.detect import read_text
 from topoplan.synth.extras.judge.readers.launchers import count_hosts, count_processes
-from topoplan.synth.extras.judge.reading import Reading
 from topoplan.synth.extras.judge.report import write_text
 from topoplan.topo.errors import InputError
 
@@ -20,39 +20,39 @@ ROOTED = row(8053063680, 22.0, 11.0, "none", "0")
 LAST = "8589934592 1073741824 float none 0 386991 22.20 11.10 0 369719 23.23 11.62 0"
 
 
-def read(text: str, where: str = "file", collective: str | None = None) -> Reading:
+def read(text: str, where: str = "file", collective: str | None = None) -> FileContents:
     return read_text(text, where, collective)
 
 
-def rates(reading: Reading) -> list[tuple[int, str, float]]:
-    return [(m.size_bytes, m.how, m.algbw_GBps) for m in reading.measurements]
+def rates(contents: FileContents) -> list[tuple[int, str, float]]:
+    return [(m.size_bytes, m.how, m.algbw_GBps) for m in contents.measurements]
 
 
 @pytest.mark.parametrize("header", ["", HEADER])
 @pytest.mark.parametrize("left", range(5, 14))
 def test_what_is_left_of_a_row_is_read_with_its_root(header: str, left: int) -> None:
-    reading = read(header + ROOTED + " ".join(LAST.split()[:left]) + "\n")
-    last = [(how, algbw) for size, how, algbw in rates(reading) if size == 1 << 33]
+    contents = read(header + ROOTED + " ".join(LAST.split()[:left]) + "\n")
+    last = [(how, algbw) for size, how, algbw in rates(contents) if size == 1 << 33]
     expected = [("out-of-place", 22.2)] * (left > 7) + [("in-place", 23.23)] * (left > 11)
     assert last == expected
-    assert {m.collective for m in reading.measurements} == {"gather or scatter"}
-    assert bool(reading.notes) == (left < 8 or left in (10, 11))
+    assert {m.collective for m in contents.measurements} == {"gather or scatter"}
+    assert bool(contents.notes) == (left < 8 or left in (10, 11))
 
 
 @pytest.mark.parametrize("left", range(1, 6))
 def test_a_number_that_is_cut_is_not_believed(left: int) -> None:
     whole = LAST.removesuffix(" 0")
-    reading = read(HEADER + ROOTED + whole[: -5 - left] + "\n")
-    assert all(algbw < 23 for *_, algbw in rates(reading)) and reading.notes
+    contents = read(HEADER + ROOTED + whole[: -5 - left] + "\n")
+    assert all(algbw < 23 for *_, algbw in rates(contents)) and contents.notes
     cut = read(HEADER + ROOTED + whole[:-3] + "\n")
     assert (1 << 33, "in-place", 23.23) not in rates(cut)
 
 
 def test_a_row_whose_columns_contradict_each_other_is_left_out() -> None:
     odd = "8589934592 2147483648 float sum -1 38699 22.20 38.85 0 386991 22.20 38.85 0\n"
-    reading = read(HEADER + odd)
-    assert rates(reading) == [(1 << 33, "in-place", 22.2)]
-    assert reading.notes == ("line 4: out of place the size over the time is not algbw; left out",)
+    contents = read(HEADER + odd)
+    assert rates(contents) == [(1 << 33, "in-place", 22.2)]
+    assert contents.notes == ("line 4: out of place the size over the time is not algbw; left out",)
 
 
 def test_tables_in_markdown_are_read() -> None:
@@ -87,13 +87,13 @@ UNCHECKED = row(1 << 30, 8, 7, "none", errors=("N/A", "N/A"))
 def test_like_collectives_are_told_apart_or_both_named(
     line: str, where: str, asked: str | None, expected: str
 ) -> None:
-    reading = read(HEADER + line, where, asked)
-    assert {m.collective for m in reading.measurements} == {expected}
+    contents = read(HEADER + line, where, asked)
+    assert {m.collective for m in contents.measurements} == {expected}
 
 
 def test_nothing_is_compared_where_the_collective_is_not_known() -> None:
-    reading = read(HEADER + UNCHECKED)
-    verdict = Judge(Machines("dgx1", [])).judge(reading)
+    contents = read(HEADER + UNCHECKED)
+    verdict = Judge(Machines("dgx1", [])).judge(contents)
     assert verdict.verdict.name == "undecided-allgather-alltoall" and verdict.verdict.advice
     assert not verdict.shares
     assert "allgather or alltoall on 8 ranks" in write_text([verdict], None)
@@ -121,13 +121,13 @@ def test_two_runs_in_one_file_are_two_runs(monkeypatch: pytest.MonkeyPatch) -> N
     judge_by_bounds_alone(monkeypatch)
     first, second = row(1 << 30, 200, 375), row(1 << 30, 100, 187.5)
     text = start(0, 1, None, 15) + HEADER + first + start(0, None, 15) + HEADER + second
-    reading = read(text)
-    assert [(m.ranks, m.run, m.algbw_GBps) for m in reading.measurements[::2]] == [
+    contents = read(text)
+    assert [(m.ranks, m.run, m.algbw_GBps) for m in contents.measurements[::2]] == [
         (16, 1, 200),
         (16, 2, 100),
     ]
-    assert not reading.findings
-    verdict = Judge(Machines("dgx-a100:2", [])).judge(reading)
+    assert not contents.findings
+    verdict = Judge(Machines("dgx-a100:2", [])).judge(contents)
     assert [m.title for m in verdict.measured] == ["allreduce, run 1,", "allreduce, run 2,"]
     # Sizes that go on are one run; other numbers of ranks are other tables anyway.
     (one,) = {m.run for m in read(HEADER + first + HEADER + row(1 << 31, 99, 185.6)).measurements}
@@ -137,11 +137,11 @@ def test_two_runs_in_one_file_are_two_runs(monkeypatch: pytest.MonkeyPatch) -> N
 def test_dots_stand_for_what_was_left_out() -> None:
     # Dots below a header are rows, so what follows is another run, not a job beside it.
     text = start(0, 1, None, 7) + HEADER + "...\n" + start(0, None, 7) + HEADER
-    reading = read(text + row(1 << 30, 20, 35))
-    assert not reading.findings and {m.ranks for m in reading.measurements} == {8}
+    contents = read(text + row(1 << 30, 20, 35))
+    assert not contents.findings and {m.ranks for m in contents.measurements} == {8}
     # A list that ends in dots does not tell how many there were.
-    reading = read(start(0, 1, None) + HEADER + row(1 << 30, 20, 20, "sum", "0"))
-    assert {m.ranks for m in reading.measurements} == {0}
+    contents = read(start(0, 1, None) + HEADER + row(1 << 30, 20, 20, "sum", "0"))
+    assert {m.ranks for m in contents.measurements} == {0}
 
 
 TWICE = "# size count type redop time algbw busbw error time algbw busbw error\n"
@@ -157,9 +157,9 @@ def out_of_place(size: int, algbw: float) -> str:
 def test_runs_of_rows_of_one_half_follow_each_other() -> None:
     sizes = [1 << 20, 1 << 21, 1 << 22]
     text = "".join(start(0, 1, 2, 3) + out_of_place(size, 30.0) for size in sizes)
-    reading = read(text)
-    assert not reading.findings and not reading.notes
-    assert [(m.size_bytes, m.ranks, m.run) for m in reading.measurements] == [
+    contents = read(text)
+    assert not contents.findings and not contents.notes
+    assert [(m.size_bytes, m.ranks, m.run) for m in contents.measurements] == [
         (size, 4, 0) for size in sizes
     ]
     # A command between the runs is that of the next one.
@@ -177,8 +177,8 @@ def test_a_run_that_was_given_up_is_no_job_beside_the_next() -> None:
         (listed.replace("minBytes 8 ", "minBytes 4 "), listed),
         (listed, "$ ./build/all_reduce_perf -b 8 -g 4\n" + listed),
     ):
-        reading = read(before + after + table)
-        assert not reading.findings and {m.ranks for m in reading.measurements} == {4}
+        contents = read(before + after + table)
+        assert not contents.findings and {m.ranks for m in contents.measurements} == {4}
     # The same options again, before any row, are those of a job beside it.
     for text in (listed * 2, listed + "# Collective test starting: all_reduce_perf\n" + listed):
         assert [f.name for f in read(text + table).findings] == ["separate-jobs"]
@@ -234,8 +234,8 @@ def test_what_the_library_says_is_called_tells_the_collective() -> None:
         (call("AllReduce"), "allgather or alltoall"),
         (call("Send"), "allgather or alltoall"),
     ):
-        reading = read(HEADER + calls + slow(1 << 7, "none"))
-        assert {m.collective for m in reading.measurements} == {expected}
+        contents = read(HEADER + calls + slow(1 << 7, "none"))
+        assert {m.collective for m in contents.measurements} == {expected}
     # Calls of one run say nothing of the next.
     text = HEADER + call("AllGather") + slow(1 << 7, "none") + HEADER + slow(1 << 6, "none")
     named = [m.collective for m in read(text).measurements]
@@ -338,8 +338,8 @@ def test_the_number_of_ranks_is_what_the_command_or_the_rows_state(
 def test_the_number_of_ranks_is_that_of_the_communicator_that_ends() -> None:
     """At 1840 ranks busbw / algbw, with two decimals, allows many numbers."""
     ended = sign(0, "comm 0x55 rank 0 nranks 1840 cudaDev 0 busId 19000 - Destroy COMPLETE")
-    reading = read(HEADER + row(1 << 34, 188.24, 376.28) + ended)
-    assert {m.ranks for m in reading.measurements} == {1840}
+    contents = read(HEADER + row(1 << 34, 188.24, 376.28) + ended)
+    assert {m.ranks for m in contents.measurements} == {1840}
 
 
 def test_the_name_of_a_test_amid_its_rows_begins_no_run() -> None:
@@ -384,11 +384,11 @@ def test_hosts_are_not_counted_in_a_list_with_gaps() -> None:
 
 @pytest.mark.parametrize("size", ["1073741824", "1_073_741_824", "1,073,741,824"])
 def test_rows_without_their_type_are_read_by_the_header(size: str) -> None:
-    reading = read(
+    contents = read(
         f"size  time  algbw  busbw\n(B)  (us)  (GB/s)\n {size}  8203.9  130.88  229.04\n"
     )
-    assert rates(reading) == [(1 << 30, "out-of-place", 130.88)]
-    assert {(m.collective, m.ranks) for m in reading.measurements} == {("allreduce", 8)}
+    assert rates(contents) == [(1 << 30, "out-of-place", 130.88)]
+    assert {(m.collective, m.ranks) for m in contents.measurements} == {("allreduce", 8)}
 
 
 def test_rows_of_one_half_are_those_of_the_half_that_comes_first() -> None:

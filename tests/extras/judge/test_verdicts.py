@@ -15,8 +15,8 @@ from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log, write_tab
 from needs import long_cases
 
 from topoplan.cli.extras import judge as command
+from topoplan.synth.extras.judge.file_contents import Measurement
 from topoplan.synth.extras.judge.options import find_limits
-from topoplan.synth.extras.judge.reading import Measurement
 from topoplan.synth.extras.judge.verdict import MeasuredRow, MeasuredVerdict
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.loader.resolve import load_for_planning

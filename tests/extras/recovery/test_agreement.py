@@ -33,9 +33,9 @@ class MadeUpRelay:
         return self.reach
 
     def do_nothing(self, *_: object) -> None:
-        """Neither join nor dial nor stay."""
+        """Neither join nor dial nor go on relaying."""
 
-    join = dial = stay = do_nothing
+    join = dial = extend_relaying = do_nothing
 
 
 @pytest.fixture(autouse=True)

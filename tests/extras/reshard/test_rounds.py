@@ -72,11 +72,11 @@ def test_everything_arrives(data: st.DataObject) -> None:
         for full, before, after, (have, need) in zip(
             values, sources, destinations, tensors, strict=True
         ):
-            own = have.places.get(rank)
+            own = have.coordinates.get(rank)
             held.append(
                 None if own is None else cut_by_torch(full, before, own) * (1 + have.term_of(rank))
             )
-            own = need.places.get(rank)
+            own = need.coordinates.get(rank)
             # Not contiguous, as views of larger tensors are.
             needed.append(
                 None if own is None
@@ -117,7 +117,7 @@ def test_everything_arrives(data: st.DataObject) -> None:
         total = torch.zeros_like(full)
         for term in range(have.terms):
             total = total + full * (1 + term)
-        for rank, place in need.places.items():
+        for rank, place in need.coordinates.items():
             got = ends[rank]._destinations[number]
             assert got is not None
             assert torch.equal(got, cut_by_torch(total, laid, place))  # bit for bit

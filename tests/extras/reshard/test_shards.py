@@ -25,11 +25,11 @@ def test_everyone_gets_its_shard(data: st.DataObject) -> None:
     full = torch.arange(int(np.prod(shape))).view(shape)
     source, destination = (data.draw(layouts(shape, partial=partial)) for partial in (True, False))
     have, need = read(source, shape), read(destination, shape)
-    shards = {rank: cut_by_torch(full, source, place) for rank, place in have.places.items()}
+    shards = {rank: cut_by_torch(full, source, place) for rank, place in have.coordinates.items()}
     assert all(have.shape_of(rank) == shards[rank].shape for rank in shards)
     results = {
         rank: torch.zeros(cut_by_torch(full, destination, place).shape, dtype=torch.int64)
-        for rank, place in need.places.items()
+        for rank, place in need.coordinates.items()
     }
     bundles = find_bundles([(have, need)])
     for bundle in bundles:
@@ -43,7 +43,7 @@ def test_everyone_gets_its_shard(data: st.DataObject) -> None:
                 assert (lo, hi) == (0, block.numel)
                 part = results[receiver][need.find(receiver, block.box)]
                 part += shards[holders[0]][have.find(holders[0], block.box)]
-    for rank, place in need.places.items():
+    for rank, place in need.coordinates.items():
         expected = cut_by_torch(full, destination, place) * have.terms
         assert torch.equal(results[rank], expected), (source, destination, rank)
     for piece in list_demands(bundles):

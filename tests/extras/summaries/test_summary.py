@@ -14,10 +14,10 @@ from needs import has_extra
 from ranks import summaries
 
 from topoplan import GroupSummary, SizeSummary, Summary
-from topoplan.runtime.accounts import Accountable
 from topoplan.runtime.candidates import STOCK
-from topoplan.runtime.extras.summaries.account import accounts
 from topoplan.runtime.extras.summaries.steps import StepClock, StepTimes
+from topoplan.runtime.extras.summaries.usage_log import usage_log
+from topoplan.runtime.usage_log import CountedGroup
 
 SAVED = (
     r"((steps take .* s by plans, .* s by stock \(medians of \d+ and \d+\); )?"
@@ -132,7 +132,7 @@ def test_the_backends_line_names_the_engine(
     stock: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "topoplan"):
-        accounts.open(Accountable("group 0", range(4), dict, "race", True, stock)).close()
+        usage_log.open(CountedGroup("group 0", range(4), dict, "race", True, stock)).close()
     assert [record.getMessage() for record in caplog.records][:1] == [
         f"{says}no collective that plans are for"
     ]

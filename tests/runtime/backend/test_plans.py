@@ -24,7 +24,7 @@ import topoplan.runtime.ranks.store as store_values
 from topoplan.runtime.backend import plan_finder
 from topoplan.runtime.backend.options import backend_options
 from topoplan.runtime.backend.plan_files import PlanFiles
-from topoplan.runtime.ranks.places import restrict
+from topoplan.runtime.ranks.rank_locations import restrict
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError

@@ -202,14 +202,14 @@ def drop_single_tiers(rows: list[Row]) -> list[Row]:
 # -- Kubernetes
 
 
-class Metadata(Struct):
+class NodeMetadata(Struct):
     """A node's name and labels."""
 
     name: Identifier
     labels: dict[str, str] = field(default_factory=dict)
 
 
-class Status(Struct):
+class NodeStatus(Struct):
     """A node's resources."""
 
     capacity: dict[str, Any] = field(default_factory=dict)
@@ -218,9 +218,9 @@ class Status(Struct):
 class Node(Struct):
     """A node; its other fields are ignored."""
 
-    metadata: Metadata
+    metadata: NodeMetadata
     kind: str = "Node"
-    status: Status = field(default_factory=Status)
+    status: NodeStatus = field(default_factory=NodeStatus)
 
 
 class NodeList(Struct):
@@ -257,7 +257,7 @@ def read_kubernetes(text: str, where: str) -> Cluster:
     return build_cluster(cluster, _list_rows(used, where), qualify=True)
 
 
-def _list_rows(nodes: Mapping[int, Metadata], where: str) -> list[Row]:
+def _list_rows(nodes: Mapping[int, NodeMetadata], where: str) -> list[Row]:
     """Return the nodes, by number, each with the values of its labels for the tiers above it."""
     present = {key for node in nodes.values() for key in node.labels}
     tiers = sorted(int(match[1]) for key in present if (match := _TIER.fullmatch(key)))

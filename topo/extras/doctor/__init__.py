@@ -17,7 +17,7 @@ from ...facts import Facts, load_facts
 from ...facts.keys import qualify
 from ...graph import Topology
 from ...grouping import group_by_key
-from . import driver, fabric, links, nics, p2p, pcie, places, rates, stock
+from . import driver, fabric, links, nic_distance, nics, p2p, pcie, rates, stock
 from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 
 __all__ = ["Examination", "Finding", "examine", "list_checks", "list_findings", "report"]
@@ -65,7 +65,7 @@ def list_checks() -> tuple[Check, ...]:
         *links.CHECKS,
         *p2p.CHECKS,
         *pcie.CHECKS,
-        *places.CHECKS,
+        *nic_distance.CHECKS,
         *nics.CHECKS,
         *(check for name in added.describe() for check in added.find(name)),
         *rates.CHECKS,

@@ -8,7 +8,7 @@ they are called KB. Launchers' prefixes may be before the lines.
 import re
 from collections.abc import Sequence
 
-from ..reading import BenchmarkResults, Location, Measurement
+from ..file_contents import BenchmarkResults, Location, Measurement
 from .runs import Runs
 
 _TABLE = re.compile(r"average bandwidth of all_reduce over (\d{1,7}) ranks")

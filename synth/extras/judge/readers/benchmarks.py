@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..reading import BenchmarkResults
+from ..file_contents import BenchmarkResults
 from . import all_reduce_bench, osu
 
 

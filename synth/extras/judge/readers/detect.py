@@ -13,7 +13,7 @@ from .....topo.extras.nccl_log import reader as nccl_log
 from .....topo.formats.detect import read_topology_text
 from .....topo.formats.pasted_xml import find_xml
 from .....topo.graph import Topology
-from ..reading import HAS_RESULTS, BenchmarkResults, FileFinding, Reading
+from ..file_contents import HAS_RESULTS, BenchmarkResults, FileContents, FileFinding
 from .benchmarks import find_benchmark
 from .left_out import describe_left_out
 from .log_lines import Signatures, is_of_log
@@ -100,7 +100,7 @@ _OTHERS = {
 }
 
 
-def read_file(name: str, collective: str | None = None) -> Reading:
+def read_file(name: str, collective: str | None = None) -> FileContents:
     """Return the contents of a file; `-` is standard input.
 
     If `collective` is given, a table of other collectives is refused. Raise InputError if the file
@@ -129,23 +129,23 @@ def read_file(name: str, collective: str | None = None) -> Reading:
     return read_text(raw.decode(code, errors="replace"), name, collective)
 
 
-def read_text(text: str, where: str, collective: str | None = None) -> Reading:
+def read_text(text: str, where: str, collective: str | None = None) -> FileContents:
     """Return the contents of a text, which errors call `where`.
 
     Raise InputError in the same cases as read_file.
     """
-    reading = _read_any(text, where, collective)
-    measured = sorted({m.collective for m in reading.measurements})
+    contents = _read_any(text, where, collective)
+    measured = sorted({m.collective for m in contents.measurements})
     if collective is not None and measured and collective not in measured:
         raise InputError(
             f"{where}: a table of {', '.join(measured)}, and {collective} was asked for; give that "
             f"table, or ask for {measured[0]}",
             parameter="collective",
         )
-    return reading
+    return contents
 
 
-def _read_any(text: str, where: str, collective: str | None) -> Reading:
+def _read_any(text: str, where: str, collective: str | None) -> FileContents:
     if "&gt;" in text:  # copied from a page's source
         text = unescape(text)
     if 'stdout": "' in text:
@@ -163,9 +163,9 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
 
         return read_graph_dump(text, where)
     if HAS_RESULTS.search(text) is None:
-        reading = _read_pasted_xml(text, where)
-        if reading is not None:
-            return reading
+        contents = _read_pasted_xml(text, where)
+        if contents is not None:
+            return contents
     if start.startswith("<") and HAS_RESULTS.search(text) is None:
         raise InputError(
             f"{where}: XML that is no graph dump (it starts with {start[:30]!r}); {_EXPECTED}"
@@ -182,7 +182,7 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
     return _read_lines(text, where, collective)
 
 
-def _read_pasted_xml(text: str, where: str) -> Reading | None:
+def _read_pasted_xml(text: str, where: str) -> FileContents | None:
     """Return the graph dump in a text, with the topology beside it; None without XML.
 
     Raise InputError for a topology alone.
@@ -193,8 +193,8 @@ def _read_pasted_xml(text: str, where: str) -> Reading | None:
         from .graph_dump import read_graph_dump
 
         machine, source = _read_machine(text, where)
-        reading = read_graph_dump(dump.text, where)
-        return replace(reading, machine=machine, machine_source=source)
+        contents = read_graph_dump(dump.text, where)
+        return replace(contents, machine=machine, machine_source=source)
     if not is_json and find_xml(text, "system", "topology") is not None:
         raise InputError(
             f"{where}: a topology, which says what the machine is; name it as the topology, and "
@@ -212,7 +212,7 @@ def _split_lines(text: str) -> list[str]:
     return [_LINE_BREAK.sub("", _QUOTED.sub(r"\1", line)) for line in lines]
 
 
-def _read_lines(text: str, where: str, collective: str | None) -> Reading:
+def _read_lines(text: str, where: str, collective: str | None) -> FileContents:
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
     lines = _split_lines(text)
@@ -249,14 +249,14 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         measurements += results.measurements
         locations = locations or dict(results.locations)
         notes += results.notes
-    locations = locations or log.places.find()
+    locations = locations or log.locations.find()
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, log, table)}")
-    reading = log.reading(where, bool(measurements))
+    contents = log.collect_contents(where, bool(measurements))
     test = benchmark.name if benchmark is not None and not table.rows else table.kind
     kinds = [f"table of {test or 'nccl-tests'}"] if measurements else []
-    kinds += [reading.kind] if log.says_something else []
-    findings = (*reading.findings, *table.findings)
+    kinds += [contents.kind] if log.says_something else []
+    findings = (*contents.findings, *table.findings)
     hosts = {location.host for location in locations.values()} - {None}
     if log.is_on_one_host and len(hosts) < 2:
         findings = tuple(f for f in findings if f.name not in _BETWEEN_HOSTS)
@@ -273,24 +273,24 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     if measurements and (rates := pair_rates.describe(text)) is not None:
         notes.append(f"the text also has {rates}; left out here")
     machine, source = _read_machine(text, where)
-    return Reading(
+    return FileContents(
         where,
         " with a ".join(kinds),
-        reading.library or table.library,
+        contents.library or table.library,
         measurements,
-        reading.communicators,
-        reading.picks,
+        contents.communicators,
+        contents.picks,
         locations,
         findings,
         (
-            *reading.notes,
+            *contents.notes,
             *notes,
             *(
                 f"line {number}: rows of {test}, which has no bound here, are left out"
                 for test, number in table.others.items()
             ),
         ),
-        reading.topology_files,
+        contents.topology_files,
         machine=machine,
         machine_source=source,
     )

@@ -11,12 +11,12 @@ from ...nccl_files.graph_file import (
     NcclGraph,
     read_graph_file,
 )
-from ..reading import (
+from ..file_contents import (
+    FileContents,
     FileFinding,
     Location,
     ObservedCommunicator,
     Pick,
-    Reading,
     SearchResult,
     chain_parents,
 )
@@ -32,7 +32,7 @@ _HOST_SHIFT = 56
 _MAX_NAMED = 8
 
 
-def read_graph_dump(text: str, where: str) -> Reading:
+def read_graph_dump(text: str, where: str) -> FileContents:
     """Return the rings and chains of a graph file; ranks are its GPUs in the order of numbers.
 
     Raise InputError, with the line, if a channel misses a GPU or lists one twice.
@@ -102,7 +102,7 @@ def read_graph_dump(text: str, where: str) -> Reading:
         uses_nvls=nvls is not None and nvls.nchannels > 0,
     )
     pick = None if communicator.uses_nvls else predict_pick(file, len(devs))
-    return Reading(
+    return FileContents(
         where,
         "NCCL graph file",
         communicators=(communicator,),

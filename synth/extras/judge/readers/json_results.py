@@ -10,7 +10,7 @@ from typing import Any
 from .....topo.errors import InputError
 from .....topo.exact import load_json
 from ....ir.collective import Collective
-from ..reading import Location, Measurement, Reading
+from ..file_contents import FileContents, Location, Measurement
 from .log_lines import name_collective
 from .table_words import read_bus, read_version
 
@@ -28,7 +28,7 @@ _RETURNED = re.compile(r'"(?:\w{1,40}\.)?stdout": ?("[^"\\]*(?:\\.[^"\\]*)*")')
 _MIN_LINES = 3
 
 
-def read_json(text: str, where: str) -> Reading:
+def read_json(text: str, where: str) -> FileContents:
     """Return the contents of a JSON text.
 
     Raise InputError if its kind is unknown or it is cut off.
@@ -36,16 +36,16 @@ def read_json(text: str, where: str) -> Reading:
     return _check_measured(_read_any(text, where))
 
 
-def _check_measured(reading: Reading) -> Reading:
-    if not reading.measurements:
+def _check_measured(contents: FileContents) -> FileContents:
+    if not contents.measurements:
         raise InputError(
-            f"{reading.where}: {reading.kind} without a measurement that can be judged; is the "
+            f"{contents.where}: {contents.kind} without a measurement that can be judged; is the "
             "file cut off?"
         )
-    return reading
+    return contents
 
 
-def _read_any(text: str, where: str) -> Reading:
+def _read_any(text: str, where: str) -> FileContents:
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].lstrip().startswith("{") and _parse(lines[0]) is not None:
         entries = [_load(line, where, number) for number, line in enumerate(lines, 1)]
@@ -68,7 +68,7 @@ def _read_any(text: str, where: str) -> Reading:
         if len(groups) > 1:
             raise InputError(f"{where}: runs of different groups; give the runs of one group")
         helpers = sorted({helper for run in runs for helper in run.helpers})
-        return Reading(
+        return FileContents(
             where,
             "topo-run's JSON",
             measurements=listed,
@@ -167,7 +167,7 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
 
 
-def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
+def _read_nccl_tests(data: Mapping[str, Any], where: str) -> FileContents:
     arguments = data.get("args")
     test = str(arguments[0]).rsplit("/", 1)[-1] if isinstance(arguments, list) and arguments else ""
     name = name_collective(test)
@@ -203,10 +203,12 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
                 measurements.append(Measurement(name, ranks, size, *figures, how, wrong))
     version = _whole(data.get("nccl_version"))
     library = f"NCCL {read_version(version)}" if version else None
-    return Reading(where, "nccl-tests' JSON", library, tuple(measurements), locations=locations)
+    return FileContents(
+        where, "nccl-tests' JSON", library, tuple(measurements), locations=locations
+    )
 
 
-def _read_topo_run(data: Mapping[str, Any], where: str) -> Reading:
+def _read_topo_run(data: Mapping[str, Any], where: str) -> FileContents:
     """Return topo-run's results: for each size the times of the plan and the stock collective."""
     name, ranks = name_collective(str(data.get("collective"))), _whole(data.get("ranks"))
     if name is None or not ranks:
@@ -228,7 +230,7 @@ def _read_topo_run(data: Mapping[str, Any], where: str) -> Reading:
     group, helpers = (_read_ranks(data, key, where) for key in ("group", "helpers"))
     if group and len(group) != ranks:
         raise InputError(f"{where}: a group of {len(group)} GPUs and {ranks} ranks; is it damaged?")
-    return Reading(
+    return FileContents(
         where, "topo-run's JSON", None, tuple(measurements), group=group, helpers=helpers
     )
 
@@ -243,7 +245,7 @@ def _read_ranks(data: Mapping[str, Any], key: str, where: str) -> tuple[int, ...
     return known
 
 
-def _read_inspector(entries: list[Any], where: str) -> Reading:
+def _read_inspector(entries: list[Any], where: str) -> FileContents:
     """Return the results of NCCL Inspector, of which each entry is one call.
 
     There is one per collective and size: the median over calls and ranks.
@@ -269,7 +271,7 @@ def _read_inspector(entries: list[Any], where: str) -> Reading:
         if ranks > 1:
             median, how = sorted(rates)[len(rates) // 2], f"median of {len(rates)}"
             measurements.append(Measurement(name, ranks, size, *median, how))
-    return Reading(
+    return FileContents(
         where,
         "lines of NCCL Inspector",
         measurements=tuple(measurements),

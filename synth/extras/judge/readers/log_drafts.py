@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
-from ..reading import Location, ObservedCommunicator, Order, Parents, SearchResult
+from ..file_contents import Location, ObservedCommunicator, Order, Parents, SearchResult
 from .log_lines import read_bus_id
 
 # NCCL's number of the pattern that is a ring.

@@ -6,7 +6,7 @@ The formats are those of NCCL 2.0 to 2.30 and of RCCL.
 import re
 from collections.abc import Iterator
 
-from ..reading import Location, Pick
+from ..file_contents import Location, Pick
 
 # The level, which separates a signature from its message.
 _LEVEL = re.compile(r"(?:NCCL |(?<=\] ))(INFO|WARN|TRACE|CALL|ABORT)\b")

@@ -12,16 +12,16 @@ from itertools import chain
 
 from .....topo.derived.fabric_health import FABRIC_STATES, HEALTHY, describe_health
 from .....topo.errors import InputError
-from ..reading import (
+from ..file_contents import (
+    FileContents,
     FileFinding,
     ObservedCommunicator,
     Pick,
-    Reading,
     SearchResult,
 )
 from . import log_lines as lines
 from .log_drafts import RING_PATTERN, Draft, count_alike, finish, part_runs
-from .log_places import Places, read_place
+from .log_locations import LocationCollector, read_stated_location
 
 # Lines worth parsing. Most lines of a log are not; with this search, 50 MB take seconds.
 _WORTH = re.compile(
@@ -126,7 +126,7 @@ def _find_process(line: str) -> str:
 
 
 class LogReader:
-    """Collector of the facts of a log: `take` each line, then call `reading`."""
+    """Collector of the facts of a log: `take` each line, then call `contents`."""
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
@@ -145,7 +145,7 @@ class LogReader:
         self._repeated = 0
         self._failure, self._stop = Failure(), Stop()
         self._completed_ranks: set[int] = set()
-        self.places = Places(signatures)
+        self.locations = LocationCollector(signatures)
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the log; `number` counts lines from 1."""
@@ -188,7 +188,7 @@ class LogReader:
         if _SAID in line or "NCCL WARN" in line or not self.lines:
             self.last_line = number
         if " nranks " in line:
-            self.places.take(line)
+            self.locations.take(line)
         if _WORTH.search(line) is not None:
             for thread, level, text in self.signatures.split(line):
                 self._take_message(thread, level, text, number)
@@ -419,7 +419,7 @@ class LogReader:
     def _complete_size(self, drafts: list[Draft]) -> None:
         """Give a communicator whose own lines do not state its size the only one in the log."""
         named = max(chain(*(draft.own | draft.ends for draft in drafts)), default=0)
-        size = self.places.size
+        size = self.locations.size
         if size is not None and 0 < named < size and not any(draft.ranks for draft in drafts):
             drafts[0].ranks = size
 
@@ -431,7 +431,7 @@ class LogReader:
             draft = self._draft(thread, anew=True)
         draft.ranks, draft.id = int(match["ranks"]), match["id"] or draft.id
         draft.own.add(rank)
-        draft.locations[rank] = read_place(match, host)
+        draft.locations[rank] = read_stated_location(match, host)
         if match["when"] == "COMPLETE":
             self._completed = True
             # A rank that is complete again is one of another run.
@@ -468,7 +468,7 @@ class LogReader:
             and not any(name.startswith("NET") for d in drafts for name in d.transports)
         )
 
-    def reading(self, where: str, is_measured: bool = False) -> Reading:
+    def collect_contents(self, where: str, is_measured: bool = False) -> FileContents:
         """Return the contents of the log, named `where`, after its last line.
 
         `is_measured` is whether the text has results. Raise InputError if the log breaks off among
@@ -510,7 +510,7 @@ class LogReader:
                 "forbids connections between hosts; else give the whole log",
                 self.last_line,
             )
-        return Reading(
+        return FileContents(
             where,
             f"log of {(self.library or ('RCCL' if self.is_rccl else 'NCCL')).split()[0]}",
             self.library,

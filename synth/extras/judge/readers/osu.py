@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .....topo.errors import InputError
 from .....topo.extras.measured.line_prefix import cut_prefix, make_prefix
 from ....ir.collective import Collective
-from ..reading import BenchmarkResults, Measurement
+from ..file_contents import BenchmarkResults, Measurement
 from .launchers import count_processes
 from .left_out import describe_left_out
 from .log_lines import name_collective

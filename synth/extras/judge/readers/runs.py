@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..reading import Measurement
+from ..file_contents import Measurement
 
 
 class Runs:

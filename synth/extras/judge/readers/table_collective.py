@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ..reading import ALLGATHER_OR_ALLTOALL, GATHER_OR_SCATTER
+from ..file_contents import ALLGATHER_OR_ALLTOALL, GATHER_OR_SCATTER
 from .log_lines import name_collective
 from .table_ranks import TOLERANCE, WHOLE, Half, ran_alone
 from .table_rows import HOWS, Row, find_parts

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-from ..reading import FileFinding, Location
+from ..file_contents import FileFinding, Location
 
 # Tolerance of busbw / algbw against the factor of a collective: tables print two decimals.
 TOLERANCE = 0.02

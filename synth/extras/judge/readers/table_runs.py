@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .....topo.grouping import group_by_key
-from ..reading import FileFinding, Location, Measurement
+from ..file_contents import FileFinding, Location, Measurement
 from .runs import Runs
 from .table_collective import infer_collective, is_of_sendrecv
 from .table_ranks import TOLERANCE, Half, choose_ranks, describe_separate_jobs

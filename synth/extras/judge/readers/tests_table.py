@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
-from ..reading import FileFinding, Location, Measurement
+from ..file_contents import FileFinding, Location, Measurement
 from .launchers import count_hosts, count_processes, names_launcher
 from .log_lines import CALL, MEMBER, Signatures, name_collective
 from .said_hosts import SaidHosts, find_said_hosts

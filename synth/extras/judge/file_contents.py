@@ -59,7 +59,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class BenchmarkResults:
-    """What a benchmark printed: measurements, places of ranks, and notes of what is left out."""
+    """What a benchmark printed: measurements, locations of ranks, and notes of what is left out."""
 
     measurements: tuple[Measurement, ...]
     locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
@@ -130,7 +130,7 @@ class ObservedCommunicator:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FileContents:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's

@@ -1,4 +1,4 @@
-"""Checks of device places: distance between NICs and GPUs, and unknown NUMA nodes.
+"""Checks of the distance between NICs and GPUs, and of unknown NUMA nodes.
 
 Near means below the same PCIe switches, or on the same CPU (the same socket, if it is known): data
 then need not cross the link between sockets. A machine with more than two NUMA nodes has several
@@ -20,8 +20,8 @@ from .links import MIN_PEERS
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView, Finding, join_names
 
-# The places of each device: CPUs or sockets, PCIe switches, directly linked devices.
-Places = Mapping[str, frozenset[str]]
+# Where each device is: CPUs or sockets, PCIe switches, directly linked devices.
+Locations = Mapping[str, frozenset[str]]
 # Number of sockets assumed if no file assigns the NUMA nodes to sockets.
 _MAX_SOCKETS = 2
 # CPUs: an island of switches below more of them is near none of them; chosen, to bound the work.
@@ -34,7 +34,7 @@ class _Machine:
     nics: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
-def check_nic_places(view: DoctorView) -> Iterator[Finding]:
+def check_nic_distance(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs and NICs that are near none of the other kind.
 
     GPUs without a near NIC, if others have one, are a warning on a machine with several adapters,
@@ -165,7 +165,7 @@ def _get_socket(cpu: Device) -> str | None:
     return f"socket {socket}" if isinstance(socket, int) else None
 
 
-def _list_far(places_of: Places, others: Places) -> tuple[str, ...]:
+def _list_far(places_of: Locations, others: Locations) -> tuple[str, ...]:
     reached = {place for places in others.values() for place in places}
     return tuple(ident for ident, places in places_of.items() if not places & reached)
 
@@ -287,7 +287,7 @@ def check_board_sizes(view: DoctorView) -> Iterator[Finding]:
 CHECKS = (
     Check(
         "NICs near GPUs",
-        check_nic_places,
+        check_nic_distance,
         lambda view: view.gpus and view.nics,
         "no GPUs or no NICs",
     ),

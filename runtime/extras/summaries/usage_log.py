@@ -1,4 +1,4 @@
-"""What a run says of itself, all of it from the first rank.
+"""Log which schedules a run used and the time they saved, on the first rank alone.
 
 Two lines a run say what plans save, one at the end of the first steps and one at the end of the
 run. They are shown unless TOPOPLAN_LOG=warning: who trains should see whether plans help. With
@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from ...accounts import Account, Accountable, Accounts
 from ...candidates import STOCK
 from ...communicator import Communicator
 from ...dispatcher import Dispatcher
 from ...policy import ChooseMode
+from ...usage_log import CountedGroup, GroupUsage, UsageLog
 from .steps import StepClock
 from .summary import GroupSummary, SizeSummary, Summary, format_size
 from .tallies import Tallies
@@ -55,10 +55,10 @@ def _show_savings(line: str) -> None:
         print(f"topoplan: INFO: {line}", file=sys.stderr, flush=True)
 
 
-class LoggedAccount(Account):
-    """What a group or hook did; its first rank logs it, if enabled (`is_wanted`)."""
+class LoggedUsage(GroupUsage):
+    """The calls of a group or hook; its first rank logs it, if enabled (`is_wanted`)."""
 
-    def __init__(self, whose: Accountable) -> None:
+    def __init__(self, whose: CountedGroup) -> None:
         self.name, self.ranks = whose.name, tuple(whose.ranks)
         self.is_first, self.is_hook = whose.is_first, whose.is_hook
         engine = f", stock by {whose.stock}" if whose.stock.startswith("nccl") else ""
@@ -79,7 +79,7 @@ class LoggedAccount(Account):
         self._stock_calls[collective] += 1
         steps.note(STOCK)
 
-    def leave(self, collective: str, why: str) -> None:
+    def note_stock_reason(self, collective: str, why: str) -> None:
         """Note the reason `why` a call was left to the stock collective, for the log."""
         if not self.is_wanted:
             return
@@ -102,7 +102,7 @@ class LoggedAccount(Account):
         )
 
     def close(self) -> None:
-        """End the account with its group; later calls do nothing.
+        """Stop counting, when the group ends; later calls do nothing.
 
         Log the group's line, and that of the run if it ends with the group.
         """
@@ -116,16 +116,16 @@ class LoggedAccount(Account):
                 for (collective, why), calls in self._left.items()
             ]
             log.info("%s: %s", self._title, "; ".join(parts) or "no collective that plans are for")
-        accounts.close(self)
+        usage_log.close(self)
 
 
-class LoggedAccounts(Accounts):
-    """The accounts of this process, and the lines that say what plans save in it."""
+class ProcessUsageLog(UsageLog):
+    """The usage of all groups of this process, and the lines that say what plans save in it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         # Weak: a group that is dropped without an end is no longer in the summary.
-        self._open: WeakValueDictionary[int, LoggedAccount] = WeakValueDictionary()
+        self._open: WeakValueDictionary[int, LoggedUsage] = WeakValueDictionary()
         self._ended: deque[GroupSummary] = deque(maxlen=_MAX_ENDED)
         self._opened = 0
         self.is_rank_0 = self._has_reported = self._has_unsaid = False
@@ -133,16 +133,16 @@ class LoggedAccounts(Accounts):
         self._pid = os.getpid()
         atexit.register(self._end)
 
-    def open(self, whose: Accountable) -> LoggedAccount:
+    def open(self, whose: CountedGroup) -> LoggedUsage:
         """Start counting the calls of the group or hook `whose`, and return its counter."""
-        account = LoggedAccount(whose)
+        usage = LoggedUsage(whose)
         steps.start()
         with self._lock:
             self._opened += 1
-            self._open[self._opened] = account
-            self.is_rank_0 |= account.is_first and account.ranks[:1] == (0,)
+            self._open[self._opened] = usage
+            self.is_rank_0 |= usage.is_first and usage.ranks[:1] == (0,)
             self._has_unsaid, self._pid = True, os.getpid()
-        return account
+        return usage
 
     def observe(self, dispatcher: Dispatcher) -> None:
         """Count the calls of a dispatcher from now on."""
@@ -151,29 +151,29 @@ class LoggedAccounts(Accounts):
             Tallies(self.report, lambda label, bits: steps.note(label, is_racing=bits in races))
         )
 
-    def summarize(self, accounts: Iterable[Account]) -> Summary:
-        """Return what the calls of some accounts ran by so far."""
-        own = (x for x in accounts if isinstance(x, LoggedAccount))
+    def summarize(self, usages: Iterable[GroupUsage]) -> Summary:
+        """Return what the calls of some groups ran by so far."""
+        own = (x for x in usages if isinstance(x, LoggedUsage))
         return Summary(tuple(x.summarize() for x in own), steps.times)
 
-    def close(self, account: LoggedAccount) -> None:
-        """Keep an account's summary alone; log the run's line if the run ends with it.
+    def close(self, usage: LoggedUsage) -> None:
+        """Keep only the summary of a group; log the run's line if the run ends with it.
 
         The run ends with the last group of the backend, or with the process. A hook ends with its
         model, and another model may follow.
         """
         with self._lock:
-            self._ended.append(account.summarize())
-            for number in [key for key, one in self._open.items() if one is account]:
+            self._ended.append(usage.summarize())
+            for number in [key for key, one in self._open.items() if one is usage]:
                 del self._open[number]
-            if not self._open and not (account.is_hook and dist.is_initialized()):
+            if not self._open and not (usage.is_hook and dist.is_initialized()):
                 self._show_end()
 
     def _end(self) -> None:
-        """End all accounts, with the process."""
+        """Close the usage of all groups, when the process ends."""
         with self._lock:
-            for account in list(self._open.values()):
-                account.close()
+            for usage in list(self._open.values()):
+                usage.close()
             self._show_end()
 
     def _show_end(self) -> None:
@@ -186,7 +186,7 @@ class LoggedAccounts(Accounts):
         self._has_unsaid = False
 
     def summarize_all(self) -> Summary:
-        """Return the summary of all accounts."""
+        """Return the summary of all groups."""
         with self._lock:
             now = self.summarize(self._open.values())
             return Summary((*self._ended, *now.groups), now.steps)
@@ -201,7 +201,7 @@ class LoggedAccounts(Accounts):
         if self._has_reported or not self.is_rank_0 or not _shows_savings():
             return
         with self._lock:
-            used = [one for account in self._open.values() for one in account.used.values()]
+            used = [one for usage in self._open.values() for one in usage.used.values()]
             before = self._trial_calls
             self._trial_calls = sum(
                 race.calls for one in used for race in list(one.dispatcher.races.values())
@@ -213,7 +213,7 @@ class LoggedAccounts(Accounts):
 
 # One of each per process.
 steps = StepClock()
-accounts = LoggedAccounts()
+usage_log = ProcessUsageLog()
 
 
 def summary() -> Summary:
@@ -223,7 +223,7 @@ def summary() -> Summary:
     time saved against stock is estimated from the races that settled each size. `print` shows a
     table. A group and a hook have a method `summary` for themselves alone.
     """
-    return accounts.summarize_all()
+    return usage_log.summarize_all()
 
 
 def _list_sizes(name: str, communicator: Communicator) -> Iterator[SizeSummary]:

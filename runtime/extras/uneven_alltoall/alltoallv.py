@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any, Final
 
@@ -22,8 +21,8 @@ from ....topo.errors import InputError
 from ...backend.call_check import CallCheck
 from ...backend.communicators import Communicators
 from ...backend.options import AUTO
-from ...calls import PersistentCall
 from ...compiled import Buffers
+from ...persistent_calls import PersistentCall
 from ...program.layout import Move
 from ...ranks.store import put, take
 from .splits import ExpectedSplits
@@ -58,15 +57,16 @@ class UnevenAlltoall:
         self._expected, self._planned, self._rank, self._size = expected, planned, rank, size
         # The same on all ranks: calls that might use the plan, and those in a row that did not.
         self._calls = self._misses = 0
+        self._demands: Demands | None = None
+        self._has_agreed = False
 
-    @cached_property
-    def demands(self) -> Demands | None:
-        """The parts as demands, those of a rank for itself included; None if nothing moves.
+    def agree_on_demands(self) -> Demands | None:
+        """Return the parts as demands, those of a rank for itself included; None if nothing moves.
 
         None also for a group of another size, of some of the ranks or with other members.
 
-        Collective the first time if each rank has announced its own. Raise InputError if they are
-        not for as many ranks.
+        Collective if each rank has announced its own. Raise InputError if they are not for as many
+        ranks.
         """
         rows = self._gather_rows() if isinstance(self._expected[0], int) else self._expected
         if len(rows) != self._size or any(len(row) != self._size for row in rows):
@@ -110,7 +110,9 @@ class UnevenAlltoall:
         `splits` are the sizes of the output's parts and of the input's. Only the queue may call it.
         Collective.
         """
-        planned, demands, key = self._planned, self.demands, (NAME, None, input.device.type)
+        if not self._has_agreed:
+            self._demands, self._has_agreed = self.agree_on_demands(), True
+        planned, demands, key = self._planned, self._demands, (NAME, None, input.device.type)
         if demands is None or planned.by_key.get(key, planned) is None:
             return None
         width = prod(input.shape[1:])

@@ -1,11 +1,11 @@
-"""The places of ranks that any line of a log states, as those that end a communicator do.
+"""The locations of ranks that any line of a log states, as those that end a communicator do.
 
 A log may be cut before its channels, or have only a test's table and what stands around it.
 """
 
 import re
 
-from ..reading import Location
+from ..file_contents import Location
 from .log_lines import Signatures, read_bus_id
 
 _PLACE = re.compile(
@@ -14,14 +14,14 @@ _PLACE = re.compile(
 )
 
 
-class Places:
+class LocationCollector:
     """Collector of the sizes of communicators, and of where their ranks are."""
 
     def __init__(self, signatures: Signatures) -> None:
         self._signatures = signatures
         self._sizes: set[int] = set()
-        # None for a rank that is in several places.
-        self._places: dict[int, Location | None] = {}
+        # None for a rank that has several locations.
+        self._locations: dict[int, Location | None] = {}
 
     def take(self, line: str) -> None:
         """Record what a line of the library states of ranks."""
@@ -31,9 +31,9 @@ class Places:
             self._sizes.add(int(match["ranks"]))
             if match["bus"] is None:
                 continue
-            place = read_place(match, thread[0] if thread is not None else None)
-            if self._places.setdefault(int(match["rank"]), place) != place:
-                self._places[int(match["rank"])] = None
+            location = read_stated_location(match, thread[0] if thread is not None else None)
+            if self._locations.setdefault(int(match["rank"]), location) != location:
+                self._locations[int(match["rank"])] = None
 
     @property
     def size(self) -> int | None:
@@ -42,11 +42,13 @@ class Places:
 
     def find(self) -> dict[int, Location]:
         """Return where all ranks are, if all communicators are of as many, on the same GPUs."""
-        known = {rank: place for rank, place in self._places.items() if place is not None}
-        return known if self.size == len(known) == len(self._places) else {}
+        known = {
+            rank: location for rank, location in self._locations.items() if location is not None
+        }
+        return known if self.size == len(known) == len(self._locations) else {}
 
 
-def read_place(match: re.Match[str], host: str | None) -> Location:
+def read_stated_location(match: re.Match[str], host: str | None) -> Location:
     """Return the location that the groups cuda, nvml and bus of a match state."""
     device = match["nvml"] or match["cuda"]
     return Location(

@@ -1,4 +1,4 @@
-"""Find the place of each rank (host, number on it, GPU), and the machine that they form.
+"""Find the location of each rank (host, number on it, GPU), and the machine that they form.
 
 Ranks of a group that is being set up use its store for that.
 """
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank's host, its number there (LOCAL_RANK), and its GPU's UUID and PCI address, if any."""
+class ProcessLocation:
+    """The location of a rank: its host, its number there (LOCAL_RANK), and its GPU, if any.
+
+    The GPU is given by its UUID and its PCI address; `cuda` says whether there is one.
+    """
 
     host: str
     local_rank: int
@@ -72,9 +75,14 @@ def find_machine(
     emulated_machine = emulated() if cabling is None else cabling.topology
     if emulated_machine is not None:
         return restrict(emulated_machine, ranks) if rank == wanted_by else None
-    put(store, f"place/{rank}", asdict(place_of(device)))
-    places = [Place(**take(store, f"place/{other}", timeout, stop)) for other in range(len(ranks))]
-    first_on_host = {place.host: number for number, place in reversed(list(enumerate(places)))}
+    put(store, f"place/{rank}", asdict(locate_process(device)))
+    processes = [
+        ProcessLocation(**take(store, f"place/{other}", timeout, stop))
+        for other in range(len(ranks))
+    ]
+    first_on_host = {
+        process.host: number for number, process in reversed(list(enumerate(processes)))
+    }
     if device is not None and rank in first_on_host.values():
         try:
             probed = {"topology": probe_host()}
@@ -88,9 +96,9 @@ def find_machine(
         for number in first_on_host.values():
             answer = take(store, f"host/{number}", timeout, stop)
             if "error" in answer:
-                raise InputError(f"host {places[number].host}: {answer['error']}")
+                raise InputError(f"host {processes[number].host}: {answer['error']}")
             texts[number] = answer["topology"]
-    return join_places(places, texts)[0]
+    return join_processes(processes, texts)[0]
 
 
 def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
@@ -110,8 +118,10 @@ def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
     return join_hosts([topology], [(0, topology.ranks[rank]) for rank in ranks])
 
 
-def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
-    """Return the machine of ranks at `places`, and whether it has GPUs.
+def join_processes(
+    processes: Sequence[ProcessLocation], texts: Sequence[str | None]
+) -> tuple[Topology, bool]:
+    """Return the machine of ranks at the locations `processes`, and whether it has GPUs.
 
     `texts` has one item per rank: each host's topology as JSON for the first rank on the host, None
     for all others. If all are None, or list no GPU, there are no GPUs: the machine's ranks are then
@@ -122,23 +132,27 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
     # Of a group that is being set up, only the rank that plans joins hosts.
     from ...topo.derived.hosts import join_cpu_hosts, join_hosts
 
-    names = list(dict.fromkeys(place.host for place in places))
-    numbers = [names.index(place.host) for place in places]
+    names = list(dict.fromkeys(process.host for process in processes))
+    numbers = [names.index(process.host) for process in processes]
     hosts = [
-        Topology.loads(text, place.host)
-        for text, place in zip(texts, places, strict=True)
+        Topology.loads(text, process.host)
+        for text, process in zip(texts, processes, strict=True)
         if text is not None
     ]
-    seats = [_locate(place, n, hosts[n]) for place, n in zip(places, numbers, strict=True) if hosts]
+    seats = [
+        _locate(process, n, hosts[n])
+        for process, n in zip(processes, numbers, strict=True)
+        if hosts
+    ]
     if not any(seats):
         return join_cpu_hosts(names, numbers), False
     missing = [rank for rank, seat in enumerate(seats) if seat is None]
     if missing:
-        place = places[missing[0]]
+        process = processes[missing[0]]
         raise InputError(
-            f"rank {missing[0]} has no GPU of its own: {place.host} has "
+            f"rank {missing[0]} has no GPU of its own: {process.host} has "
             f"{len(hosts[numbers[missing[0]]].ranks)}, and this is its process number "
-            f"{place.local_rank}; start one process a GPU"
+            f"{process.local_rank}; start one process a GPU"
         )
     return join_hosts(hosts, [seat for seat in seats if seat is not None]), True
 
@@ -150,30 +164,30 @@ def probe_host() -> str:
     return probe_local().dumps()
 
 
-def place_of(device: int | None) -> Place:
-    """Return the place of this process, which uses CUDA device `device`, or no GPU if None.
+def locate_process(device: int | None) -> ProcessLocation:
+    """Return the location of this process, which uses CUDA device `device`, or no GPU if None.
 
     Its number on the host is torchrun's LOCAL_RANK, 0 if that is not set.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device is None:
-        return Place(name_host(), local, None, None, False)
+        return ProcessLocation(name_host(), local, None, None, False)
     properties = torch.cuda.get_device_properties(device)
     uuid, bus, slot, domain = (
         getattr(properties, key, None)
         for key in ("uuid", "pci_bus_id", "pci_device_id", "pci_domain_id")
     )
     bus_id = f"{domain or 0:04x}:{bus:02x}:{slot or 0:02x}.0" if isinstance(bus, int) else None
-    return Place(name_host(), local, None if uuid is None else str(uuid), bus_id, True)
+    return ProcessLocation(name_host(), local, None if uuid is None else str(uuid), bus_id, True)
 
 
-def _locate(place: Place, number: int, host: Topology) -> "RankLocation | None":
+def _locate(process: ProcessLocation, number: int, host: Topology) -> "RankLocation | None":
     """Return the rank's GPU in its host's topology: by UUID, PCI address, or number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
-    uuid = None if place.uuid is None else place.uuid.removeprefix("GPU-")
+    uuid = None if process.uuid is None else process.uuid.removeprefix("GPU-")
     matches = [
         *(x for x in gpus if str(x.extra.get("uuid", "")).removeprefix("GPU-") == uuid),
-        *(x for x in gpus if x.bus_id is not None and x.bus_id.lower() == place.bus_id),
-        *gpus[place.local_rank : place.local_rank + 1],
+        *(x for x in gpus if x.bus_id is not None and x.bus_id.lower() == process.bus_id),
+        *gpus[process.local_rank : process.local_rank + 1],
     ]
     return (number, matches[0].id) if matches else None

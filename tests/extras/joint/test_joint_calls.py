@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.synth.extras.joint.calls import (
+from topoplan.synth.extras.joint.joint_calls import (
     JointCall,
     choose_any_helpers,
     list_mesh_calls,

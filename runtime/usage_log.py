@@ -1,4 +1,4 @@
-"""What keeps account of the calls of groups and hooks: an extra, if it is here (`accounts`)."""
+"""The log of what groups and hooks call: kept by an extra, if it is here (group `usage_logs`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..extras import ACCOUNTS, NAMES, Names
+from ..extras import NAMES, USAGE_LOGS, Names
 from .policy import ChooseMode
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Summary: TypeAlias = Any
 
 
 @dataclass(frozen=True)
-class Accountable:
+class CountedGroup:
     """The group called `name`, or a hook, whose calls are counted.
 
     `list_used` returns its communicators by collective, and `mode` is their choose mode; without
@@ -35,8 +35,8 @@ class Accountable:
     is_hook: bool = False
 
 
-class Account:
-    """The account of one group or hook; this one ignores the calls that it is given."""
+class GroupUsage:
+    """The calls of one group or hook; this class counts none of them."""
 
     is_wanted = False
     """Whether it wants to know why calls are left to the stock collective."""
@@ -44,38 +44,38 @@ class Account:
     def count_stock(self, collective: str) -> None:
         """Count a call that went to gloo or NCCL directly, which could have had a plan."""
 
-    def leave(self, collective: str, why: str) -> None:
+    def note_stock_reason(self, collective: str, why: str) -> None:
         """Note the reason `why` a call was left to the stock collective, for the log."""
 
     def close(self) -> None:
-        """End the account with its group; later calls do nothing."""
+        """Stop counting, when the group ends; later calls do nothing."""
 
 
-class Accounts:
-    """The accounts of this process; this class keeps none."""
+class UsageLog:
+    """The usage of all groups and hooks of this process; this class keeps none."""
 
     is_rank_0 = False
     """Whether this process is the first rank of the launch, the only one that says something."""
 
-    def open(self, whose: Accountable) -> Account:
+    def open(self, whose: CountedGroup) -> GroupUsage:
         """Start counting the calls of the group or hook `whose`, and return its counter.
 
         This one counts nothing.
         """
-        return Account()
+        return GroupUsage()
 
     def observe(self, dispatcher: Dispatcher) -> None:
         """Count the calls of a dispatcher from now on."""
 
-    def summarize(self, accounts: Iterable[Account]) -> Summary:
-        """Return what the calls of some accounts ran by so far.
+    def summarize(self, usages: Iterable[GroupUsage]) -> Summary:
+        """Return what the calls of some groups ran by so far.
 
-        Raise InputError where the extra that keeps accounts is not here: nothing was counted.
+        Raise InputError where the extra that keeps the log is not here: nothing was counted.
         """
         return Names(NAMES).find("Summary")  # raises, and names the extra
 
 
-def find_accounts() -> Accounts:
-    """Return what keeps the accounts of this process."""
-    found: Accounts = Names(ACCOUNTS).find_only(Accounts())
+def find_usage_log() -> UsageLog:
+    """Return the usage log of this process."""
+    found: UsageLog = Names(USAGE_LOGS).find_only(UsageLog())
     return found
