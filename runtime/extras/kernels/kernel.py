@@ -290,9 +290,11 @@ def play(
     table, state, errors, source, target, scratch,
     REDUCTION: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
-    """Play a program on `source` (input), `target` (output) and `scratch` (the work buffer).
+    """Run the instructions of one rank on `source`, `target` and the work buffer `scratch`.
 
-    `BLOCK` is in elements; `LANES` is the largest number of ranks that one instruction names.
+    `table` holds the instructions, `state` this rank's counters, `errors` receives a time-out.
+    `BLOCK` is in elements; `LANES` is the most ranks that one instruction names; `REDUCTION` is the
+    reduction and `TARGET` the kind of device, which decides how counters are stored.
     """
     DTYPE: tl.constexpr = source.dtype.element_ty
     SIZE: tl.constexpr = DTYPE.primitive_bitwidth // 8
