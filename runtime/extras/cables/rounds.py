@@ -14,8 +14,7 @@ _REPEATS = 2
 
 
 def plan_rounds(bundles: Sequence[SegmentBundle]) -> list[list[FlowKey]]:
-    """Return the rounds that measure cables and switched networks, each a list of flows run at
-    once.
+    """Return the rounds that measure cables and switched networks: lists of flows run at once.
 
     `bundles` are the parallel cables, or the network, between hosts; a flow is (from port, to
     port). Cables are measured several times. No two cables of a round share a host, so that each

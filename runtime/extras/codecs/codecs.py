@@ -118,7 +118,7 @@ class ScaledCodec(Codec):
         ]
 
     def open(self, sizes: BufferSizes, slicer: Slicer) -> EncodingBuffers:
-        """Return a program's buffers of these `sizes` (of `list_buffers`), out of scratch memory."""
+        """Return a program's buffers, with the `sizes` of `list_buffers`, out of scratch memory."""
         return EncodingBuffers(self, sizes, slicer)
 
     def _exponents(self, largest: torch.Tensor) -> torch.Tensor:

@@ -81,7 +81,7 @@ def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
 def explain_blame(
     rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute
 ) -> str:
-    """Return a sentence that names the rank or link at fault that `rank` is stuck, and why.
+    """Return a sentence that names the rank or link for which `rank` waits, and the evidence.
 
     `reports` are by rank; `ranks` are all ranks of the group. `find_route` returns the devices
     between two ranks, to name links.

@@ -53,9 +53,9 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class GroupTransfers:
-    """What all transfers between the ranks of one default group share.
+    """The transport and cached plans of all transfers between the ranks of one default group.
 
-    `plans` are those of `reshard_state_dict`, by what they move.
+    `plans` are those of `reshard_state_dict`, by what they move and its dtype.
     """
 
     transport: Transport
@@ -118,7 +118,7 @@ class Reshard:
 
     @property
     def rounds(self) -> int:
-        """The number of times that the last call played its schedule."""
+        """The number of rounds in which the last call moved the elements."""
         return 0 if self._runner is None else self._runner.rounds
 
     @property
@@ -129,9 +129,9 @@ class Reshard:
     def run(
         self, source: Local | Sequence[Local] = None, destination: Local | Sequence[Local] = None
     ) -> None:
-        """Copy the local shard `source` to the shards of the destination, on all ranks.
+        """Move the local shards `source` to the local shards `destination`. Collective.
 
-        Every rank of the default group calls it, with its local shards: tensors or DTensors, and
+        Every rank of the default group calls it: with tensors or DTensors, one or a sequence, and
         None on ranks outside the mesh. The two must not share memory. Raise InputError on every
         rank if a shard does not fit, ExecutionError if a rank fails or the deadline passes.
         """
@@ -344,7 +344,10 @@ def _read_bundles(
 def make_plan(
     demands: Demands | None, world: int, topology: Machine, helpers: Helpers, time_limit_s: float
 ) -> Plan:
-    """Return the plan for demands on a machine whose GPU i runs rank i."""
+    """Return the plan for demands on `topology`, whose GPU i runs rank i of `world`.
+
+    `helpers` are other ranks that may relay; `time_limit_s` is the time for planning in seconds.
+    """
     from ....synth.groups.ranks import choose_helpers
     from ....synth.numeric.effort import Effort
     from ....synth.planner.synthesize import synthesize
@@ -364,10 +367,7 @@ def make_plan(
 
 
 def agree(transport: Transport, make: Callable[[], _T]) -> _T:
-    """Return what `make` returns on this rank; if it raises on some rank, raise on all of them.
-
-    Collective.
-    """
+    """Return what `make` returns on this rank; if it raises on any rank, raise on all. Collective."""
     error: Exception | None = None
     try:
         made = make()
@@ -382,9 +382,9 @@ def agree(transport: Transport, make: Callable[[], _T]) -> _T:
 
 
 def find_transfers(timeout: timedelta) -> GroupTransfers:
-    """Return what the transfers of the default group share; `timeout` is the next call's deadline.
+    """Return the transport and plans that all transfers of the default group share.
 
-    Collective the first time, and after a failure.
+    `timeout` is the deadline of the next call. Collective the first time, and after a failure.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")

@@ -1,4 +1,4 @@
-"""Counts of calls by schedule and size, from which summaries of a run are made."""
+"""Count calls by schedule and size, for the summaries of a run."""
 
 from collections.abc import Callable, Container, Iterator
 
@@ -14,7 +14,7 @@ def _ignore(calls: int) -> None:
 
 
 class Tally:
-    """The calls of one schedule, or of the stock collective, at one size; see Listener."""
+    """The number of calls of one schedule, or of the stock collective, at one size."""
 
     __slots__ = ("_owner", "calls")
 
@@ -22,7 +22,7 @@ class Tally:
         self.calls, self._owner = 0, owner
 
     def begin(self) -> None:
-        """Take note that a call begins; return what is to be called with each message, if any."""
+        """Do nothing at the start of a call; return None, as its messages need not be timed."""
 
     def end(self, number: int | None) -> None:
         """Count a call, and report every REPORTED_EVERY-th one."""
@@ -32,9 +32,9 @@ class Tally:
 
 
 class Tallies:
-    """The tallies of one communicator, by a schedule's label and the size in bits; an Observer.
+    """Counts one communicator's calls by (schedule's label, size in bits), observing each.
 
-    `report` gets the calls of a size whenever they are a multiple of REPORTED_EVERY.
+    `report` is called with the calls of a size whenever they are a multiple of REPORTED_EVERY.
     """
 
     def __init__(self, report: Callable[[int], None] = _ignore) -> None:
@@ -43,26 +43,29 @@ class Tallies:
         self._tallies: dict[tuple[str, int], Tally] = {}
 
     def listen(self, calls: ObservedCalls) -> Tally:
-        """Return the tally of a schedule at a size, rounded down to a power of two."""
+        """Return the counter for calls of one schedule and size, rounded down to a power of two."""
         key = calls.label, calls.size_bytes.bit_length()
         if key not in self._tallies:
             self._tallies[key] = Tally(self)
         return self._tallies[key]
 
     def begin_anew(self, size_bytes: int) -> None:
-        """Count a size's calls from 0 again: those so far were a race's."""
+        """Count a size's calls from 0 again: those so far were made in a race."""
         for (_, bits), tally in self._tallies.items():
             if bits == size_bytes.bit_length():
                 self._raced += tally.calls
                 tally.calls = 0
 
     def count_raced(self, sizes_in_race: Container[int]) -> int:
-        """Return the calls made in races; of races in progress, the sizes' bits are given."""
+        """Return the number of calls made in races, ended or in progress.
+
+        `sizes_in_race` are the bit lengths of sizes whose race is in progress.
+        """
         now = (calls for _, bits, calls in self.list_calls() if bits in sizes_in_race)
         return self._raced + sum(now)
 
     def list_calls(self) -> Iterator[tuple[str, int, int]]:
-        """Yield a schedule's label, the size in bits, and the calls, for all that had calls."""
+        """Yield (schedule's label, bit length of the size, number of calls) where there were calls."""
         for (label, bits), tally in list(self._tallies.items()):
             if tally.calls:
                 yield label, bits, tally.calls
