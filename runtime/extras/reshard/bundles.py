@@ -1,5 +1,4 @@
-"""Find what has to move from one mesh to another: boxes with the same holders and receivers,
-merged.
+"""Find what has to move from one mesh to another: boxes with the same holders and receivers.
 
 A box is the intersection of a shard of the source and one of the destination. Boxes of all tensors
 that the same ranks hold and need are one bundle, so that small tensors travel together. If the
@@ -59,9 +58,7 @@ class Bundle:
         return self._ends[-1]
 
     def walk(self, lo: int, hi: int) -> Iterator[tuple[TensorBox, int, int]]:
-        """Yield the boxes that contain elements [lo, hi), with the range of each box's own
-        elements.
-        """
+        """Yield the boxes that contain elements [lo, hi), with the range of a box's own ones."""
         at = bisect_right(self._ends, lo)
         while lo < hi:
             block, end = self.blocks[at], self._ends[at]

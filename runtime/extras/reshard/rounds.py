@@ -1,5 +1,4 @@
-"""Divide a transfer into rounds: one schedule run several times, each time on a part of the
-elements.
+"""Divide a transfer into rounds: a schedule run several times, each time on part of the elements.
 
 So scratch memory only holds what a rank sends, relays and receives in one round.
 """

@@ -108,7 +108,7 @@ class Shards:
         return number
 
     def intervals(self, rank: int, dim: int) -> list[Interval]:
-        """Return the index intervals of tensor dimension `dim` that a rank holds, in shard order."""
+        """Return the intervals of tensor dimension `dim` that a rank holds, in shard order."""
         steps = [
             (laid, size, at)
             for laid, size, at in zip(self.laid, self.mesh.shape, self.places[rank], strict=True)
@@ -139,7 +139,7 @@ class Shards:
         return prod(self.shape_of(rank))
 
     def holds_as(self, other: Shards, rank: int) -> bool:
-        """Return whether a rank holds the same elements as in `other`, and whole values, not terms."""
+        """Return whether a rank holds the same elements as in `other`, whole values not terms."""
         return self.terms == 1 and all(
             self.intervals(rank, dim) == other.intervals(rank, dim)
             for dim in range(len(self.shape))

@@ -367,7 +367,7 @@ def make_plan(
 
 
 def agree(transport: Transport, make: Callable[[], _T]) -> _T:
-    """Return what `make` returns on this rank; if it raises on any rank, raise on all. Collective."""
+    """Return what `make` returns on this rank; if it raises on one, raise on all. Collective."""
     error: Exception | None = None
     try:
         made = make()

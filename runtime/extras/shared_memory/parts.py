@@ -36,7 +36,7 @@ class Outside:
 
 @dataclass(frozen=True)
 class Arrived:
-    """Wait until `count` messages have arrived from a rank on this host, the last of them `post`."""
+    """Wait until `count` messages from a rank on this host have arrived, the last being `post`."""
 
     post: Post
     count: int

@@ -35,8 +35,7 @@ _INSIDE, _POST, _WAIT = range(3)
 
 
 class EncodedParts:
-    """A program divided into messages to other hosts and parts for the C++ library; for any
-    buffers.
+    """A program divided into messages to other hosts and parts for the C++ library; any buffers.
 
     `numbers` maps ranks as the program numbers them to the group's numbers; `ranks` is the number
     of ranks, by which averages divide; `width` is the bytes of an element.

@@ -1,4 +1,4 @@
-"""Run a communicator's calls on CPUs through memory shared by all ranks, or by those of each host."""
+"""Run a communicator's calls on CPUs through memory shared by all ranks, or by each host's."""
 
 from __future__ import annotations
 
@@ -159,9 +159,7 @@ class WithinHosts(_MemoryRunner):
         return Candidate(schedule, self.name, _WITHIN_HOSTS)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return this runner's candidates: schedules that are `sent`, without helper ranks, and
-        more.
-        """
+        """Return this runner's candidates: those `sent` without helper ranks, and a few more."""
         messages = [x.schedule for x in sent if not x.schedule.helpers]
         return [*map(self._play, dict.fromkeys([*messages, *self._members_alone]))]
 

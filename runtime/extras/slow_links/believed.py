@@ -28,8 +28,7 @@ def slow_down(topology: Topology, factors: Mapping[Hop, Fraction]) -> Topology:
 
 
 def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
-    """Return a plan for the topology of `plan` with the rates of some links multiplied by
-    `factors`.
+    """Return a plan for the topology of `plan` with some links' rates multiplied by `factors`.
 
     Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
     """

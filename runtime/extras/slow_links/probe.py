@@ -65,8 +65,7 @@ def list_experiments(
     unconnected: Collection[Pair] = frozenset(),
     labels: Sequence[int] | None = None,
 ) -> list[FlowTest]:
-    """Return experiments that fill each link which flows between ranks can fill, mostly two per
-    link.
+    """Return experiments that fill each link which flows between ranks can fill, mostly two each.
 
     A link faster than any pair's route is filled by several pairs. No flow is between ranks that
     are `unconnected`; these pairs have the smaller number first. `labels` are the ranks' numbers in

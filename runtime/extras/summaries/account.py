@@ -55,7 +55,7 @@ def _show_savings(line: str) -> None:
 
 
 class LoggedAccount(Account):
-    """Counts the calls of a group or DDP hook; the first rank logs them, if enabled (`is_wanted`)."""
+    """Counts the calls of a group or DDP hook; the first rank logs them if `is_wanted`."""
 
     def __init__(self, whose: Accountable) -> None:
         self.name, self.ranks = whose.name, tuple(whose.ranks)
@@ -100,7 +100,7 @@ class LoggedAccount(Account):
         )
 
     def close(self) -> None:
-        """Log the group's line, and the run's if this was its last group; later calls do nothing."""
+        """Log the group's line, and the run's if no group is left; later calls do nothing."""
         if not self._is_open:
             return
         self._is_open = False

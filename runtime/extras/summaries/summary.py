@@ -89,7 +89,7 @@ class Summary:
 
     @property
     def line(self) -> str:
-        """The summary as one line: the share saved, on which races that rests, and the schedules."""
+        """The summary as one line: the share of time saved, from which races, and what ran."""
         if self.is_off:
             return "plans are off, gloo or NCCL made all calls"
         return "; ".join(filter(None, (self._say_saved(), self._say_used(), self._say_untimed())))

@@ -65,7 +65,7 @@ class Tallies:
         return self._raced + sum(now)
 
     def list_calls(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (schedule's label, bit length of the size, number of calls) where there were calls."""
+        """Yield (schedule's label, size in bits, number of calls) where there were calls."""
         for (label, bits), tally in list(self._tallies.items()):
             if tally.calls:
                 yield label, bits, tally.calls

@@ -32,8 +32,7 @@ class UnevenGroup(CollectiveGroup):
         opts: Any = None,
         **more: Any,
     ) -> dist.Work:
-        """Send part i of `input` to rank i and fill `output` with the parts received; return a
-        Work.
+        """Send part i of `input` to rank i, fill `output` with what arrives; return a Work.
 
         The arguments are those of torch.distributed.all_to_all_single. Calls of the announced sizes
         use a plan, if all ranks' sizes are those.

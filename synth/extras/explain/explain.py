@@ -56,14 +56,14 @@ class BottleneckPart:
 
 @dataclass(frozen=True)
 class Lever:
-    """A link from device `a` to device `b` that the bound depends on.
+    """A link from device `a` to device `b` whose bandwidth limits the bound.
 
     `gain_GBps` is the most that the bound can rise per GB/s added to the link in both directions
     (the link's price in the dual, valid until other links become the bottleneck). `wider_GBps` is
-    the bound in GB/s with this link a tenth wider, None if it was not computed to the end. `alike`
-    is the number of links with the same price and bandwidth. If the link alone does not raise the
+    the bound in GB/s with this link 10 % faster, None if it was not computed to the end. `alike` is
+    the number of links with the same price and bandwidth. If the link alone does not raise the
     bound (`helps_alone` is False), `together_GBps` is the bound with all `peers` links of its role
-    in the machine a tenth wider.
+    in the machine 10 % faster.
     """
 
     a: str

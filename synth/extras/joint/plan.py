@@ -44,7 +44,7 @@ MAX_GROUPS = 4096
 
 
 class GroupFields(Struct, forbid_unknown_fields=True):
-    """One group's call, its share of each link, and its plan."""
+    """One group in a joint plan's file: its call, its share of each link, and its plan."""
 
     kind: Label
     size_bytes: Annotated[int, Meta(ge=1)]
@@ -60,7 +60,7 @@ class GroupFields(Struct, forbid_unknown_fields=True):
 
 
 class JointPlanFile(Struct, forbid_unknown_fields=True):
-    """Plans of groups that run at once, their shares of the links, and the joint bounds."""
+    """The file of a joint plan: plans of groups that run at once, shares of links, joint bounds."""
 
     format: Literal["topoplan-joint-plan"]
     version: Literal[1]
@@ -100,7 +100,7 @@ class GroupPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule for the call's bytes."""
+        """The schedule that the plan uses for the call's bytes."""
         return self.plan.entry_for(self.call.size_bytes).schedule
 
     @property
@@ -163,7 +163,7 @@ class JointPlan:
     def find(
         self, members: Iterable[int], collective: str | None = None, kind: str | None = None
     ) -> GroupPlan | None:
-        """Return the part of the group of these ranks, or None.
+        """Return the group plan of these ranks, None if there is none.
 
         Ranks have their numbers in the whole topology. `collective` (in any spelling) and `kind`
         restrict the search if the same ranks make several calls.
@@ -187,17 +187,17 @@ class JointPlan:
 
     @property
     def limit_s(self) -> Fraction:
-        """The time in seconds at which calls of weight 1 have ended, if only bandwidth counted."""
+        """The time in seconds when all calls of weight 1 have ended, if only bandwidth counts."""
         return max(group.limit_s * group.call.weight for group in self.groups)
 
     @property
     def time_s(self) -> float:
-        """The predicted time in seconds at which calls of weight 1 have ended."""
+        """The predicted time in seconds at which all calls of weight 1 have ended."""
         return max(group.time_s * float(group.call.weight) for group in self.groups)
 
     @property
     def gap(self) -> Fraction:
-        """The relative gap to `bound_one_way` if only bandwidth counts; 0 is at the bound."""
+        """The relative gap to `bound_one_way` if only bandwidth counts; 0 is optimal."""
         return 1 - self.bound_one_way.time_s / self.limit_s
 
     def verify(self) -> None:
@@ -324,7 +324,7 @@ class JointPlan:
 
 
 def share_out(topology: Topology, shares: Mapping[DirectedLink, Fraction]) -> Topology:
-    """Return a topology whose links have a share of their bandwidth each; others are gone."""
+    """Return a topology with each link's bandwidth times its share; other links are dropped."""
     links = (
         replace(link, bandwidth_GBps=link.bandwidth_GBps * shares[link.src, link.dst])
         for link in topology.links

@@ -46,10 +46,10 @@ _ALONE_WORK_S = 1.0
 
 @dataclass(frozen=True)
 class Separate:
-    """What plans that were made for each group alone would take, if only bandwidth counted.
+    """The time that plans made for each group alone would take, if only bandwidth counted.
 
-    `together_s` is the time at which all calls have ended that start together, `in_turn_s` the time
-    if the kinds of groups follow each other, the groups of one kind at once.
+    `together_s` is the time in seconds at which all calls, started together, have ended;
+    `in_turn_s` the time if the kinds of groups follow each other, the groups of one kind at once.
     """
 
     together_s: Fraction
@@ -58,7 +58,7 @@ class Separate:
 
 @dataclass(frozen=True)
 class JointSynthesis:
-    """A joint plan, the comparison with separate plans, and how long the search took.
+    """A joint plan, the comparison with separate plans, and the `seconds` that the search took.
 
     `cut_short` lists the searches that the time limit stopped.
     """
@@ -111,7 +111,8 @@ def plan_jointly(
 ) -> JointSynthesis:
     """Return the joint plan of calls on a router's topology, and how the search went.
 
-    `helpers` are the ranks that may help groups of which they are no members.
+    `helpers` are the ranks that may help (relay for) groups of which they are not members; `effort`
+    limits the search; `progress` is given lines about it.
     """
     started = time.monotonic()
     effort = effort if effort is not None else Effort()

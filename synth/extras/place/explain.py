@@ -1,4 +1,4 @@
-"""Whether the stock collective would be faster in another order of ranks, for explanations."""
+"""Explain, for topo-synth, whether the stock collective would be faster in another rank order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankOrder:
     placement: Placement
 
     def list_lines(self) -> list[str]:
-        """Return the line on what another order gains."""
+        """Return the lines that say what the best rank order would gain over the given one."""
         placement = self.placement
         if placement.gain <= 1:
             sure = "no other order makes gloo's own algorithm faster (proved)"

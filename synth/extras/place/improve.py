@@ -1,4 +1,4 @@
-"""Improvement of orders by moves, as long as a move helps.
+"""Improve rank orders by local moves, as long as a move helps.
 
 Moves swap ranks, reverse or rotate stretches of ranks, swap hosts or leaves, and swap the same two
 GPUs on every host.

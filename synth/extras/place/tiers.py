@@ -1,6 +1,6 @@
-"""Tiers of GPUs that are near each other (hosts, boxes, leaves, racks), and their capacities.
+"""Find tiers: divisions of GPUs into parts that are near each other (hosts, leaves, racks).
 
-Tiers are found by the links between GPUs, whatever their names.
+Tiers are found by the links between GPUs, whatever their names, with the capacity out of each part.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class TierParts:
 
 
 def log_at_most(value: int) -> Fraction:
-    """Return the natural logarithm, rounded up."""
+    """Return the natural logarithm of `value`, rounded up to a fraction that is surely no less."""
     return Fraction(0) if value == 1 else Fraction(log(value)) + _LOG_ERROR
 
 
 def log_at_least(value: int) -> Fraction:
-    """Return the natural logarithm, rounded down."""
+    """Return the natural logarithm of `value`, rounded down to a fraction surely no more."""
     return Fraction(0) if value == 1 else Fraction(log(value)) - _LOG_ERROR
 
 
@@ -153,7 +153,7 @@ def find_tiers(
 
 
 def divide_by_links(topology: Topology, gpus: Sequence[int], medium: str) -> Tier:
-    """Return the division of GPUs into those that links of one medium join, such as "nvlink"."""
+    """Divide GPUs into those that links of one medium join, such as "nvlink"."""
     remains = _Remains(topology)
     ends = {(link.src, link.dst) for link in topology.links if link.kind == medium}
     labels = remains.label(np.array([x in ends for x in topology.capacity_GBps], dtype=np.bool_))

@@ -1,4 +1,4 @@
-"""The rates that channels reach in jobs of several equal hosts, on the links of NCCL's graph."""
+"""Compute the rates of channels in jobs of several equal hosts, on the links of NCCL's graph."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def rate_between_hosts(
     """Return the algbw in GB/s of an allreduce with equal shares on the first `used` channels.
 
     The links of each host carry what its channels send over them; those between CPUs have
-    `between_cpus` times their rates. If `counted`, a channel is not faster between hosts than the
+    `between_cpus` times their rates. If `counted`, a channel between hosts gets no more than the
     speed that NCCL counts for it.
     """
     graph = replace(graph, orders=graph.orders[:used], nets=graph.nets[:used])
@@ -42,7 +42,10 @@ def rate_between_hosts(
 def count_loads(
     graph: StockGraph, gpu_paths: GpuPaths, nics: NicPaths, hosts: int
 ) -> dict[StockLink, Fraction]:
-    """Return how often each link carries one channel's share of an allreduce."""
+    """Return how often each link carries one channel's share of an allreduce, summed over channels.
+
+    `hosts` is the number of hosts of the job, all alike.
+    """
     passes, neighbours = count_passes(graph.pattern, len(graph.orders[0]), hosts)
     loads: defaultdict[StockLink, Fraction] = defaultdict(Fraction)
     for path, load in _list_loads(graph, gpu_paths, nics, passes, neighbours):
@@ -52,7 +55,7 @@ def count_loads(
 
 
 def count_passes(pattern: int, gpus: int, hosts: int) -> tuple[Fraction, Fraction]:
-    """Return how often a hop carries a share, and how often a host sends one to its neighbours.
+    """Return how often a hop in a host, and a host's NIC, carry a channel's share of an allreduce.
 
     `gpus` are those of a host. The second is an average for NCCL's double tree.
     """

@@ -1,4 +1,4 @@
-"""NCCL's search for the channels of a job of several equal hosts, which begin and end at NICs."""
+"""Repeat NCCL's search for channels in jobs of several equal hosts: they begin and end at NICs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +21,9 @@ class SearchTooLongError(Exception):
 
 
 def find_host_rings(system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths) -> StockGraph:
-    """Return the rings that NCCL finds for jobs of several hosts.
+    """Return the rings that NCCL finds on each host for jobs of several hosts.
 
-    Raise SearchTooLongError where the search is not repeated to its end.
+    Raise SearchTooLongError if the search would take too long.
     """
     return _NicGraphSearch(system, gpu_paths, nics, RING, 1, MAX_CHANNELS).run()
 
@@ -31,9 +31,10 @@ def find_host_rings(system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths) ->
 def find_host_chains(
     system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths, channels: int
 ) -> StockGraph:
-    """Return the trees that NCCL finds for jobs of several hosts, as many as it has rings.
+    """Return the trees that NCCL finds on each host for jobs of several hosts.
 
-    Raise SearchTooLongError where the search is not repeated to its end.
+    There are as many as `channels`, the number of rings. Raise SearchTooLongError if the search
+    would take too long.
     """
     return _NicGraphSearch(system, gpu_paths, nics, BALANCED_TREE, channels, channels).run()
 

@@ -1,7 +1,7 @@
-"""RCCL's search for rings and chains inside a host, by the rules of its graph/search.cc.
+"""Repeat RCCL's search for rings and chains inside a host, by the rules of its graph/search.cc.
 
-It is NCCL's of 2.18 (`search`), with speeds of its own. Candidates that are equal otherwise are
-better with more hops over xGMI, and machines of five to eight GPUs with xGMI get two rings at most.
+It is NCCL's of 2.18 (`search`), with speeds of its own. Of equal candidates those with more hops
+over xGMI are better, and machines of five to eight GPUs with xGMI get two rings at most.
 """
 
 from collections.abc import Sequence

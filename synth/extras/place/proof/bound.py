@@ -1,4 +1,4 @@
-"""Search for the weights of a certificate that proves a bound on all rank orders.
+"""Search for the best lower bound on all rank orders: the weights of a certificate that proves it.
 
 check.py states the claim and its proof.
 """
