@@ -115,9 +115,7 @@ class CabledHosts:
         return [name for name in self.ports[host] if name not in used]
 
     def rate_GBps(self, src: int, dst: int) -> Fraction:
-        """Return the rate in GB/s of all cables from host `src` to host `dst`, limited by the
-        hosts.
-        """
+        """Return the rate in GB/s of all cables from one host to another, host limits included."""
         return self._rates[src, dst]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A writer of RCCL's variables: RCCL_TREES for trees, or NCCL_RINGS for rings through all GPUs.
+"""Write RCCL's variables: RCCL_TREES for trees, or NCCL_RINGS for rings through all GPUs.
 
 RCCL names GPUs by the driver's index and takes the same numbers for ranks, so they must be 0 to n -
 1, in order. With RCCL_TREES it runs every allreduce over the trees and ignores NCCL_RINGS; rings
@@ -48,10 +48,11 @@ _EXPANDED = set('"$`\\\n')
 
 @dataclass(frozen=True)
 class RcclEnv:
-    """Rings and trees for a machine, and their algbw in GB/s at large sizes.
+    """The rings and trees that RCCL's variables set, and their algbw in GB/s at large sizes.
 
     If there are no rings, or no trees, `rings` is None, or `trees` empty, and their algbw 0.
-    `channels` is the number that RCCL must run, 0 if it may choose.
+    `channels` is the number that RCCL must run, 0 if it may choose. `bound` is the collective's
+    single-path bound.
     """
 
     topology: Topology
@@ -65,7 +66,7 @@ class RcclEnv:
 
     @property
     def fraction(self) -> Fraction:
-        """The share of the single-path bound that the faster of them reaches."""
+        """The algbw of the faster of rings and trees as a fraction of the single-path bound."""
         return max(self.ring_GBps, self.tree_GBps) / self.bound.algbw_GBps
 
 
@@ -100,7 +101,7 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
 
 
 def list_channel_counts(topology: Topology, trees: int) -> range:
-    """Return the numbers of channels that use a number of trees equally often, the largest first.
+    """Return the numbers of channels that use each of `trees` trees equally often, largest first.
 
     They are even, as RCCL doubles the rings of a graph.
     """

@@ -1,1 +1,1 @@
-"""Model stock NCCL and RCCL: the rings and chains that they find by themselves, and their choice."""
+"""Model stock NCCL and RCCL: the rings and chains that they find by themselves, and their pick."""

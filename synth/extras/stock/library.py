@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 class Library(Protocol):
-    """A model of a collective library on a machine: what it does by itself (stock), or with a graph
-    file.
+    """A model of a collective library on a machine: its own (stock) channels, or a graph file's.
 
     Channels are graphs by their shape, RING or CHAIN, whose GPUs are indices of `gpus`. Rates are
     the algbw of an allreduce at large sizes in GB/s, by the library's own constants, with links
@@ -46,7 +45,7 @@ class Library(Protocol):
         """The paths that data takes between GPUs, at the default level of P2P."""
 
     def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
-        """Return the shape that the tuner picks for an allreduce, given a file's graphs by shape."""
+        """Return the shape that the tuner picks for an allreduce of a file's graphs, by shape."""
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:
         """Return the shape that the tuner picks for an allreduce among the library's own graphs."""
@@ -62,11 +61,11 @@ class Library(Protocol):
         """Return the algbw in GB/s of the library's own rings or chains (`shape`)."""
 
     def reach(self, collective: str) -> StockRate | NotModelled:
-        """Return the algbw of stock for a collective at the topology's link rates, or why unknown."""
+        """Return stock's algbw for a collective at the topology's rates, or why it is unknown."""
 
 
 def find_nccl(topology: Topology, hosts: int = 1) -> NcclHost | NotModelled:
-    """Return the model of NCCL on a host, or on each of `hosts` such hosts, or why there is none."""
+    """Return the model of NCCL on a host, or on each of `hosts` such hosts, or why none exists."""
     model = model_stock(topology, hosts=hosts)
     if isinstance(model, NotModelled):
         return model

@@ -1,6 +1,4 @@
-"""Compare stock NCCL with other channels by NCCL's own constants, on one host or several equal
-ones.
-"""
+"""Compare stock NCCL with other channels by NCCL's own constants, on one or several equal hosts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

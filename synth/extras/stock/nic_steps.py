@@ -45,9 +45,7 @@ class NicSettings:
 
 @dataclass(slots=True)
 class Clock:
-    """The number of steps that a search may still make: 0 for none, -1 once the best graph was
-    found.
-    """
+    """The number of steps that a search may still make: 0 for none, -1 after the best graph."""
 
     left: int
 
@@ -92,7 +90,7 @@ class NicSearch:
         self.list_nics = lru_cache(maxsize=None)(nics.list_nics)
 
     def run(self) -> int:
-        """Run the search; return the steps left, 0 if they are used up, -1 if the best was found."""
+        """Run the search; return the steps left: 0 if used up, -1 if the best was found."""
         clock = Clock(self.limits.steps)
         rates = tuple(net.links[0].rate_kBps // MBps_PER_GBps for net in self.nics.nets)
         stack = [self._start(ChannelPoint(0, self.host.capacity, rates, 0), clock)]

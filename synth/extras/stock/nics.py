@@ -130,7 +130,7 @@ class NicPaths:
         return None
 
     def list_nics(self, farthest: PathType, gpu: int | None) -> list[int]:
-        """Return the NICs that NCCL tries for a GPU (None: for the start of a channel), in order."""
+        """Return the NICs that NCCL tries for a GPU (None: to start a channel), in its order."""
         gpus = range(len(self.gpus)) if gpu is None else (gpu,)
         wanted: dict[int, None] = {}
         for g in gpus:

@@ -91,7 +91,7 @@ class RcclHost:
         return CHAIN if rates_GBps[CHAIN] * self._chain_share > rates_GBps[RING] else RING
 
     def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
-        """Return the shape that the tuner picks of a file's graphs; modelled for large sizes only."""
+        """Return the shape that the tuner picks of a file's graphs, modelled at large sizes."""
         return self.pick_large({shape: self.rate(graph) for shape, graph in graphs.items()})
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:

@@ -75,16 +75,12 @@ def find_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
 
 
 def find_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
-    """Return the chains that NCCL's search finds on a host, at most `channels`, its number of
-    rings.
-    """
+    """Return the chains that NCCL's search finds on a host, at most as many as `channels`."""
     return GraphSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
 
 
 class GraphSearch:
-    """NCCL's passes of searches for one graph: `best` is the best so far, `trial` the one in
-    progress.
-    """
+    """NCCL's passes of searches for one graph: `best` so far, and the `trial` in progress."""
 
     def __init__(
         self, system: StockSystem, gpu_paths: GpuPaths, pattern: int, least: int, most: int

@@ -72,7 +72,7 @@ Report = Callable[[int, int, Sequence[int]], bool]
 
 
 class HostLinks:
-    """The capacities of a host's links, as fields of packed integers, for paths between its GPUs."""
+    """The capacities of a host's links between its GPUs, as fields of packed integers."""
 
     def __init__(
         self,

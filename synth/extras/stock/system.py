@@ -211,7 +211,7 @@ def _add_cpu(system: StockSystem, element: Element) -> None:
 
 
 def order_children(element: Element) -> list[Element]:
-    """Return the child elements in the order in which NCCL finds them: by PCI address, NICs last."""
+    """Return the child elements in NCCL's order of finding them: by PCI address, NICs last."""
     return sorted(
         element.children,
         key=lambda child: (child.tag != "pci", child.get("busid") or ""),

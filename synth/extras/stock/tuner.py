@@ -58,8 +58,8 @@ def expect(
 ) -> tuple[str, float]:
     """Return what NCCL picks for an allreduce of `size_bytes`, and the time that it expects in us.
 
-    If a hop is known to take longer than NCCL counts, `hop_us` is added to that time, not to the
-    choice.
+    `hosts` is the number of hosts. If `hop_us`, the known latency of a hop, is above what NCCL
+    assumes, the time accounts for it; the choice does not.
     """
     used = min(rings.channels, chains.channels)
     graphs = {

@@ -1,4 +1,4 @@
-"""The hosts and switches that a scheduler's or cloud's file names, with checks of such files."""
+"""Collect the hosts and switches that a scheduler's or cloud's file names, and check them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Host:
-    """A host: the switch right above it, and the file and line that name it."""
+    """A host of a cluster: the switch right above it, and the file and line that name it."""
 
     switch: str
     place: str

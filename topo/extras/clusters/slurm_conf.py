@@ -1,6 +1,6 @@
 """Read Slurm's topology.conf: a tree of switches (topology/tree) or blocks (topology/block).
 
-What `scontrol show topology` prints of it is read, too.
+The output of `scontrol show topology` is read, too.
 """
 
 import re
@@ -39,7 +39,7 @@ SwitchRow = tuple[str, "str | None", "str | None", str]
 
 
 def looks_like(text: str) -> bool:
-    """Return whether a text begins as topology.conf does, or has lines of it in it."""
+    """Return whether a text begins like topology.conf, or contains lines of it."""
     return CONF_START.match(text) is not None or _find_lines(text) is not None
 
 

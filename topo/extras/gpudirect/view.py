@@ -1,4 +1,4 @@
-"""A view of a machine for the rules on GPUDirect: pairs of devices, and the paths between them."""
+"""The data of the rules on GPUDirect: the pairs of a machine's devices, and paths between them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -50,10 +50,10 @@ class PairView(MachineView):
 
     @cached_property
     def first_alike(self) -> Mapping[str, str]:
-        """For each NIC, the first NIC that no rule tells from it, by ids.
+        """Maps each NIC to the first equivalent one, by ids.
 
-        They have equal links, and equal facts and attributes, such as the functions of an adapter
-        with virtual ones.
+        Equivalent NICs have equal links, and equal facts and attributes, such as the functions of
+        an adapter with virtual ones.
         """
         links = collect_links(self.topology)
         first: dict[object, str] = {}

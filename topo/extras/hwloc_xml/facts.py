@@ -50,7 +50,10 @@ def read_facts(
     nics: list[HwlocNic],
     node_of: Mapping[str, int],
 ) -> Facts:
-    """Return one machine's facts; `node_of` maps a function's PCI address to its NUMA node."""
+    """Return one machine's facts; `node_of` maps PCI addresses to NUMA nodes.
+
+    `cpus`, `gpus` and `nics` are those found in the file.
+    """
     facts = [
         *_build_facts(
             HOST,
@@ -93,7 +96,7 @@ def read_facts(
 
 
 def find_uuid(gpu: HwlocGpu) -> str | None:
-    """Return the UUID that a GPU's tool reports, None if it reports none."""
+    """Return the UUID that the file has for a GPU, None if it has none."""
     return gpu.infos.get("NVIDIAUUID") or gpu.infos.get("AMDUUID")
 
 

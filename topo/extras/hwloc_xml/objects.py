@@ -186,12 +186,13 @@ class PciFunction:
 
 @dataclass(eq=False)
 class HwlocMachine:
-    """An index of the objects below one Machine element; creating it reads them.
+    """The objects below one Machine element, indexed; creating it reads them.
 
-    The ids of its devices start with `prefix`, and `infos` are its own. `packages` are CPUs,
-    `functions` those of PCI. `numa` maps a NUMA node to the package around it (None: none is), and
-    `by_gp` maps hwloc's gp_index to an object. `loose` has a function without a bus id for each
-    device of the operating system that is on no PCI function.
+    The ids of its devices start with `prefix`, and `infos` are its own <info> values. `version` is
+    the file's major version. `packages` are CPUs, `functions` those of PCI. `numa` maps a NUMA node
+    to the package around it (None: none is), and `by_gp` maps hwloc's gp_index to an object.
+    `loose` has a function without a bus id for each device of the operating system that is on no
+    PCI function.
     """
 
     element: Element

@@ -61,7 +61,7 @@ class Measurements:
 
 @dataclass
 class HopEvidence:
-    """What experiments show of one hop: all links from one device to the next, in one direction.
+    """The evidence on one hop: all links from one device to the next, in one direction.
 
     `max_GBps` is the highest load, the sum of flows that crossed it at once, and `how` the kind of
     experiment with it, or with the first proof. `proofs` are its loads in GB/s in experiments in
