@@ -37,10 +37,11 @@ _INFINITE, _NON_FINITE_EXPONENT = 0x7F800000, 255
 class ScaledCodec(Codec):
     """A format of `width` bytes per value, in which `block` values share a one-byte scale.
 
-    A `block` of 1 has no scale. `relative_error` bounds the rounding of a value. `call_us` and
-    `value_ns` are the core time of (encoding, decoding), in microseconds per message and
-    nanoseconds per value, measured on one thread of an AMD EPYC. `pack` and `unpack` convert
-    (source, target) tensors; `offset` and `carry` are constants of their bit arithmetic.
+    A `block` of 1 has no scale. `relative_error` bounds the rounding error as a fraction of the
+    block's largest value. `call_us` and `value_ns` are the core time of (encoding, decoding), in
+    microseconds per message and nanoseconds per value, measured on one thread of an AMD EPYC.
+    `pack` and `unpack` convert (source, target) tensors; `offset` and `carry` round a block's
+    largest exponent up to its scale.
     """
 
     name: str

@@ -62,7 +62,7 @@ class ComparedCalls(CallCheck):
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
         """Post this rank's call `number`, described by `what`, to be compared in the background.
 
-        With `is_awaited`, this rank will wait for the outcome.
+        `is_awaited` says that all ranks call `wait_until_same` for it.
         """
         if self._stop.is_set():
             return

@@ -292,9 +292,9 @@ def play(
 ):  # fmt: skip
     """Run the instructions of one rank on `source`, `target` and the work buffer `scratch`.
 
-    `table` holds the instructions, `state` this rank's counters, `errors` receives a time-out.
-    `BLOCK` is in elements; `LANES` is the most ranks that one instruction names; `REDUCTION` is the
-    reduction and `TARGET` the kind of device, which decides how counters are stored.
+    `table` holds the instructions, `state` the time limit and the numbers of runs; `errors`
+    receives a time-out. `BLOCK` is in elements; `LANES` is the most ranks that one instruction
+    names; `REDUCTION` is the reduction; `TARGET` is "cuda", "hip" or "interpreter".
     """
     DTYPE: tl.constexpr = source.dtype.element_ty
     SIZE: tl.constexpr = DTYPE.primitive_bitwidth // 8

@@ -97,7 +97,7 @@ class Loaded:
 
     It runs `schedule` on buffers of `numel` elements of `dtype`, with the kernel's `reduction`.
     `table` is the encoded program, `programs` the size of the grid, `work` the work buffer (None:
-    the tensor itself is). A call writes `sent_bytes` bytes that other ranks read.
+    the tensor itself is). A call puts `sent_bytes` bytes into memory that other ranks read.
     """
 
     schedule: Schedule

@@ -159,7 +159,7 @@ class SlowWatch:
     def bind(self, buffers: Buffers) -> Play | None:
         """Return a function that runs a call on these buffers quickly and notes its duration.
 
-        None if there is no such function, or a schedule is on trial.
+        None while no schedule has been chosen for their size.
         """
         base, clock = self._base, time.perf_counter
         if not base.is_settled(buffers):

@@ -72,7 +72,7 @@ def plan_without(
 ) -> Plan:
     """Return a plan without some links, and without messages between `unreached` pairs of ranks.
 
-    `seconds` is the time to plan; with `reproducible` all ranks and plans add in one order. If the
+    `seconds` is the time to plan; with `reproducible` it adds every element in one order. If the
     collective is for some of the GPUs, no others help. Raise InfeasibleError if there is none.
     """
     left = without_links(topology, links)

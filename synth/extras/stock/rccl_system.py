@@ -29,7 +29,7 @@ from .system import (
 def find_architecture(topology: Topology) -> str:
     """Return the architecture of the first GPU, such as gfx942 or 906; "" if unknown.
 
-    If the topology does not name it, the number of its links tells it.
+    If the topology does not name it, the rate of its xGMI links tells it.
     """
     gpu = topology.by_id[topology.ranks[0]]
     if gpu.extra.get("gcn"):
