@@ -40,6 +40,7 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
 
     None on other ranks. Collective. The schedule is the one in use for the size, or, if that is the
     stock collective, the best of the plan's own. Raise InputError if there is too much to list.
+    `communicator` makes the call; `settings` are the benchmark's.
     """
     numel, dtype = settings.options.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
     if settings.collective.name not in IN_PLACE:
@@ -130,7 +131,10 @@ def stamp_into(sender: Messages, stamps: list[Stamp]) -> Callable[[], None]:
 
 
 class Stamping:
-    """An observer that records the time of every message of every call."""
+    """An observer that records the time of every message of every call.
+
+    It calls `stamp` with each message.
+    """
 
     def __init__(self, stamp: Callable[[Post], object]) -> None:
         self._stamp = stamp

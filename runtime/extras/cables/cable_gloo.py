@@ -72,11 +72,17 @@ class CableGloo:
         self._used: set[int] = set()
 
     def send(self, tensors: Any, peer: int, tag: int) -> Any:
-        """Start to send tensors to rank `peer` of the group; return gloo's Work, or one like it."""
+        """Start to send tensors to rank `peer` of the group; return a Work like gloo's.
+
+        The receive must have the same `tag`.
+        """
         return self._start("send", tensors, peer, tag)
 
     def recv(self, tensors: Any, peer: int, tag: int) -> Any:
-        """Start to receive tensors from rank `peer`; return gloo's Work, or one like it."""
+        """Start to receive tensors from rank `peer` of the group; return a Work like gloo's.
+
+        The send must have the same `tag`.
+        """
         return self._start("recv", tensors, peer, tag)
 
     def _start(self, name: str, tensors: Any, peer: int, tag: int) -> Any:

@@ -28,7 +28,10 @@ def find_messages(gloo: Any) -> CableGloo | None:
 
 
 def connect(group: Any, device: torch.device, faults: Faults) -> CabledLinks | None:
-    """Return links over cables for a group's tensors on `device`; None if its gloo has none."""
+    """Return links over cables for a group's tensors on `device`; None if its gloo has none.
+
+    `faults` reports failed calls.
+    """
     messages = find_messages(group._get_backend(device)) if device.type == "cpu" else None
     return None if messages is None else CabledLinks(group, device, faults, messages)
 

@@ -34,7 +34,10 @@ class FolderCache(Cache):
     def keep_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int, outcome: Outcome[E]
     ) -> None:
-        """Cache the result `outcome` of a race, replacing an earlier one at its size."""
+        """Cache the `outcome` of the race `contest` at a size in bytes.
+
+        It replaces an earlier one at that size, rounded down to a power of two.
+        """
         winner, own, name = outcome.winner, outcome.own, contest.name
         race = CachedRace(
             winner=None if winner is None else contest.number(winner),

@@ -56,6 +56,7 @@ class CachedRaces:
 
     File names are hashes of the inputs that decide which schedule wins. Host costs are not among
     them: they are measured, so differ from start to start, and only decide which schedules race.
+    `contest` has the schedules that race, and what else decides which one wins.
     """
 
     def __init__(self, folder: Path | None, contest: Contest[Any]) -> None:

@@ -45,7 +45,10 @@ _END_S = 5.0
 
 
 class ComparedCalls(CallCheck):
-    """Compares this rank's calls with other ranks' in the background, in the group's store."""
+    """Compares this rank's calls with other ranks' in the background, in the group's store.
+
+    `break_off` is called with the error if calls differ.
+    """
 
     def __init__(self, store: Store, rank: int, ranks: Sequence[int], break_off: BreakOff) -> None:
         super().__init__(store, rank, ranks, break_off)

@@ -94,6 +94,7 @@ class Blueprint:
     scale: Fraction
     devices: tuple[str, ...]
     home: tuple[int, ...]
+    # A cable for each pair of linked devices.
     cables: tuple[VethPair, ...]
     hops: dict[int, tuple[Hop, ...]]
     paths: dict[tuple[int, int], tuple[tuple[int, ...], ...]]

@@ -43,7 +43,10 @@ class Port:
 
 @dataclass(frozen=True)
 class CablePlan:
-    """A cable between two ports, with the rates out of each in bit/s (None: nothing passes)."""
+    """A cable between the ports `a` and `b`.
+
+    `rate_ab` is the rate out of a towards b in bit/s, `rate_ba` the reverse; None: nothing passes.
+    """
 
     a: Port
     b: Port

@@ -122,7 +122,7 @@ class HelpedMessages(Messages):
     """Sends a member's messages of schedules that use helpers, and announces each call to these.
 
     The helpers know `plan` by `number`. `faults` are those of the members' own transport, which a
-    failed call also breaks.
+    failed call also breaks. `announcer` tells the helpers; `codec` compresses what calls send.
     """
 
     name = "messages, helped"
@@ -187,9 +187,10 @@ class HelpedMessages(Messages):
     def blame(
         self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
     ) -> ExecutionError:
-        """Return the error to raise after `player` was interrupted; it names the rank at fault.
+        """Return the error to raise after a call was `interrupted`; it names the rank at fault.
 
-        Breaks the members' own transport, too.
+        The call is number `number` of the program `compiled`, and had to end by `deadline`. Breaks
+        the members' own transport, too.
         """
         error = super().blame(compiled, number, deadline, interrupted)
         self._members.break_off(error)

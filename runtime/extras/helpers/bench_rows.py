@@ -19,7 +19,10 @@ _FOREVER = timedelta(days=30)
 def hand_out_rows(
     communicator: Communicator, transport: Transport, rows: Sequence[BenchRow]
 ) -> None:
-    """Let the helpers go, and publish the rows in the store for all ranks. Called by members."""
+    """Let the communicator's helpers go, and publish the rows in the store for all ranks.
+
+    Called by members.
+    """
     communicator.close()
     if communicator.rank == communicator.plan.collective.members[0]:
         put(transport.faults.store, _KEY, [asdict(row) for row in rows])

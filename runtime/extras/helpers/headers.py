@@ -50,6 +50,7 @@ class Header:
     pieces that are pipelined, or `stepwise`, one step of the schedule after the other.
     """
 
+    # What the helper is asked for; other fields are for a CALL only.
     kind: HeaderKind
     plan: int = 0
     schedule: int = 0
@@ -112,7 +113,10 @@ class HeaderChannel:
         self._next: tuple[dist.Work, torch.Tensor] | None = None
 
     def send(self, header: Header, helper: int) -> None:
-        """Start to send a header; raise RuntimeError if the connection is closed."""
+        """Start to send a header to the rank `helper`.
+
+        Raise RuntimeError if the connection is closed.
+        """
         words = header.encode()
         work = self._gloo.send([words], self._transport.control.number_of(helper), _HEADER_TAG)
         self._in_flight.append((work, words))

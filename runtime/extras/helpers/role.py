@@ -18,6 +18,7 @@ class HelpedRole(Role):
     """The role of a member: it makes calls, and announces them to the helpers by `announcer`.
 
     The helpers know the plan by `number`. If it `owns` the announcer, `close` closes that too.
+    `label` is this rank's number in the plan; `codec` compresses what its calls send.
     """
 
     def __init__(
@@ -60,7 +61,11 @@ class HelpedRole(Role):
 
 
 class HelperRole(Role):
-    """The role of a helper: it makes no calls, and forwards bytes for those of the members."""
+    """The role of a helper: it makes no calls, and forwards bytes for those of the members.
+
+    `label` is this rank's number in the plan; `participants` is the transport over members and
+    helpers.
+    """
 
     def __init__(
         self, plan: Plan, label: int, participants: Transport, codec: Codec | None

@@ -79,8 +79,8 @@ class HelpedScope(Scope):
     def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology | None:
         """Return the plan for `wanted` in the user's files, or the topology to plan for, or None.
 
-        A topology must have a GPU for each rank of the launch. Raise PlanMismatchError if it does
-        not.
+        `source` are those files, or a topology, which must have a GPU for each rank of the launch.
+        Raise PlanMismatchError if it does not.
         """
         if wanted.has_all_gpus:
             return super().pick(source, wanted)

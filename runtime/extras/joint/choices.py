@@ -60,6 +60,7 @@ def find_choice(
     `executor` names what runs schedules, `cache` is the folder for results. Return None, the same
     on all ranks, if some rank makes no call of any group for _MEETING_S, or `stop` is set
     meanwhile: then each group decides for itself. Raise ExecutionError if a rank fails in the race.
+    `timeout` limits waits in the race.
     """
     key = name_attempt(), joint.hash
     with _adds:

@@ -60,6 +60,7 @@ class JointPlanSet:
         The schedule is for calls of this size (None: the stock collective). The result is empty if
         each group is to decide for itself, also if `stop` is set meanwhile. Collective over the
         launch; the answer is the same on all ranks. Raise ExecutionError if a rank fails.
+        `executor` names what runs schedules; `cache` is the folder for results (None: none).
         """
         choice = find_choice(self.joint, timeout, executor, cache, stop)
         if choice is None:

@@ -132,7 +132,9 @@ def make_on_one_gpu(
 ) -> list[KernelMemory]:
     """Return the memory of all ranks in one process, which plays each rank on its own CUDA stream.
 
-    For measurements: processes that share a GPU take turns, streams run together.
+    For measurements: processes that share a GPU take turns, streams run together. `programs` limits
+    the grid; `half_bytes` is the size of half a window, `timeout_s` the longest wait for other
+    ranks.
     """
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     region = Region(ranks, min(programs, max(1, multiprocessors // ranks)), half_bytes)

@@ -40,7 +40,8 @@ _us_PER_BYTE: Final = 1e-3
 def measure_hop_us(small_call_us: float, ranks: int) -> float:
     """Return the microseconds of a hop, from stock NCCL's time for a few KB on one host.
 
-    Such a call goes around a ring twice with LL, so it consists of a launch and 2 (ranks - 1) hops.
+    That time is `small_call_us`: the call goes around a ring twice with the protocol LL, so it
+    consists of a launch and 2 (ranks - 1) hops.
     """
     return max(0.0, small_call_us - LAUNCH_us) / (2 * (ranks - 1))
 

@@ -33,7 +33,7 @@ class KernelGroup:
 
     `choose` takes a collective and the size of its buffer in bytes, and returns (schedule, mode),
     the same on all ranks; the mode is "pull" or "push". The name is free again when the object is
-    deleted.
+    deleted. `player` runs the kernels.
     """
 
     def __init__(

@@ -41,7 +41,8 @@ _MODES: dict[str, Mode] = {way: mode for mode, way in _WAYS.items()}
 class Kernels(Runner):
     """Runs one-sided schedules on a transport's GPUs: one kernel launch per rank and call.
 
-    A candidate is a schedule with the mode in which it is run, "pull" or "push".
+    A candidate is a schedule with the mode in which it is run, "pull" or "push". `player` runs the
+    kernels.
     """
 
     name = "kernels"
@@ -76,7 +77,10 @@ class Kernels(Runner):
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size, by predicted time, fastest first."""
+        """Return the candidates worth trying for `size_bytes`, by predicted time, fastest first.
+
+        The answer does not depend on `sent`, what is sent as messages, nor on `is_alone`.
+        """
         ranked = model.rank_shapes(self._shapes, self.topology, size_bytes)[:_RACED]
         return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in ranked]
 

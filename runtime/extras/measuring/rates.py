@@ -97,7 +97,7 @@ class Arrivals:
 class Endpoint:
     """One rank's side of all measurements: sends data on `device` over `group` (None: all ranks).
 
-    Ranks are those of the default group.
+    Ranks are those of the default group. `limits` are those of its messages' sizes.
     """
 
     def __init__(
@@ -256,9 +256,10 @@ class Endpoint:
 
 
 def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, float]]) -> PairRate:
-    """Return a pair's rate by a least-squares line through `times`, (bytes, seconds) of messages.
+    """Return the rate from rank `src` to `dst` by a line through `times`, (bytes, seconds).
 
-    `times` needs at least two sizes, the largest last; `latency_s` is half a round trip in seconds.
+    The line is a least-squares fit over two or more sizes of messages, the largest last;
+    `latency_s` is half a round trip in seconds.
     """
     sizes, seconds = np.array(times, dtype=np.float64).T
     (alpha, beta), *_ = np.linalg.lstsq(

@@ -29,7 +29,8 @@ class SeatedScope(Scope):
     def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology:
         """Return the user's plan for `wanted` on these GPUs, or else the topology to make one for.
 
-        Raise InfeasibleError if the machine is not known, or has no GPU for a rank.
+        `source` are the user's plans or topology. Raise InfeasibleError if the machine is not
+        known, or has no GPU for a rank.
         """
         machine: Topology | None
         if isinstance(source, PlanFiles):

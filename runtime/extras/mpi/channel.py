@@ -40,7 +40,10 @@ class MpiRank:
 
 
 def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
-    """Return this process as an MPI rank; raise InputError without MPI."""
+    """Return this process as an MPI rank on `host` that may use `cores`.
+
+    Raise InputError without MPI.
+    """
     world = load_mpi().COMM_WORLD
     return MpiRank(world.rank, world.size, name_job(), host, cores)
 

@@ -162,7 +162,7 @@ class MpiLinks(NamedLinks):
         self.find_largest([0.0], timeout_s)
 
     def close(self, *, is_private: bool) -> None:
-        """Free the communicator."""
+        """Free the communicator, whether the group is private to these links or not."""
         self.channel.close()
 
 

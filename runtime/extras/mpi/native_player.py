@@ -141,7 +141,8 @@ def encode(
     They are the number of nodes, and for each node its kind, the number of nodes that it waits for,
     and two lists after their lengths: the nodes that wait for it, and its operations. The nodes
     that wait for nothing come last, receives before sends, in a list of the same kind. `width` is
-    that of an element in bytes; nodes are those of Requests.
+    that of an element in bytes; nodes are those of Requests; `dependencies` are of
+    find_dependencies.
     """
     kept = [at for at, x in enumerate(program.instructions) if not isinstance(x, Await)]
     node_of = {at: node for node, at in enumerate(kept)}

@@ -60,7 +60,7 @@ class OneSidedReplay:
     """Simulates several calls; `calls[c][r]` is the program of rank r in call c.
 
     `works[c][r]` are the work buffers, arrays of integers that are changed in place. Divisions of
-    averages are left out.
+    averages are left out. `seed` draws the order in which ranks advance; `memory` has the rules.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ class Recovery:
         return []
 
     def report(self, part: RankStatus) -> None:
-        """Send this rank's status to all others."""
+        """Send `part`, this rank's status, to all others."""
         self._add({"part": asdict(part)})
         self._part = part
 

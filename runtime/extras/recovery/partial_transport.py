@@ -82,7 +82,8 @@ class PartialTransport(Transport):
     """A transport over gloo whose ranks do not all reach each other.
 
     Plans run over it as over any other; it has no stock collectives. `lost` are the pairs of ranks
-    without a connection; `before` is the transport that it replaces.
+    without a connection; `before` is the transport that it replaces. `watch` notices lost
+    connections.
     """
 
     def __init__(

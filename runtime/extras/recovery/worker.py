@@ -9,7 +9,7 @@ from ...reductions import in_inference_mode
 
 
 class Worker:
-    """A thread that runs functions, and puts (itself, number, error or None) into a queue for each.
+    """A thread that runs functions, each put into `events` as (itself, number, error or None).
 
     A thread that hangs is abandoned: it ends when its function does.
     """

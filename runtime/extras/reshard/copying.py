@@ -14,7 +14,7 @@ class Ends:
     """One rank's local shards, before and after a transfer, by the number of the tensor.
 
     None stands for the shard of a rank outside the mesh, or an empty one. `tensors` describe the
-    shards of all ranks.
+    shards of all ranks. `sources` and `destinations` are the local shards before and after.
     """
 
     def __init__(

@@ -81,7 +81,11 @@ class _MappedMemory:
 
 
 class SharedMemory(_MappedMemory):
-    """Memory shared by all ranks of a group on one host, for one-sided programs."""
+    """Memory shared by all ranks of a group on one host, for one-sided programs.
+
+    `processes` are the ranks' process ids; `spins` is how often a waiting rank polls before it
+    sleeps.
+    """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:
         super().__init__(memory, "topoplan_", (HALF_BYTES, rank), processes, spins)

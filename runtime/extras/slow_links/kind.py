@@ -47,7 +47,7 @@ class Following:
         """Do nothing: this layer needs no preparation before a group's links are opened."""
 
     def open(self, transport: Transport, prepared: object) -> FollowedLinks:
-        """Return the layer for calls over a transport."""
+        """Return the layer for calls over a transport; `prepared` is not used."""
         return FollowedLinks(transport)
 
 
@@ -60,7 +60,10 @@ class FollowedLinks(Layer):
         self._probes: list[Probe] = []
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """Return what runs the calls of one plan as `path` does, and adapts to slow links."""
+        """Return what runs the calls of one plan as `path` does, and adapts to slow links.
+
+        `make_path` is not used: new plans run over the same transport.
+        """
         from .watch import SlowWatch  # few jobs follow slow links
 
         return SlowWatch(path.base, self.history, self._since, self.find_probe)

@@ -175,13 +175,19 @@ class SlowLinks:
         """Do nothing: the end of a race between schedules changes no link."""
 
     def begin(self, pace: Pace) -> Record | None:
-        """Note the start of a call; return what times its messages, None for most calls."""
+        """Note the start of a call of the kind `pace`; return what times its messages, or None.
+
+        Most calls are not timed.
+        """
         self._begun = time.monotonic()
         self._record = Record() if self._stamps is pace else None
         return self._record
 
     def end(self, pace: Pace, number: int | None) -> None:
-        """Note the end of a call; compare the ranks' records once enough calls were timed."""
+        """Note the end of a call of the kind `pace`, number `number` of the group (None: unknown).
+
+        Compare the ranks' records once enough calls were timed.
+        """
         seconds, record = time.monotonic() - self._begun, self._record
         if record is not None and number is not None:
             self._records[number] = record

@@ -76,7 +76,7 @@ class _Change:
 
 
 class SlowWatch:
-    """Runs the calls of a dispatcher, which picks the schedule of each, and adapts to slow links.
+    """Runs the calls of the dispatcher `base`, which picks their schedules; adapts to slow links.
 
     Each change adds a dict to `rows`; times in it count from `since` (time.monotonic). `find_probe`
     returns what measures the links of a transport and a router.

@@ -36,10 +36,11 @@ class SizeSummary:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """A process group's or hook's calls, as this rank has made them.
+    """A process group's or DDP hook's calls, as this rank has made them.
 
-    `untimed` counts calls without an estimate: those before a size was settled, and those left to
-    gloo or NCCL, by collective. `is_off` says that plans are turned off.
+    `name` is the group's; `ranks` are its global ranks; `sizes` has the calls by size and schedule.
+    `untimed` counts calls without an estimate, by collective: those before a schedule was chosen
+    for their size, and those left to gloo or NCCL. `is_off` says that plans are turned off.
     """
 
     name: str

@@ -53,7 +53,7 @@ class UnevenAlltoall:
     """Runs a group's calls of all_to_all_single by a plan for announced part sizes.
 
     `expected` are the sizes, a matrix of all ranks' or this rank's row; it is number `rank` of
-    `size`.
+    `size`. `planned` are the group's communicators, which run plans.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class UnevenAlltoall:
         """Return the planned call for these tensors; None to use the stock alltoall. Collective.
 
         `splits` are the sizes of the output's parts and of the input's; `number` is the call's.
-        Only the group's queue may call it.
+        Only the group's queue may call it. `check` compares the ranks' calls.
         """
         planned, demands, key = self._planned, self.demands, (NAME, None, input.device.type)
         if demands is None or planned.by_key.get(key, planned) is None:

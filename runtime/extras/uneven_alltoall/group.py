@@ -34,8 +34,8 @@ class UnevenGroup(CollectiveGroup):
     ) -> dist.Work:
         """Send part i of `input` to rank i, fill `output` with what arrives; return a Work.
 
-        The arguments are those of torch.distributed.all_to_all_single. Calls of the announced sizes
-        use a plan, if all ranks' sizes are those.
+        Arguments are as in torch.distributed.all_to_all_single; `opts` are the backend's. Calls of
+        the announced sizes use a plan, if all ranks' sizes are those.
         """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes

@@ -115,7 +115,10 @@ class CabledHosts:
         return [name for name in self.ports[host] if name not in used]
 
     def rate_GBps(self, src: int, dst: int) -> Fraction:
-        """Return the rate in GB/s of all cables from one host to another, host limits included."""
+        """Return the rate in GB/s of all cables from host `src` to host `dst`.
+
+        The hosts' own limits are accounted for.
+        """
         return self._rates[src, dst]
 
     @cached_property

@@ -124,7 +124,10 @@ class NextCables:
 def explain_cables(
     topology: Topology, collective: Collective, bound: Bound, effort: Effort
 ) -> NextCables | None:
-    """Return what each additional cable would change; None unless only cables join the hosts."""
+    """Return what each additional cable would change; None unless only cables join the hosts.
+
+    `bound` is the present single-path bound; `effort` limits the search for the others.
+    """
     if not collective.has_all_gpus or find_obstacle(topology):
         return None
     return find_next_cables(topology, collective, bound, effort)

@@ -43,7 +43,7 @@ _Link = tuple[str, str]
 
 @dataclass(frozen=True)
 class BottleneckPart:
-    """Ids of the devices on one side of the bottleneck: its GPUs, and all other devices."""
+    """One side of the bottleneck: the ids of its GPUs, and those of its `others`, all else."""
 
     gpus: tuple[str, ...]
     others: tuple[str, ...]

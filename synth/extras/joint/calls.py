@@ -83,7 +83,7 @@ class JointCall:
 def read_calls(
     source: str, topology: Topology, collective: str | None, size: str
 ) -> tuple[JointCall, ...]:
-    """Parse the calls that a text states, or the file that it names, for a topology.
+    """Parse the calls that `source`, a text or the name of a file, states for a topology.
 
     `collective` and `size` are for kinds that state none. Raise InputError, in one line, for
     malformed text and for calls that contradict each other.

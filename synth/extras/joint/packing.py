@@ -89,7 +89,8 @@ class JointPacking(SharePacking[Branches]):
     """A column generation for several calls: a linear program over trees and paths.
 
     Times are in units of `unit_GB` over 1 GB/s. With `routes`, ranks send to each other on the
-    hardware's routes only; else on any path that avoids other GPUs.
+    hardware's routes only; else on any path that avoids other GPUs. `helpers` are the ranks that
+    may relay, copy and add for groups of which they are not members.
     """
 
     smooths = True

@@ -163,7 +163,7 @@ class JointPlan:
     def find(
         self, members: Iterable[int], collective: str | None = None, kind: str | None = None
     ) -> GroupPlan | None:
-        """Return the group plan of these ranks, None if there is none.
+        """Return the group plan of the ranks `members`, None if there is none.
 
         Ranks have their numbers in the whole topology. `collective` (in any spelling) and `kind`
         restrict the search if the same ranks make several calls.
@@ -271,7 +271,11 @@ class JointPlan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify the joint plan, then write the complete file; arguments are those of Plan.save."""
+        """Verify the joint plan, then write its file; raise VerificationError if it is wrong.
+
+        Raise InputError if the file exists and `overwrite` is off; with `follow_links=False` also
+        if `path` is a symbolic link.
+        """
         self.verify()
         write_whole(path, dumps(self.to_json()), overwrite=overwrite, follow_links=follow_links)
 
@@ -286,7 +290,10 @@ class JointPlan:
 
     @classmethod
     def loads(cls, text: str, where: str = "joint plan") -> JointPlan:
-        """Read and verify a joint plan from the text of its file; errors are those of `load`."""
+        """Read and verify a joint plan from the text of its file, which `where` names in errors.
+
+        Raise InputError or VerificationError as `load` does.
+        """
         data = parse(text, where, FORMAT, (VERSION,))
         body = {key: value for key, value in data.items() if key != "hash"}
         file = read_as(data, JointPlanFile, where)

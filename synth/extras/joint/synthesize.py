@@ -84,11 +84,11 @@ def synthesize_joint(
     `groups` is a text such as "tp:allreduce:64M=0,1|2,3 dp=0,2|1,3" (docs/files.md, Joint plans),
     the name of a file of it, or JointCall objects, which `mesh_groups` makes of a DeviceMesh.
     `collective` and `size` are for kinds of groups that state none. `helpers` are the ranks that
-    may relay, copy and add for groups of which they are no members: "rest" (all), "none", or a
-    list of ranks.
+    may relay, copy and add for groups of which they are no members: "rest" (all), "none", or a list
+    of ranks.
 
     Raise InputError if names or options are wrong, InfeasibleError if a group's ranks cannot reach
-    each other.
+    each other. Searches stop after `time_limit_s` seconds; `progress` is given lines about them.
     """
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")

@@ -54,7 +54,10 @@ Programs = Sequence[Sequence[Sequence[BlockPhase]]]
 
 
 class PhaseLister:
-    """Lists the phases of all ranks and pieces; `scratch` counts each rank's scratch units."""
+    """Lists the phases of all ranks and pieces; `scratch` counts each rank's scratch units.
+
+    `grid` has the pieces; `channel_types` says how each two ranks are connected.
+    """
 
     def __init__(self, schedule: Schedule, grid: Grid, channel_types: ChannelTypes) -> None:
         self._collective, self._grid = schedule.collective, grid

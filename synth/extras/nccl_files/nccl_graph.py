@@ -159,7 +159,7 @@ def prepare_finders(request: Request) -> list[Rounding]:
 
 
 def rate_graphs(request: Request, bound: Bound, sized: Sized) -> NcclGraphs:
-    """Return channels, by shape, as graphs with their exact rates on the request's routes.
+    """Return channels by shape, `sized`, as graphs with exact rates on the request's routes.
 
     `bound` is the single-path bound on them.
     """

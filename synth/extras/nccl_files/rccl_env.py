@@ -74,7 +74,7 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
     """Return the best rings and, for allreduce, trees of at most two children.
 
     Raise InfeasibleError if RCCL could not use them: for several hosts, too many GPUs, or GPUs not
-    numbered from 0 in the order of the ranks.
+    numbered from 0 in the order of the ranks. `bound` is the single-path bound.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
     if n > RCCL_ENV_RANKS:

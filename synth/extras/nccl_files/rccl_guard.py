@@ -114,7 +114,8 @@ class RcclGuard:
     def find_other(self, shape: str, between_cpus: int) -> Fraction:
         """Return the algbw of stock's rings or chains, or an upper bound of it, in GB/s.
 
-        It is that of an allreduce; 0 if nothing is proved.
+        It is that of an allreduce; 0 if nothing is proved. Links between CPUs have `between_cpus`
+        times their rates.
         """
         if self.is_known:
             return self.host.rate_stock(shape, between_cpus)

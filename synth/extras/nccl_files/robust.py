@@ -75,7 +75,10 @@ def rebuild_request(request: Request, rates: LinkRates) -> Request:
 
 
 def search_at(request: Request, rates: LinkRates, shape: str) -> Rounding:
-    """Return a search for rings, or for chains for allreduce, on a machine with these rates."""
+    """Return a search for channels of a shape on a machine with these link rates.
+
+    The shape is ring, or chain (for allreduce).
+    """
     effort = request.effort.grant(_SEARCH_WORK_S, _SEARCH_CLOCK)
     reducing = Collective("allreduce", request.collective.ranks)
     wanted = request if shape == RING else request.of(reducing)

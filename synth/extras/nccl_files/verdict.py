@@ -39,6 +39,7 @@ def list_comparison_json(
     `stock_model` are stock's figures; `speeds` says whose constants the file's speeds are by.
     `over_stock` are the ratios to stock with links between CPUs 1, 2 and 4 times as fast. `pairs`
     is what `count_pairs` returns, `level_needed` the NCCL_P2P_LEVEL that the file needs.
+    `environment` are the variables that must be set.
     """
     return {
         "routes": "nccl",

@@ -58,7 +58,7 @@ def explain_order(
     """Return the rank order in which the stock collective is fastest.
 
     The result is None if there is no model of the collective, if the machine is too large, or if
-    not all its GPUs take part.
+    not all its GPUs take part. `bound` is the plan's; `effort` limits the search.
     """
     too_many = len(topology.ranks) > _MAX_RANKS
     if too_many or not collective.has_all_gpus or collective.name not in COLLECTIVES:

@@ -304,7 +304,8 @@ class Search:
     share a part of the machine each, with the number of each GPU's part; `host_of` is the number of
     each GPU's host. `starts` are the orders that a search began with, and their values.
     forwarded[u, v] is True if other GPUs forward messages from GPU u to v (None if none do);
-    forwarding is avoided if that costs no time.
+    forwarding is avoided if that costs no time. `loads` evaluates orders of the `job`; `effort` is
+    the work left.
     """
 
     loads: OrderLoads

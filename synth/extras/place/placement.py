@@ -46,7 +46,8 @@ class Placement:
     objective in this order, `given_seconds` in the given one. No order takes less than
     `bound.seconds`. `busiest` names the link that is busy longest; it is empty if nothing is sent.
     `search_complete` is False if a time limit stopped a search early. `stays` are the dimensions
-    whose groups fit into a host or an NVLink domain each.
+    whose groups fit into a host or an NVLink domain each. `steps` are the seconds of each traffic;
+    `notes` are assumptions made.
     """
 
     name: str

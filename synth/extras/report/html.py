@@ -58,7 +58,7 @@ fill:#1a2027}
 
 
 def make_page(title: str, body: Iterable[str]) -> str:
-    """Return a complete page that loads nothing from the network; `body` is HTML."""
+    """Return a complete HTML page titled `title`, which loads nothing; `body` is HTML."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -73,7 +73,7 @@ def make_page(title: str, body: Iterable[str]) -> str:
 
 
 def make_section(ident: str, title: str, *parts: str) -> str:
-    """Return a section with a heading that can be linked to as `#ident`; `parts` are HTML."""
+    """Return an HTML section titled `title` that links reach as `#ident`; `parts` are HTML."""
     head = f'<section id="{ident}"><h2>{quote(title)}</h2>'
     return "\n".join([head, *filter(None, parts), "</section>"])
 

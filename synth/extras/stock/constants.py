@@ -142,9 +142,9 @@ PLATEAU_OLD, PLATEAU, PLATEAU_SM, LARGE_bytes = 1.9, 1.4, 80, 64
 
 @dataclass(frozen=True)
 class Caps:
-    """The most GB/s that NCCL expects of a channel, by protocol and shape, on (1, 2, more) hosts.
+    """The most GB/s that NCCL expects of a channel, by shape and protocol (LL, LL128, Simple).
 
-    `ll` is of one host.
+    Each tuple is for 1, 2 and more hosts; `ll` is of one host, `chain` of the protocol Simple.
     """
 
     ll: float

@@ -29,10 +29,10 @@ class Library(Protocol):
 
     Channels are graphs by their shape, RING or CHAIN, whose GPUs are indices of `gpus`. Rates are
     the algbw of an allreduce at large sizes in GB/s, by the library's own constants, with links
-    between CPUs `between_cpus` times as fast. `reason` is why stock is not known, empty if it is.
-    `levels` are the levels of P2P at which stock may differ, None for the default, at which
-    `gpu_paths` are those that data takes. `others` are the shapes whose channels also serve calls
-    for which they are not picked by size.
+    between CPUs `between_cpus` times as fast, at a `level` of P2P (NCCL_P2P_LEVEL). `reason` is why
+    stock is not known, empty if it is. `levels` are the levels of P2P at which stock may differ,
+    None for the default, at which `gpu_paths` are those that data takes. `others` are the shapes
+    whose channels also serve calls for which they are not picked by size.
     """
 
     reason: str
@@ -45,10 +45,10 @@ class Library(Protocol):
         """The paths that data takes between GPUs, at the default level of P2P."""
 
     def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
-        """Return the shape that the tuner picks for an allreduce of a file's graphs, by shape."""
+        """Return the shape that the tuner picks of a file's graphs, for an allreduce of a size."""
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:
-        """Return the shape that the tuner picks for an allreduce among the library's own graphs."""
+        """Return the shape that the tuner picks of the library's own graphs, for an allreduce."""
 
     def rate(
         self, graph: StockGraph, between_cpus: int = 1, level: PathType | None = None

@@ -22,7 +22,7 @@ from .tuner import pick
 class NcclHost:
     """A model of NCCL on one host, with its own channels or those of a graph file.
 
-    `model` is that of stock. The levels of P2P (NCCL_P2P_LEVEL) are NCCL's default (None) and the
+    `model` is that of stock. A `level` of P2P (NCCL_P2P_LEVEL) is NCCL's default (None) or the
     farthest. With `nvb` false, channels are rated as with NCCL_NVB_DISABLE=1, and stock without.
     """
 
@@ -119,7 +119,8 @@ class NcclHosts(NcclHost):
         """Return the algbw in GB/s of a file's rings or trees, by the loads on links alone.
 
         The hosts of a balanced tree have most of their neighbours, on two hosts all of them, at the
-        first GPU; NCCL's own count has half there. The lower of both rates is returned.
+        first GPU; NCCL's own count has half there. The lower of both rates is returned. Links
+        between CPUs have `between_cpus` times their rates.
         """
         patterns = {graph.pattern, TREE} if graph.pattern == BALANCED_TREE else {graph.pattern}
         return min(

@@ -57,7 +57,8 @@ def count_loads(
 def count_passes(pattern: int, gpus: int, hosts: int) -> tuple[Fraction, Fraction]:
     """Return how often a hop in a host, and a host's NIC, carry a channel's share of an allreduce.
 
-    `gpus` are those of a host. The second is an average for NCCL's double tree.
+    `gpus` are those of a host. The second is an average for NCCL's double tree. `pattern` is NCCL's
+    number of the shape.
     """
     ranks = gpus * hosts
     if pattern == RING:

@@ -23,7 +23,8 @@ class SearchTooLongError(Exception):
 def find_host_rings(system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths) -> StockGraph:
     """Return the rings that NCCL finds on each host for jobs of several hosts.
 
-    Raise SearchTooLongError if the search would take too long.
+    `system` is NCCL's graph of a host, with the paths between GPUs and to NICs. Raise
+    SearchTooLongError if the search would take too long.
     """
     return _NicGraphSearch(system, gpu_paths, nics, RING, 1, MAX_CHANNELS).run()
 

@@ -67,7 +67,10 @@ class ChannelPoint(NamedTuple):
 
 
 class NicSearch:
-    """The search for one graph at one speed; `nets` has the two NICs of each channel in turn."""
+    """The search for one graph at one speed; `nets` has the two NICs of each channel in turn.
+
+    `table` has the hops that it may take; `limits` and `settings` say what it looks for.
+    """
 
     def __init__(
         self,

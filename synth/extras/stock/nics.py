@@ -8,7 +8,10 @@ from .system import CPU, GPU, NET, StockNode, StockSystem
 
 
 class NicPaths:
-    """The paths of a host's GPUs to NICs (`out`) and back (`back`), both keyed (gpu, nic)."""
+    """The paths of a host's GPUs to NICs (`out`) and back (`back`), both keyed (gpu, nic).
+
+    With `nvb`, NCCL may route over another GPU's NVLinks.
+    """
 
     def __init__(self, system: StockSystem, gpu_paths: GpuPaths, nvb: bool) -> None:
         self.system, self.gpu_paths = system, gpu_paths
@@ -130,7 +133,10 @@ class NicPaths:
         return None
 
     def list_nics(self, farthest: PathType, gpu: int | None) -> list[int]:
-        """Return the NICs that NCCL tries for a GPU (None: to start a channel), in its order."""
+        """Return the NICs that NCCL tries for a GPU (None: to start a channel), in its order.
+
+        Preferred ones come first, then others over paths of at most the type `farthest`.
+        """
         gpus = range(len(self.gpus)) if gpu is None else (gpu,)
         wanted: dict[int, None] = {}
         for g in gpus:

@@ -25,7 +25,10 @@ from .system import GPU, StockSystem
 
 
 def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
-    """Return the rings that RCCL's search finds."""
+    """Return the rings that RCCL's search finds in its graph `system` of a host.
+
+    `gpu_paths` are the paths between its GPUs.
+    """
     has_xgmi = any(path.type == PathType.NVL for path in gpu_paths.paths.values())
     is_limited = has_xgmi and len(system.nodes[GPU]) in RCCL_XGMI_GPUS
     most = RCCL_MAX_RINGS_WITH_XGMI if is_limited else RCCL_MAX_RINGS

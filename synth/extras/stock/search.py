@@ -70,7 +70,10 @@ class StockGraph:
 
 
 def find_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
-    """Return the rings that NCCL's search finds on a host."""
+    """Return the rings that NCCL's search finds in its graph `system` of a host.
+
+    `gpu_paths` are the paths between its GPUs.
+    """
     return GraphSearch(system, gpu_paths, RING, 1, MAX_CHANNELS).run()
 
 
@@ -80,7 +83,10 @@ def find_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> Stoc
 
 
 class GraphSearch:
-    """NCCL's passes of searches for one graph: `best` so far, and the `trial` in progress."""
+    """NCCL's passes of searches for one graph: `best` so far, and the `trial` in progress.
+
+    It looks for `least` to `most` channels of a `pattern`, NCCL's number of the shape.
+    """
 
     def __init__(
         self, system: StockSystem, gpu_paths: GpuPaths, pattern: int, least: int, most: int

@@ -154,7 +154,7 @@ class HostLinks:
         return GpuHop(dst, 1 << dst, self.pack(self.gpus[src], path, speed_MBps), len(path.links))
 
     def pack(self, src: StockNode, path: StockPath, speed_MBps: int) -> int:
-        """Return the packed load of a path from `src` at a speed in MB/s."""
+        """Return the load of a path from `src` at `speed_MBps`, packed into an integer."""
         return sum(
             int(share * speed_MBps) << self.shift[link]
             for share, link in self.list_loads(src, path)

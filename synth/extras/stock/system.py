@@ -98,7 +98,7 @@ class StockSystem:
     )
 
     def add(self, kind: str, element: Element, address: str = "") -> StockNode:
-        """Add a node for an XML element and return it."""
+        """Add a node of a kind at a PCI address for an XML element, and return it."""
         node = StockNode(kind, len(self.nodes[kind]), element, address)
         self.nodes[kind].append(node)
         return node
@@ -131,7 +131,10 @@ def is_cpu(cpu: StockNode, arch: str, vendor: str = "") -> bool:
 
 
 def connect(node: StockNode, end: StockNode, kind: PathType, rate_kBps: int) -> None:
-    """Add a link to `end`, or its rate to the link of the same type; keep faster links first."""
+    """Add a link of the type `kind` from `node` to `end`, or its rate to the one of that type.
+
+    The faster links stay first.
+    """
     links = node.links
     at = next((i for i, x in enumerate(links) if x.end is end and x.type == kind), len(links))
     link = links.pop(at) if at < len(links) else StockLink(kind, 0, end)

@@ -68,7 +68,8 @@ class HostFacts(msgspec.Struct, frozen=True):
 class Hello(msgspec.Struct, frozen=True):
     """A multicast message that `port` of `host` received from a port of another host.
 
-    Such messages need no addresses: they show what a cable or a switch leads to.
+    The sender is `from_port` of host number `from_host`. Such messages need no addresses: they show
+    what a cable or a switch leads to.
     """
 
     host: int
@@ -98,7 +99,10 @@ class PortAnswer(msgspec.Struct, frozen=True):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A measured flow from a port to another one, in GB/s of payload."""
+    """A measured flow from one port to another, in GB/s of payload.
+
+    It goes from `port` of host number `host` to `to_port` of host number `to_host`.
+    """
 
     host: int
     port: str

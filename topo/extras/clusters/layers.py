@@ -70,7 +70,7 @@ class Graph(Struct):
 def read_topograph(text: str, where: str) -> Cluster:
     """Read topograph's JSON.
 
-    Raise InputError that names the file and the instance.
+    Raise InputError that names the file, `where`, and the instance.
     """
     rows = [
         (x.id, tuple(x.network_layers), f"{where}: instances[{i}]")
@@ -80,7 +80,7 @@ def read_topograph(text: str, where: str) -> Cluster:
 
 
 def parse_json(text: str, where: str) -> object:
-    """Parse JSON text. Raise InputError if it is malformed."""
+    """Parse JSON text; raise InputError, which names the file `where`, if it is malformed."""
     try:
         return load_json(text, _MAX_JSON_VALUES)
     except ValueError as error:
@@ -116,7 +116,7 @@ def _is_measured(column: Sequence[str]) -> bool:
 def read_list(text: str, where: str) -> Cluster:
     """Read a list of hosts, one per line with the switches above each, the closest first.
 
-    Raise InputError that names file and line.
+    Raise InputError that names the file, `where`, and the line.
     """
     lines = _list_lines(text)
     columns = [_HEADING, *(f"tier {number}" for number in range(1, len(lines[0][1])))]

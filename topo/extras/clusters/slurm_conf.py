@@ -56,7 +56,7 @@ def _find_lines(text: str) -> str | None:
 def read_conf(text: str, where: str) -> Cluster:
     """Read Slurm's topology.conf.
 
-    Raise InputError that names file and line.
+    Raise InputError that names the file, `where`, and the line.
     """
     if CONF_START.match(text) is None:
         text = _find_lines(text) or text

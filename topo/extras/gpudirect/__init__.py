@@ -75,7 +75,8 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
 class LineGroup:
     """Verdicts that differ in their devices only; `pairs` are their (a, b) in the order given.
 
-    The other fields are those of `Verdict`.
+    Of each pair: the `kind` of GPUDirect (p2p or rdma), the `answer` (yes, no or unknown), the
+    `rule` that decided, the `evidence` known, and `advice`, None if there is none.
     """
 
     kind: str

@@ -87,9 +87,10 @@ class HopEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence keyed by hop (src, dst), and texts on flows that no link of their route explains.
+    """What experiments show of all hops, and of the flows that they cannot explain.
 
-    Hops that no flow crossed are missing.
+    `hops` are by (from device id, to device id); those that no flow crossed are missing.
+    `unexplained` has a text on each flow that no link of its route explains.
     """
 
     hops: Mapping[Hop, HopEvidence]

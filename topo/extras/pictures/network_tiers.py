@@ -47,7 +47,7 @@ class TieredNetwork:
 
     `facing_up` are the pictures of the boxes with their network side up, `facing_down` with it
     down. `names` has the title of each group of switches, `cables` all cables with a switch at an
-    end.
+    end. `gap` is the room between boxes in pixels.
     """
 
     def __init__(

@@ -36,9 +36,10 @@ TIMES = "\u00d7"
 
 @dataclass(frozen=True)
 class Shape:
-    """A rectangle around (x, y) that represents one device or several identical ones.
+    """A rectangle around (x, y), in pixels, that represents one device or several identical ones.
 
-    `look` is gpu, cpu, pcie, nvswitch, network or nic.
+    `ids` are theirs; `look` is gpu, cpu, pcie, nvswitch, network or nic. `title` is written in it,
+    and `subtitle` in small letters below that.
     """
 
     ids: tuple[str, ...]
@@ -99,7 +100,8 @@ class Wire:
 class Frame:
     """A rectangle around the devices of one host, package or box, labelled above or below them.
 
-    A box is a group of devices that are connected without the network.
+    A box is a group of devices that are connected without the network. Sizes are in pixels from the
+    picture's upper left corner; the label is below if `label_below`.
     """
 
     label: str
@@ -112,7 +114,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Picture:
-    """A laid-out machine."""
+    """A laid-out machine: `shapes` for its devices, `wires` for links, `frames` around hosts."""
 
     shapes: tuple[Shape, ...]
     wires: tuple[Wire, ...]

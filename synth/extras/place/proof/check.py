@@ -96,7 +96,7 @@ def check_place_bound(
     """Raise VerificationError unless the certificate proves exactly the seconds of the bound.
 
     `gpus` (by number in the topology) have a rank each, and `phases` are the job's messages; each
-    group of the dimensions `together` shares a host.
+    group of the dimensions `together` shares a host. `objective` is "time" or "bottleneck".
     """
     if bound.kind != TIERS:
         raise VerificationError(f"bound: one of kind {bound.kind!r} has no certificate to check")
