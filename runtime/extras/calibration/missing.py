@@ -1,6 +1,8 @@
 """Fit the host costs of a communicator's plan: on request, or if the plan has none.
 
 Host costs are the processor time per message, byte and call, in addition to the links' time.
+
+Helpers are ranks outside a group that forward bytes for it.
 """
 
 from __future__ import annotations

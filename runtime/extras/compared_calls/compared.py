@@ -4,6 +4,8 @@ Each rank posts its calls in the group's store, and waits for nothing. The first
 and posts which ranks differ; then waiting calls fail with that error on all ranks, even if gloo
 would have computed wrong numbers, or waited. Only the first calls of a group and of each size are
 posted: the tags of later calls differ if the calls do.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import logging

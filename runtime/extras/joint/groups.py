@@ -1,4 +1,7 @@
-"""Hold one rank's part in a joint plan: communicators of its groups, its service as a helper."""
+"""Hold one rank's part in a joint plan: communicators of its groups, its service as a helper.
+
+Helpers are ranks outside a group that forward bytes for it.
+"""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -1,9 +1,11 @@
 """The race of a joint plan as a whole: all groups' calls by plans against all by stock collectives.
 
-Groups that start together slow each other down, so a group cannot tell by its own calls whether
-the joint plan pays: all ranks of all groups time the same candidates at the same time, and make one
+Groups that start together slow each other down, so a group cannot tell by its own calls whether the
+joint plan pays: all ranks of all groups time the same candidates at the same time, and make one
 choice. Candidates are the schedules in the segmentations that the plans state, and in equally many
 segments each: then the bytes that a group has in flight on a link are in proportion to its share.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import logging

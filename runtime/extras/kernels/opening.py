@@ -3,6 +3,8 @@
 Before the first call the ranks check all that kernels need, and then the kernels themselves, by a
 few small sums. A fault that shows only there (peer-to-peer that does not work though the driver
 offers it, as with some IOMMUs) makes the group fall back to messages.
+
+A player runs a program on fixed buffers.
 """
 
 import logging

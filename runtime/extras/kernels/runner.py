@@ -1,4 +1,7 @@
-"""Run a communicator's calls by kernels, with the averages, errors and observers of other calls."""
+"""Run a communicator's calls by kernels, with the averages, errors and observers of other calls.
+
+A candidate is a schedule and the way to run it.
+"""
 
 from __future__ import annotations
 

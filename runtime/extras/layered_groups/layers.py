@@ -2,6 +2,8 @@
 
 If no stock collective may run under a layer, the ranks' agreements pass through it, too: once a
 link is lost, the group's store may be unreachable, and so may a rank over the plain group.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import time

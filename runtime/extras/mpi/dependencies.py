@@ -4,6 +4,8 @@ Instructions that touch the same elements depend on each other. Running a progra
 always right; a player that runs instructions as messages come keeps only these dependencies. A
 receive counts from where it is awaited: it may be posted before the rank has sent the elements that
 it overwrites, since the sender waits for them.
+
+A tick is a step of a program, in which its messages start together.
 """
 
 from collections import defaultdict

@@ -1,4 +1,8 @@
-"""Send a group's messages over MPI, and race plans against MPI's own collectives."""
+"""Send a group's messages over MPI, and race plans against MPI's own collectives.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan; a player runs a program on fixed
+buffers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Run the calls of one plan under a guard, which recovers when a link is lost."""
+"""Run the calls of one plan under a guard, which recovers when a link is lost.
+
+A dispatcher picks the schedule of each call of a plan; a stock collective is gloo's, NCCL's or
+MPI's own, without a plan.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass

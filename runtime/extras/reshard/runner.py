@@ -1,4 +1,7 @@
-"""Run a transfer: a schedule of demands, in as many rounds as keep scratch memory small."""
+"""Run a transfer: a schedule of demands, in as many rounds as keep scratch memory small.
+
+Demands say which elements go from which ranks to which.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Move tensors from one mesh to another: `topoplan.reshard`, and what it returns."""
+"""Move tensors from one mesh to another: `topoplan.reshard`, and what it returns.
+
+Demands say which elements go from which ranks to which; helpers are ranks outside both meshes that
+forward bytes for them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Run a communicator's calls on CPUs through memory shared by all ranks, or by each host's."""
+"""Run a communicator's calls on CPUs through memory shared by all ranks, or by each host's.
+
+A candidate is a schedule and the way to run it; helpers are ranks outside a group that forward
+bytes for it.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ Rank 0 plans in a thread, while calls go on; the next agreement distributes the 
 
 All ranks make the same calls, and decide from what they have agreed on, so they measure and try at
 the same calls, without messages in between.
+
+A dispatcher picks the schedule of each call of a plan.
 """
 
 import json

@@ -4,6 +4,9 @@ Two lines per run say what plans save, one after the first steps and one at the 
 unless TOPOPLAN_LOG=warning, since whoever trains should see whether plans help. With
 TOPOPLAN_LOG=info a line per group says which schedules were used, and why. `summary` returns the
 same as data.
+
+A race times several schedules at one message size and keeps the fastest; a stock collective is
+gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import atexit

@@ -2,6 +2,9 @@
 
 The time saved is an estimate: each call counts with the time of its schedule, and of the stock
 collective, in the race that chose the schedule for its size.
+
+A race times several schedules at one message size and keeps the fastest; a stock collective is
+gloo's, NCCL's or MPI's own, without a plan.
 """
 
 from collections import Counter

@@ -3,6 +3,9 @@
 Only all ranks together know whether their parts have these sizes: before each call that may use the
 plan they ask each other, by a small reduction over gloo in the queue. Calls with other sizes use
 the stock alltoall, and so do all calls if that has won the race; then they ask no more.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan; demands say which elements go
+from which ranks to which.
 """
 
 from __future__ import annotations

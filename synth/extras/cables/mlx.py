@@ -3,6 +3,8 @@
 MLX has three backends for them (ml-explore/mlx, August 2026: mlx/distributed/jaccl, python/mlx/
 _distributed_utils): "jaccl" sends by RDMA over a cable between every two Macs, "jaccl-ring" over a
 ring in both directions, with all cables of two neighbours, and "ring" the same over TCP.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Write settings, ring order and host file for stock NCCL on hosts that cables join."""
+"""Write settings, ring order and host file for stock NCCL on hosts that cables join.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's.
+"""
 
 from __future__ import annotations
 

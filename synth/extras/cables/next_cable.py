@@ -1,4 +1,8 @@
-"""Find between which two hosts one more cable helps most."""
+"""Find between which two hosts one more cable helps most.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's; algbw is the
+bytes of the buffer over the time of a call.
+"""
 
 from __future__ import annotations
 

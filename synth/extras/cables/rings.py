@@ -1,4 +1,7 @@
-"""Find rings through hosts along their cables, and the rates of collectives around a ring."""
+"""Find rings through hosts along their cables, and the rates of collectives around a ring.
+
+Algbw is the bytes of the buffer over the time of a call.
+"""
 
 from __future__ import annotations
 

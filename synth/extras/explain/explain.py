@@ -1,4 +1,7 @@
-"""Explain a bound: the bottleneck, the algbw of each strategy, and the links to improve first."""
+"""Explain a bound: the bottleneck, the algbw of each strategy, and the links to improve first.
+
+A lever is a link whose bandwidth limits the bound; its price is its dual value there.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence

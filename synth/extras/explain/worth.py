@@ -1,4 +1,8 @@
-"""Compute what helpers (ranks that forward for others) gain, and from which size they are used."""
+"""Compute what helpers (ranks that forward for others) gain, and from which size they are used.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's; algbw is the
+bytes of the buffer over the time of a call.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@
 kind is a name, and after colons its collective, the bytes of a call, and its weight; what is left
 out is the default. Groups are separated by `|`, ranks by commas. A file has the same, over as many
 lines as one likes; from `#` on, a line is a comment.
+
+Helpers of a group are ranks outside it that relay, copy and add for it.
 """
 
 import re

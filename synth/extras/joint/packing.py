@@ -5,6 +5,8 @@ one for each member, an alltoall one for each pair. The linear program divides e
 columns so that the busiest link takes the least time, all calls counted with their bytes and
 weights. Its duals price the links; the cheapest trees and paths at these prices are the next
 columns, and prove the bound.
+
+Helpers of a group are ranks outside it that relay, copy and add for it.
 """
 
 from collections import Counter, defaultdict

@@ -3,6 +3,8 @@
 Candidates are the best channels at the machine's own rates, those that are also good at NCCL's
 constants with links between CPUs at one, two and four times theirs, and stock's own. NCCL's routes
 with NCCL_NVB_DISABLE=1 are tried where they differ.
+
+Stock NCCL or RCCL is the library without a graph file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

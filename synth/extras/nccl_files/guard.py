@@ -2,6 +2,9 @@
 
 Here all rates are the library's constants. Real links between CPUs are often two to four times as
 fast, so each comparison is made at these rates, too.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
 """
 
 from collections.abc import Collection, Mapping

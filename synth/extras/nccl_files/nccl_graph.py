@@ -4,6 +4,8 @@ NCCL's tuner reads the speeds: for allreduce it computes an algbw of channels * 
 1)) for rings and of channels * speed / 2 for trees (times .92, as NCCL rates trees lower). With
 speeds from the channels' exact rates it chooses well for each size. NCCL runs only as many channels
 as both graphs have, so both get the same number, at which both lose little.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's.
 """
 
 from collections import Counter

@@ -2,6 +2,8 @@
 
 Candidates are the best channels at the machine's own rates, and those that are also good at RCCL's
 constants with links between CPUs at one, two and four times theirs.
+
+Stock NCCL or RCCL is the library without a graph file.
 """
 
 from collections.abc import Callable, Iterator

@@ -6,6 +6,9 @@ for the other collectives are those of a graph file without trees, or of its pla
 uses the tree c mod the number of trees, so the number of channels is set to a multiple of it. From
 RCCL's sources of October 2024 (graph/search.cc, graph/rome_models.cc, graph/connect.cc,
 enqueue.cc).
+
+Algbw is the bytes of the buffer over the time of a call; the single-path bound holds for plans in
+which two GPUs use one route, the hardware's.
 """
 
 import math

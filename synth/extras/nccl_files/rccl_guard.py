@@ -4,6 +4,8 @@ If RCCL's table of machines may decide, stock is not known. Channels that are pr
 as any cannot be slower all the same: rings as any rings, chains as any chains, or as any trees if
 the table may have trees that branch. All comparisons are made with links between CPUs at one, two
 and four times RCCL's constants.
+
+Algbw is the bytes of the buffer over the time of a call.
 """
 
 from collections.abc import Collection

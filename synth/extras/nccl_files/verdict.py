@@ -1,4 +1,7 @@
-"""Describe a graph file: its rates beside stock NCCL's, why it is written or not, its settings."""
+"""Describe a graph file: its rates beside stock NCCL's, why it is written or not, its settings.
+
+Stock NCCL or RCCL is the library without a graph file.
+"""
 
 from typing import Any
 

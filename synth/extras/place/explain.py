@@ -1,4 +1,7 @@
-"""Explain, for topo-synth, whether the stock collective would be faster in another rank order."""
+"""Explain, for topo-synth, whether the stock collective would be faster in another rank order.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 These are the doctor's findings, bounds, plans of the main collectives, and predictions for the
 stock ring.
+
+The stock ring is the time predicted for NCCL's or gloo's own collective.
 """
 
 import time

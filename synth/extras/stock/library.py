@@ -1,6 +1,9 @@
 """Choose the model of the library (NCCL or RCCL) that a machine uses, behind one interface.
 
 `find_library` returns it: NCCL on one host, NCCL on each of several equal hosts, or RCCL on one.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Model stock NCCL on a host without a graph file: the channels that it finds, and its choice."""
+"""Model stock NCCL on a host without a graph file: the channels that it finds, and its choice.
+
+A channel is one ring or chain (a path through all GPUs); algbw is the bytes of the buffer over the
+time of a call.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

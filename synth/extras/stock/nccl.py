@@ -1,4 +1,8 @@
-"""Compare stock NCCL with other channels by NCCL's own constants, on one or several equal hosts."""
+"""Compare stock NCCL with other channels by NCCL's own constants, on one or several equal hosts.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

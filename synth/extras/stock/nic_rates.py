@@ -1,4 +1,8 @@
-"""Compute the rates of channels in jobs of several equal hosts, on the links of NCCL's graph."""
+"""Compute the rates of channels in jobs of several equal hosts, on the links of NCCL's graph.
+
+Algbw is the bytes of the buffer over the time of a call; a channel is one ring or chain (a path
+through all GPUs).
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Repeat NCCL's search for channels in jobs of several equal hosts: they begin and end at NICs."""
+"""Repeat NCCL's search for channels in jobs of several equal hosts: they begin and end at NICs.
+
+A channel is one ring or chain (a path through all GPUs).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

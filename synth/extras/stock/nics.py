@@ -1,4 +1,7 @@
-"""Find the paths that NCCL takes between GPUs and NICs, and the NICs that it tries for a GPU."""
+"""Find the paths that NCCL takes between GPUs and NICs, and the NICs that it tries for a GPU.
+
+A channel is one ring or chain (a path through all GPUs).
+"""
 
 from collections.abc import Mapping
 

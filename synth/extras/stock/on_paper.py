@@ -9,6 +9,8 @@ rings together carry at most n / (2 (n - 1)) of the narrowest cut, however many 
 tree sends a share out of a host once on two hosts; on more a host has two neighbours on average.
 Published results of NCCL on 4 to 16 hosts are at .91 to .98 of the ring's limit
 (benchmarks/published.py). Hosts that NVLinks join count as one.
+
+Algbw is the bytes of the buffer over the time of a call.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ RCCL first compares a host with a table of machines, and searches only if none f
 not modelled, but which machines it may apply to follows from counts. Two kinds of machines it
 always decides, with rings that use every xGMI link equally. From graph/search.cc and
 graph/rome_models.cc of October 2024.
+
+Algbw is the bytes of the buffer over the time of a call; a channel is one ring or chain (a path
+through all GPUs).
 """
 
 from collections import Counter

@@ -4,6 +4,8 @@ NCCL tries speeds from the fastest down. At each it looks for as many channels a
 first with one order for all, then with different ones, then over farther types of paths. The first
 pass ends at the best total; a second one tries higher speeds for as many channels. `steps` has a
 single search. Speeds are in MB/s.
+
+A channel is one ring or chain (a path through all GPUs).
 """
 
 from collections.abc import Sequence

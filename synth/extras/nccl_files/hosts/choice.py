@@ -1,4 +1,7 @@
-"""Choose the rings and trees of a graph file for several equal hosts, compared with stock NCCL."""
+"""Choose the rings and trees of a graph file for several equal hosts, compared with stock NCCL.
+
+Algbw is the bytes of the buffer over the time of a call.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Model one of several equal hosts as NCCL sees it, to build a file's channels there."""
+"""Model one of several equal hosts as NCCL sees it, to build a file's channels there.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
