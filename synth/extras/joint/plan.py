@@ -44,7 +44,7 @@ MAX_GROUPS = 4096
 
 
 class GroupFields(Struct, forbid_unknown_fields=True):
-    """One group in a joint plan's file: its call, its share of each link, and its plan."""
+    """One group's call, its share of each link, and its plan."""
 
     kind: Label
     size_bytes: Annotated[int, Meta(ge=1)]
@@ -60,7 +60,7 @@ class GroupFields(Struct, forbid_unknown_fields=True):
 
 
 class JointPlanFile(Struct, forbid_unknown_fields=True):
-    """The file of a joint plan: plans of groups that run at once, shares of links, joint bounds."""
+    """Plans of groups that run at once, their shares of the links, and the joint bounds."""
 
     format: Literal["topoplan-joint-plan"]
     version: Literal[1]

@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 64
 
 
 class ReproducibleFields(Struct, forbid_unknown_fields=True):
-    """The JSON of a reproducible plan's promise: one bracketing for every element."""
+    """The promise of a reproducible plan: all its schedules add every element in one bracketing."""
 
     bracketing: Annotated[
         Label,

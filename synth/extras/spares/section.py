@@ -22,7 +22,7 @@ MAX_SPARES = 1024
 
 
 class SpareFields(Struct, forbid_unknown_fields=True):
-    """A spare in a plan's file: a plan without the links `lost`, less what both plans share."""
+    """The plan for what is left if some links are lost, without what it shares with the plan."""
 
     lost: Annotated[
         list[tuple[Label, Label]],
