@@ -215,7 +215,7 @@ class Handshake:
         _run_together([(send, flow) for flow in own])
 
     def take_rates(self, flows: Iterable[tuple[PortKey, PortKey]]) -> list[Flow]:
-        """Return the measured rates of those of `flows` that ended here, and forget them."""
+        """Return the measured rates of the `flows` that ended at this host, and forget them."""
         return [Flow(*p, *q, self._rates.pop((p, q))) for p, q in flows if (p, q) in self._rates]
 
 

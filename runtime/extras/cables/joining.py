@@ -94,8 +94,8 @@ def _may_need_cables(facts: FabricFacts) -> bool:
 def needs_cables(facts: FabricFacts) -> bool:
     """Return whether groups must use cables, because no one network joins all hosts as well.
 
-    That is so if hosts are joined apart from the rendezvous' network, and either by cables, or the
-    rendezvous' network does not join them.
+    That is so if hosts are joined by something other than the rendezvous' network, and either that
+    is cables, or the rendezvous' network does not join them all.
     """
     segments = find_segments(facts)
     data = list_data_segments(segments)

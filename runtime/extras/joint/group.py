@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class JointFinder(PlanFinder):
-    """Finds a group's plans; those of a joint plan race together before one of them is used."""
+    """Finds a group's plans; the plans of a joint plan race together before any is used."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ _MODES: Final[tuple[Mode, ...]] = ("pull", "push")
 
 @dataclass(frozen=True)
 class Opened:
-    """The result of opening kernels for a transport: the `player`, or a text why there is none."""
+    """The result of opening kernels for a transport: the `player`, or a text that says why not."""
 
     player: "KernelPlayer | str"
 

@@ -70,7 +70,7 @@ class Kernels(Runner):
         return model.list_shapes([*own, *flat], topology)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return this runner's candidates: one-sided schedules, whatever is `sent` as messages."""
+        """Return this runner's candidates: one-sided schedules. `sent` is not used."""
         return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in self._shapes]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
@@ -82,7 +82,7 @@ class Kernels(Runner):
     ) -> list[Candidate]:
         """Return the candidates worth trying for `size_bytes`, by predicted time, fastest first.
 
-        The answer does not depend on `sent`, what is sent as messages, nor on `is_alone`.
+        `sent` and `is_alone` are not used.
         """
         ranked = model.rank_shapes(self._shapes, self.topology, size_bytes)[:_RACED]
         return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in ranked]

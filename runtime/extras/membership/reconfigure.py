@@ -39,7 +39,7 @@ def reconfigure_handle() -> str:
 
 
 def reconfigure(handles: Sequence[str], timeout: timedelta | None = None) -> None:
-    """Make the default process group anew over the ranks whose handles are given.
+    """Re-form the default process group over the ranks whose handles are given.
 
     All of them, and no others, call it with the same list: the rank of the i-th handle becomes rank
     i. It serves after a failed call, an abort or a timeout, without ranks that have died, and with

@@ -45,7 +45,7 @@ _LAST_WORDS_S = 1.0
 
 
 class Requests:
-    """A program on fixed buffers: messages as MPI's persistent requests, and its local actions.
+    """A program's messages as MPI's persistent requests, and its local actions, on fixed buffers.
 
     The nodes are the operations without the waits, renumbered: a message (with a post and a
     request) or a local action. `node_of` maps numbers of operations to those of nodes; `sizes` has

@@ -75,10 +75,10 @@ class Reshard:
     """A transfer of tensors of one dtype from one mesh to another, which can run repeatedly.
 
     `topoplan.reshard` makes it for one tensor. `demands` are the pieces that have to move, in
-    elements, None if none has, and `plan` is the plan for them. The first calls try its schedules
-    and segmentations in turns; the fastest is used from then on. `rounds` is the number of times
-    that the last call played its schedule, so that scratch memory stays within 1.5 times the
-    largest shard, or 1 MiB. `timeout` is the deadline of a call. After a failure it does not work
+    elements, None if there are none, and `plan` is the plan for them. The first calls take turns
+    trying its schedules and segmentations; the fastest is used from then on. `rounds` is the number
+    of times that the last call ran its schedule, so that scratch memory stays within 1.5 times the
+    largest shard, or 1 MiB. `timeout` is the deadline of a call. After a failure it cannot be used
     any more.
     """
 

@@ -82,7 +82,7 @@ class InSharedMemory(_MemoryRunner):
         return list(dict.fromkeys([*own, *self._flat]))
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return this runner's candidates: one-sided schedules, whatever is `sent` as messages."""
+        """Return this runner's candidates: one-sided schedules. `sent` is not used."""
         return [*self._candidates]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:

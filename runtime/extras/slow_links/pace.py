@@ -73,7 +73,7 @@ class Pace:
     def note_measurement(self, now_s: float, cost_s: float, *, has_changed: bool) -> None:
         """Record that a measurement of links has ended at `now_s`, which took `cost_s`.
 
-        If the rates found `has_changed` the plan, durations are learnt anew. Otherwise the next
+        If it changed the plan (`has_changed`), usual durations are learnt again. Otherwise the next
         measurement comes after twice the time.
         """
         over = _OVER_COST_OF_ALL if has_changed else _OVER_COST

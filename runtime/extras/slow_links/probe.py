@@ -149,10 +149,10 @@ def find_slow_links(
 ) -> dict[Hop, Fraction]:
     """Return the links that are slow now, each with its rate as a fraction of the earlier one.
 
-    `ratios` has the rate of each experiment now over its earlier one. Of the experiments that fill
-    a link the fastest counts, of four or more the second: one may have been disturbed earlier. A
-    slow experiment which that does not explain is blamed on the links that it crosses and no
-    experiment fills.
+    `ratios` has the rate of each experiment now over its earlier one. A link is judged by the
+    fastest of the experiments that fill it (with four or more by the second fastest, as one may
+    have been disturbed earlier). If an experiment is slow and no such link explains it, those links
+    are blamed that it crosses and no experiment fills.
     """
     fair = dict(zip(experiments, (min(1.0, ratio) for ratio in ratios), strict=True))
     links = {link for x in experiments for link in x.crossed}
@@ -185,10 +185,10 @@ class Probe:
     def measure(
         self, links: Collection[Hop] | None = None, repeats: int = REPEATS
     ) -> dict[Hop, Fraction]:
-        """Return those of `links` (None: all) that are slow now, with the fraction of their rate.
+        """Return which of `links` (None: all) are slow now, with the fraction left of the rate.
 
-        Flows are measured `repeats` times; of all links once, and then again those of the links
-        that seem slow. Collective; all ranks get the same.
+        Flows are measured `repeats` times. If all links are asked for, they are measured once, and
+        those that seem slow `repeats` times. Collective; all ranks get the same.
         """
         best, chosen = 1.0, self.experiments
         if links is None:

@@ -46,7 +46,7 @@ _Link = tuple[str, str]
 
 @dataclass(frozen=True)
 class BottleneckPart:
-    """One side of the bottleneck: the ids of its GPUs, and those of its `others`, all else."""
+    """One side of the bottleneck: ids of its GPUs, and of its `others`, the remaining devices."""
 
     gpus: tuple[str, ...]
     others: tuple[str, ...]

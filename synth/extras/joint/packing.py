@@ -138,9 +138,9 @@ class JointPacking(SharePacking[Branches]):
     ) -> None:
         """Generate columns until they are optimal or the effort is spent; begin with `start`.
 
-        Of equally fast shares, those are taken with which each kind of groups is fast by itself,
-        then those of columns with few sends and steps. Raise InfeasibleError if a group's ranks
-        cannot reach each other.
+        If several divisions are equally fast, prefer one in which each kind of groups is fast by
+        itself, then one whose columns have few sends and steps. `say` is given lines about the
+        progress. Raise InfeasibleError if a group's ranks cannot reach each other.
         """
         self.start = list(start)
         if not self.generate(effort, "sharing links among groups", say):

@@ -49,8 +49,8 @@ def check_graph_file(
 ) -> None:
     """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang on.
 
-    `devs` are the device numbers of the machine's GPUs; None if the machine is unknown. With
-    `inside` the file is for a single host, so it must not have <net> elements.
+    `devs` are the device numbers of the machine's GPUs, None if the machine is unknown; `version`
+    is NCCL's. With `inside` the file is for a single host, so it must not have <net> elements.
     """
     elements = 1 + sum(
         1 + sum(1 + len(c) + len(n) for c, n in zip(g.channels, g.nets, strict=True))

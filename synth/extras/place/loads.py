@@ -51,7 +51,7 @@ class Latencies:
 
 
 def find_call_s(topology: Topology, phase: Phase) -> Fraction:
-    """Return the seconds that hosts add to each call of a phase, in every order alike.
+    """Return the seconds that hosts add to each call of a phase, which do not depend on the order.
 
     These are the calibrated costs of the messages that a call sends in succession, or else the
     typical cost of a kernel on GPUs.

@@ -32,10 +32,10 @@ _LOG_ERROR = Fraction(1, 10**13)
 
 @dataclass(frozen=True)
 class TierPart:
-    """One part of a tier: its devices (ids `inside`), and those of its GPUs that have a rank.
+    """One part of a tier: its devices, `inside` (ids), and its GPUs that have a rank.
 
     `gpus` are numbers of the topology's ranks. Messages that leave (or enter) the part cross links
-    of `capacity_GBps` in all, in GB/s; no route across is wider than `widest_GBps`.
+    of `capacity_GBps` in all, in GB/s; no route across is faster than `widest_GBps`.
     """
 
     inside: frozenset[str]
@@ -97,10 +97,10 @@ def measure_part(
 ) -> TierPart:
     """Return a part of a tier, with the capacity of the links across its border in one direction.
 
-    `gpus` are all GPUs that have a rank. `insides` are sets of device ids that hold the same GPUs;
-    the one with the least capacity is used. The links are those over which routes from its GPUs to
-    the others leave it or, for direction "in", over which routes enter it. Raise VerificationError
-    for an unknown device or direction.
+    `table` has the routes; `gpus` are all GPUs that have a rank. `insides` are sets of device ids
+    that hold the same GPUs; the one with the least capacity is used. With direction "out" the links
+    are those on which routes from its GPUs leave it, with "in" those on which routes enter it.
+    Raise VerificationError for an unknown device or direction.
     """
     topology = table.topology
     unknown = frozenset().union(*insides) - topology.by_id.keys()

@@ -67,7 +67,7 @@ class StockChannels:
 
     @property
     def is_fallback(self) -> bool:
-        """Whether NCCL finds none, and takes one in rank order at a rate of its own."""
+        """Whether NCCL finds no channel and falls back to one in rank order at a fixed low rate."""
         return self.speed_GBps == Fraction(FALLBACK_MBps, MBps_PER_GBps)
 
 

@@ -46,9 +46,9 @@ def rate_between_hosts(
 def count_loads(
     graph: StockGraph, gpu_paths: GpuPaths, nics: NicPaths, hosts: int
 ) -> dict[StockLink, Fraction]:
-    """Return how often each link carries one channel's share of an allreduce, summed over channels.
+    """Return how often each link carries one channel's share of an allreduce, over all channels.
 
-    `hosts` is the number of hosts of the job, all alike.
+    The job has `hosts` equal hosts; `gpu_paths` and `nics` are the paths inside one.
     """
     passes, neighbours = count_passes(graph.pattern, len(graph.orders[0]), hosts)
     loads: defaultdict[StockLink, Fraction] = defaultdict(Fraction)

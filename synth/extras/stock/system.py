@@ -131,9 +131,9 @@ def is_cpu(cpu: StockNode, arch: str, vendor: str = "") -> bool:
 
 
 def connect(node: StockNode, end: StockNode, kind: PathType, rate_kBps: int) -> None:
-    """Add a link of the type `kind` from `node` to `end`, or its rate to the one of that type.
+    """Add a link of the type `kind` and a rate from `node` to `end`.
 
-    The faster links stay first.
+    If there is one of that type, add the rate to it. The faster links stay first.
     """
     links = node.links
     at = next((i for i, x in enumerate(links) if x.end is end and x.type == kind), len(links))

@@ -40,8 +40,8 @@ def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
     A rank is a device of kind gpu, named after its host, and linked to those of other hosts: a
     cable is a link in each direction with the ports and addresses of its ends, parallel cables are
     parallel links, and other networks are switches. Several interfaces of one connector are one
-    port of one cable, with the RDMA devices of all. Of several ranks on a host the link to others
-    goes through two devices, "HOST/out" and "HOST/in": nothing forwards from cable to cable.
+    port of one cable, with the RDMA devices of all. If a host has several ranks, its links to
+    others go through two devices, "HOST/out" and "HOST/in": nothing forwards from cable to cable.
 
     Raise InputError, naming the port, if the hosts are not joined, or if addresses are ambiguous.
     """

@@ -57,7 +57,10 @@ class Examination:
 
 
 def list_checks() -> tuple[Check, ...]:
-    """Return every check, also those of extras, in the order of the findings of one severity."""
+    """Return every check of the doctor, those of extras included.
+
+    Findings of the same severity are listed in the order of their checks.
+    """
     added = Names(CHECKS)
     return (
         *driver.CHECKS,

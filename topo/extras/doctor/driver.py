@@ -256,9 +256,10 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_unknown_nvlinks(view: DoctorView) -> Iterator[Finding]:
-    """Warn about GPUs whose NVLinks the driver does not tell, so that they are judged without.
+    """Warn about GPUs whose NVLinks the driver does not report.
 
-    A driver whose library does not answer at all is reported as such.
+    Other checks judge such GPUs as if they had none. A driver whose library does not answer at all
+    is reported by `check_driver`.
     """
     about = view.nvlinks_unknown
     if about and view.facts.get_reason(NVML, keys.NVML_LIBRARY) is None:

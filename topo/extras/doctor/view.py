@@ -209,10 +209,10 @@ class DoctorView(MachineView):
 
     @cached_property
     def hides_peers(self) -> bool:
-        """Whether GPUs are linked directly, and some are hidden, so that numbers of links differ.
+        """Whether some GPUs with direct links are hidden, so that numbers of links may differ.
 
-        CUDA_VISIBLE_DEVICES or the job's cgroup hides them. Without a note about it, so many
-        NVLinks as no board has mean that others lead to hidden GPUs.
+        CUDA_VISIBLE_DEVICES or the job's cgroup hides them. Without a note about it, they count as
+        hidden if no board has as many NVLinks as the GPUs do: the others lead to hidden GPUs.
         """
         kinds = {self.topology.by_id[end].kind for pair in self.links_between for end in pair}
         if kinds != {"gpu"}:

@@ -99,7 +99,10 @@ class PairView(MachineView):
         return self.facts.get_number(self.find_subject(gpu), key)
 
     def get_attribute(self, ident: str, name: str) -> int | None:
-        """Return the attribute `name` in a device's `extra` as an integer, None if it is none."""
+        """Return the attribute `name` in the `extra` of device `ident` as an integer.
+
+        None if it is missing or no integer.
+        """
         value = self.topology.by_id[ident].extra.get(name)
         try:
             return int(value) if _is_number(value) else None
