@@ -30,7 +30,7 @@ class Residuals:
         self._shares = WeakTensorKeyDictionary()
 
     def of(self, bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
-        """Return the residual of a bucket: the same tensor in each step, zeros in the first."""
+        """Return the rounding errors of a DDP bucket: the same tensor each step, zeros at first."""
         parameters = bucket.parameters()
         layout = tuple(map(id, parameters))
         first = self._share_of(parameters[0])

@@ -58,7 +58,7 @@ class PartialGloo:
         addresses: Sequence[dict[str, str]],
         peers: Sequence[int],
     ) -> None:
-        """Connect to `peers`, given the addresses of all ranks.
+        """Connect to the ranks `peers`; `addresses` has those of all ranks, by number.
 
         Raise RuntimeError if that fails.
         """

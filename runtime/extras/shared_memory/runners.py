@@ -127,7 +127,10 @@ class InSharedMemory(_MemoryRunner):
     def make_play(
         self, candidate: Candidate, buffers: Buffers, compiled: Compiled, binding: Binding
     ) -> Play:
-        """Return a function that runs a program in place on the target to which it is bound."""
+        """Return a function that runs the `compiled` program on the target to which it is bound.
+
+        The call is in place, so no scratch memory is needed, and torch adds nothing.
+        """
         bound = binding.bound or compiled.bind(binding)
         return partial(self._play_bound, compiled, bound.player.play)
 

@@ -107,7 +107,7 @@ class NextCables:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of topo-synth's JSON."""
+        """Return the bound and the cables that could be added as topo-synth's JSON."""
         return {
             "bound_one_way": float(self.bound_GBps),
             "nccl_GBps": _to_json(self.nccl_GBps),

@@ -46,7 +46,7 @@ class ChosenRccl:
     """The graphs chosen for a file, and how they compare with stock RCCL.
 
     `bounds` are over the hardware's routes; `host` is the model of RCCL. `guard` and `comparison`
-    are None if RCCL's graph cannot be made of the topology.
+    are None if RCCL's graph cannot be made of the topology. `version` has RCCL's limits.
     """
 
     graphs: NcclGraphs

@@ -78,7 +78,7 @@ class Placement:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no order is provably faster (up to rounding)."""
+        """Whether it is proved that no order takes less time, up to rounding."""
         return self.gap <= EQUAL
 
     def __repr__(self) -> str:

@@ -109,7 +109,7 @@ class RcclHost:
     ) -> Fraction:
         """Return the algbw in GB/s of an allreduce over a file's rings or chains.
 
-        Links between CPUs have `between_cpus` times their rates.
+        Links between CPUs have `between_cpus` times their rates; `level` has no effect.
         """
         is_ring = graph.pattern == RING_PATTERN
         return rate_orders(is_ring, graph.orders, self.gpu_paths, between_cpus)

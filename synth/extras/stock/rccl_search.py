@@ -41,7 +41,11 @@ def find_rccl_rings_without_table(system: StockSystem, gpu_paths: GpuPaths) -> S
 
 
 def find_rccl_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
-    """Return the chains that RCCL's search finds, as many as it has rings."""
+    """Return the chains that RCCL's search finds in its graph `system` of a host.
+
+    `gpu_paths` are the paths between its GPUs; there are as many as `channels`, its number of
+    rings.
+    """
     return _RcclSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
 
 

@@ -225,7 +225,7 @@ class Node(Struct):
 
 
 class NodeList(Struct):
-    """The output of `kubectl get nodes -o json`."""
+    """The nodes that `kubectl get nodes -o json` prints."""
 
     items: list[Node]
 
