@@ -94,7 +94,7 @@ class CableRelay:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def set_hops(self, find_hop: Callable[[int], RelayHop]) -> None:
-        """Set the function that returns the next hop to a rank (a number) on another host."""
+        """Set `find_hop`, which returns the next hop to a rank (a number) on another host."""
         self._loop.call_soon_threadsafe(self._find_hop.set_result, find_hop)
 
     def open_proxy(self, rank: int, port: int) -> None:

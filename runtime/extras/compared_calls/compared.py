@@ -121,7 +121,7 @@ class ComparedCalls(CallCheck):
         self._waiting.add(work.progress)
 
     def find_error(self) -> ExecutionError | None:
-        """Return the error that names the ranks whose calls differ, or None; for a failed call.
+        """Return the error that names the ranks whose calls differ, None if no difference is known.
 
         Waits briefly, as the posted calls may not have been compared yet.
         """

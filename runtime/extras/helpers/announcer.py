@@ -103,7 +103,7 @@ class Announcer:
 
 
 def say_left(faults: Faults) -> None:
-    """Record in the store that this rank leaves on purpose, which is no failure."""
+    """Record in the store of `faults` that this rank leaves on purpose, which is no failure."""
     try:
         faults.store.set(f"left/{faults.rank}", "yes")
     except RuntimeError as error:  # the store is gone, with the rank that hosted it
@@ -111,7 +111,7 @@ def say_left(faults: Faults) -> None:
 
 
 def has_left(faults: Faults, rank: int) -> bool:
-    """Return whether a participant left on purpose; False if the store does not answer."""
+    """Return whether a participant left on purpose; False if the store of `faults` is gone."""
     try:
         return faults.store.check([f"left/{rank}"])
     except RuntimeError:
@@ -144,7 +144,7 @@ class HelpedMessages(Messages):
         self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
 
     def play(self, compiled: Compiled, player: Player, number: int | None) -> None:
-        """Announce a call to the schedule's helpers, then run this member's program for it.
+        """Announce a call to the schedule's helpers, then run this member's program by `player`.
 
         `compiled` is bound to its buffers; `number` is the call's in the group (None: the next).
         """

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class JointFinder(PlanFinder):
-    """Finds a group's plans; the plans of a joint plan race together before any is used."""
+    """Finds a group's plans; the plans of a joint plan race together before any is used.
+
+    Its `store`, `scope` and `addresses` are the group's.
+    """
 
     def __init__(
         self,

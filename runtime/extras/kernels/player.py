@@ -249,11 +249,11 @@ class KernelPlayer:
         )
 
     def play(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Launch a loaded program on contiguous tensors; both are the same one if it is in place.
+        """Launch a `loaded` program from `source` to `target`, the same tensor if it is in place.
 
-        They may not overlap otherwise, except that an allgather's input may be its part of the
-        output, and a reduce-scatter's output its part of the input. Raise ExecutionError if an
-        earlier call has timed out by now.
+        They are contiguous, and may not overlap otherwise, except that an allgather's input may be
+        its part of the output, and a reduce-scatter's output its part of the input. Raise
+        ExecutionError if an earlier call has timed out by now.
         """
         self.check()
         self._check_tensors(loaded, source, target)
@@ -293,7 +293,7 @@ class KernelPlayer:
             raise InputError(f"{name}: source and target overlap; pass a clone")
 
     def are_apart(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether two tensors overlap only as `play` allows for a program."""
+        """Return whether `source` and `target` overlap only as `play` allows for a program."""
         if loaded.work is None or not share_memory(source, target):
             return True
         name = loaded.schedule.collective.name

@@ -99,9 +99,10 @@ class Kernels(Runner):
         return "kernels have no program for the call" if self._allowed[2] is None else None
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """Launch a call that `can` has allowed on the current stream; `number` is its number.
+        """Launch the call of a `candidate` that `can` has allowed on the current stream.
 
-        Raise ExecutionError, naming the rank to blame, if an earlier call has timed out.
+        `number` is the call's in the group. Raise ExecutionError, naming the rank to blame, if an
+        earlier call has timed out.
         """
         (*allowed, loaded), self._allowed = self._allowed, (None, None, None)
         if allowed[0] is not candidate or allowed[1] is not buffers:  # `can` was asked of another

@@ -48,7 +48,7 @@ class Ends:
             at += part.numel()
 
     def copy(self, bundle: Bundle, lo: int, hi: int, *, adds: bool) -> None:
-        """Copy elements [lo, hi), which this rank both holds and needs, to its destination.
+        """Copy elements [lo, hi) of the bundle, which this rank holds and needs, to their place.
 
         With `adds`, add them to what is there.
         """

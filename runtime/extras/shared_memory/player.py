@@ -30,9 +30,10 @@ REASONS = {
 
 
 class PlayerInSharedMemory:
-    """Runs one program on one work buffer; `call` must be equal on ranks that make the same call.
+    """Runs one program on the work buffer `work`, in `memory` that the ranks share.
 
-    `labels` are the ranks' numbers in errors, by number in the group.
+    `call` must be equal on ranks that make the same call; `labels` are the ranks' numbers in
+    errors, by number in the group.
     """
 
     def __init__(

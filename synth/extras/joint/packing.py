@@ -67,7 +67,7 @@ class Branches:
     down: tuple[Route, ...]
 
     def list_parents(self, ranks: Mapping[str, int], direction: str) -> list[int]:
-        """Return the parent of every rank in the tree "up" or "down", -1 for none.
+        """Return the parent of every rank in the tree of a direction, "up" or "down"; -1 for none.
 
         `ranks` maps the ids of GPUs to ranks.
         """

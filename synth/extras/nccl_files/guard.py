@@ -55,7 +55,7 @@ class Comparison:
 def compare(
     library: Library, graphs: Mapping[str, StockGraph], rings_only: bool, size_bytes: int
 ) -> Comparison:
-    """Compare a file's graphs, by shape, with stock, which must be modelled.
+    """Compare a file's graphs, by shape, with stock in the model `library`, which must know it.
 
     The comparison is for an allreduce of `size_bytes` or, if `rings_only`, for collectives on
     rings.

@@ -226,7 +226,7 @@ def write_graphs(
 
 
 def describe_channels(graphs: NcclGraphs, version: NcclVersion) -> FileChannels:
-    """Return the channels, speeds and path types that a file has for a version of NCCL."""
+    """Return how a file has these `graphs` for a version of NCCL: channels, speeds, path types."""
     types = PathTypes(graphs.router, version)
     given = {each.shape: each for each in (graphs.rings, graphs.chains) if each is not None}
     return FileChannels(

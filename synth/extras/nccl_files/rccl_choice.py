@@ -161,7 +161,7 @@ def _list_counts(finders: list[Rounding], most: int) -> Iterator[Sized]:
 
 
 def describe_rccl_choice(chosen: ChosenRccl) -> list[str]:
-    """Return lines on stock RCCL and the reason for the file: for its comment, and to print."""
+    """Return lines on stock RCCL and why a file was `chosen`: for its comment, and to print."""
     compared = chosen.comparison
     if compared is None or (not compared.is_known and not compared.is_safe):
         return [f"stock RCCL is not known: {chosen.host.reason}"]
@@ -181,7 +181,7 @@ def describe_rccl_choice(chosen: ChosenRccl) -> list[str]:
 
 
 def explain_rccl_refusal(chosen: ChosenRccl) -> str | None:
-    """Return a line on why the file is not worth writing; None if it is."""
+    """Return a line on why a `chosen` file is not worth writing; None if it is."""
     compared = chosen.comparison
     if chosen.is_worth_writing:
         return None

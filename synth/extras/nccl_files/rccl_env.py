@@ -171,7 +171,10 @@ def write_rccl_env(
 
 
 def write_tree(parents: Parents) -> str:
-    """Return a tree in RCCL's form: (root(child(...))(child(...)))."""
+    """Return a tree, given as the parent of each rank (-1: root), as RCCL_TREES spells it.
+
+    That is "(root(child(...))(child(...)))".
+    """
     children = group_by_key((parent, rank) for rank, parent in enumerate(parents))
 
     def write(rank: int) -> str:

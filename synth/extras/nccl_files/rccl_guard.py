@@ -102,7 +102,7 @@ class RcclGuard:
         self._others: dict[Key, Fraction] = {}
 
     def compare(self, given: dict[str, Channels]) -> RcclComparison:
-        """Compare rings and chains, by shape, with stock's."""
+        """Compare the `given` rings and chains, by shape, with stock's."""
         keys = [(shape, factor) for shape in given for factor in BETWEEN_CPUS]
         graphs = {shape: make_graph(self.host.gpus, each) for shape, each in given.items()}
         return RcclComparison(
@@ -137,16 +137,17 @@ class RcclGuard:
     def find_allreduce(self, between_cpus: int) -> Fraction:
         """Return the algbw in GB/s of stock's allreduce, or an upper bound on any; 0 if unknown.
 
-        Stock's is that of the faster of its rings and chains.
+        Stock's is that of the faster of its rings and chains. Links between CPUs have
+        `between_cpus` times their rates.
         """
         if self.is_known:
             return max(self.find_other(shape, between_cpus) for shape in (RING, CHAIN))
         return self._bound(CHAIN, self.rates[between_cpus], may_branch=True)
 
     def find_optimum(self, shape: str, between_cpus: int) -> Fraction:
-        """Return the highest possible algbw in GB/s of an allreduce over rings or chains.
+        """Return the highest possible algbw in GB/s of an allreduce over rings or chains (`shape`).
 
-        0 if no optimum is proved.
+        0 if no optimum is proved. Links between CPUs have `between_cpus` times their rates.
         """
         return self._bound(shape, self.rates[between_cpus], may_branch=False)
 

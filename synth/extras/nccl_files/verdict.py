@@ -17,7 +17,10 @@ NVB_VARIABLE, P2P_VARIABLE = "NCCL_NVB_DISABLE", "NCCL_P2P_LEVEL"
 
 
 def compare_in_words(library: NcclHost, compared: Comparison, size_bytes: int) -> str:
-    """Return a line that compares a file with stock, for an allreduce of `size_bytes`."""
+    """Return a line that compares a file with stock, for an allreduce of `size_bytes`.
+
+    `library` is the model of stock, `compared` the comparison with it.
+    """
     times = ", ".join(f"{float(compared.ratios[None, f]):.3g}" for f in BETWEEN_CPUS)
     stock = library.model
     rates = ", ".join(f"{name} {float(x):.4g}" for name, x in stock.algbw_GBps.items())
@@ -63,7 +66,11 @@ def list_comparison_json(
 def explain_loss(
     library: NcclHost, compared: Comparison, rings_only: bool, size_bytes: int, why: str
 ) -> str:
-    """Return a line on why no file is written: `why` it may be slower, or too small a gain."""
+    """Return a line on why no file is written: `why` it may be slower, or too small a gain.
+
+    `compared` is its comparison with stock, of which `library` is the model, for `size_bytes`; with
+    `rings_only` the collective runs on rings.
+    """
     picked = pick_stock(library, rings_only, size_bytes)
     if compared.gain < WORTH_WRITING:
         why = "stock NCCL is at the bound, or above"
@@ -97,7 +104,10 @@ def _rate_json(chosen: ChosenGraphs) -> dict[str, Any]:
 
 
 def find_stock_rate(chosen: ChosenGraphs) -> StockRate | None:
-    """Return stock's rate for the file's collective at the topology's rates; None if unknown."""
+    """Return stock's rate for the collective of a `chosen` file, at the topology's rates.
+
+    None if it is unknown.
+    """
     if isinstance(chosen.library, NotModelled):
         return None
     rate = chosen.library.reach(chosen.graphs.collective.name)
@@ -105,7 +115,7 @@ def find_stock_rate(chosen: ChosenGraphs) -> StockRate | None:
 
 
 def find_environment(chosen: ChosenGraphs) -> dict[str, str]:
-    """Return the environment variables that must be set with the file."""
+    """Return the environment variables that must be set with a `chosen` file."""
     return {} if chosen.nvb else {NVB_VARIABLE: "1"}
 
 
@@ -127,7 +137,10 @@ def _list_pairs(chosen: ChosenGraphs) -> set[tuple[int, int]]:
 
 
 def explain_refusal(chosen: ChosenGraphs, size_bytes: int) -> str | None:
-    """Return a line on why the file is not worth writing; None if it is."""
+    """Return a line on why a `chosen` file is not worth writing; None if it is.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     compared, library = chosen.comparison, chosen.library
     if compared is None or isinstance(library, NotModelled) or compared.is_safe:
         return None
@@ -138,7 +151,10 @@ def explain_refusal(chosen: ChosenGraphs, size_bytes: int) -> str | None:
 
 
 def describe_choice(chosen: ChosenGraphs, size_bytes: int) -> list[str]:
-    """Return lines on stock, and on what the file needs: for its comment, and to print."""
+    """Return lines on stock and on what a `chosen` file needs: for its comment, and to print.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     if isinstance(chosen.library, NotModelled):
         return [f"stock NCCL is not modelled for comparison: {chosen.library.reason}"]
     assert chosen.comparison is not None

@@ -88,7 +88,8 @@ class OrderLoads:
     An order has the GPU of each rank, numbered among the GPUs that have one; `orders` are arrays
     with one order per row. An order's value is its time by the objective, as an integer in units of
     `seconds_each` seconds. `relative_weights` are 1 / bandwidth of the links, at most 1. `entries`
-    is the number of array entries that evaluating one order touches.
+    is the number of array entries that evaluating one order touches. `routes` are the links that
+    messages load.
     """
 
     def __init__(self, routes: RouteLoads, phases: Sequence[Phase], objective: str) -> None:

@@ -345,6 +345,7 @@ def list_hints(
 ) -> list[str]:
     """Return usage lines for a file that cannot contain them: the srun command for Slurm's.
 
-    For all other formats the list is empty.
+    The file has the `placement` in the format `form`, and will be called `file`. For all other
+    formats the list is empty.
     """
     return list_slurm_hints(locate_ranks(topology, placement), file) if form == "slurm" else []

@@ -101,7 +101,7 @@ def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Brac
     """Return the bracketing with one random part moved next to another.
 
     This is a random one with a route to the moved part, if there is any. `close` is the result of
-    measure_closeness.
+    measure_closeness. `chance` draws the part and its new place.
     """
     moved = chance.choice([part for part in _list_parts(bracket) if part is not bracket])
     rest = _without(bracket, moved)

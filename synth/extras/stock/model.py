@@ -100,7 +100,7 @@ class StockModel:
     nics: NicPaths | None = field(repr=False, compare=False)
 
     def pick(self, size_bytes: int) -> str:
-        """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
+        """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of `size_bytes`."""
         return self.expect(size_bytes, 0.0)[0]
 
     def list_used(self, shape: str) -> Channels:
@@ -304,7 +304,8 @@ def find_slowest_kBps(
 ) -> Fraction:
     """Return the rate in kB/s of the slowest hop, if each runs as often as `counts` says at once.
 
-    Links between CPUs have `between_cpus` times their rates.
+    Hops are (GPU, GPU), whose paths are in `gpu_paths`. Links between CPUs have `between_cpus`
+    times their rates.
     """
     loads: Counter[StockLink] = Counter()
     for pair, count in counts.items():

@@ -61,8 +61,8 @@ def count_loads(
 def count_passes(pattern: int, gpus: int, hosts: int) -> tuple[Fraction, Fraction]:
     """Return how often a hop in a host, and a host's NIC, carry a channel's share of an allreduce.
 
-    `gpus` are those of a host. The second is an average for NCCL's double tree. `pattern` is NCCL's
-    number of the shape.
+    `gpus` is the number on a host; `pattern` is NCCL's number of the shape. The second is an
+    average for NCCL's double tree.
     """
     ranks = gpus * hosts
     if pattern == RING:

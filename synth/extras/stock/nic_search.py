@@ -37,8 +37,8 @@ def find_host_chains(
 ) -> StockGraph:
     """Return the trees that NCCL finds on each host for jobs of several hosts.
 
-    There are as many as `channels`, the number of rings. Raise SearchTooLongError if the search
-    would take too long.
+    There are as many as `channels`, the number of rings; `system` is NCCL's graph of a host, with
+    the paths between GPUs and to NICs. Raise SearchTooLongError if the search would take too long.
     """
     return _NicGraphSearch(system, gpu_paths, nics, BALANCED_TREE, channels, channels).run()
 

@@ -36,7 +36,10 @@ def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
 
 
 def find_rccl_rings_without_table(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
-    """Return the rings that RCCL's search finds where its table is passed over (RCCL_TREES)."""
+    """Return the rings that RCCL's search finds if its table is passed over (RCCL_TREES).
+
+    `system` is its graph of a host, `gpu_paths` are the paths between the GPUs.
+    """
     return _RcclSearch(system, gpu_paths, RING, 1, RCCL_MAX_RINGS).run()
 
 

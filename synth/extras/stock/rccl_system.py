@@ -82,7 +82,7 @@ def _merge_hardware(gpu: StockNode) -> None:
 
 
 def find_rccl_paths(system: StockSystem) -> GpuPaths:
-    """Return the paths between GPUs, which are indices in RCCL's order of them."""
+    """Return the paths between GPUs in RCCL's graph `system`; GPUs are indices in its order."""
     gpus, cpus = system.nodes[GPU], system.nodes[CPU]
     level = _find_p2p_level(system)
     to_gpu = [find_paths_to(gpu) for gpu in gpus]

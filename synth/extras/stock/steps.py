@@ -209,7 +209,8 @@ class _SearchFrame:
 def search(links: HostLinks, table: HopTable, limits: SearchLimits, report: Report) -> int:
     """Search for channels; return the steps left, 0 after the last, -1 if the best was found.
 
-    Each candidate of at least `limits.min_channels` is reported.
+    Each candidate of at least `limits.min_channels` is reported. `table` has the hops that it may
+    take over `links`.
     """
     return _ChannelSearch(links, table, limits, report).run()
 

@@ -43,7 +43,7 @@ def pick(
 ) -> str:
     """Return "rings" or "chains": what NCCL picks for an allreduce of `size_bytes`.
 
-    `hosts` is the number of hosts of the job.
+    `system` is its graph of a host; `hosts` is the number of hosts of the job.
     """
     return expect(system, rings, chains, size_bytes, hosts)[0]
 

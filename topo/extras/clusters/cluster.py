@@ -77,7 +77,7 @@ class Cluster:
     def put_below(self, child: str, parent: str, place: str) -> None:
         """Put the switch `child` below `parent`; both must have been added.
 
-        Raise InputError if they are the same.
+        Raise InputError, which names the `place` in the file, if they are the same.
         """
         if child == parent:
             raise InputError(f"{place}: switch {child} is below itself; correct the line")

@@ -113,7 +113,8 @@ def add_switches(cluster: Cluster, switches: list[SwitchRow]) -> None:
 def read_block_sizes(texts: list[str], place: str) -> list[int]:
     """Parse the sizes of blocks, and of blocks of blocks, in hosts.
 
-    Raise InputError unless each is a multiple of the one before.
+    Raise InputError, which names the `place` in the file, unless each is a multiple of the one
+    before.
     """
     sizes = [int(text) if re.fullmatch(r"\s*[1-9]\d{0,6}\s*", text) else 0 for text in texts]
     if not all(sizes) or any(b % a or a == b for a, b in pairwise(sizes)):

@@ -119,9 +119,9 @@ class PairView(MachineView):
         )
 
     def get_pci_text(self, ident: str, key: Key[str]) -> str | None:
-        """Return the fact `key` about a device's PCI function, else the attribute in its file.
+        """Return the fact `key` about the PCI function of device `ident`, else the attribute.
 
-        The attribute is in `extra["pci"]`. Return None if neither is known.
+        The attribute is in its `extra["pci"]`, from the file. Return None if neither is known.
         """
         device = self.topology.by_id[ident]
         text = self.facts.get_text(pci_subject(device.bus_id), key) if device.bus_id else None
@@ -163,7 +163,7 @@ class PairView(MachineView):
     # -- a host
 
     def get_cpu_text(self, ident: str, name: str) -> str | None:
-        """Return `arch`, `vendor`, `familyid` or `modelid` of the first CPU of a device's host.
+        """Return `arch`, `vendor`, `familyid` or `modelid` of the first CPU on the host of `ident`.
 
         NCCL's rules depend on that CPU's model.
         """
@@ -172,7 +172,7 @@ class PairView(MachineView):
         return str(value) if isinstance(value, (int, str)) else None
 
     def explain_missing(self, subject: str, key: Key[Any]) -> str:
-        """Return why a fact has no value, as text for the evidence; "not asked" if not queried."""
+        """Return why a fact of a `subject` has no value; "not asked" if it was never queried."""
         return self.facts.get_reason(subject, key) or "not asked"
 
 

@@ -101,9 +101,10 @@ def find_uuid(gpu: HwlocGpu) -> str | None:
 
 
 def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return the state of the first active port, else of the first, and the number of ports.
+    """Return the state of the first active port in <info> values, else of the first port.
 
-    The state is written as in Linux, such as "4: ACTIVE". Both are None if no ports are listed.
+    Also return the number of ports. The state is written as in Linux, such as "4: ACTIVE". Both are
+    None if no ports are listed.
     """
     ports = sorted(
         (int(match[1]), value) for name, value in infos.items() if (match := _PORT.fullmatch(name))

@@ -108,7 +108,7 @@ def get_declared_GBps(link: Link) -> Fraction:
 
 
 def find_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Return the load of each hop, and which hop limited which flow.
+    """Return the load of each hop in the measurements, and which hop limited which flow.
 
     A flow's data takes the declared route of its pair. These are rules 1, 2 and 5 of believe.py.
     """

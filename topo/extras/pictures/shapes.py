@@ -187,7 +187,7 @@ def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
 
 
 def make_shape(topology: Topology, ident: str, rank: int | None, x: float, y: float) -> Shape:
-    """Return the shape of a GPU, with its rank, or of a NIC if `rank` is None.
+    """Return the shape of the device `ident`: a GPU with its rank, or a NIC if `rank` is None.
 
     A GPU is titled with its rank; the subtitle is its id without the host, or GPU if that is
     GPU<rank>. A NIC is titled with its name. (x, y) is the centre.

@@ -55,7 +55,10 @@ def count_pairs(chosen: ChosenHostGraphs) -> tuple[int, int]:
 
 
 def explain_host_refusal(chosen: ChosenHostGraphs, size_bytes: int) -> str | None:
-    """Return a line on why the file is not worth writing; None if it is."""
+    """Return a line on why a `chosen` file is not worth writing; None if it is.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     network = chosen.network
     if chosen.comparison.is_safe:
         return None
@@ -65,7 +68,10 @@ def explain_host_refusal(chosen: ChosenHostGraphs, size_bytes: int) -> str | Non
 
 
 def describe_host_choice(chosen: ChosenHostGraphs, size_bytes: int) -> list[str]:
-    """Return lines on stock, and on what the file needs: for its comment, and to print."""
+    """Return lines on stock and on what a `chosen` file needs: for its comment, and to print.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     library, stock = chosen.network.library, chosen.network.library.model
     lines = [compare_in_words(library, chosen.comparison, size_bytes)]
     lines += [f"assumed: {text}" for text in stock.assumes]
