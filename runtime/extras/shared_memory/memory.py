@@ -84,7 +84,7 @@ class SharedMemory(_MappedMemory):
     """Memory shared by all ranks of a group on one host, for one-sided programs.
 
     `processes` are the ranks' process ids; `spins` is how often a waiting rank polls before it
-    sleeps.
+    yields.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:

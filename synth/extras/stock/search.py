@@ -82,7 +82,7 @@ def find_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
 def find_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
     """Return the chains that NCCL's search finds in its graph `system` of a host.
 
-    `gpu_paths` are the paths between its GPUs; there are at most `channels`, its number of rings.
+    `gpu_paths` are the paths between its GPUs; there are at most `channels`, the number of rings.
     """
     return GraphSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
 
