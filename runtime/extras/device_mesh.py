@@ -1,4 +1,4 @@
-"""Make the DeviceMesh of a placement."""
+"""Make the DeviceMesh of a placement, that is, of a job's positions assigned to GPUs."""
 
 import torch
 import torch.distributed as dist

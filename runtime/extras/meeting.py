@@ -1,6 +1,6 @@
-"""The ranks of a launch, met for a time in a process group of their own, and the machine they form.
+"""Put the ranks of a launch in a temporary process group, and find the machine they form.
 
-topo-probe joins the hosts of its ranks so.
+topo-probe does so when it is started on several hosts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from ..ranks.rank_locations import (
 
 @dataclass
 class Meeting:
-    """All ranks of the launch in a default group over gloo; `doing` says in errors what they do."""
+    """All ranks of the launch in a temporary default group over gloo.
+
+    `rank` is this one of `ranks`; `places` say which host and GPU each is on. `timeout` limits each
+    wait; `doing` says in errors what the ranks do.
+    """
 
     rank: int
     ranks: int
@@ -40,7 +44,7 @@ class Meeting:
     doing: str = "meeting"
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Collective."""
+        """Return rank 0's `value` on every rank, any object. Collective."""
         values = [value]
         dist.broadcast_object_list(values, 0)
         return values[0]
@@ -52,7 +56,7 @@ class Meeting:
         return values or []
 
     def join(self) -> tuple[Topology, bool]:
-        """Return the ranks' machine, and whether it has GPUs; see `join_processes`. Collective."""
+        """Return the topology of all ranks' hosts, and whether they have GPUs. Collective."""
         if (cabling := find_cabling()) is not None:
             return cabling.topology, False
         self.doing = "probing each host"
@@ -67,11 +71,12 @@ class Meeting:
 def meeting(
     timeout_s: float, init: Callable[[int, int, timedelta], None] = init_gloo
 ) -> Iterator[Meeting]:
-    """Keep the launch's ranks in a process group inside the context.
+    """Keep the launch's ranks in a process group for as long as the `with` block lasts.
 
-    torchrun or topo-emulate started them; `init` makes the group of this rank, given the number of
-    ranks and the timeout. Raise InputError outside a launch, or if a process group already exists,
-    and ExecutionError if a rank does not come, dies, or does not answer within `timeout_s`.
+    For ranks started by torchrun or topo-emulate; `init` makes the group, given this rank, the
+    number of ranks and the timeout. Raise InputError outside a launch, or if a process group
+    already exists, and ExecutionError if a rank does not come, dies, or does not answer within
+    `timeout_s` seconds.
     """
     if not is_rank():
         raise InputError(
@@ -103,10 +108,11 @@ def meeting(
 
 
 def join_ranks(timeout_s: float = 60.0) -> Topology:
-    """Return the machine of a launch's ranks: hosts are probed once, several joined by a network.
+    """Return the topology of a launch's hosts; several are joined by a network. Collective.
 
-    Collective; every rank gets the same. There must be no process group yet, and none is left.
-    Raises like `meeting`, and InputError if a rank has no GPU of its own while others do.
+    Each host is probed once; every rank gets the same. There must be no process group yet, and none
+    is left. Raise InputError outside a launch, or if a rank has no GPU of its own while others do,
+    and ExecutionError if a rank does not answer within `timeout_s` seconds.
     """
     with meeting(timeout_s) as ranks_met:
         return ranks_met.join()[0]

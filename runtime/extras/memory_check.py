@@ -1,4 +1,4 @@
-"""The memory that a benchmark needs, compared with that of this host before any is taken."""
+"""Check that the buffers of a benchmark fit into memory before any are allocated."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _CGROUPS = (
 
 
 def check_memory(options: BenchOptions, collective: Collective, ranks: int, on_gpus: bool) -> None:
-    """Raise InputError if the largest size cannot fit this host's memory, or with GPUs, theirs.
+    """Raise InputError if the buffers for the largest size cannot fit into memory.
 
-    `ranks` is the number of the collective's ranks on this host.
+    `ranks` is the number of the collective's ranks on this host; with `on_gpus` they are allocated
+    on GPUs, else in the host's memory.
     """
     available = _read_gpu_bytes() if on_gpus else _read_available_bytes()
     size = options.list_sizes()[-1]

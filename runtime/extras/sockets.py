@@ -1,4 +1,4 @@
-"""The sockets that this process has open, by which the connections of a group are told."""
+"""List this process's open sockets, to find those that a new gloo group has opened."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def list_sockets() -> Mapping[int, str]:
-    """Return the open sockets of this process: the name of each by its file descriptor."""
+    """Return the open sockets of this process: file descriptor to the kernel's name of each."""
     names = {}
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
@@ -19,10 +19,10 @@ def list_sockets() -> Mapping[int, str]:
 
 
 def find_listening_ports(opened_since: Collection[str], address: str = "") -> list[int]:
-    """Return the ports of the sockets that this process has begun to listen at.
+    """Return the TCP ports at which this process has begun to listen since an earlier moment.
 
-    `opened_since` are the names that `list_sockets` returned before. With `address` only sockets at
-    that address count.
+    `opened_since` are the names that `list_sockets` returned then. With `address` only sockets at
+    that IP address count.
     """
     ports = []
     for copy in copy_new(opened_since):
@@ -34,7 +34,7 @@ def find_listening_ports(opened_since: Collection[str], address: str = "") -> li
 
 
 def copy_new(opened_since: Collection[str]) -> Iterator[socket.socket]:
-    """Yield copies of the TCP sockets that were opened since."""
+    """Yield copies of the TCP sockets opened since `list_sockets` returned these names."""
     for number, name in list_sockets().items():
         if name not in opened_since:
             with suppress(OSError):  # closed meanwhile

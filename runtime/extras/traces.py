@@ -1,9 +1,11 @@
-"""Trace when each transfer of a schedule began and ended on running ranks, next to the prediction.
+"""Trace when each transfer of a schedule began and ended on running ranks, beside the prediction.
 
-A traced call is played by a separate runner that records times, which costs some microseconds per
+A traced call is run by a separate runner that records times, which costs some microseconds per
 operation. A message begins when its sender has posted it and ends when its receiver has waited for
 it. Over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
 batch, for which the host waits. Every rank's clock starts at a barrier before the call.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ Stamp = tuple[bool, int, int, float]
 
 
 def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | None:
-    """Return the Chrome trace of a benchmark's largest size, as JSON text; None except on rank 0.
+    """Return a Chrome trace of a call of a benchmark's largest size, as JSON text, on rank 0.
 
-    Collective. The schedule is the one in use for the size, or, if that is the stock collective,
-    the best of the plan's own. Raise InputError if there is too much to list.
+    None on other ranks. Collective. The schedule is the one in use for the size, or, if that is the
+    stock collective, the best of the plan's own. Raise InputError if there is too much to list.
+    `communicator` makes the call; `settings` are the benchmark's.
     """
     numel, dtype = settings.options.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
     if settings.collective.name not in IN_PLACE:
@@ -108,10 +111,10 @@ def _find_schedule(communicator: Communicator, size: int) -> Schedule:
 
 
 def stamp_into(sender: Messages, stamps: list[Stamp]) -> Callable[[], None]:
-    """Have `sender` append to `stamps` when messages are sent and received.
+    """Make `sender` append to `stamps` when messages are sent and received, in microseconds.
 
-    Times are in microseconds from this call, or from the last one of the function that is returned,
-    which empties `stamps`.
+    Times count from this call, or from the last call of the returned function, which empties
+    `stamps`.
     """
     began = time.perf_counter()
 
@@ -130,24 +133,27 @@ def stamp_into(sender: Messages, stamps: list[Stamp]) -> Callable[[], None]:
 
 
 class Stamping:
-    """An observer of every message of every call, and its own listener."""
+    """An observer that records the time of every message of every call.
+
+    It calls `stamp` with each message.
+    """
 
     def __init__(self, stamp: Callable[[Post], object]) -> None:
         self._stamp = stamp
 
     def listen(self, calls: ObservedCalls) -> Stamping:
-        """Return the listener for calls of one kind, None if they are of no interest."""
+        """Return this object, which observes calls of all kinds."""
         return self
 
     def begin_anew(self, size_bytes: int) -> None:
-        """Take note that the calls of a size so far were those of a race, which has ended."""
+        """Do nothing: races between schedules are of no interest here."""
 
     def begin(self) -> Callable[[Post], object]:
-        """Take note that a call begins; return what is to be called with each message, if any."""
+        """Return the function that the player calls with each message of the call."""
         return self._stamp
 
     def end(self, number: int | None) -> None:
-        """Take note that the call begun last has ended well, the group's call `number` if known."""
+        """Do nothing at the end of a call."""
 
 
 def pair_stamps(
@@ -156,10 +162,10 @@ def pair_stamps(
     count_bytes: Callable[[int], int],
     stamps_of: Sequence[Sequence[Stamp]],
 ) -> list[TransferTime]:
-    """Return when each transfer's non-empty segments began and ended, from the stamps of all ranks.
+    """Return when each transfer's non-empty segments began and ended, from the times on all ranks.
 
-    `stamps_of` has each rank's, `count_bytes` the bytes that a number of elements takes when sent.
-    A message's time is divided among its segments by their lengths.
+    stamps_of[r] are rank r's, for a buffer of `numel` elements; `count_bytes` returns the bytes
+    sent for a number of elements. A message's time is divided among its segments by their lengths.
     """
     at_us = {
         (sent, (rank, peer, number) if sent else (peer, rank, number)): us

@@ -1,4 +1,4 @@
-"""Topologies as graphs of networkx, and graphs as topologies.
+"""Convert topologies to graphs of networkx, and back.
 
 Attributes of nodes and edges are the fields of devices and links in topoplan's JSON, so reading
 checks them in the same way. Numbers stay exact: bandwidths and latencies are fractions.
@@ -29,7 +29,11 @@ _Edge = tuple[Hashable, Hashable, dict[str, Any]]
 
 
 def write(topology: Topology, merge_parallel: bool) -> nx.MultiDiGraph[str] | nx.DiGraph[str]:
-    """Return a topology as a graph; see Topology.to_networkx."""
+    """Return a topology as a networkx graph: nodes are device ids, edges links, with their fields.
+
+    With `merge_parallel` it is a DiGraph, in which parallel links are one with the total bandwidth,
+    else a MultiDiGraph.
+    """
     data = topology.to_json()
     about = {key: value for key, value in data.items() if key not in _OF_FILES}
     nodes = [(device.pop("id"), device) for device in data["devices"]]
@@ -52,7 +56,11 @@ def write(topology: Topology, merge_parallel: bool) -> nx.MultiDiGraph[str] | nx
 
 
 def read(graph: nx.Graph[Any], name: str | None, bandwidth: str) -> Topology:
-    """Return a graph as a topology; see Topology.from_networkx."""
+    """Return a networkx graph as a topology called `name`.
+
+    `bandwidth` is the edges' attribute that has the GB/s. Raise InputError if a node or an edge is
+    malformed.
+    """
     if not isinstance(graph, nx.Graph) or not len(graph):
         what = "one without nodes" if isinstance(graph, nx.Graph) else type(graph).__name__
         raise InputError(f"{_WHERE}: expected a graph with nodes, got {what}")

@@ -1,4 +1,4 @@
-"""What notebooks show of a topology: its picture, and its tables."""
+"""Show a topology in notebooks: its picture, and its tables."""
 
 from ..graph import Topology
 from ..notebook import Renderer
@@ -7,7 +7,7 @@ from .pictures.part import draw_part
 
 
 def show(topology: Topology) -> str:
-    """Return a machine as HTML: its picture, and the tables of `describe` below, folded."""
+    """Return a topology as HTML: its picture, and below it the tables of `describe`, folded."""
     picture, left_out = draw_part(topology)
     caption = "" if left_out is None else f"<figcaption>{quote(left_out)}</figcaption>"
     return (

@@ -1,4 +1,7 @@
-"""Messages between ranks over the cables of their hosts: a connection of gloo's for each cable."""
+"""Send messages between ranks over the cables of their hosts: one gloo connection per cable.
+
+For hosts that are cabled to each other directly instead of through a network that joins all.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,9 +21,11 @@ _NEVER_SENT = (1 << 30) - 2
 
 @dataclass(frozen=True)
 class CableChannel:
-    """A connection over one cable: gloo between two ranks, the other's number there, its share.
+    """A gloo connection over one cable to a rank on a neighbouring host.
 
-    Shares of parallel cables add up to 1.
+    `gloo` is a ProcessGroupGloo of the two ranks, in which the other rank has the number `peer`.
+    `share` is the fraction of a large message that goes over this cable; parallel cables' add up to
+    1.
     """
 
     gloo: Any
@@ -50,10 +55,11 @@ class _CableWorks:
 
 
 class CableGloo:
-    """Messages of a group's ranks over cables, like gloo's own `send` and `recv`.
+    """Sends and receives a group's messages over cables, with gloo's own `send` and `recv`.
 
-    `channels` has those to each neighbour. Messages to others go by `relayed`, gloo over relays,
-    whose proxies `close` closes.
+    `channels` maps each rank on a neighbouring host to the channels over the cables to it. Messages
+    to other ranks go through `relayed`, a gloo whose connections relays forward from host to host;
+    `close` closes their proxies.
     """
 
     def __init__(
@@ -66,11 +72,17 @@ class CableGloo:
         self._used: set[int] = set()
 
     def send(self, tensors: Any, peer: int, tag: int) -> Any:
-        """Start to send to a rank of the group; return gloo's Work, or one like it."""
+        """Start to send tensors to rank `peer` of the group; return a Work like gloo's.
+
+        The receive must have the same `tag`.
+        """
         return self._start("send", tensors, peer, tag)
 
     def recv(self, tensors: Any, peer: int, tag: int) -> Any:
-        """Start to receive from a rank of the group; return gloo's Work, or one like it."""
+        """Start to receive tensors from rank `peer` of the group; return a Work like gloo's.
+
+        The send must have the same `tag`.
+        """
         return self._start("recv", tensors, peer, tag)
 
     def _start(self, name: str, tensors: Any, peer: int, tag: int) -> Any:
@@ -91,9 +103,9 @@ class CableGloo:
         return _CableWorks(works)
 
     def hang_up(self) -> None:
-        """Close the connections, so that peers notice at once.
+        """Close this rank's connections over cables, so that its peers' waits fail at once.
 
-        Channels that were never used have none.
+        Channels that were never used have no connection yet.
         """
         for peer in sorted(self._used):
             for channel in self._channels[peer]:

@@ -1,4 +1,4 @@
-"""The cables between this launch's hosts, as groups of ranks use them."""
+"""Let groups of ranks use the cables between this launch's hosts: routes, relays, gloo groups."""
 
 import logging
 import os
@@ -47,7 +47,11 @@ _MAKING = threading.Lock()
 
 @dataclass(frozen=True)
 class HostJoint:
-    """One segment between two hosts: the ports at this end and the other, and its rate in GB/s."""
+    """A cable, or a switched network, between two hosts, as seen from one of them.
+
+    `own` and `other` are the ports at this host and at the other one, as (host number, interface).
+    `GBps` is its measured rate.
+    """
 
     own: PortKey
     other: PortKey
@@ -55,9 +59,10 @@ class HostJoint:
 
 
 class HostCabling:
-    """What joins this rank's host to others; see LaunchCabling.
+    """The cables of this rank's host, the routes along them to all hosts, and this rank's relay.
 
-    `relay_ports` has the ports of all ranks' relays, by rank and address.
+    It is the launch's `LaunchCabling`, through which the core makes groups. `facts` were collected
+    from all hosts; `relay_ports` maps each rank to the TCP ports of its relay, by IP address.
     """
 
     def __init__(self, facts: FabricFacts, rank: int, relay: CableRelay) -> None:
@@ -74,11 +79,11 @@ class HostCabling:
 
     @property
     def address(self) -> str:
-        """The address at which this rank is to listen."""
+        """The loopback address at which this rank listens, so that relays can imitate it."""
         return loopback_of(self.rank)
 
     def find_hop(self, rank: int) -> RelayHop:
-        """Return the next hop to a rank on another host, for the relay."""
+        """Return the next relay on the route to `rank`, which is on another host."""
         me, host = self._host_of[self.rank], self._host_of[rank]
         following = self._routes[host][1]
         joint = self._joints[me, following][0]
@@ -87,15 +92,19 @@ class HostCabling:
         return RelayHop(self.facts.ports[joint.own].ip, ip, self.relay_ports[by][ip], by == rank)
 
     def reach(self, host: str, port: int) -> None:
-        """Make the address at which another rank listens reachable from here."""
+        """Open a proxy for the address `host` and `port` at which a rank of another host listens.
+
+        Does nothing if that rank is on this host.
+        """
         rank = next((r for r in self._host_of if loopback_of(r) == host), None)
         if rank is not None and self._host_of[rank] != self._host_of[self.rank]:
             self._relay.open_proxy(rank, port)
 
     def try_cables(self, timeout_s: float) -> list[tuple[str, str, bool]]:
-        """Try whether this host's cables carry anything, for `timeout_s` seconds at most.
+        """Connect over each cable of this host, for at most `timeout_s` seconds, to test it.
 
-        A relay that has ended refuses, for which the cable has to work.
+        Return (port here, port at the other end, whether it works) for each. A refused connection
+        counts as working: the other relay has ended, but the cable carried its refusal.
         """
         facts, me = self.facts, self._host_of[self.rank]
         joints = [x for (host, _), of in self._joints.items() if host == me for x in of]
@@ -121,12 +130,12 @@ class HostCabling:
             ]
 
     def check_mpi(self, mpi: str) -> None:
-        """See LaunchCabling.
+        """Raise InputError if the MPI with this name and version cannot send over these cables.
 
-        Open MPI 4.1 gives each port of a host one of any other host's (mca_btl_tcp_proc_insert): in
-        one subnet where it can, else in different ones, and messages take turns over all pairs. So
-        hosts with the same subnets reach each other, and others end the job ("Network is
-        unreachable"), also those that a cable joins.
+        Open MPI 4.1 pairs each port of a host with one of another host's (mca_btl_tcp_proc_insert):
+        in one subnet where it can, else in different ones, and messages take turns over all pairs.
+        So it works if all hosts have the same subnets; otherwise a job ends with "Network is
+        unreachable" even between hosts that a cable joins.
         """
         if not mpi.startswith("Open MPI") or any(name in os.environ for name in _MPI_NETWORKS):
             return
@@ -171,9 +180,10 @@ class HostCabling:
     find_messages = staticmethod(find_messages)
 
     def make_gloo(self, place: Any, store: Store) -> Any:
-        """Make gloo for a group of ranks, of which some are on other hosts; see groups.
+        """Return gloo for a group of ranks, some of them on other hosts. Collective over the group.
 
-        Collective over the group.
+        `place` says which ranks the group has and which is this one (runtime/ranks/groups.py);
+        `store` is shared by them.
         """
         members, _ = list_members(place)
         own: int = place.group_rank

@@ -1,6 +1,7 @@
-"""Collect the facts about the ports of a launch's hosts: one rank of each host shakes hands.
+"""Collect the facts about the network ports of a launch's hosts, and test what joins them.
 
-The ranks meet in a store, which may be reached over another network than data.
+One rank of each host does the tests (handshake.py). The ranks exchange facts in a store, which may
+be reached over another network than the one for data.
 """
 
 import random
@@ -44,9 +45,11 @@ _POLL_s = 0.002
 
 @dataclass(frozen=True)
 class PortLaunch:
-    """The ranks of a launch, as this rank sees it: its number, their number, and their store.
+    """A launch as one of its ranks sees it.
 
-    `meeting` is the address of the store, over whose network nothing else should pass.
+    `store` is shared by all `ranks` ranks, of which this is number `rank`. `meeting` is the IP
+    address of the store's host: its network is for the rendezvous, not for data. `timeout` limits
+    each wait.
     """
 
     store: Store
@@ -61,8 +64,9 @@ def collect_facts(
 ) -> FabricFacts:
     """Return the facts about the hosts' ports, the same on every rank. Collective.
 
-    Without hand-shakes unless `is_wanted`, given what the hosts say of themselves, says so. Raise
-    ExecutionError if a rank does not answer in time, or a host cannot list its ports.
+    `is_wanted` is given what the hosts say of themselves; ports are only tested against each other
+    if it returns True. Raise ExecutionError if a rank does not answer in time, or a host cannot
+    list its ports.
     """
     store = PrefixStore("topoplan/fabric", launch.store)
     put(store, f"host/of/{launch.rank}", [name_host(), name_boot()])

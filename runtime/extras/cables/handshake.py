@@ -41,10 +41,11 @@ PortKey = tuple[int, str]
 
 @dataclass
 class Handshake:
-    """One host's part, as host number `me` of those in `facts`, which alone know the facts' key.
+    """One host's side of the tests of all pairs of ports; a context manager with its sockets.
 
-    `number` is the port number of sockets that are bound to a port, and the next one that of those
-    bound to its address only. Use it as a context, which closes its sockets.
+    `facts` are those of all hosts, of which this is number `me`; their secret key identifies the
+    launch. `number` is the TCP port for connections bound to a network port, `number + 1` the one
+    for those bound to its address only.
     """
 
     facts: FabricFacts
@@ -107,10 +108,10 @@ class Handshake:
     # Who answers
 
     def ask(self) -> list[PortAnswer]:
-        """Connect over each port to each address of its subnet, and return who answers.
+        """Connect from each port to each address of its subnet; return which port answered each.
 
-        Each is asked twice at the same time, over its port and by its address alone: many do not
-        answer, and waiting for one after the other would take twice as long.
+        Each address is asked twice at once, bound to the port and bound to its address alone: many
+        do not answer, and one wait after the other would take twice as long.
         """
         pairs = [(p, q) for p, q in list_possible_pairs(self.facts.hosts) if p[0] == self.me]
         answers: dict[tuple[PortKey, PortKey, bool], tuple[int, str]] = {}
@@ -163,7 +164,7 @@ class Handshake:
     # Who hears whom
 
     def greet(self) -> list[Hello]:
-        """Multicast from every port for a moment, and return what was heard on each."""
+        """Multicast from every port for a moment; return whose multicasts each received."""
         sockets: dict[int, tuple[str, socket.socket]] = {}
         for port in self.facts.hosts[self.me].ports:
             if port.is_up:
@@ -196,7 +197,7 @@ class Handshake:
     # Rates
 
     def send_flows(self, flows: Iterable[tuple[PortKey, PortKey]], seconds: float) -> None:
-        """Send the flows of one round that start here, for some seconds each, all at once."""
+        """Send for `seconds` along each (from port, to port) that starts here, all at once."""
         own = [flow for flow in flows if flow[0][0] == self.me]
 
         def send(p: PortKey, q: PortKey) -> None:
@@ -214,7 +215,7 @@ class Handshake:
         _run_together([(send, flow) for flow in own])
 
     def take_rates(self, flows: Iterable[tuple[PortKey, PortKey]]) -> list[Flow]:
-        """Return the rates of the flows of the last round that ended here."""
+        """Return the measured rates of the `flows` that ended at this host, and forget them."""
         return [Flow(*p, *q, self._rates.pop((p, q))) for p, q in flows if (p, q) in self._rates]
 
 

@@ -36,10 +36,11 @@ _MAX_HOSTS = 32
 
 
 def join_by_cables(store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
-    """Find out whether cables join the launch's hosts, and have groups use them if they do.
+    """Find out whether cables join the launch's hosts, and make later groups use them if they do.
 
-    Collective over all ranks of the launch, once; later calls return at once. Hosts that a network
-    joins are left to gloo.
+    `ranks` is the number of ranks, `rank` this one; `timeout` limits each wait. Collective over all
+    ranks, once; later calls return at once. Hosts that a network joins are left to gloo. Raise
+    ExecutionError if a rank does not answer.
     """
     if find_cabling() is not None or EMULATED in os.environ or sys.platform != "linux":
         return
@@ -91,10 +92,10 @@ def _may_need_cables(facts: FabricFacts) -> bool:
 
 
 def needs_cables(facts: FabricFacts) -> bool:
-    """Return whether groups have to use cables: some join hosts, and no one network does better.
+    """Return whether groups must use cables, because no one network joins all hosts as well.
 
-    That is if hosts are joined without the network of the rendezvous, and either by cables, or the
-    rendezvous' network does not join them.
+    That is so if hosts are joined by something other than the rendezvous' network, and either that
+    is cables, or the rendezvous' network does not join them all.
     """
     segments = find_segments(facts)
     data = list_data_segments(segments)
@@ -109,7 +110,10 @@ def needs_cables(facts: FabricFacts) -> bool:
 
 
 def init_gloo_by_cables(rank: int, ranks: int, timeout: timedelta) -> None:
-    """Make the default group over gloo, by cables if they join the launch's hosts. Collective."""
+    """Initialize torch's default process group over gloo, over cables if they join the hosts.
+
+    `ranks` is the number of ranks, `rank` this one. Collective.
+    """
     store, rank, ranks = next(rendezvous(init_method(), rank, ranks, timeout=timeout))
     store.set_timeout(timeout)
     join_by_cables(store, rank, ranks, timeout)

@@ -1,4 +1,4 @@
-"""Links over the cables between hosts, and which messages over cables a gloo backend has."""
+"""Links over the cables between hosts, and the registry of gloo groups that send over cables."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ atexit.register(_messages.clear)
 
 
 def note_messages(gloo: Any, messages: CableGloo) -> None:
-    """Let `find_messages` find the messages over cables of a gloo backend."""
+    """Register `messages` as what sends for the group `gloo`, for `find_messages`."""
     _messages[id(gloo)] = gloo, messages
 
 
 def find_messages(gloo: Any) -> CableGloo | None:
-    """Return the messages over cables of a gloo backend, None if it sends everything itself."""
+    """Return what sends over cables for the group `gloo`; None if gloo sends everything itself."""
     known = _messages.get(id(gloo))
     return known[1] if known is not None and known[0] is gloo else None
 
 
 def connect(group: Any, device: torch.device, faults: Faults) -> CabledLinks | None:
-    """See LaunchCabling."""
+    """Return links over cables for a group's tensors on `device`; None if its gloo has none.
+
+    `faults` reports failed calls.
+    """
     messages = find_messages(group._get_backend(device)) if device.type == "cpu" else None
     return None if messages is None else CabledLinks(group, device, faults, messages)
 
 
 class CabledLinks(Links):
-    """Connections along the cables that join hosts; stock collectives go by gloo's relays."""
+    """A group's connections along cables; collectives of gloo itself go through relays instead."""
 
     def __init__(
         self, group: Any, device: torch.device, faults: Faults, messages: CableGloo
@@ -45,11 +48,11 @@ class CabledLinks(Links):
 
     @property
     def backend(self) -> Any:
-        """What sends and receives this group's messages, in place of gloo."""
+        """The object with gloo's `send` and `recv` that sends this group's messages over cables."""
         return self._messages
 
     def close(self, *, is_private: bool) -> None:
-        """Free what is the links' own, if `is_private` with the group, which is then closed too."""
+        """Close the connections over cables, if `is_private` says that the group closes too."""
         known = (
             _messages.pop(id(self.group._get_backend(self.device)), None) if is_private else None
         )

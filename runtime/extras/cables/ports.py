@@ -29,9 +29,10 @@ _ROW_BYTES, _ROWS_BYTES = 40, 64_000
 
 
 def describe_host(name: str, ranks: Sequence[int], meeting: str) -> HostFacts:
-    """Return this host's ports; its ranks meet at the address `meeting`.
+    """Return this host's network ports and their speeds, under the host's `name`.
 
-    Raise InputError on other systems than Linux.
+    `ranks` are those that run on it, `meeting` the IP address of the store where they meet. Raise
+    InputError on systems other than Linux.
     """
     if sys.platform != "linux":
         raise InputError(

@@ -1,4 +1,4 @@
-"""Find the topology of a launch's hosts by their cables, outside of a process group."""
+"""Find how the hosts of a launch are joined by testing their ports, before any process group."""
 
 import os
 from datetime import timedelta
@@ -13,10 +13,10 @@ from .finding import PortLaunch, collect_facts
 
 
 def probe_fabric(timeout_s: float = 60.0) -> FabricFacts:
-    """Return the facts about the ports of the launch's hosts. Collective over its ranks.
+    """Return the facts about the network ports of the launch's hosts. Collective over its ranks.
 
-    torchrun, mpirun, srun or topo-emulate started them. Raise InputError outside a launch, and
-    ExecutionError if a rank does not answer.
+    For programs started by torchrun, mpirun, srun or topo-emulate. Each wait ends after `timeout_s`
+    seconds. Raise InputError outside a launch, and ExecutionError if a rank does not answer.
     """
     if not is_rank() and join_launch() is None:
         raise InputError(

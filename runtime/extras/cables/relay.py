@@ -29,9 +29,10 @@ _IDLE_s, _END_s = 0.4, 5.0
 
 @dataclass(frozen=True)
 class RelayHop:
-    """The next relay on the route to a rank: from the own address `own` to `ip`, `port`.
+    """The next relay on the route to a rank.
 
-    `is_last` says that it is the relay of that rank itself.
+    Connect from this host's address `own` to the relay at `ip` and TCP port `port`. If `is_last`,
+    it is the relay of that rank itself.
     """
 
     own: str
@@ -41,15 +42,16 @@ class RelayHop:
 
 
 def loopback_of(rank: int) -> str:
-    """Return the loopback address at which a rank listens."""
+    """Return the loopback address (127.77.x.y) at which the rank with this number listens."""
     return f"127.77.{rank // 250}.{rank % 250 + 1}"
 
 
 class CableRelay:
-    """One rank's relay: a thread that accepts at the host's ports and at other ranks' addresses.
+    """One rank's relay: a thread that forwards connections which no single cable could carry.
 
-    `key` is known to the ranks of the launch only. Connections to other hosts wait until
-    `set_hops` is called.
+    It accepts at the host's ports and at other ranks' loopback addresses. `key` is the launch's
+    secret; connections without it are refused. Connections to other hosts wait until `set_hops` is
+    called.
     """
 
     def __init__(self, rank: int, addresses: Sequence[str], key: str) -> None:
@@ -92,11 +94,11 @@ class CableRelay:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def set_hops(self, find_hop: Callable[[int], RelayHop]) -> None:
-        """Set the function that returns the next hop to a rank."""
+        """Set `find_hop`, which returns the next hop to a rank (a number) on another host."""
         self._loop.call_soon_threadsafe(self._find_hop.set_result, find_hop)
 
     def open_proxy(self, rank: int, port: int) -> None:
-        """Listen at another rank's address and port, and carry connections to it.
+        """Listen at another rank's loopback address and TCP port; forward connections to it.
 
         Raise OSError if the address is in use.
         """
@@ -105,7 +107,7 @@ class CableRelay:
             self._proxies[place] = self._run(self._listen_for(rank, *place))
 
     def close_proxy(self, rank: int, port: int) -> None:
-        """Listen no more at another rank's address and port; connections stay."""
+        """Stop listening at another rank's loopback address and TCP port; open connections stay."""
         server = self._proxies.pop((loopback_of(rank), port), None)
         if server is not None:
             self._loop.call_soon_threadsafe(server.close)

@@ -1,4 +1,4 @@
-"""Decide which flows to measure: on cables, on switches, and flows that may share links."""
+"""Decide which flows to measure at once: on cables, on switches, and where links may be shared."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,11 @@ _REPEATS = 2
 
 
 def plan_rounds(bundles: Sequence[SegmentBundle]) -> list[list[FlowKey]]:
-    """Return the rounds of flows that measure some cables and networks, one after the other.
+    """Return the rounds that measure cables and switched networks: lists of flows run at once.
 
-    Cables are measured several times, all subnets of one at the same time. No two cables of a round
-    share a host, so that each runs as if alone, except for trials of switched networks.
+    `bundles` are the parallel cables, or the network, between hosts; a flow is (from port, to
+    port). Cables are measured several times. No two cables of a round share a host, so that each
+    runs as if alone, except when a switched network is tried.
     """
     rounds: list[list[FlowKey]] = []
     cables = [x for x in bundles if x.is_cable]

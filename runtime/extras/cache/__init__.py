@@ -1,1 +1,1 @@
-"""Plans and races, cached in a folder for later starts."""
+"""Cache plans, and the results of races between schedules, in a folder for later starts."""

@@ -1,4 +1,4 @@
-"""The folder of cached plans and races, where it cannot be used."""
+"""Warn about a cache folder that cannot be used."""
 
 import logging
 from pathlib import Path
@@ -12,9 +12,9 @@ _warned: set[Path | None] = set()
 
 
 def warn_without_cache(folder: Path | None, error: Exception | None = None) -> None:
-    """Warn that a cache folder cannot be used, once per process and folder: training goes on.
+    """Log that plans will not be cached, once per process and folder; the job goes on.
 
-    `folder` is None if `environment.find_cache_folder` found none.
+    `folder` is None if no folder for caches was found; `error` is why it cannot be used.
     """
     if folder in _warned:
         return

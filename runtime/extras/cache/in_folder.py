@@ -1,4 +1,7 @@
-"""What keeps plans and races in the folder of an option or of TOPOPLAN_CACHE."""
+"""Cache plans and races in the folder that an option or TOPOPLAN_CACHE names.
+
+A race times several schedules for one message size and picks the fastest.
+"""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -15,19 +18,26 @@ E = TypeVar("E", bound=Hashable)
 
 
 class FolderCache(Cache):
-    """Keeps plans in a folder, and races in a folder within it."""
+    """Caches plans in a `folder`, and results of races in a folder within it; None: nothing."""
 
     def find_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int
     ) -> Expected[E] | None:
-        """Return what an earlier race at a size, rounded down to a power of two, lets expect."""
+        """Return what to expect of a race at this size by an earlier start; None if unknown.
+
+        Results are kept by size, rounded down to a power of two. `contest` is the race that would
+        be run.
+        """
         cached = CachedRaces(folder, contest).find(size_bytes)
         return None if cached is None else _expect(contest, cached)
 
     def keep_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int, outcome: Outcome[E]
     ) -> None:
-        """Keep how a race ended, in place of an earlier one at its size."""
+        """Cache the `outcome` of the race `contest` at a size in bytes.
+
+        It replaces an earlier one at that size, rounded down to a power of two.
+        """
         winner, own, name = outcome.winner, outcome.own, contest.name
         race = CachedRace(
             winner=None if winner is None else contest.number(winner),
@@ -40,11 +50,11 @@ class FolderCache(Cache):
         CachedRaces(folder, contest).save(size_bytes, race)
 
     def find_plan(self, folder: Path | None, request: Request) -> Plan | None:
-        """Return the plan that an earlier start made for the same request, verified, or None."""
+        """Return the verified plan that an earlier start made for the same request, or None."""
         return plans.find(folder, request)
 
     def keep_plan(self, folder: Path | None, request: Request, plan: Plan) -> None:
-        """Keep the plan for a request, in place of an earlier one."""
+        """Cache the plan made for a request, replacing an earlier one."""
         plans.save(folder, request, plan)
 
 

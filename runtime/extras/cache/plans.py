@@ -1,6 +1,6 @@
-"""Plans in the folder of cached ones, a file for each request.
+"""Cache plans in a folder, one file per request.
 
-Plans of demands are never cached: names of files say nothing of their pieces.
+A plan for a demand (a custom set of transfers) is never cached, since file names do not cover it.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from .folder import log, warn_without_cache
 
 
 def find(folder: Path | None, request: Request) -> Plan | None:
-    """Return the plan of a request from a folder, or None.
+    """Return the cached plan of a request from a folder; None if there is none.
 
-    A file that is missing is none; one that is damaged, or for another request, is logged as a
-    warning. A folder that cannot be used costs one warning.
+    A file that is damaged, or for another request, is logged as a warning and ignored. A folder
+    that cannot be used is warned of once.
     """
     if folder is None or isinstance(request.collective, Demands):
         return None
@@ -47,7 +47,7 @@ def find(folder: Path | None, request: Request) -> Plan | None:
 
 
 def save(folder: Path | None, request: Request, plan: Plan) -> None:
-    """Save the plan of a request in a folder; one that cannot be used costs one warning."""
+    """Cache the plan of a request in a folder; warn once if the folder cannot be used."""
     if isinstance(request.collective, Demands):
         return
     if folder is None:

@@ -1,4 +1,7 @@
-"""Races in the folder of cached ones, so that the next start need not race again."""
+"""Cache the results of races, so that the next start need not time the same schedules again.
+
+A race times several schedules and the backend's own (stock) collective at one message size.
+"""
 
 import hashlib
 import json
@@ -32,11 +35,12 @@ _Time = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class CachedRace(Struct, frozen=True):
-    """The result of a race for a size.
+    """The result of a race at one size.
 
-    `winner` and `own` are indices in `Candidates.all` (ranking.py): the fastest (None for the stock
-    collective), and the fastest of the plan's schedules. `labels` are their names, `raced_us` the
-    median times by name, `time_us` the winner's, all in microseconds; `raced_on` is the date.
+    `winner` and `own` are indices into `Candidates.all` (ranking.py): the fastest candidate (None:
+    the stock collective) and the fastest schedule of the plan; `labels` are their names. `time_us`
+    is the winner's median microseconds, `raced_us` each candidate's by name; `raced_on` is the
+    date.
     """
 
     winner: Index | None
@@ -48,11 +52,11 @@ class CachedRace(Struct, frozen=True):
 
 
 class CachedRaces:
-    """The races of one plan on one machine, in `folder`; if that is None, nothing is cached.
+    """The cached races of one plan on one machine, in `folder` (None: nothing is cached).
 
-    The files' names are made of the inputs that decide which schedule wins and never change. Host
-    costs are not among them: they are measured, so they differ from start to start, and they only
-    decide which schedules race.
+    File names are hashes of the inputs that decide which schedule wins. Host costs are not among
+    them: they are measured, so differ from start to start, and only decide which schedules race.
+    `contest` has the schedules that race, and what else decides which one wins.
     """
 
     def __init__(self, folder: Path | None, contest: Contest[Any]) -> None:

@@ -38,7 +38,7 @@ Probe = tuple[Schedule, int]
 
 
 def choose_probes(communicator: Communicator) -> list[Probe]:
-    """Return the (schedule, size in bytes) to run: few messages and many, small and large."""
+    """Return the (schedule, size in bytes) to time: few and many messages, small and large."""
     dispatcher, topology = communicator.dispatcher, communicator.plan.topology
     playable = [
         base
@@ -66,9 +66,10 @@ def _count_messages(base: Schedule) -> int:
 
 
 def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _: None) -> HostCosts:
-    """Fit the host costs, predict with them from now on, and return them.
+    """Fit the host costs to measured times, use them for later predictions, and return them.
 
-    Collective; all ranks return the same costs. If one rank fails, all raise ExecutionError.
+    `say` is given lines about the progress. Collective; all ranks return the same costs. If one
+    rank fails, all raise ExecutionError.
     """
     dispatcher = communicator.dispatcher
     on = dispatcher.machine.topology

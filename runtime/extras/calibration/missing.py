@@ -1,4 +1,9 @@
-"""Fit the hosts' costs of a plan's communicator: when asked, or where the plan has none."""
+"""Fit the host costs of a communicator's plan: on request, or if the plan has none.
+
+Host costs are the processor time per message, byte and call, in addition to the links' time.
+
+Helpers are ranks outside a group that forward bytes for it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,10 @@ from .calibrate import calibrate
 def fit_missing(
     communicator: Communicator, transport: Transport, say: Callable[[str], None]
 ) -> None:
-    """Fit the hosts' costs of a plan that has none, so that predictions include them. Collective.
+    """Fit the host costs if the plan has none, so that predictions include them. Collective.
 
-    A group that goes on after a fault could not go on meanwhile, and helpers know of one
-    communicator alone: these are left as they are.
+    `say` is given lines about the progress. Does nothing for groups that recover from faults, which
+    they could not do meanwhile, and for groups with helpers, which serve only one communicator.
     """
     if host_of(communicator.plan.topology) is not None or communicator.path.outlives_links:
         return
@@ -26,7 +31,10 @@ def fit_missing(
 
 
 def fit(communicator: Communicator, transport: Transport, say: Callable[[str], None]) -> HostCosts:
-    """Fit the hosts' costs, predict with them from now on, and return them. Collective."""
+    """Fit the host costs by timing calls, predict with them from now on, and return them.
+
+    Collective. `say` is given lines about the progress.
+    """
     if communicator.dispatcher.messages.codec is None:
         return calibrate(communicator, say)
     # Without the codec: the cost of encoding is known, and added for encoded messages.

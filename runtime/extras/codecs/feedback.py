@@ -1,4 +1,4 @@
-"""Error feedback: what compression has rounded away of gradients, for the next step."""
+"""Error feedback for compressed gradients: add each step's rounding errors to the next step."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class _Share:
 
 
 class Residuals:
-    """The error feedback of a model: a flat float32 residual per bucket, in the bucket's layout.
+    """A model's rounding errors of the last step: a flat float32 tensor per DDP bucket.
 
     DDP moves parameters to other buckets after the first step; their residuals move with them, and
     are freed with the parameters.
@@ -30,7 +30,7 @@ class Residuals:
         self._shares = WeakTensorKeyDictionary()
 
     def of(self, bucket: dist.GradBucket) -> torch.Tensor:  # type: ignore[name-defined]
-        """Return the residual of a bucket, the same tensor in each step, zeros at first."""
+        """Return the rounding errors of a DDP bucket: the same tensor each step, zeros at first."""
         parameters = bucket.parameters()
         layout = tuple(map(id, parameters))
         first = self._share_of(parameters[0])

@@ -1,7 +1,7 @@
-"""Encode the messages of a program.
+"""Compile the encoding of a program's messages: which values, where in the buffer of encoded bytes.
 
-The rules are those of synth/ir/addition_order.py. A message's pieces are encoded one after the
-other, each in whole blocks of the codec.
+A message's pieces are encoded one after the other, each padded to whole blocks of the codec. The
+order of additions is that of synth/ir/addition_order.py.
 """
 
 from itertools import takewhile
@@ -14,7 +14,7 @@ from ...program.messages import Message, Piece, Reads, Slots, Writes
 
 
 class Blocks(Protocol):
-    """The sizes of a codec's messages, which a Codec has."""
+    """The sizes of a codec's encoded messages."""
 
     def padded(self, numel: int) -> int:
         """Return `numel` rounded up to whole blocks, the number of values that are encoded."""
@@ -27,7 +27,7 @@ class Blocks(Protocol):
 
 
 class MessageEncoder:
-    """An Encoder (program/messages.py) for a codec."""
+    """Makes the instructions that encode one rank's messages, and reserves their buffers."""
 
     def __init__(
         self, codec: Blocks, layout: Layout, rank: int, reads: Reads, writes: Writes
@@ -39,26 +39,26 @@ class MessageEncoder:
         self._fed_back: set[tuple[int, int, int]] = set()
 
     def padded(self, message: Message) -> int:
-        """Return the number of values that are encoded for a message, those of padding included."""
+        """Return the number of values that are encoded for a message, padding included."""
         return sum(self.codec.padded(p.hi - p.lo) for p in message.pieces)
 
     def offset_of(self, message: Message, piece: Piece) -> int:
-        """Return the number of values that are encoded before a piece of a message."""
+        """Return the number of values, with padding, that precede `piece` in its message."""
         before = takewhile(lambda p: p is not piece, message.pieces)
         return sum(self.codec.padded(p.hi - p.lo) for p in before)
 
     def take_room(self, message: Message) -> Span:
-        """Reserve room in the wire buffer as the message's `slot`, and return the bytes it uses."""
+        """Reserve encoded bytes as the message's `slot`; return the span of them it uses."""
         room = self.codec.room(self.padded(message))
         message.slot = self.slots, self.slots.take(room), room
         return self.span_of(message)
 
     def span_of(self, message: Message) -> Span:
-        """Return the bytes of the wire buffer that a message uses in its slot."""
+        """Return the span of the buffer of encoded bytes that a message uses in its slot."""
         return Span("wire", message.start, self.codec.nbytes(self.padded(message)))
 
     def encode(self, message: Message) -> Encode:
-        """Return the instruction that encodes a message's pieces, and reserve room for them."""
+        """Reserve room for a message, and return the instruction that encodes its pieces."""
         errors = []
         for piece in message.pieces:
             use = *piece.key, piece.step
@@ -74,7 +74,10 @@ class MessageEncoder:
         )
 
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
-        """Return the instruction that finally rounds the sums completed here and not sent since."""
+        """Return the instruction that rounds sums completed here and not sent; None if none.
+
+        Without it this rank would keep more exact values than the others receive.
+        """
         schedule, unsent = self.layout.schedule, []
         for c in sorted(self._rounded.copied):
             if self.rank not in schedule.collective.receivers(schedule.chunks[c]):

@@ -4,6 +4,8 @@ Each rank posts its calls in the group's store, and waits for nothing. The first
 and posts which ranks differ; then waiting calls fail with that error on all ranks, even if gloo
 would have computed wrong numbers, or waited. Only the first calls of a group and of each size are
 posted: the tags of later calls differ if the calls do.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import logging
@@ -45,7 +47,10 @@ _END_S = 5.0
 
 
 class ComparedCalls(CallCheck):
-    """Compares the calls that this rank makes with the other ranks' calls, in the background."""
+    """Compares this rank's calls with other ranks' in the background, in the group's store.
+
+    `break_off` is called with the error if calls differ.
+    """
 
     def __init__(self, store: Store, rank: int, ranks: Sequence[int], break_off: BreakOff) -> None:
         super().__init__(store, rank, ranks, break_off)
@@ -60,7 +65,10 @@ class ComparedCalls(CallCheck):
         self._stop, self._wake = threading.Event(), threading.Event()
 
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
-        """Post this rank's call `number` for comparison in the background, as the text `what`."""
+        """Post this rank's call `number`, described by `what`, to be compared in the background.
+
+        `is_awaited` says that all ranks call `wait_until_same` for it.
+        """
         if self._stop.is_set():
             return
         is_posted = threading.Event()
@@ -83,10 +91,10 @@ class ComparedCalls(CallCheck):
             self._stop.set()
 
     def wait_until_same(self, number: int) -> None:
-        """See CallCheck.
+        """Wait until all ranks posted call `number`; raise ExecutionError if they differ.
 
-        gloo ends the process if two ranks' calls differ in size. A rank that comes after the wait
-        finds the difference before it starts anything.
+        Needed before stock collectives, since gloo ends the process if two ranks' calls differ in
+        size.
         """
         deadline = time.monotonic() + _AWAITED_S
         while time.monotonic() < deadline and not self._stop.is_set():
@@ -100,9 +108,9 @@ class ComparedCalls(CallCheck):
             self._awaited.discard(number)
 
     def compare(self, number: int, calls: Sequence[str]) -> None:
-        """Raise ExecutionError unless `calls`, those of all ranks in their order, are the same.
+        """Raise ExecutionError unless all of `calls`, one per rank in rank order, are equal.
 
-        Later calls raise the error, too.
+        `number` is the call's number in the group. Later calls raise the same error.
         """
         if text := explain_difference(number, self._ranks, calls):
             self.error = ExecutionError(text)
@@ -113,7 +121,7 @@ class ComparedCalls(CallCheck):
         self._waiting.add(work.progress)
 
     def find_error(self) -> ExecutionError | None:
-        """Return the error that names the differing ranks, or None, after a call has failed.
+        """Return the error that names the ranks whose calls differ, None if no difference is known.
 
         Waits briefly, as the posted calls may not have been compared yet.
         """
@@ -123,10 +131,7 @@ class ComparedCalls(CallCheck):
         return self.error
 
     def close(self) -> None:
-        """Compare nothing more.
-
-        Ends the thread.
-        """
+        """Stop comparing, and end the background thread."""
         self._stop.set()
         self._wake.set()
         thread = self._thread
@@ -201,9 +206,10 @@ class ComparedCalls(CallCheck):
 
 
 def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) -> str:
-    """Return a text that names the ranks whose call differs from most; "" if none does.
+    """Return a text that names the ranks whose call differs from the majority's; "" if none does.
 
-    `number` is the call's number in the group; `calls` describe it on each of the global `ranks`.
+    `number` is the call's number in the group; `calls` has one description for each of the global
+    `ranks`.
     """
     counts = Counter(calls)
     if len(counts) == 1:

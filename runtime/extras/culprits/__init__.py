@@ -1,1 +1,1 @@
-"""Who is to blame when a call or a set-up cannot go on, by the reports that ranks exchange."""
+"""Find which rank or link is at fault when a call or a set-up fails, from reports of all ranks."""

@@ -1,9 +1,9 @@
-"""Decide from the ranks' reports who is to blame when a call cannot go on.
+"""Decide from the ranks' reports which rank or link is at fault when a call cannot go on.
 
-Pure functions; exchange.py gathers the reports. They follow reports from peer to peer, as long as
-each waits for the next, to a rank that reported nothing, or to a message that both ends had posted,
-whose link carries nothing. If the backend does not say which rank it waits for, the pairs of ranks
-that no longer reach each other show which link is cut.
+Pure functions; exchange.py gathers the reports. A report names the peer that its rank waits for.
+Following reports from peer to peer ends at a rank that reported nothing, or at a message that both
+ends had posted, whose link is dead. If the backend does not say which rank it waits for, the pairs
+of ranks that no longer reach each other show which link is cut.
 """
 
 from collections import defaultdict
@@ -27,8 +27,8 @@ def find_culprit(
     """Follow the reports from `rank` on, each to the peer that it waits for.
 
     `reports` are by rank; ranks without a report are missing. Return the ranks visited (the last is
-    to blame, unless a link is), the link to blame as (source, destination) or None, and whether
-    further reports could not change the answer.
+    at fault, unless a link is), the link at fault as (source, destination) or None, and whether the
+    answer is final, whatever reports may follow.
     """
     chain = [rank]
     while chain[-1] in reports:
@@ -57,7 +57,7 @@ def find_culprit(
 
 
 def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int]) -> bool:
-    """Return whether `reports` (by rank) show why `rank` is stuck, whatever reports may follow.
+    """Return whether `reports` (by rank) already show why `rank` is stuck.
 
     `ranks` are all ranks of the group.
     """
@@ -74,16 +74,17 @@ def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int]) ->
 
 
 def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
-    """Return the ranks that any report lists as ended without a report of their own."""
+    """Return the ranks that other ranks' reports say ended without a report of their own."""
     return sorted({rank for report in reports.values() for rank in report.ended} - set(reports))
 
 
 def explain_blame(
     rank: int, reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute
 ) -> str:
-    """Return a text that says who is to blame that `rank` is stuck, and by whose reports.
+    """Return a sentence that names the rank or link for which `rank` waits, and the evidence.
 
-    `reports` are by rank; `ranks` are all ranks of the group. `find_route` names links.
+    `reports` are by rank; `ranks` are all ranks of the group. `find_route` returns the devices
+    between two ranks, to name links.
     """
     if len(reports) == len(ranks):
         sources = "all ranks reported"
@@ -198,7 +199,7 @@ def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
 
 
 def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
-    """Return a text that says that the `silent` ranks do not answer, and why as far as it is known.
+    """Return a sentence that says which ranks, `silent`, do not answer, and why if that is known.
 
     `reports` are those of the ranks that did report, by rank.
     """
@@ -225,9 +226,10 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
 
 
 def explain_cut(reports: Mapping[int, Stuck], ranks: Sequence[int], find_route: FindRoute) -> str:
-    """Name the cut link, from pairs of reporting ranks that do not reach each other.
+    """Return a sentence that names the cut link, from pairs of ranks that are disconnected.
 
-    Return "" if all pairs reach each other.
+    `reports` are by rank; `find_route` returns the devices between two ranks. Return "" if all
+    pairs reach each other.
     """
     unreached = sorted(
         {

@@ -36,10 +36,10 @@ _FLUSH_S = 0.3
 
 
 class ReportExchange:
-    """One rank's part in exchanging reports of a failure; it begins at once and reports `own`.
+    """One rank's part in exchanging reports of a failure; making it posts this rank's report `own`.
 
-    The `ranks` with the same `key` take part; `rank` is this one. The exchange takes at most
-    `seconds`.
+    The `ranks` of one group, of which `rank` is this one, share `key`. `addresses` are where they
+    receive reports. The exchange takes at most `seconds`.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class ReportExchange:
         ).start()
 
     def try_cables(self) -> None:
-        """Report which cables of this host carry nothing, if cables join the launch's hosts.
+        """Test the cables between this host and others, if there are any; report dead ones.
 
-        The relays between hosts accept connections to ranks that they do not reach, so that the
-        reports' own connections do not show it.
+        Relays accept connections even to ranks that they do not reach, so the reports' own
+        connections cannot show it.
         """
         cabling = find_cabling()
         if cabling is not None:
@@ -88,7 +88,7 @@ class ReportExchange:
             self._tries_cables = False
 
     def wait_for_verdict(self) -> dict[int, Stuck]:
-        """Return the reports by rank, once they show the culprit or time is over.
+        """Wait until the reports show what is at fault, or time is over; return them by rank.
 
         Ranks that did not report, or whose report cannot be read, are missing.
         """

@@ -1,4 +1,4 @@
-"""What the core asks for who is to blame: see CulpritFinder (ranks/faults.py)."""
+"""The entry of this extra: what the core calls when a call has failed (CulpritFinder)."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,7 +12,11 @@ __all__ = ["begin_search", "explain_set_up"]
 
 
 def begin_search(faults: Faults, call: Call, own: Stuck) -> Callable[[], str]:
-    """See CulpritFinder."""
+    """Report `own`, where this rank is stuck in `call`; return a function that names the culprit.
+
+    The function waits for the other ranks' reports, at most `faults.grace_s` seconds. In between
+    the caller closes this rank's connections, so that its peers fail too and report.
+    """
     # Equal on the group's ranks, and new if the group is made again.
     nonces = " ".join(x.nonce for _, x in sorted(faults.addresses.items()) if x is not None)
     key = f"{faults.group.group_name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"

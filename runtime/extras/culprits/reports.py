@@ -1,8 +1,8 @@
-"""Pass reports of trouble among the ranks of a group by every route that still works.
+"""Pass reports of failures among the ranks of a group by every route that still works.
 
-Each rank in trouble connects to the addresses of the others (ranks/addresses.py) and passes on
-every report that it has or gets, so that a report also reaches ranks to which its author has no
-route. There is one thread per process, from the first trouble until some seconds after the last.
+Each failing rank connects to the addresses of the others (ranks/addresses.py) and passes on every
+report that it has or gets, so that a report also reaches ranks to which its author has no route.
+There is one thread per process, from the first failure until some seconds after the last.
 """
 
 import errno
@@ -72,10 +72,10 @@ class _Connection:
 
 
 class Relay:
-    """The reports of all groups of this process, and the thread that passes them on.
+    """All reports that this process has for any group, and the thread that passes them on.
 
-    A group's `key` is the same on all of its ranks, and other for other groups; `rank` is a rank's
-    number in the group. The process has one Relay, `relay`.
+    A group's `key` is the same on all its ranks and differs between groups; `rank` is a rank's
+    number in the group. The process has one instance, `relay`.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,9 @@ class Relay:
         self._thread: threading.Thread | None = None
 
     def join(self, key: str, rank: int, addresses: Addresses, seconds: float) -> None:
-        """Begin to pass on a group's reports, for some `seconds`; this process is its rank `rank`.
+        """Begin to pass on a group's reports for `seconds`; this process is its rank `rank`.
 
-        Connects to some of its ranks at once, without waiting for them.
+        Begins to connect to some of the ranks at `addresses`, without waiting for them.
         """
         with self._lock:
             self._groups.setdefault(key, _TroubledGroup()).addresses = addresses
@@ -102,14 +102,14 @@ class Relay:
                 self._thread.start()
 
     def extend_relaying(self, seconds: float) -> None:
-        """Go on relaying for some `seconds` from now on, at least."""
+        """Keep passing reports on for at least `seconds` from now."""
         with self._lock:
             self._until = max(self._until, time.monotonic() + seconds)
 
     def add(self, key: str, rank: int, edition: int, report: Report) -> None:
         """Store a rank's report and pass it on, unless this `edition` or a later one is known.
 
-        The editions of a rank's report count from 0; a later one replaces an earlier one.
+        Editions of a rank's report count from 0; a later one replaces an earlier one.
         """
         with self._lock:
             group = self._groups.setdefault(key, _TroubledGroup())
@@ -119,7 +119,7 @@ class Relay:
                 group.lines.append(json.dumps(line).encode() + b"\n")
 
     def dial(self, key: str, ranks: Iterable[int]) -> None:
-        """Begin to connect to the ranks not tried yet, to see whether their processes are alive.
+        """Begin to connect to `ranks` not tried yet, to see whether their processes are alive.
 
         Does not wait; `list_reach` returns the outcome.
         """
@@ -138,12 +138,12 @@ class Relay:
             return {rank: report for rank, (_, report) in heard.items()}
 
     def list_reach(self, key: str) -> dict[int, Reach]:
-        """Return the fate of the connection to each rank that was dialed (see Reach)."""
+        """Return for each rank dialed: "trying", "reached", "ended" (refused) or "failed"."""
         with self._lock:
             return dict(self._groups[key].reach)
 
     def is_behind(self, key: str) -> bool:
-        """Return whether a report of the group has still to be sent to a rank in reach."""
+        """Return whether a report of the group has yet to be sent to a rank in reach."""
         with self._lock:
             count = len(self._groups[key].lines)
             return any(
@@ -324,7 +324,7 @@ def _accept(
 
 
 def give_up_early(connection: socket.socket) -> None:
-    """Have the kernel give up a connection whose other end does not acknowledge anything."""
+    """Make the kernel drop a connection soon if the other end stops acknowledging packets."""
     if sys.platform == "linux":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (

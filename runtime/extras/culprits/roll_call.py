@@ -1,6 +1,6 @@
 """Find which rank is missing when a group cannot be set up.
 
-No rank has its connections yet, so each looks for all others.
+No rank has connections yet, so each looks for all others.
 """
 
 import itertools
@@ -27,10 +27,11 @@ def explain_set_up(
     *,
     is_store_gone: bool,
 ) -> str:
-    """See CulpritFinder. Each rank on which the set-up failed calls this: they exchange reports.
+    """Exchange reports after a failed set-up; return a sentence that names the missing ranks.
 
-    The answer names ranks that ended or never came; if none are found, it says that the culprit is
-    not known.
+    Each rank on which the set-up failed calls this. `rank` is this one among `ranks`, `own` its
+    report, `addresses` those known here, by rank. It takes at most `seconds`. `is_store_gone` says
+    whether the shared store does not answer. If no rank is found, the text says so.
     """
     key = f"{own.call} among {list(ranks)}, failure {next(_failures)}"
     exchange = ReportExchange(key, rank, ranks, addresses, own, seconds)

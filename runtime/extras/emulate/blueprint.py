@@ -1,10 +1,10 @@
 """Plan the emulation of a topology: a namespace per device, a cable per linked pair, all routes.
 
 Pure data, computed before anything is touched. A rank has an identity address (10.99.x.y) that its
-process groups are bound to; every device on a route knows the next hop. Where equal switches stand
-in parallel, each connection takes one of them, by a hash of its ports. If the hardware has no route
-between two GPUs (only other GPUs are between them), those GPUs forward: sockets need connections
-between all ranks, and a stock collective in a bad rank order would do the same.
+process groups are bound to; every device on a route knows the next hop. Where equal switches are
+parallel, each connection takes one of them, by a hash of its ports. If only other GPUs join two
+GPUs, those forward packets: sockets need connections between all ranks, and a stock collective in a
+bad rank order would do the same.
 """
 
 import re
@@ -38,9 +38,10 @@ _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kMGT]?)(bit|bps|B/s)", re.IGNO
 
 @dataclass(frozen=True)
 class VethPair:
-    """A veth pair, the emulated cable between the devices numbered `a` and `b`.
+    """A pair of virtual Ethernet interfaces: emulated cable number `number` of two devices.
 
-    Rates are in bit/s out of each end, None in a direction without a link.
+    `a` and `b` are device numbers. `rate_ab` is the rate from a to b in bit/s, `rate_ba` from b to
+    a; None in a direction without a link.
     """
 
     number: int
@@ -50,7 +51,7 @@ class VethPair:
     rate_ba: int | None
 
     def address(self, device: int) -> str:
-        """Return the IP address of the end at the device numbered `device`."""
+        """Return the IP address of this cable's end at the device numbered `device`."""
         return str(_CABLE_NET + 2 * self.number + (device == self.b))
 
     def rate_out_of(self, device: int) -> int | None:
@@ -61,7 +62,7 @@ class VethPair:
         return self.rate_ab if device == self.a else self.rate_ba
 
     def other(self, device: int) -> int:
-        """Return the number of the device at the other end."""
+        """Return the number of the device at the other end of this cable than `device`."""
         return self.b if device == self.a else self.a
 
 
@@ -93,12 +94,13 @@ class Blueprint:
     scale: Fraction
     devices: tuple[str, ...]
     home: tuple[int, ...]
+    # A cable for each pair of linked devices.
     cables: tuple[VethPair, ...]
     hops: dict[int, tuple[Hop, ...]]
     paths: dict[tuple[int, int], tuple[tuple[int, ...], ...]]
 
     def identity(self, rank: int) -> str:
-        """Return the IP address of a rank."""
+        """Return the identity address of a rank, to which its process groups are bound."""
         return str(_IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
 
     def cable_between(self, a: int, b: int) -> VethPair:
@@ -111,9 +113,9 @@ class Blueprint:
 
 
 def load_machine(machine: str | PathLike[str]) -> Topology:
-    """Return the topology to emulate for a path or a name: only NVSwitches are merged.
+    """Return the topology to emulate, from a file's path or a preset's name.
 
-    Raise InputError if `machine` names no topology.
+    NVSwitches are merged into one, nothing else. Raise InputError if `machine` names no topology.
     """
     return merge_nvswitches(load(machine))
 
@@ -134,9 +136,9 @@ def parse_rate(text: str) -> Fraction:
 
 
 def parse_order(text: str, ranks: int) -> tuple[int, ...]:
-    """Parse a list of GPU numbers: the i-th is the GPU of rank i.
+    """Parse a comma-separated list of GPU numbers, of which the i-th is the GPU of rank i.
 
-    Raise InputError unless each of `ranks` GPUs is listed once.
+    Raise InputError unless each of the `ranks` GPUs is listed once.
     """
     try:
         order = tuple(int(x) for x in text.split(","))
@@ -151,7 +153,10 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
 
 
 def put_in_order(topology: Topology, order: tuple[int, ...] | None) -> Topology:
-    """Return a topology whose rank i is the order[i]-th GPU of the given one (None: the i-th)."""
+    """Return the topology reordered so that its i-th GPU is the order[i]-th of the given one.
+
+    None leaves the order.
+    """
     if order is None:
         return topology
     gpus = (topology.by_id[topology.ranks[i]] for i in order)
@@ -163,7 +168,7 @@ def put_in_order(topology: Topology, order: tuple[int, ...] | None) -> Topology:
 def blueprint(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Blueprint:
-    """Plan the emulation of a topology, for `emulate` to build.
+    """Plan the emulation of a topology, for `emulate_blueprint` to build.
 
     Rates are scaled so that the slowest link has `slowest_bps`, in bit/s (None: to what this host's
     cores can emulate); `order[i]` is the GPU number of rank i (None: the topology's order). Raise
@@ -242,9 +247,9 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[tuple[str, .
 
 
 def find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
-    """Return the emulated bit/s for each GB/s of the topology.
+    """Return how many emulated bit/s stand for each GB/s of the topology.
 
-    The slowest link gets `slowest_bps`; None is what this host's cores can emulate.
+    The slowest link gets `slowest_bps`; if that is None, as much as this host's cores can emulate.
     """
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:

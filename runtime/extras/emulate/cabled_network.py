@@ -1,8 +1,8 @@
-"""Build hosts that cables join from network namespaces, veth pairs, bridges and token buckets.
+"""Emulate hosts that cables join, by network namespaces, veth pairs, bridges and rate limits.
 
 Unlike `Network`, which gives all pairs of ranks a route, a host reaches only what its cables lead
-to: nothing forwards. Each host has a name of its own, which it resolves to its address in the
-management network, and its own view of /sys, as a machine of its own would have.
+to: nothing forwards. Each host has its own name, which it resolves to its address in the management
+network, and its own view of /sys, as a separate machine would have.
 """
 
 import subprocess
@@ -40,7 +40,8 @@ _BECOME = (
 class CabledNetwork(Network):
     """An emulated machine of hosts and cables, built and closed by `emulate_cabling`.
 
-    Devices are given by number, or by the names of hosts and switches.
+    Methods take a device by its number, or by the name of a host or switch. With
+    `opens_management`, hosts also reach each other through the management network.
     """
 
     def __init__(self, plan: Cabling, folder: Path, *, opens_management: bool = False) -> None:
@@ -54,10 +55,10 @@ class CabledNetwork(Network):
         return ["nsenter", f"--target={holder}", "--net", "--uts", "--mount", "--wd=.", "--"]
 
     def list_variables(self, rank: int, folder: Path) -> dict[str, str]:
-        """Return the variables to add to a rank's environment, those of torchrun.
+        """Return the environment variables to add for a rank, as torchrun would set them.
 
-        The store is on the head node. Nothing says what the machine is like: hosts are told apart
-        by TOPOPLAN_HOST, since they share this host's kernel.
+        The store is on the head node. `folder` is shared by the run's ranks. Nothing describes the
+        machine; TOPOPLAN_HOST tells hosts apart, since they share this host's kernel.
         """
         seats = self.cabling.seats
         host = seats[rank]
@@ -74,11 +75,11 @@ class CabledNetwork(Network):
         }
 
     def list_host_variables(self, rank: int, folder: Path) -> dict[str, str]:
-        """Return those of a rank's variables that no launcher of real hosts has to set."""
+        """Return the variables that only emulation needs: the host's name and the shared folder."""
         return {HOST: self.cabling.hosts[self.cabling.seats[rank]], READY: str(folder)}
 
     def build(self) -> None:
-        """Build the machine; raise EmulationError if the kernel refuses."""
+        """Create namespaces, cables and switches; raise EmulationError if the kernel refuses."""
         plan = self.cabling
         hosts, head = self._folder / "hosts", plan.management_address(None)
         named = {head: "head"} | {
@@ -227,7 +228,10 @@ class CabledNetwork(Network):
         self._change_ends(a, b, "ip", lambda name: f"link set {name} up")
 
     def scale_rates(self, a: str, b: str, factor: Fraction) -> None:
-        """Set the rates of the cables between two devices to `factor` of those when built."""
+        """Set the rates of the cables between two devices to `factor` times their original rates.
+
+        Raise KeyError if there is none.
+        """
         for x in self._find_cables(a, b):
             for port, rate in ((x.a, x.rate_ab), (x.b, x.rate_ba)):
                 scaled = None if rate is None else max(8000, round(rate * factor))
@@ -247,10 +251,10 @@ def _describe_end(interface: str, rate_bps: int | None) -> str:
 
 @contextmanager
 def emulate_cabling(plan: Cabling, *, opens_management: bool = False) -> Iterator[CabledNetwork]:
-    """Emulate hosts and cables for as long as the context lasts.
+    """Emulate the hosts and cables of a plan for as long as the `with` block lasts.
 
-    With `opens_management` hosts reach each other through the management network too. Call it from
-    the main thread, since namespaces end with their thread. Raise EmulationError.
+    With `opens_management`, hosts also reach each other through the management network. Call it
+    from the main thread, since namespaces end with their thread. Raise EmulationError.
     """
     if reason := why_not():
         raise EmulationError(reason)

@@ -1,9 +1,9 @@
-"""Plan the emulation of hosts that cables join: a subnet for each cable, and nothing forwards.
+"""Plan the emulation of hosts that cables join: a subnet for each cable, and no forwarding.
 
 Pure data, computed before anything is touched. GPUs of one host share a network namespace; a link
-between two hosts is a cable with a subnet of its own, parallel links are several cables. Network
-switches are bridges, and all hosts on the same switches are in one subnet. Beside them there is a
-management network: a head node, which each host reaches and through which hosts do not reach each
+between two hosts is a cable with its own subnet, parallel links are several cables. Network
+switches are bridges, and all hosts on the same switches are in one subnet. There is also a
+management network: a head node that each host reaches, but through which hosts do not reach each
 other, so that it carries the rendezvous and nothing else.
 """
 
@@ -29,9 +29,10 @@ MANAGEMENT_PORT = "mgmt0"
 
 @dataclass(frozen=True)
 class Port:
-    """An end of a cable at the device numbered `device`: a host's port, or a switch's.
+    """One end of an emulated cable: a port of the host or switch numbered `device`.
 
-    `address` has the length of its subnet's prefix ("10.130.0.1/24"); it is empty on a switch.
+    `name` is its network interface. `address` includes the prefix length ("10.130.0.1/24") and is
+    empty on a switch. `mtu` is in bytes.
     """
 
     device: int
@@ -42,7 +43,10 @@ class Port:
 
 @dataclass(frozen=True)
 class CablePlan:
-    """A cable between two ports, with the rates out of each in bit/s (None: nothing passes)."""
+    """A cable between the ports `a` and `b`.
+
+    `rate_ab` is the rate out of a towards b in bit/s, `rate_ba` the reverse; None: nothing passes.
+    """
 
     a: Port
     b: Port
@@ -71,11 +75,11 @@ class Cabling:
         return self.hosts + self.switches
 
     def management_address(self, host: int | None) -> str:
-        """Return the address of a host in the management network; None is the head node."""
+        """Return a host's IP address in the management network; None: the head node's."""
         return str(_MANAGEMENT + (0xFFFE if host is None else host + 1))
 
     def as_blueprint(self) -> Blueprint:
-        """Return the machine as a blueprint, for what only needs its devices, ranks and cables."""
+        """Return this machine as a Blueprint, for code that needs devices, ranks and cables."""
         return Blueprint(
             self.topology,
             self.scale,
@@ -95,9 +99,10 @@ def plan_cabling(
 ) -> Cabling:
     """Plan the emulation of a topology's hosts and the cables between them.
 
-    GPUs are on the host that their field `host` names, or alone on one. Rates are scaled as for
-    `blueprint`. Raise InputError if there are fewer than two hosts, too many, or a link has
-    different rates in its two directions, and InfeasibleError if switches form a loop.
+    GPUs are on the host that their field `host` names, or alone on one. Rates are scaled so that
+    the slowest link has `slowest_bps`, in bit/s (None: as much as this host's cores can emulate);
+    `mtu` is in bytes. Raise InputError if there are fewer than two hosts, too many, or a link whose
+    directions have different rates, and InfeasibleError if switches form a loop.
     """
     place = _find_hosts(topology)
     names = list(dict.fromkeys(place[gpu] for gpu in topology.ranks))

@@ -76,7 +76,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class OpenMpi:
-    """An mpirun: its path, and the major version of its Open MPI."""
+    """An installed Open MPI: the path of its `mpirun`, and its major `version`."""
 
     mpirun: str
     version: int
@@ -84,10 +84,10 @@ class OpenMpi:
     def list_options(
         self, folder: Path, agent: Path, networks: Mapping[str, str] = _IDENTITIES
     ) -> list[str]:
-        """Return mpirun's options to send over emulated links only, and to reach hosts by `agent`.
+        """Return mpirun's options to send over emulated links only, and reach hosts by `agent`.
 
         `agent` is the script of `write_agent`; `folder` is for files that mpirun needs; `networks`
-        are settings of Open MPI's networks.
+        are Open MPI's settings of which networks to use, by variable.
         """
         remote, runtime = ("rsh", "orte") if self.version < 5 else ("ssh", "prte")
         settings = {
@@ -105,9 +105,9 @@ class OpenMpi:
         ]
 
     def list_hosts(self, hosts: Sequence[str]) -> list[str]:
-        """Return options that put a rank on each of `hosts`, in their order.
+        """Return mpirun's options that put one rank on each of `hosts`, in their order.
 
-        A host with several ranks is listed as often, one after the other.
+        A host with several ranks is listed that many times, in succession.
         """
         return [
             *(["--quiet"] if self.version < 5 else []),
@@ -121,7 +121,7 @@ class OpenMpi:
 
 
 def find_open_mpi() -> OpenMpi:
-    """Return the Open MPI of the first mpirun; raise EmulationError without one."""
+    """Return the Open MPI of the first mpirun in PATH; raise EmulationError if there is none."""
     if shutil.which("setpriv") is None:
         raise EmulationError(
             "setpriv: not found; install util-linux (Debian: apt-get install util-linux)"
@@ -153,7 +153,7 @@ def find_open_mpi() -> OpenMpi:
 
 
 def why_not_mpi() -> str | None:
-    """Return why Open MPI cannot start ranks on emulated machines of this host; None if it can."""
+    """Return why Open MPI cannot start ranks on emulated machines on this host; None if it can."""
     try:
         find_open_mpi()
     except EmulationError as error:
@@ -162,10 +162,7 @@ def why_not_mpi() -> str | None:
 
 
 def enter_host(namespace: str, name: str) -> list[str]:
-    """Return a command prefix that enters a network namespace under a host name.
-
-    The namespace is given by its file.
-    """
+    """Return a command prefix that enters a network namespace, given by its file, as `name`."""
     rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
     return [
         *("setpriv", "--pdeathsig", "KILL"),
@@ -175,9 +172,9 @@ def enter_host(namespace: str, name: str) -> list[str]:
 
 
 def write_agent(folder: Path, hosts: Mapping[str, Sequence[str]]) -> Path:
-    """Write the script that replaces ssh (`agent HOST COMMAND`) to a folder and return its path.
+    """Write the script that replaces ssh (`agent HOST COMMAND`) into a folder; return its path.
 
-    `hosts` maps names to the command prefixes that enter the hosts.
+    `hosts` maps host names to the command prefixes that enter them.
     """
     # The daemon replaces the shell: if the shell forked, it would die with mpirun, but the daemon
     # would not.
@@ -204,8 +201,8 @@ def list_mpirun(
 ) -> list[str]:
     """Return the command that runs mpirun on the first host; `arguments` follow its options.
 
-    `hosts` maps names to the command prefixes that enter them; `folder` is for files that mpirun
-    needs; `networks` are settings of Open MPI's networks.
+    `hosts` maps host names to the command prefixes that enter them; `folder` is for files that
+    mpirun needs; `networks` are Open MPI's settings of which networks to use, by variable.
     """
     return [
         *next(iter(hosts.values())),
@@ -216,10 +213,10 @@ def list_mpirun(
 
 
 class Mpirun(subprocess.Popen[bytes]):
-    """A running mpirun, in a separate session with its daemons and ranks.
+    """A running mpirun, in its own session with its daemons and ranks.
 
     With `watch`, a folder in which each of `ranks` ranks writes its process id (`rank0.pid`), it is
-    ended at the latest `last_report_s` after its ranks.
+    ended at most `last_report_s` seconds after its ranks have ended.
     """
 
     def __init__(
@@ -241,7 +238,7 @@ class Mpirun(subprocess.Popen[bytes]):
         )
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs; end it soon after its ranks."""
+        """Return the exit code, or None while it runs; end mpirun soon after its ranks."""
         code = super().poll()
         if code is None and self._outlives_its_ranks():
             print(
@@ -266,7 +263,7 @@ class Mpirun(subprocess.Popen[bytes]):
         return now - self._gone_since > self._last_report_s
 
     def end_session(self) -> None:
-        """Kill the remaining processes of its session: unreachable daemons, leftovers of ranks."""
+        """Kill the remaining processes of its session, such as daemons that mpirun cannot reach."""
         for process in (int(x.name) for x in Path("/proc").iterdir() if x.name.isdecimal()):
             if _read_status(process)[1] == self.pid:
                 with suppress(ProcessLookupError):
@@ -295,9 +292,9 @@ def _read_status(process: int) -> tuple[str, int]:
 def run_mpi_ranks(
     network: Network, mpi: OpenMpi, command: Sequence[str], rehearsal: Rehearsal | None = None
 ) -> int:
-    """Run `command` once per rank under Open MPI, MPI's rank i in rank i's namespace.
+    """Run `command` once per rank under Open MPI, with MPI's rank i in rank i's namespace.
 
-    On hosts that cables join, ranks get no variables but those of Open MPI, and Open MPI no
+    `rehearsal` has the faults to cause meanwhile. On hosts that cables join, Open MPI gets no
     settings for its networks. Return 0, or mpirun's exit code, which is that of the first failed
     rank.
     """

@@ -43,12 +43,12 @@ class EmulationError(TopoplanError):
 
 
 def die_with_parent() -> None:
-    """For preexec_fn: have this process killed when the thread that started it ends."""
+    """Ask the kernel to kill this process when the thread that started it ends; a `preexec_fn`."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def why_not() -> str | None:
-    """Return why nothing can be emulated on this host; None if it can emulate machines."""
+    """Return why machines cannot be emulated on this host; None if they can."""
     if sys.platform != "linux":
         return f"topologies are emulated with Linux's network namespaces; this is {sys.platform}"
     missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
@@ -71,14 +71,17 @@ def why_not() -> str | None:
 
 
 class Network:
-    """An emulated machine, built and closed by `emulate`. Devices are given by number, or by id."""
+    """An emulated machine, built and closed by `emulate`.
+
+    Methods take a device by its number in `blueprint.devices`, or by its id.
+    """
 
     def __init__(self, plan: Blueprint) -> None:
         self.blueprint = plan
         self._holders: list[subprocess.Popen[bytes]] = []
 
     def namespace_of(self, device: int) -> str:
-        """Return the namespace file of a device, given its number."""
+        """Return the path of the network namespace of a device, given its number."""
         return f"/proc/{self._holders[device].pid}/ns/net"
 
     def enter(self, device: int) -> list[str]:
@@ -104,14 +107,14 @@ class Network:
             self._batch(device, "ip", self._list_routes(device))
 
     def slow_down(self, a: str, b: str, rate_bps: int) -> None:
-        """Change the rate of the cable between two devices in both directions.
+        """Set the rate of the cable between two devices, given by id, to `rate_bps` (bit/s).
 
         Raise KeyError if there is none.
         """
         self._change_ends(a, b, "tc", lambda name: describe_bucket(name, rate_bps))
 
     def scale_rates(self, a: str, b: str, factor: Fraction) -> None:
-        """Set the rates of the cable between two devices to `factor` of those it was built with.
+        """Set the rates of the cable between two devices, by id, to `factor` of the original.
 
         Raise KeyError if there is none.
         """
@@ -130,7 +133,7 @@ class Network:
             self._batch(device, program, [line(f"to{peer}")])
 
     def build(self) -> None:
-        """Build and check the machine.
+        """Create the namespaces, cables and routes, and check them.
 
         Raise EmulationError if the kernel refuses, ExecutionError if a rate or route is wrong.
         """
@@ -297,7 +300,7 @@ class Network:
 
 
 def list_settings() -> dict[str, str]:
-    """Return the settings of a namespace, by their names below /proc/sys/net/ipv4."""
+    """Return the kernel settings of each namespace: values by path below /proc/sys/net/ipv4."""
     return {
         "ip_forward": "1",
         "tcp_congestion_control": "reno",
@@ -313,7 +316,7 @@ def list_settings() -> dict[str, str]:
 
 
 def describe_bucket(interface: str, rate_bps: int) -> str:
-    """Return the line of tc that limits the rate out of an interface."""
+    """Return the line for `tc` that limits what leaves `interface` to `rate_bps` bit/s."""
     return (
         f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst "
         # At least the bytes of a millisecond, so that late timers cost nothing.
@@ -322,7 +325,10 @@ def describe_bucket(interface: str, rate_bps: int) -> str:
 
 
 def run_lines(command: list[str], lines: Sequence[str]) -> str:
-    """Run a command with lines as its input; return its output, or raise EmulationError."""
+    """Run a command with `lines` as its standard input and return its output.
+
+    Raise EmulationError if it fails.
+    """
     done = subprocess.run(
         command,
         input="".join(line + "\n" for line in lines),
@@ -342,9 +348,11 @@ def run_lines(command: list[str], lines: Sequence[str]) -> str:
 def emulate(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Iterator[Network]:
-    """Emulate a machine for as long as the context lasts.
+    """Emulate a machine for as long as the `with` block lasts.
 
-    Raise InputError, InfeasibleError (a rank cannot reach another), or like `emulate_blueprint`.
+    The slowest link gets `slowest_bps` bit/s (None: as much as this host's cores can emulate), the
+    others in proportion; `order[i]` is the GPU number of rank i. Raise InputError, InfeasibleError
+    (a rank cannot reach another), EmulationError or ExecutionError.
     """
     with emulate_blueprint(blueprint(topology, slowest_bps, order)) as network:
         yield network
@@ -352,10 +360,10 @@ def emulate(
 
 @contextmanager
 def emulate_blueprint(built: Blueprint) -> Iterator[Network]:
-    """Emulate the machine of a blueprint for as long as the context lasts.
+    """Emulate the machine of a blueprint for as long as the `with` block lasts.
 
-    Call it from the main thread, since namespaces end with their thread. Raise EmulationError or
-    ExecutionError.
+    Call it from the main thread, since namespaces end with their thread. Raise EmulationError if
+    the kernel refuses, ExecutionError if a rate or route is wrong.
     """
     network = Network(built)
     if reason := why_not():

@@ -1,4 +1,4 @@
-"""Start and end ranks inside an emulated machine, and set up their environment."""
+"""Start and end the processes of ranks inside an emulated machine, with their environment."""
 
 import os
 import signal
@@ -22,19 +22,19 @@ _REMOVE = 'read -r _; sleep 0.5; rm -rf -- "$0" || { sleep 5; rm -rf -- "$0"; }'
 
 
 class RankProcess(subprocess.Popen[bytes]):
-    """A rank in a separate session, which a rehearsal may kill."""
+    """The process of one rank, in its own session; a rehearsed fault may kill it."""
 
     _is_killed = False
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs.
+        """Return the exit code, or None while it runs; 0 if `kill_on_purpose` killed it.
 
-        0 if it was killed on purpose: others are to show what they make of it.
+        So the run goes on, to show how the other ranks react.
         """
         return 0 if self._is_killed else super().poll()
 
     def kill_on_purpose(self) -> None:
-        """End the rank, and all processes of its session, by SIGKILL."""
+        """Kill the rank and all processes of its session (SIGKILL), as a rehearsed fault."""
         if super().poll() is None:
             self._is_killed = True
             with suppress(ProcessLookupError):  # it has just ended
@@ -44,10 +44,10 @@ class RankProcess(subprocess.Popen[bytes]):
 def start_rank(
     network: Network, rank: int, command: list[str], folder: Path, output: IO[bytes] | None = None
 ) -> RankProcess:
-    """Start `command` as one rank in a separate session.
+    """Start `command` as one rank in its namespace and its own session.
 
-    It prints to `output` (default: like this process). `folder` is shared by all ranks of a run
-    (see `write_topology`).
+    It prints to `output` (default: where this process does). `folder` is shared by all ranks of a
+    run and holds the topology (`write_topology`).
     """
     return RankProcess(
         [*network.enter_rank(rank), *command],
@@ -61,9 +61,9 @@ def start_rank(
 
 
 def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, str]:
-    """Return the variables to add to a rank's environment: its number, the rendezvous, the machine.
+    """Return the environment variables to add for a rank: its number, the rendezvous, the machine.
 
-    `folder` is as in `start_rank`.
+    `folder` is shared by all ranks of a run and holds the topology (`write_topology`).
     """
     if isinstance(network, CabledNetwork):
         return network.list_variables(rank, folder)
@@ -85,17 +85,17 @@ def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, 
 
 
 def write_topology(network: Network, folder: Path) -> None:
-    """Write the emulated topology, with its host costs, to `folder`, for the ranks to read."""
+    """Write the emulated topology, with its host costs, into `folder`, where the ranks read it."""
     topology = network.blueprint.topology
     host = replace(host_of(topology) or HostCosts(), burst_bytes=BURST_USED, wire=WIRE)
     (folder / "topology.json").write_text(with_host(topology, host).dumps(), encoding="utf-8")
 
 
 def run_ranks(network: Network, command: list[str], rehearsal: Rehearsal | None = None) -> int:
-    """Run `command` once per rank; return 0, or the exit code for the rank at fault.
+    """Run `command` once per rank; return 0, or the exit code of the rank at fault.
 
-    The ranks print to this process's output. If one fails, all are ended, unless the rehearsal
-    killed it.
+    The ranks print to this process's output. If one fails, all are ended, unless `rehearsal`, the
+    faults to cause meanwhile, killed it.
     """
     ranks: dict[int, RankProcess] = {}
 
@@ -114,7 +114,7 @@ def run_ranks(network: Network, command: list[str], rehearsal: Rehearsal | None 
 
 @contextmanager
 def share_folder() -> Iterator[Path]:
-    """Make a temporary folder for the ranks of a run, for as long as the context lasts.
+    """Make a temporary folder for the ranks of a run, for as long as the `with` block lasts.
 
     It is removed even if this process is killed.
     """
@@ -135,8 +135,8 @@ def share_folder() -> Iterator[Path]:
 
 
 def show_code(failed: int | None, code: int) -> int:
-    """Return the exit code to end with for the rank at fault and its return code (`run_together`).
+    """Return this process's exit code, given the rank that failed or None, and its code.
 
-    0 if no rank failed, 128 plus the signal if a signal ended it.
+    0 if no rank failed, 128 plus the signal's number if a signal ended it.
     """
     return 0 if failed is None else code if code >= 0 else 128 - code

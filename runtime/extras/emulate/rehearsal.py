@@ -34,8 +34,9 @@ _RANK = re.compile(r"rank\s*(?P<rank>\d{1,9})", re.IGNORECASE)
 class Injection:
     """A fault to cause `at_s` seconds after all ranks are ready.
 
-    `kind` is cut or mend (of the cables between the devices `links`), slow (of those, to `factor`
-    of their rates), or kill (of `rank`). `what` names the link, or the device with all its links.
+    `kind` is "cut" or "mend" (the cables between the pairs of devices `links`), "slow" (those, to
+    `factor` of their rates), or "kill" (rank number `rank`; -1 otherwise). `what` names the link,
+    or the device all of whose links are meant, in messages.
     """
 
     at_s: float
@@ -55,16 +56,16 @@ class Injection:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The faults to cause while a command runs, and the function that says what happens."""
+    """The `faults` to cause while a command runs, and `say`, which is given a line about each."""
 
     faults: Sequence[Injection]
     say: Callable[[str], None]
 
 
 def parse_faults(text: str, built: Blueprint) -> list[Injection]:
-    """Return the faults of a text like EXAMPLE in the order of their times.
+    """Parse a text like EXAMPLE into faults, ordered by time.
 
-    Raise InputError if it is not one, or names links or ranks that the emulated machine lacks.
+    Raise InputError if it cannot be parsed, or names links or ranks that the machine `built` lacks.
     """
     clauses = [clause.strip() for clause in text.split(",")]
     return sorted((_parse_clause(clause, built) for clause in clauses), key=lambda x: x.at_s)
@@ -128,9 +129,10 @@ def _find_links(text: str, built: Blueprint) -> tuple[tuple[str, str], ...]:
 def rehearse(
     network: Network, rehearsal: Rehearsal | None, folder: Path, kill: Callable[[int], None]
 ) -> Iterator[None]:
-    """Cause the faults of a rehearsal, if there is one, while the context lasts.
+    """Cause the faults of a rehearsal (None: no faults) while the `with` block lasts.
 
-    `folder` is that of the ranks, and `kill` ends one. Raise at the end what went wrong.
+    `folder` is the one that the ranks share; `kill` ends a rank, given its number. At the end of
+    the block, raise the error of a fault that could not be caused.
     """
     if rehearsal is None:
         yield

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 
 def main() -> None:
-    """Serve the store."""
+    """Serve torch's TCPStore at the address and port of the command line, until killed."""
     address, port = sys.argv[1], int(sys.argv[2])
     store = TCPStore(
         address, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)

@@ -1,1 +1,1 @@
-"""Ranks that carry bytes for groups they are not in: how they learn of calls, and serve them."""
+"""Helpers: ranks outside a group that forward bytes for its calls; how they learn of each call."""

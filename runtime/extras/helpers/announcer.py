@@ -1,4 +1,8 @@
-"""The members' side of helpers: announce each call that uses them, and play the members' part."""
+"""Tell helpers of each call that uses them, and play the members' part in it.
+
+Helpers are ranks outside a group that forward bytes for the calls of its members; members and
+helpers together are the participants.
+"""
 
 import logging
 import weakref
@@ -25,10 +29,11 @@ _Signature = tuple[object, ...]
 
 
 class Announcer:
-    """Tells helpers of calls; one for all communicators of a group.
+    """Tells the helpers of a group's calls, for all communicators of the group.
 
-    `transport` is over the participants. The first of the `members` sends the headers; the others
-    only number the calls alike. `helpers` may take part in calls.
+    `transport` is over all participants. The first of `members` sends headers, the messages that
+    tell helpers what to do; the others only number the calls alike. `helpers` are all that calls
+    may use.
     """
 
     def __init__(
@@ -42,9 +47,9 @@ class Announcer:
         transport.faults.find_mismatch = self._find_left
 
     def add_plan(self, plan: Plan, codec: Codec | None) -> int:
-        """Return the number by which helpers know a plan, which they find in the store.
+        """Give a plan a number, publish it in the store for the helpers, and return the number.
 
-        `codec` encodes what its calls send. All members add their plans in one order.
+        `codec` compresses what its calls send. All members add their plans in the same order.
         """
         self._plans += 1
         if self.is_leader:
@@ -53,7 +58,10 @@ class Announcer:
         return self._plans
 
     def announce(self, header: Header, helpers: Iterable[int], call: Call) -> None:
-        """Send a header to helpers, if this rank is the one that does; raise as a call does."""
+        """Send `header` to `helpers` if this rank is the first member.
+
+        Raise ExecutionError if the connection fails, as for a failure of `call`.
+        """
         if not self.is_leader:
             return
         for helper in helpers:
@@ -63,10 +71,7 @@ class Announcer:
                 raise self.transport.faults.stuck(call, "send", helper, 0, 0, error, {}) from error
 
     def count_sent(self) -> Mapping[int, int]:
-        """Return the bytes that each helper has sent in calls so far; empty on most members.
-
-        Only the first member asks them.
-        """
+        """Return the bytes each helper has sent so far; empty except on the first member."""
         if not self.is_leader:
             return {}
         call = self.transport.faults.begin("the counts of helpers' bytes")
@@ -77,7 +82,7 @@ class Announcer:
             raise self.transport.faults.stuck_in_stock(call, error) from error
 
     def close(self) -> None:
-        """Let the helpers go."""
+        """Tell the helpers that no more calls will come, so that they stop serving."""
         if self._is_over:
             return
         self._is_over = True
@@ -98,7 +103,7 @@ class Announcer:
 
 
 def say_left(faults: Faults) -> None:
-    """Let the other participants know that this rank leaves on purpose."""
+    """Record in the store of `faults` that this rank leaves on purpose, which is no failure."""
     try:
         faults.store.set(f"left/{faults.rank}", "yes")
     except RuntimeError as error:  # the store is gone, with the rank that hosted it
@@ -106,7 +111,7 @@ def say_left(faults: Faults) -> None:
 
 
 def has_left(faults: Faults, rank: int) -> bool:
-    """Return whether a participant has left on purpose, as far as the store knows."""
+    """Return whether a participant left on purpose; False if the store of `faults` is gone."""
     try:
         return faults.store.check([f"left/{rank}"])
     except RuntimeError:
@@ -114,10 +119,10 @@ def has_left(faults: Faults, rank: int) -> bool:
 
 
 class HelpedMessages(Messages):
-    """Sends a member's messages of schedules with helpers, which it tells of each call before.
+    """Sends a member's messages of schedules that use helpers, and announces each call to these.
 
-    `number` is that by which the helpers know `plan`. `faults` are those of the members'
-    own transport, which a failed call breaks, too.
+    The helpers know `plan` by `number`. `faults` are those of the members' own transport, which a
+    failed call also breaks. `announcer` tells the helpers; `codec` compresses what calls send.
     """
 
     name = "messages, helped"
@@ -139,9 +144,9 @@ class HelpedMessages(Messages):
         self._signed: weakref.WeakKeyDictionary[Compiled, int] = weakref.WeakKeyDictionary()
 
     def execute(self, compiled: Compiled, player: Player, number: int | None) -> None:
-        """Play a program that is bound to its buffers, and tell the observers of it.
+        """Announce a call to the schedule's helpers, then run this member's program by `player`.
 
-        The helpers of the schedule are told before.
+        `compiled` is bound to its buffers; `number` is the call's in the group (None: the next).
         """
         if self.transport.links.is_batched and torch.cuda.is_current_stream_capturing():
             raise InputError(
@@ -182,9 +187,10 @@ class HelpedMessages(Messages):
     def blame(
         self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
     ) -> ExecutionError:
-        """Return the error to raise after a player has failed; it names the rank at fault.
+        """Return the error to raise after a call was `interrupted`; it names the rank at fault.
 
-        The members' own transport is broken, too.
+        The call is number `number` of the program `compiled`, and had to end by `deadline`. Breaks
+        the members' own transport, too.
         """
         error = super().blame(compiled, number, deadline, interrupted)
         self._members.break_off(error)
@@ -192,7 +198,7 @@ class HelpedMessages(Messages):
 
 
 def sign_schedule(schedule: Schedule) -> _Signature:
-    """Return a key that schedules with the same messages share, whatever routes these take."""
+    """Return a key equal for schedules with the same messages, whatever routes these take."""
     t = schedule.transfers
     columns = (t.step, t.src, t.dst, t.chunk, t.op)
     return (schedule.strategy, *(column.tobytes() for column in columns))

@@ -1,4 +1,4 @@
-"""What a group with helpers adds to its calls: it announces them to its helpers."""
+"""Announce a group's calls to its helpers: ranks outside the group that forward bytes for it."""
 
 from ...backend.around import Around
 from ...ranks.transport import Transport
@@ -6,25 +6,25 @@ from .announcer import Announcer
 
 
 class Helped(Around):
-    """Keeps a group's announcer with its transports for a device type; see Around."""
+    """Attaches the announcer of calls to a group's transports for tensors on one device type."""
 
     def __init__(self, device: str, announcer: Announcer) -> None:
         self._device, self._announcer = device, announcer
 
     def heed(self, device: str, transport: Transport) -> None:
-        """Take note of a transport of the group's own for a device type, which was just made."""
+        """Attach the announcer to the group's new `transport`, if it is for this device type."""
         if device == self._device:
             transport.attach(self._announcer)
 
     def list_transports(self) -> list[Transport]:
-        """Return the transports that calls are made over besides the group's own."""
+        """Return the transport to the helpers, which calls use besides the group's own."""
         return [self._announcer.transport]
 
     def let_go(self) -> None:
-        """Let other processes go that wait for calls of the group, which ends with the process."""
+        """Tell the helpers that no more calls will come, as this process is ending."""
         self._announcer.close()
 
     def close(self) -> None:
-        """End what goes around calls, once they have ended."""
+        """Tell the helpers that no more calls will come, and close the transport to them."""
         self._announcer.close()
         self._announcer.transport.close()

@@ -1,4 +1,4 @@
-"""Rows of a benchmark of some ranks, for the ranks that only carried bytes or waited."""
+"""Share the rows of a benchmark's table with helper and idle ranks, which measure nothing."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,14 +19,17 @@ _FOREVER = timedelta(days=30)
 def hand_out_rows(
     communicator: Communicator, transport: Transport, rows: Sequence[BenchRow]
 ) -> None:
-    """Let the helpers go, and give the rows to all ranks of the transport. Called by members."""
+    """Let the communicator's helpers go, and publish the rows in the store for all ranks.
+
+    Called by members.
+    """
     communicator.close()
     if communicator.rank == communicator.plan.collective.members[0]:
         put(transport.faults.store, _KEY, [asdict(row) for row in rows])
 
 
 def await_rows(communicator: Communicator, transport: Transport) -> list[BenchRow]:
-    """Return the members' rows, serving them meanwhile if this rank is a helper.
+    """Return the members' rows; if this rank is a helper, serve their calls until then.
 
     Raise ExecutionError if the first member ends before.
     """

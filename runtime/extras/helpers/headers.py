@@ -31,7 +31,10 @@ _FOREVER = timedelta(days=365)
 
 
 class HeaderKind(IntEnum):
-    """What a header asks for: part in a call, the count of bytes sent so far, or the end."""
+    """What a header asks a helper for.
+
+    CALL: take part in a call; COUNT: report the bytes sent so far; LEAVE: stop serving.
+    """
 
     CALL = 0
     COUNT = 1
@@ -40,12 +43,14 @@ class HeaderKind(IntEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """A request to a helper.
+    """A request of a group's first member to a helper.
 
-    A call is the `number`-th of the participants: a collective on `numel` elements by schedule
-    number `schedule` of plan number `plan`, cut into `segments`.
+    For a CALL: the participants' call number `number`, a collective with reduction `op` on `numel`
+    elements of `dtype`, by schedule number `schedule` of plan number `plan`, cut into `segments`
+    pieces that are pipelined, or `stepwise`, one step of the schedule after the other.
     """
 
+    # What the helper is asked for; other fields are for a CALL only.
     kind: HeaderKind
     plan: int = 0
     schedule: int = 0
@@ -57,7 +62,7 @@ class Header:
     number: int = 0
 
     def encode(self) -> torch.Tensor:
-        """Return the header as a tensor of integers."""
+        """Return the header as a tensor of int64, of a fixed length."""
         fields = astuple(self)
         return torch.tensor(
             [
@@ -70,7 +75,7 @@ class Header:
 
     @classmethod
     def decode(cls, words: torch.Tensor) -> "Header":
-        """Return the header that `encode` made a tensor of."""
+        """Return the header that `encode` turned into the tensor `words`."""
         kind, plan, schedule, segments, stepwise, numel, dtype, op, number = words.tolist()
         return cls(
             HeaderKind(kind),
@@ -91,7 +96,7 @@ _WORDS = len(Header(HeaderKind.LEAVE).encode())
 class HeaderChannel:
     """Sends headers to helpers, or receives them, over gloo among a transport's ranks.
 
-    `transport` is the participants'; ranks are given by its labels.
+    `transport` is the one over members and helpers; ranks are given by their numbers in the plan.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -108,7 +113,10 @@ class HeaderChannel:
         self._next: tuple[dist.Work, torch.Tensor] | None = None
 
     def send(self, header: Header, helper: int) -> None:
-        """Start to send a header; raise RuntimeError if the connection is closed."""
+        """Start to send a header to the rank `helper`.
+
+        Raise RuntimeError if the connection is closed.
+        """
         words = header.encode()
         work = self._gloo.send([words], self._transport.control.number_of(helper), _HEADER_TAG)
         self._in_flight.append((work, words))
@@ -116,7 +124,7 @@ class HeaderChannel:
             self._in_flight.popleft()[0].wait()
 
     def listen(self, member: int) -> None:
-        """Post the receive of a member's next header, so that it arrives before `receive`."""
+        """Post the receive of a member's next header in advance; `receive` then waits for it."""
         words = torch.zeros(_WORDS, dtype=torch.int64)
         work = self._gloo.recv([words], self._transport.control.number_of(member), _HEADER_TAG)
         self._next = work, words
@@ -136,18 +144,18 @@ class HeaderChannel:
         return header
 
     def reply(self, count: int, member: int) -> None:
-        """Answer a header that asks for a count."""
+        """Send the number `count` to a member that asked for it by a COUNT header."""
         words = torch.tensor([count])
         self._gloo.send([words], self._transport.control.number_of(member), _REPLY_TAG).wait()
 
     def hear_count(self, helper: int) -> int:
-        """Return a helper's answer to a header that asks for a count."""
+        """Wait for a helper's reply to a COUNT header and return it, in bytes."""
         words = torch.zeros(1, dtype=torch.int64)
         self._gloo.recv([words], self._transport.control.number_of(helper), _REPLY_TAG).wait()
         return int(words)
 
     def say_goodbye(self, helpers: Iterable[int]) -> None:
-        """Let the helpers go, as far as they can be reached, once they have the calls' headers."""
+        """Send LEAVE headers to those `helpers` that can be reached, after earlier headers."""
         for helper in helpers:
             with suppress(RuntimeError):  # it has left, or is gone
                 self.send(Header(HeaderKind.LEAVE), helper)

@@ -1,4 +1,7 @@
-"""Groups with helpers: of the backend "topo" on members, with a thread that serves on helpers."""
+"""Groups with helpers: of the backend "topo" on members, with a thread that serves on helpers.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
+"""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The roles of members that others help, and of ranks that help."""
+"""The roles of ranks in plans with helpers: members make calls, helpers forward bytes for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .service import Service
 
 
 class HelpedRole(Role):
-    """A member's role: it tells the helpers of each call by `announcer`; see Role.
+    """The role of a member: it makes calls, and announces them to the helpers by `announcer`.
 
-    `number` is that by which the helpers know the plan. The announcer is its own if it `owns` it.
+    The helpers know the plan by `number`. If it `owns` the announcer, `close` closes that too.
+    `label` is this rank's number in the plan; `codec` compresses what its calls send.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class HelpedRole(Role):
             weakref.finalize(self, announcer.close)
 
     def list_senders(self, first: Messages) -> list[Messages]:
-        """See Role: schedules with helpers are sent to these, too."""
+        """Return `first`, for schedules without helpers, and a sender for those with helpers."""
         helped = HelpedMessages(self._announcer, self.plan, self._number, self._codec, self._faults)
         return [first, helped]
 
@@ -51,7 +52,7 @@ class HelpedRole(Role):
             return dict(self.members.control.exchange(self._announcer.count_sent())[0])
 
     def close(self, group: Transport) -> None:
-        """See Role: helpers are let go."""
+        """Let the helpers go, and close the role's transports but not `group`, the group's own."""
         if self._owns:
             self._announcer.close()
         super().close(group)
@@ -60,7 +61,11 @@ class HelpedRole(Role):
 
 
 class HelperRole(Role):
-    """A helper's role: it serves the members' calls over the participants' transport; see Role."""
+    """The role of a helper: it makes no calls, and forwards bytes for those of the members.
+
+    `label` is this rank's number in the plan; `participants` is the transport over members and
+    helpers.
+    """
 
     def __init__(
         self, plan: Plan, label: int, participants: Transport, codec: Codec | None
@@ -71,11 +76,11 @@ class HelperRole(Role):
 
     @property
     def sent_bytes(self) -> int:  # type: ignore[override]
-        """Bytes that a rank has sent which makes no calls."""
+        """The bytes that this helper has sent for the members so far."""
         return self._service.sent_bytes
 
     def explain(self) -> str:
-        """Return why this rank, which is no member, makes no calls."""
+        """Return why this rank, a helper, cannot make calls, for error messages."""
         ranks = spell_ranks(self.plan.collective.members)
         return (
             f"rank {self.label} is a helper of the plan: its members, rank {ranks}, make the "
@@ -83,18 +88,21 @@ class HelperRole(Role):
         )
 
     def serve(self, calls: int | None) -> int:
-        """Carry bytes for the members' calls, and return how many calls were served."""
+        """Forward bytes for `calls` calls (None: until the members end); return how many."""
         return self._service.serve(calls)
 
     def close(self, group: Transport) -> None:
-        """See Role: calls of the members then fail."""
+        """Stop serving, which makes later calls fail; close all transports but `group`."""
         self._service.leave()
         if self._participants is not group:
             self._participants.close()
 
 
 def find_role(plan: Plan, transport: Transport, codec: Codec | None) -> Role:
-    """Return this rank's role in a plan with helpers; see runtime/roles.py."""
+    """Return this rank's role in a plan with helpers: member, helper, or neither.
+
+    `transport` has a rank for each participant; `codec` compresses what calls send. Collective.
+    """
     announcer = transport.find_part(Announcer)
     if announcer is not None:  # of a group of the backend, whose members this transport joins
         return HelpedRole(plan, transport.control.label, transport, announcer, codec, owns=False)

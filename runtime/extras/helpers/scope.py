@@ -1,4 +1,4 @@
-"""What the plans of a group with helpers are for: some of the GPUs of all ranks of the launch."""
+"""Which GPUs the plans of a group with helpers cover: its members' and helpers' in the launch."""
 
 import threading
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from ...ranks.rank_locations import find_machine
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch around a group that has helpers, in the launch's numbers.
+    """The launch around a group with helpers; all ranks are numbered as in the launch.
 
-    `size` is the number of all ranks, `rank` this one; `store` is shared by all of them. Tensors on
-    the device type `device` are helped with.
+    `size` is the number of all ranks, `rank` this one; `store` is shared by all. `members` are the
+    group's ranks, `helpers` those that forward bytes for it, for tensors on device type `device`.
     """
 
     members: tuple[int, ...]
@@ -34,9 +34,10 @@ class Launch:
     def find_machine(
         self, gpu: int | None, timeout: timedelta, stop: threading.Event | None = None
     ) -> Topology | None:
-        """Return the machine of all ranks on the first member, None on the others. Collective.
+        """Return the topology of all ranks on the first member, None on the others. Collective.
 
-        `gpu` is this rank's CUDA device, None for tensors on CPUs.
+        `gpu` is this rank's CUDA device, None for tensors on CPUs; `timeout` limits the wait, and
+        setting `stop` ends it.
         """
         return find_machine(
             self.store, self.rank, range(self.size), gpu, timeout, stop, self.members[0]
@@ -44,18 +45,18 @@ class Launch:
 
 
 class HelpedScope(Scope):
-    """The GPUs of a group's members among those of the launch, of which others help."""
+    """Plans for a group's members on the machine of the whole launch, in which others help."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch.members, launch.members.index(launch.rank), whole=False)
         self.launch, self.helpers = launch, launch.helpers
 
     def is_within(self, device: str) -> bool:
-        """Return whether all plans for tensors of a device type are for a larger machine."""
+        """Return whether plans for a device type cover GPUs besides the members': if helped."""
         return device == self.launch.device
 
     def describe(self, name: str, root: int | None, device: str) -> Collective:
-        """Return the collective that a plan is wanted for, on tensors of a device type."""
+        """Return the collective `name` to plan over the members; `root` is its group number."""
         if not self.is_within(device):
             return super().describe(name, root, device)
         members = self.launch.members
@@ -64,9 +65,10 @@ class HelpedScope(Scope):
     def find_machine(
         self, store: Store, device: torch.device, timeout: timedelta, stop: threading.Event
     ) -> Topology | None:
-        """Return the machine to plan for on the group's first rank, and None on the others.
+        """Return the topology to plan for on the group's first rank, and None on the others.
 
-        Collective over the launch for tensors that are helped with.
+        Collective over the whole launch if tensors on `device` are helped, else over the group.
+        Setting `stop` ends the wait.
         """
         if not self.is_within(device.type):
             return super().find_machine(store, device, timeout, stop)
@@ -75,9 +77,10 @@ class HelpedScope(Scope):
         )
 
     def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology | None:
-        """Return the plan among those that the user named, or the machine to make it for.
+        """Return the plan for `wanted` in the user's files, or the topology to plan for, or None.
 
-        A topology has to have a GPU for each rank of the launch.
+        `source` are those files, or a topology, which must have a GPU for each rank of the launch.
+        Raise PlanMismatchError if it does not.
         """
         if wanted.has_all_gpus:
             return super().pick(source, wanted)

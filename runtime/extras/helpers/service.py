@@ -1,4 +1,4 @@
-"""The helpers' side: serve the calls of a group's members, one after the other."""
+"""Serve a group's calls on a helper: a rank outside the group that forwards bytes for it."""
 
 import atexit
 import logging
@@ -30,10 +30,10 @@ _END_S = 5.0
 
 
 class Service:
-    """This rank's work as a helper over `transport`, the participants', for the group of `members`.
+    """Serves calls on this rank, a helper, over `transport` for the group of `members`.
 
-    `take_plan` returns the plan with a number, which the members announce before its first call,
-    and what encodes its messages.
+    `take_plan` returns the plan with a given number, which the members publish before its first
+    call, and the codec that compresses its messages.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Service:
         return self._served - before
 
     def start(self, calls: int | None = None) -> None:
-        """Begin to serve in a thread."""
+        """Begin to serve in a thread, at most `calls` calls (None: until the members are done)."""
         if self._is_over:
             return
         # In a thread, since waiting for a header over gloo cannot be interrupted.
@@ -83,7 +83,7 @@ class Service:
         self._thread.start()
 
     def leave(self) -> None:
-        """Stop serving, in the middle of a call if need be: calls of the members then fail."""
+        """Stop serving, even in the middle of a call: the members' calls then fail."""
         self._is_leaving = True
         if not self._is_over:
             say_left(self.transport.faults)
@@ -102,7 +102,7 @@ class Service:
             raise
 
     def finish(self) -> None:
-        """Wait until the members are done, if a thread serves them."""
+        """Wait for the thread of `start` to end, that is, until the members are done."""
         if self._thread is not None and not self._is_over:
             self._join()
 

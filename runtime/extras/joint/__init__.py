@@ -1,1 +1,1 @@
-"""Joint plans at run time: all groups' calls at once, and the race of a joint plan as a whole."""
+"""Run joint plans: calls of several groups at once, raced against stock collectives as a whole."""

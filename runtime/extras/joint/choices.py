@@ -1,7 +1,9 @@
-"""The choice that all groups of a joint plan share, found once in a process.
+"""Decide once per process what all groups of a joint plan use: its schedules or stock collectives.
 
-The groups' first calls lead here, each in a thread of its own. The ranks of all groups meet in the
+The groups' first calls lead here, each in its own thread. The ranks of all groups meet in the
 default group's store, race over a private group, and keep its result.
+
+A race times several schedules at one message size and keeps the fastest.
 """
 
 import logging
@@ -55,10 +57,12 @@ def find_choice(
     cache: Path | None,
     stop: threading.Event,
 ) -> JointChoice | None:
-    """Return what all groups of a joint plan use for CPU tensors; None if each decides for itself.
+    """Race the joint plan, and return what all its groups use for CPU tensors. Collective.
 
-    They do if some rank makes no call of any group for _MEETING_S, or `stop` is set meanwhile. The
-    answer is the same on all ranks. Raise ExecutionError if a rank fails in the race.
+    `executor` names what runs schedules, `cache` is the folder for results. Return None, the same
+    on all ranks, if some rank makes no call of any group for _MEETING_S, or `stop` is set
+    meanwhile: then each group decides for itself. Raise ExecutionError if a rank fails in the race.
+    `timeout` limits waits in the race.
     """
     key = name_attempt(), joint.hash
     with _adds:

@@ -1,4 +1,8 @@
-"""Process groups whose plans may share a file with those of other groups, and race with them."""
+"""Process groups that may get their plan from a joint plan: one file for several groups.
+
+A race times several schedules at one message size and keeps the fastest; a dispatcher picks the
+schedule of each call of a plan.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class JointFinder(PlanFinder):
-    """Finds plans, and races those of a joint plan together before one of them is used."""
+    """Finds a group's plans; the plans of a joint plan race together before any is used.
+
+    Its `store`, `scope` and `addresses` are the group's.
+    """
 
     def __init__(
         self,
@@ -40,9 +47,9 @@ class JointFinder(PlanFinder):
         self._settled: dict[str, tuple[int, Schedule | None]] = {}
 
     def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:
-        """Send rank 0's answer about a `plan` for tensors on a device type to the other ranks.
+        """Send rank 0's `answer` about a `plan` for tensors on `device` to the other ranks.
 
-        The other ranks get the whole file of a plan that races with others.
+        `key` is the store's. For a plan of a joint plan, the other ranks get the whole joint file.
         """
         joint = self._find_joint(plan, device)
         if joint is not None:
@@ -52,7 +59,7 @@ class JointFinder(PlanFinder):
             self._race(joint)
 
     def receive(self, key: str) -> dict[str, Any]:
-        """Return the answer that rank 0 sends."""
+        """Return the answer that rank 0 sent under the store's `key`."""
         answer = super().receive(key)
         if "set" in answer:
             text = take(self.store, f"{key}/set", self.timeout, self.stop, self.check_rank_0)
@@ -61,7 +68,7 @@ class JointFinder(PlanFinder):
         return answer
 
     def settle(self, dispatcher: Dispatcher) -> None:
-        """Settle what a plan uses at a size, if that is known before its first call."""
+        """Fix what `dispatcher` uses at the planned size, if the joint race has decided it."""
         if dispatcher.plan.hash in self._settled:
             size_bytes, schedule = self._settled[dispatcher.plan.hash]
             sent = None if schedule is None else dispatcher.candidates.send(schedule)
@@ -89,6 +96,6 @@ class JointFinder(PlanFinder):
 
 
 class JointGroup(CollectiveGroup):
-    """A process group for which a joint plan may have a plan."""
+    """A process group of the backend "topo" whose plan may come from a joint plan."""
 
     finder = JointFinder

@@ -1,4 +1,7 @@
-"""The groups of a joint plan on one rank: its communicators, and its service as a helper."""
+"""Hold one rank's part in a joint plan: communicators of its groups, its service as a helper.
+
+Helpers are ranks outside a group that forward bytes for it.
+"""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -13,11 +16,11 @@ from ...ranks.transport import Transport
 
 
 class JointGroups:
-    """The groups of `joint` over a transport that has a rank for each GPU of its topology.
+    """This rank's communicators of the groups in `joint`, over a transport of all its GPUs.
 
-    Making it is collective over the transport's ranks. `own` has the communicators of the groups
-    that this rank is a member of, by the number of the group; for the others it serves as a helper,
-    if it is one, until `close`. The other arguments are those of Communicator.
+    Making it is collective over the transport's ranks. `own` maps the numbers of this rank's groups
+    to their communicators; for the other groups it forwards bytes as a helper, if their plan uses
+    it, until `close`. The remaining arguments are those of Communicator.
     """
 
     def __init__(
@@ -47,11 +50,11 @@ class JointGroups:
         self._pool = ThreadPoolExecutor(max(1, len(self.own)))
 
     def run(self, calls: Mapping[int, Callable[[], object]]) -> None:
-        """Make a call of each of this rank's groups, by the group's number, all at once."""
+        """Run `calls`, functions by group number, all at once in threads, and wait for all."""
         list(self._pool.map(lambda call: call(), calls.values()))
 
     def close(self) -> None:
-        """End the communicators; members let their helpers go."""
+        """Close the communicators, and wait until this rank's service as a helper ends."""
         self._pool.shutdown()
         for communicator in self.own.values():
             communicator.close()

@@ -1,4 +1,8 @@
-"""Time a joint plan: all groups' calls at once, by their plans and by the stock collectives."""
+"""Time a joint plan: all groups' calls at once, by their plans and by the stock collectives.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan; a race times several schedules at
+one message size and keeps the fastest.
+"""
 
 import statistics
 import time
@@ -23,7 +27,11 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """Median microseconds of one group's call while the others make theirs, and wrong elements."""
+    """Median microseconds of one group's call while the other groups make theirs.
+
+    `schedule` names the one used; `plan_us` is by the plan, `stock_us` by the stock collective
+    (None if it lacks the dtype); `wrong` counts wrong elements of results.
+    """
 
     group: GroupPlan
     schedule: str
@@ -34,11 +42,11 @@ class GroupTimes:
 
 @dataclass(frozen=True)
 class JointTimes:
-    """Median microseconds until all groups' calls have ended that start together.
+    """Median microseconds until all groups' calls, started together, have ended.
 
-    `bound_us` is the joint bound for the machine at hand, None if that is not the plan's.
-    `stock_us` is None if some group's stock collective lacks the dtype. `raced_us` are the
-    candidates of the race of the whole plan, empty without one.
+    `plan_us` is by the plans, `stock_us` by the stock collectives (None if one lacks the dtype).
+    `bound_us` is the plan's lower bound, None if it is for another machine than this one. `groups`
+    has the times of each; `raced_us` those of the race's candidates, empty without a race.
     """
 
     plan_us: float
@@ -49,12 +57,12 @@ class JointTimes:
 
     @property
     def ratio(self) -> float | None:
-        """The stock collectives' time over the plans'."""
+        """The stock collectives' time divided by the plans': above 1 the plans are faster."""
         return None if self.stock_us is None else self.stock_us / self.plan_us
 
     @property
     def bound_fraction(self) -> float | None:
-        """The bound over the plans' time: 1 is at the bound."""
+        """The lower bound divided by the plans' time: 1 is optimal."""
         return None if self.bound_us is None else self.bound_us / self.plan_us
 
 
@@ -79,8 +87,9 @@ def run_joint(
     """Measure a joint plan over a transport that has a rank for each GPU of its topology.
 
     By default a race decides first what all groups use. The groups' plans and their stock
-    collectives take turns, and every element of the results is checked. Collective; all ranks
-    return the same. Raise ExecutionError if a rank fails.
+    collectives take turns, and every element of the results is checked. `timeout` limits a call;
+    `say` is given lines about the progress. Collective; all ranks return the same. Raise
+    ExecutionError if a rank fails.
     """
     say("setting up groups ...")
     groups = JointGroups(joint, transport, timeout, options.choose, executor=options.executor)

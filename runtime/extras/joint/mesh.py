@@ -1,4 +1,4 @@
-"""Groups for joint plans of a DeviceMesh."""
+"""Describe the calls of a DeviceMesh's groups for joint planning."""
 
 from torch.distributed.device_mesh import DeviceMesh
 

@@ -1,4 +1,8 @@
-"""Joint plans among the files of the backend: how they are read, and their race as a whole."""
+"""Let the backend read joint plans from its files, and race each as a whole.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan; a race times several schedules at
+one message size and keeps the fastest.
+"""
 
 import json
 import threading
@@ -30,18 +34,18 @@ class _JointHead(msgspec.Struct):
 
 @dataclass(frozen=True)
 class JointPlanSet:
-    """A joint plan as the backend sees it, a PlanSet."""
+    """A joint plan in the form in which the backend handles files with several plans."""
 
     joint: JointPlan
 
     @property
     def form(self) -> str:
-        """The format of joint plans."""
+        """The name of the file format of joint plans."""
         return FORMAT
 
     @property
     def plans(self) -> list[Plan]:
-        """The groups' plans."""
+        """The plan of each group, in the joint plan's order."""
         return [group.plan for group in self.joint.groups]
 
     def dumps(self) -> str:
@@ -49,17 +53,18 @@ class JointPlanSet:
         return json.dumps(self.joint.to_json())
 
     def suits_launch(self) -> bool:
-        """Return whether the ranks of this launch are the members; the same on all ranks."""
+        """Return whether this launch's ranks are the groups' members; the same on all ranks."""
         return suits_launch(self.joint)
 
     def race(
         self, timeout: timedelta, executor: str, cache: Path | None, stop: threading.Event
     ) -> dict[str, tuple[int, Schedule | None]]:
-        """Race on CPU tensors, once in a process, and return what the plans use, by their hashes.
+        """Race on CPU tensors, once a process; return (size in bytes, schedule) by plan hash.
 
-        That is a size in bytes, and the schedule (None: stock) for calls of this size; empty if
-        each group is to decide for itself, also because `stop` is set meanwhile. Collective over
-        the launch; the answer is the same on all ranks. Raise ExecutionError if a rank fails.
+        The schedule is for calls of this size (None: the stock collective). The result is empty if
+        each group is to decide for itself, also if `stop` is set meanwhile. Collective over the
+        launch; the answer is the same on all ranks. Raise ExecutionError if a rank fails.
+        `executor` names what runs schedules; `cache` is the folder for results (None: none).
         """
         choice = find_choice(self.joint, timeout, executor, cache, stop)
         if choice is None:

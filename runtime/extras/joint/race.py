@@ -1,9 +1,11 @@
 """The race of a joint plan as a whole: all groups' calls by plans against all by stock collectives.
 
-Groups that start together slow each other down, so a group cannot tell by its own calls whether
-the joint plan pays: all ranks of all groups time the same candidates at the same time, and make one
+Groups that start together slow each other down, so a group cannot tell by its own calls whether the
+joint plan pays: all ranks of all groups time the same candidates at the same time, and make one
 choice. Candidates are the schedules in the segmentations that the plans state, and in equally many
 segments each: then the bytes that a group has in flight on a link are in proportion to its share.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import logging
@@ -35,9 +37,9 @@ _Entrant = int | None
 class JointChoice:
     """What all groups of a joint plan use for calls of the planned sizes.
 
-    `segments` is how many each schedule has, 0 for what its plan states, None for the stock
-    collectives; `raced_us` maps the names of the candidates to median microseconds until all
-    groups' calls have ended.
+    `segments` is the number of pipelined segments of each schedule: 0 for what its plan states,
+    None for the stock collectives instead. `raced_us` maps candidates' names to the median
+    microseconds until all groups' calls have ended.
     """
 
     segments: int | None
@@ -56,10 +58,11 @@ class JointChoice:
 def race_jointly(
     groups: JointGroups, buffers: Mapping[int, Buffers], cache: Path | None
 ) -> JointChoice:
-    """Race on the scratch memory `buffers`, which are by group, and settle all groups' choice.
+    """Race the candidates of a joint plan, and return the choice for all groups.
 
-    Rank 0 of the first group caches the result in the folder `cache`. Collective over all ranks of
-    the groups' transport; raise ExecutionError on every rank if one of them fails.
+    `buffers` are scratch memory, by group number. Rank 0 of the first group caches the result in
+    the folder `cache`. Collective over all ranks of `groups`; raise ExecutionError on every rank if
+    one fails.
     """
     race = _JointRace(groups, buffers, cache)
     choice = race.run()
@@ -145,12 +148,15 @@ def _find_segments(number: int) -> int | None:
 
 
 def make_race(entrants: Sequence[_Entrant], expected: Expected[int] | None = None) -> Race[int]:
-    """Return the race of a joint plan, in which the segments next to the best follow the first."""
+    """Return the race of a joint plan: `entrants` first, then numbers of segments next to the best.
+
+    `expected` is an earlier result, if any.
+    """
     return Race(entrants, refine=_list_neighbours, expected=expected)
 
 
 def choose(outcome: Outcome[int]) -> JointChoice:
-    """Return the choice that follows from a race."""
+    """Return the choice for all groups that the outcome of a race leads to."""
     ranked = sorted(outcome.times_s.items(), key=lambda item: item[1])
     return JointChoice(outcome.winner, {_spell(x): taken * 1e6 for x, taken in ranked})
 

@@ -1,1 +1,1 @@
-"""One-sided programs played on GPUs by one Triton kernel, a launch a rank and call."""
+"""Run one-sided programs on GPUs by one Triton kernel: one launch per rank and call."""

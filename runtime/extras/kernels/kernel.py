@@ -290,9 +290,11 @@ def execute_program(
     table, state, errors, source, target, scratch,
     REDUCTION: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
-    """Execute a program on `source` (input), `target` (output) and `scratch` (the work buffer).
+    """Run the instructions of one rank on `source`, `target` and the work buffer `scratch`.
 
-    `BLOCK` is in elements; `LANES` is the largest number of ranks that one instruction names.
+    `table` holds the instructions, `state` the time limit and the numbers of runs; `errors`
+    receives a time-out. `BLOCK` is in elements; `LANES` is the most ranks that one instruction
+    names; `REDUCTION` is the reduction; `TARGET` is "cuda", "hip" or "interpreter".
     """
     DTYPE: tl.constexpr = source.dtype.element_ty
     SIZE: tl.constexpr = DTYPE.primitive_bitwidth // 8

@@ -1,9 +1,9 @@
-"""The memory in which ranks meet: windows, counters, and each rank's own state.
+"""Allocate the memory in which ranks exchange data: windows, counters, and each rank's own state.
 
 A rank's region has its counters first, one for each program of the grid and each rank, and then the
-windows, two halves for each program. All regions are zeros before the first call. On GPUs they are
-torch's symmetric memory; for kernels that are interpreted, parts of one buffer that processes
-share.
+windows (buffers that other ranks read or write), two halves for each program. All regions are zeros
+before the first call. On GPUs they are torch's symmetric memory; for kernels that are interpreted,
+parts of one buffer that processes share.
 """
 
 import ctypes
@@ -35,7 +35,11 @@ _POLL_S: Final = 4e-4
 
 @dataclass(frozen=True)
 class Region:
-    """The sizes of a rank's region, the same on all ranks: programs of the grid, half a window."""
+    """The size of a rank's region, the same on all ranks.
+
+    `ranks` is the number of ranks, `programs` that of Triton programs in the grid, `half_bytes` the
+    size of half a window, of which each program has two.
+    """
 
     ranks: int
     programs: int = DEFAULT_PROGRAMS
@@ -49,7 +53,7 @@ class Region:
 
     @property
     def counters_bytes(self) -> int:
-        """The bytes of the counters, and where the windows begin."""
+        """The bytes of the counters, which is also the offset of the windows."""
         unit = _REGION_ALIGNMENT_BYTES
         return -(-8 * self.programs * self.ranks // unit) * unit
 
@@ -61,10 +65,11 @@ class Region:
 
 @dataclass
 class KernelMemory:
-    """What a rank's kernels work with.
+    """The memory that one rank's kernels use.
 
-    `state` is read and written by kernels alone; `errors` is memory of the host, which it can read
-    at any time. `owner` keeps the regions alive.
+    `addresses` are those of all ranks' regions. `state` is read and written by kernels alone;
+    `errors` is host memory, which the host can read at any time. Kernels wait at most `timeout_s`
+    for other ranks. `owner` keeps the regions alive.
     """
 
     region: Region
@@ -85,9 +90,11 @@ def make_symmetric(
     half_bytes: int = DEFAULT_HALF_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> KernelMemory:
-    """Return memory on GPUs that reach each other's; all ranks of the group call this together.
+    """Return memory on GPUs that reach each other's directly. Collective over the group.
 
-    `multiprocessors` is the number of the smallest GPU: all ranks have the same grid.
+    `multiprocessors` is that of the smallest GPU, since all ranks have the same grid; `programs`
+    limits it. `half_bytes` is the size of half a window, `timeout_s` the longest wait for other
+    ranks.
     """
     resident = max(1, multiprocessors // _PART_OF_GPU)
     region = Region(group.size(), min(programs, resident), half_bytes)
@@ -123,9 +130,11 @@ def make_on_one_gpu(
     half_bytes: int = DEFAULT_HALF_BYTES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> list[KernelMemory]:
-    """Return the memory of all ranks in one process, which plays each rank on a stream of its own.
+    """Return the memory of all ranks in one process, which plays each rank on its own CUDA stream.
 
-    For measurements: processes that share a GPU take turns, streams run together.
+    For measurements: processes that share a GPU take turns, streams run together. `programs` limits
+    the grid; `half_bytes` is the size of half a window, `timeout_s` the longest wait for other
+    ranks.
     """
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     region = Region(ranks, min(programs, max(1, multiprocessors // ranks)), half_bytes)
@@ -146,7 +155,7 @@ def make_on_one_gpu(
 
 
 def set_timeout(memory: KernelMemory, timeout_s: float) -> None:
-    """Let later calls of kernels on a GPU wait this long for other ranks."""
+    """Set how many seconds later kernels on a GPU wait for other ranks before they fail."""
     memory.state[LIMIT] = round(timeout_s * 1e9)
     memory.timeout_s = timeout_s
 
@@ -154,7 +163,7 @@ def set_timeout(memory: KernelMemory, timeout_s: float) -> None:
 def make_shared(
     buffer: memoryview, rank: int, region: Region, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> KernelMemory:
-    """Return memory in a buffer that processes share, for kernels that are interpreted.
+    """Return rank `rank`'s memory in a buffer that processes share, for interpreted kernels.
 
     The buffer has room for the regions of all ranks, and is zeros before the first call.
     """

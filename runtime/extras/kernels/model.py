@@ -1,9 +1,9 @@
-"""Predicted times of calls by one-sided kernels, and the shape of a call by fabric.
+"""Predict the time of calls by one-sided kernels, and list the schedules worth trying per machine.
 
 A call costs its launch, the rounds of its steps one after the other, and in each step the time of
-the most loaded link. A round takes three times a hop between two GPUs. Pull: the flag crosses,
-then the request of a read, then the data. Push: the data cross, their receipt returns to the
-sender's fence, then the flag crosses.
+the most loaded link. A round takes three times a hop between two GPUs. Pull (the receiver reads):
+the flag crosses, then the request of a read, then the data. Push (the sender writes): the data
+cross, their receipt returns to the sender's fence, then the flag crosses.
 
 Pushes to several GPUs over PCIe are staged, since writes from all to all collapse there
 (flashinfer#4393): each rank has one stream out and one in at a time, and a round for each. A
@@ -40,7 +40,8 @@ _us_PER_BYTE: Final = 1e-3
 def measure_hop_us(small_call_us: float, ranks: int) -> float:
     """Return the microseconds of a hop, from stock NCCL's time for a few KB on one host.
 
-    Such a call goes around a ring twice with LL, so it consists of a launch and 2 (ranks - 1) hops.
+    That time is `small_call_us`: the call goes around a ring twice with the protocol LL, so it
+    consists of a launch and 2 (ranks - 1) hops.
     """
     return max(0.0, small_call_us - LAUNCH_us) / (2 * (ranks - 1))
 
@@ -52,7 +53,11 @@ def predict_us(
     mode: Mode = "pull",
     pci_hop_us: float = PCI_HOP_us,
 ) -> float:
-    """Return the predicted microseconds of a call for a buffer of `size_bytes`."""
+    """Return the predicted microseconds of a call by kernels for a buffer of `size_bytes`.
+
+    `mode` says whether receivers "pull" or senders "push" data; `pci_hop_us` is the latency of a
+    hop over PCIe.
+    """
     uncut = schedule.uncut
     steps = int(uncut.transfers.step.max(initial=-1)) + 1
     loads = step_loads(uncut.chunks, uncut.transfers, steps, topology)
@@ -112,7 +117,7 @@ def _count_streams(pairs: list[tuple[int, int]]) -> int:
 
 
 def list_shapes(schedules: Iterable[Schedule], topology: Topology) -> list[tuple[Schedule, Mode]]:
-    """Return the schedules in the modes worth trying: pulled, and pushed, staged over PCIe."""
+    """Return the (schedule, mode) pairs worth trying: pulled, and pushed (staged over PCIe)."""
     shapes: list[tuple[Schedule, Mode]] = []
     for schedule in schedules:
         shapes.append((schedule.uncut, "pull"))
@@ -126,5 +131,5 @@ def list_shapes(schedules: Iterable[Schedule], topology: Topology) -> list[tuple
 def rank_shapes(
     shapes: Sequence[tuple[Schedule, Mode]], topology: Topology, size_bytes: int
 ) -> list[tuple[Schedule, Mode]]:
-    """Return shapes in the order of their predicted times for a size."""
+    """Sort (schedule, mode) pairs by predicted time for a buffer of `size_bytes`, fastest first."""
     return sorted(shapes, key=lambda x: predict_us(x[0], topology, size_bytes, x[1]))

@@ -1,8 +1,10 @@
-"""Whether kernels can play a group's schedules, and the player if they can.
+"""Decide whether kernels can run a group's schedules, and make their player if they can.
 
 Before the first call the ranks check all that kernels need, and then the kernels themselves, by a
 few small sums. A fault that shows only there (peer-to-peer that does not work though the driver
-offers it, as with some IOMMUs) leaves the group with messages.
+offers it, as with some IOMMUs) makes the group fall back to messages.
+
+A player runs a program on fixed buffers.
 """
 
 import logging
@@ -40,13 +42,13 @@ _MODES: Final[tuple[Mode, ...]] = ("pull", "push")
 
 @dataclass(frozen=True)
 class Opened:
-    """The player of kernels on a transport's GPUs, or why there is none."""
+    """The result of opening kernels for a transport: the `player`, or a text that says why not."""
 
     player: "KernelPlayer | str"
 
 
 def open_kernels(transport: "Transport") -> "KernelPlayer | str":
-    """Return the player for a transport's ranks, or why there is none.
+    """Return the player for a transport's ranks, or a text why kernels cannot be used.
 
     Collective the first time: all ranks get a player, or all the same text.
     """

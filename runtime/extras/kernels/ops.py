@@ -1,7 +1,7 @@
-"""Collectives of one-sided kernels as torch operators, which torch.compile holds in one graph.
+"""Offer collectives by one-sided kernels as torch operators, which torch.compile keeps in a graph.
 
-A group of ranks is registered under a name, which operators take: `KernelGroup` does it. All sizes
-of one collective may be called in any order, as long as all ranks call in the same one.
+Operators take the name under which `KernelGroup` registers a group of ranks. Sizes may be mixed in
+any order, as long as all ranks call in the same one.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,9 @@ _groups: WeakValueDictionary[str, "KernelGroup"] = WeakValueDictionary()
 class KernelGroup:
     """Runs a group's collectives by kernels, under a name by which torch's operators find it.
 
-    `choose` takes a collective and the size of its buffer in bytes, and returns the schedule and
-    the mode, the same on all ranks. The name is free again when the object is deleted.
+    `choose` takes a collective and the size of its buffer in bytes, and returns (schedule, mode),
+    the same on all ranks; the mode is "pull" or "push". The name is free again when the object is
+    deleted. `player` runs the kernels.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class KernelGroup:
         numel: int,
         op: str = "sum",
     ) -> None:
-        """Run a collective whose buffer has `numel` elements, on contiguous tensors."""
+        """Run a collective whose buffer has `numel` elements from `source` to `target`.
+
+        Both are contiguous tensors on the GPU; `op` is the reduction, such as "sum".
+        """
         if op not in _OPS:
             raise InputError(f"op {op!r}; expected one of {', '.join(_OPS)}")
         schedule, mode = self._choose(collective, numel * source.element_size())
@@ -69,7 +73,7 @@ class KernelGroup:
 
 
 def find_group(name: str) -> KernelGroup:
-    """Return the group registered under a name."""
+    """Return the group registered under a name; raise InputError if there is none."""
     if name not in _groups:
         raise InputError(f"no group of kernels is named {name!r}; known: {sorted(_groups)}")
     return _groups[name]
@@ -91,19 +95,19 @@ def _play_in_place(collective: CollectiveName, tensor: torch.Tensor, op: str, gr
 
 @torch.library.custom_op("topoplan::one_sided_allreduce_", mutates_args=("tensor",))
 def allreduce_(tensor: torch.Tensor, op: str, group: str) -> None:
-    """Reduce a tensor over all ranks, in place."""
+    """Reduce `tensor` over all ranks of the group named `group`, in place; `op` as in "sum"."""
     _play_in_place("allreduce", tensor, op, group)
 
 
 @torch.library.custom_op("topoplan::one_sided_broadcast_", mutates_args=("tensor",))
 def broadcast_(tensor: torch.Tensor, group: str) -> None:
-    """Give all ranks the tensor of the schedule's root, in place."""
+    """Overwrite `tensor` with the schedule root's, on all ranks of the group named `group`."""
     _play_in_place("broadcast", tensor, "sum", group)
 
 
 @torch.library.custom_op("topoplan::one_sided_allreduce", mutates_args=())
 def allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
-    """Return the reduction of a tensor over all ranks."""
+    """Return the reduction (`op` as in "sum") of `tensor` over the ranks of group `group`."""
     source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)
     find_group(group).run_collective("allreduce", source, result, tensor.numel(), op)
     return result
@@ -111,7 +115,10 @@ def allreduce(tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
 
 @torch.library.custom_op("topoplan::one_sided_allgather", mutates_args=())
 def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    """Return the tensors of all ranks, one after the other along the first dimension."""
+    """Return all ranks' tensors, concatenated along the first dimension.
+
+    `ranks` is the number of ranks in the group named `group`.
+    """
     source, result = tensor.contiguous(), _make_like(tensor, _grow(tensor, ranks))
     _find_group_of(ranks, group).run_collective("allgather", source, result, result.numel())
     return result
@@ -119,7 +126,10 @@ def allgather(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 
 @torch.library.custom_op("topoplan::one_sided_reduce_scatter", mutates_args=())
 def reduce_scatter(tensor: torch.Tensor, ranks: int, op: str, group: str) -> torch.Tensor:
-    """Return this rank's part, along the first dimension, of the reduction over all ranks."""
+    """Return this rank's equal part, along the first dimension, of the reduction over all ranks.
+
+    `ranks` is the number of ranks in the group named `group`; `op` is as in "sum".
+    """
     source, result = tensor.contiguous(), _make_like(tensor, _shrink(tensor, ranks))
     _find_group_of(ranks, group).run_collective(
         "reduce-scatter", source, result, tensor.numel(), op
@@ -129,7 +139,11 @@ def reduce_scatter(tensor: torch.Tensor, ranks: int, op: str, group: str) -> tor
 
 @torch.library.custom_op("topoplan::one_sided_alltoall", mutates_args=())
 def alltoall(tensor: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    """Return this rank's parts, along the first dimension, of the tensors of all ranks."""
+    """Exchange parts: return part number `rank` of every rank's tensor, concatenated.
+
+    Tensors are divided into `ranks` equal parts along the first dimension; `rank` is this one in
+    the group named `group`.
+    """
     _shrink(tensor, ranks)
     source, result = tensor.contiguous(), _make_like(tensor, tensor.shape)
     _find_group_of(ranks, group).run_collective("alltoall", source, result, tensor.numel())

@@ -1,8 +1,9 @@
-"""The player of one-sided programs on GPUs: one launch a rank and call.
+"""Run one-sided programs on GPUs: one kernel launch per rank and call.
 
-All ranks of a group make the same calls in the same order, each on one stream. A program is lowered
-and encoded once for each schedule, size and dtype; a call then is a launch, and CUDA graphs can
-hold it. The first launch for a dtype and reduction compiles the kernel: warm up before a capture.
+All ranks of a group make the same calls in the same order, each on one stream. A program is
+compiled to a table once for each schedule, size and dtype; a call then is a launch, which CUDA
+graphs can capture. The first launch for a dtype and reduction compiles the kernel: warm up before a
+capture.
 """
 
 import time
@@ -52,12 +53,15 @@ _NAMES: Final = {
 
 
 def find_block_numel(dtype: torch.dtype) -> int:
-    """Return how many elements of a dtype the kernel moves at once."""
+    """Return how many elements of a dtype the kernel copies or adds at once."""
     return _BLOCK_BYTES // dtype.itemsize
 
 
 def find_target() -> str:
-    """Return what kernels run on here: "cuda", "hip", or "interpreter" (TRITON_INTERPRET=1)."""
+    """Return where kernels run in this process: "cuda", "hip" (AMD) or "interpreter".
+
+    The last is Triton's interpreter on CPUs, with TRITON_INTERPRET=1.
+    """
     import triton
 
     if triton.knobs.runtime.interpret:
@@ -81,7 +85,7 @@ def _share_cores() -> None:
 
 
 def list_options(target: str) -> dict[str, int]:
-    """Return the compiler's options for a target."""
+    """Return the options for Triton's compiler, given the result of `find_target`."""
     # Nothing is multiplied and added at once; Triton warns unless it is given.
     options = {"num_warps": _NUM_WARPS, "num_stages": 1, "enable_fp_fusion": False}
     return options | ({"maxnreg": _MAX_REGISTERS} if target == "cuda" else {})
@@ -89,10 +93,11 @@ def list_options(target: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program in device memory: its table, the size of the grid, and its work buffer.
+    """One rank's program for a schedule, size and dtype, loaded into device memory.
 
-    `work` is None where the work buffer is the tensor itself. The kernel knows `reduction` by name.
-    A call puts `sent_bytes` in slots.
+    It runs `schedule` on buffers of `numel` elements of `dtype`, with the kernel's `reduction`.
+    `table` is the encoded program, `programs` the size of the grid, `work` the work buffer (None:
+    the tensor itself is). A call puts `sent_bytes` bytes into memory that other ranks read.
     """
 
     schedule: Schedule
@@ -105,7 +110,7 @@ class Loaded:
     sent_bytes: int
 
     def describe(self) -> str:
-        """Return what a call of it is, for errors."""
+        """Return a description of a call of this program, for errors."""
         name = self.schedule.collective.name
         return (
             f"{name} of {self.numel} elements of {dtype_name(self.dtype)} by "
@@ -115,7 +120,11 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Failure:
-    """A call that waited in vain for rank `peer`, in a step of its schedule, -1 for a free slot."""
+    """A call that timed out waiting for rank `peer`.
+
+    `step` is the schedule's, or -1 if it waited for a buffer to be read; `call` and `reason` are
+    for the error message.
+    """
 
     call: str
     peer: int
@@ -124,7 +133,7 @@ class Failure:
 
 
 class KernelPlayer:
-    """Plays schedules in the memory of a group's ranks; each rank has one, and calls it in turn."""
+    """Runs schedules by kernels for one rank, on `memory` that all ranks of the group reach."""
 
     def __init__(self, memory: KernelMemory) -> None:
         if memory.region.ranks > _MAX_RANKS:
@@ -141,7 +150,7 @@ class KernelPlayer:
         self._captured: dict[int, Loaded] = {}
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Let later calls wait this long for other ranks."""
+        """Set how many seconds later calls wait for other ranks."""
         set_timeout(self.memory, timeout_s)
 
     def load(
@@ -154,9 +163,10 @@ class KernelPlayer:
         mode: Mode = "pull",
         in_place: bool = False,
     ) -> Loaded:
-        """Return a schedule's program for a buffer of `numel` elements, loaded once.
+        """Return a schedule's program for a buffer of `numel` elements; made once, then cached.
 
-        `in_place`, of an allreduce, a broadcast or a reduce, makes input and output one tensor.
+        `mode` says whether receivers "pull" or senders "push" data. With `in_place` (allreduce,
+        broadcast and reduce only) input and output are one tensor.
         """
         key = schedule, numel, dtype, op, mode, in_place
         loaded = self._loaded.pop(key, None)
@@ -177,7 +187,7 @@ class KernelPlayer:
         mode: Mode = "pull",
         in_place: bool = False,
     ) -> bool:
-        """Return whether `load` with these arguments would only look up; the same on all ranks."""
+        """Return whether `load` has cached the program of these arguments; same on all ranks."""
         return (schedule, numel, dtype, op, mode, in_place) in self._loaded
 
     def _drop(self, loaded: Loaded) -> None:
@@ -239,11 +249,11 @@ class KernelPlayer:
         )
 
     def launch(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Launch a program on contiguous tensors, which are one tensor if it is in place.
+        """Launch a `loaded` program from `source` to `target`, the same tensor if it is in place.
 
-        They may not overlap otherwise, but for an allgather's input that lies in its output's place
-        and a reduce-scatter's output that lies in its input's. Raise ExecutionError if an earlier
-        call has failed by now.
+        They are contiguous, and may not overlap otherwise, except that an allgather's input may be
+        its part of the output, and a reduce-scatter's output its part of the input. Raise
+        ExecutionError if an earlier call has timed out by now.
         """
         self.check()
         self._check_tensors(loaded, source, target)
@@ -283,7 +293,7 @@ class KernelPlayer:
             raise InputError(f"{name}: source and target overlap; pass a clone")
 
     def are_apart(self, loaded: Loaded, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether a program's tensors may be its source and target (see `launch`)."""
+        """Return whether `source` and `target` overlap only as `play` allows for a program."""
         if loaded.work is None or not share_memory(source, target):
             return True
         name = loaded.schedule.collective.name
@@ -292,7 +302,7 @@ class KernelPlayer:
         return name in own and part.data_ptr() - whole.data_ptr() == self.rank * part.nbytes
 
     def check(self) -> None:
-        """Raise ExecutionError if a call that has ended by now waited in vain."""
+        """Raise ExecutionError if a call has timed out by now."""
         failure = self.find_failure()
         if failure is not None:
             raise ExecutionError(
@@ -300,7 +310,7 @@ class KernelPlayer:
             )
 
     def find_failure(self) -> Failure | None:
-        """Return what happened if a call that has ended by now waited in vain, else None."""
+        """Return the call that has timed out by now, None if none has."""
         errors = self.memory.errors.view(-1, ERROR)
         if not errors[:, 0].any():
             return None

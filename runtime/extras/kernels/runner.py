@@ -1,4 +1,7 @@
-"""The runner of kernels: tensors, averages and failures as in all other calls."""
+"""Run a communicator's calls by kernels, with the averages, errors and observers of other calls.
+
+A candidate is a schedule and the way to run it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,11 @@ _MODES: dict[str, Mode] = {way: mode for mode, way in _WAYS.items()}
 
 
 class Kernels(Runner):
-    """Plays one-sided schedules on a transport's GPUs, a launch a rank and call."""
+    """Runs one-sided schedules on a transport's GPUs: one kernel launch per rank and call.
+
+    A candidate is a schedule with the mode in which it is run, "pull" or "push". `player` runs the
+    kernels.
+    """
 
     name = "kernels"
     binds = False
@@ -63,24 +70,27 @@ class Kernels(Runner):
         return model.list_shapes([*own, *flat], topology)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return what this runner may carry out; `sent` are those that are sent as messages."""
+        """Return this runner's candidates: one-sided schedules. `sent` is not used."""
         return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in self._shapes]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """Return how one of the plan's schedules is carried out, None if it cannot be."""
+        """Return the candidate that runs a plan's schedule; None if it uses helper ranks."""
         return None if schedule.helpers else Candidate(schedule.uncut, self.name, PULLED)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size, the most promising first."""
+        """Return the candidates worth trying for `size_bytes`, by predicted time, fastest first.
+
+        `sent` and `is_alone` are not used.
+        """
         ranked = model.rank_shapes(self._shapes, self.topology, size_bytes)[:_RACED]
         return [Candidate(schedule, self.name, _WAYS[mode]) for schedule, mode in ranked]
 
     # Calls
 
     def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
-        """See Runner.
+        """Load the program for a call; return None, or why there is none.
 
         A call that a CUDA graph captures must have been made before, since loading a program copies
         from the host.
@@ -89,9 +99,10 @@ class Kernels(Runner):
         return "kernels have no program for the call" if self._allowed[2] is None else None
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """Put a call on the current stream; see Runner.
+        """Launch the call of a `candidate` that `can` has allowed on the current stream.
 
-        Raise ExecutionError, naming the rank to blame, if an earlier call has waited in vain.
+        `number` is the call's in the group. Raise ExecutionError, naming the rank to blame, if an
+        earlier call has timed out.
         """
         (*allowed, loaded), self._allowed = self._allowed, (None, None, None)
         if allowed[0] is not candidate or allowed[1] is not buffers:  # `can` was asked of another
@@ -111,7 +122,7 @@ class Kernels(Runner):
             listener.end(number)
 
     def bind(self, candidate: Candidate, buffers: Buffers) -> None:
-        """See Runner: a launch takes no preparation that a call could be spared."""
+        """Return None: a launch needs no preparation, so `run` is as fast as anything bound."""
 
     def _find_listeners(
         self, candidate: Candidate, buffers: Buffers, loaded: Loaded
@@ -126,12 +137,12 @@ class Kernels(Runner):
         return self._listeners[key]
 
     def observe(self, observer: Observer) -> None:
-        """Let an observer listen to the calls made from now on, too."""
+        """Tell `observer` of all calls from now on."""
         super().observe(observer)
         self._listeners.clear()
 
     def ignore(self, observer: Observer) -> None:
-        """Let an observer listen to no further call."""
+        """Tell `observer` of no more calls."""
         super().ignore(observer)
         self._listeners.clear()
 
@@ -186,17 +197,20 @@ class Kernels(Runner):
 
 
 class KernelsOfGpus:
-    """How the runner of kernels is opened; see RunnerKind."""
+    """Opens the runner of kernels for transports whose ranks have GPUs."""
 
     def prepare(self, transport: Transport) -> str | None:
-        """Return why a transport's ranks cannot have the runner, None if they can."""
+        """Return why a transport's ranks cannot use kernels, None if they can.
+
+        Collective the first time: it then checks all that kernels need.
+        """
         if not transport.links.is_batched:
             return "kernels play on GPUs"
         player = open_kernels(transport)
         return player if isinstance(player, str) else None
 
     def open(self, opening: Opening) -> Runner | str:
-        """Return the runner, or why there is none."""
+        """Return the runner for the calls of `opening`, or why there is none."""
         if not opening.transport.links.is_batched:
             return "kernels play on GPUs"
         if not opening.plan.collective.has_all_gpus:

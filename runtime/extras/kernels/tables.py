@@ -80,7 +80,11 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Table:
-    """The table of a rank's program, and how many elements of scratch memory its work takes."""
+    """A rank's program as the array of 64-bit numbers that the kernel reads.
+
+    `slices` is how many parts the buffer is cut into; `work_numel` is the length of the work buffer
+    in elements.
+    """
 
     numbers: NDArray[np.int64]
     slices: int
@@ -103,8 +107,8 @@ def encode(
 ) -> Table:
     """Return the table of the rank that `addresses` is for; `programs` are those of all ranks.
 
-    With `in_place` the work buffer of a collective whose input is its output is the tensor itself,
-    which is passed as work; without it input and output are two tensors.
+    `itemsize` is the bytes of an element. With `in_place`, the tensor itself is passed as the work
+    buffer of a collective whose input is its output; without it input and output are two tensors.
     """
     program = programs[addresses.rank]
     pieces = _PiecePlaces(program, in_place=in_place)

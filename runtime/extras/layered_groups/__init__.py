@@ -1,1 +1,1 @@
-"""Process groups of the backend whose calls on CPU tensors go through layers."""
+"""Process groups whose calls on CPU tensors go through layers, such as recovery from faults."""

@@ -1,7 +1,7 @@
-"""Collectives without a plan that go on after a lost link: the ranks send each other their tensors.
+"""Collectives for groups that have lost a link and no plan: the ranks exchange whole tensors.
 
-Each gets `exchange`, which returns the values of all ranks, this rank's number, and the arguments
-of the method of ProcessGroup with its name.
+Each function gets `exchange`, which returns all ranks' values of its argument, this rank's number,
+and the arguments of the ProcessGroup method with its name.
 """
 
 from collections.abc import Callable, Sequence

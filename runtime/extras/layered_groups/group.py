@@ -16,7 +16,7 @@ from .layers import GroupLayers
 
 
 class LayeredGroup(CollectiveGroup):
-    """A process group with layers around its calls, if its options ask for them."""
+    """A process group whose calls go through layers if its options ask for any."""
 
     def _open(self, place: Any, own_store: Store, addresses: Addresses) -> None:
         super()._open(place, own_store, addresses)

@@ -1,7 +1,9 @@
-"""The layers of a group, which all of its calls by plans on CPU tensors go through.
+"""The layers that a group's calls by plans on CPU tensors pass through, such as fault recovery.
 
-Where no stock collective may run within them, so does all that the ranks agree on: once a link is
-lost, the group's store may be out of reach, and so may a rank over the plain group.
+If no stock collective may run under a layer, the ranks' agreements pass through it, too: once a
+link is lost, the group's store may be unreachable, and so may a rank over the plain group.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import time
@@ -54,7 +56,7 @@ class _Opened:
 
 
 class GroupLayers(Around):
-    """The layers that a group's options ask for, opened with the first call that needs them."""
+    """The layers that a group's options ask for; made at the first call that needs them."""
 
     def __init__(self, planned: Communicators) -> None:
         self._planned, self._kinds = planned, [find_layer(x) for x in planned.options.layers]
@@ -64,10 +66,10 @@ class GroupLayers(Around):
         self._opened: dict[bool, _Opened] = {}
 
     def open(self, *, in_launch: bool | None = None) -> _Opened:
-        """Return the layers over ranks with their numbers in the group, or `in_launch`.
+        """Return the layers, made at the first call. Only the group's queue may call this.
 
-        None leaves that to the plans that rank 0 has. Only the queue may call this. Collective the
-        first time.
+        Their ranks are numbered as in the launch if `in_launch`, else as in the group; None leaves
+        that to the plans that rank 0 has. Collective the first time.
         """
         if in_launch is None:
             if self._opened:
@@ -105,15 +107,16 @@ class GroupLayers(Around):
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
-        """The rows of all layers; see Communicator.recoveries."""
+        """The recoveries from faults so far, in all layers, one dict each."""
         layers = (layer for opened in self._opened.values() for layer in opened.shared.layers)
         rows = [row for layer in layers for row in layer.history]
         return sorted(rows, key=lambda row: row["at"])
 
     def find_plan(self, key: Key, wait: Callable[[], Plan | None]) -> Plan | None:
-        """See Around; the ranks exchange it through the layers, if those take all calls.
+        """Return a collective's plan, None without one; `wait` returns the result of its search.
 
-        Plans of a file then never race together.
+        If the layers take all calls, rank 0's plan is sent through them, and never races as part of
+        a file of several plans.
         """
         if not self.takes_all:
             return wait()
@@ -124,16 +127,16 @@ class GroupLayers(Around):
         return plans.read_answer(opened.exchange(answer)[0], key[0])
 
     def find_transport(self, device: str, plan: Plan) -> Transport | None:
-        """Return what a plan's calls on a device type are made over; None: the group's own."""
+        """Return the layers' transport for a plan's calls on CPUs; None (the group's) on GPUs."""
         if device != "cpu":
             return None
         in_launch = None if self.takes_all else not plan.collective.has_all_gpus
         return self.open(in_launch=in_launch).transport
 
     def compare(self, number: int, what: str, check: CallCheck) -> None:
-        """Raise ExecutionError if ranks make other calls than `what` as the `number`-th one.
+        """Raise ExecutionError unless all ranks make call number `number` as `what` describes.
 
-        Without the store, if the layers take all calls.
+        If the layers take all calls, the comparison goes through them, else through the store.
         """
         if self.takes_all:
             check.compare(number, [str(call) for call in self.open().exchange(what)])
@@ -141,9 +144,9 @@ class GroupLayers(Around):
             check.wait_until_same(number)
 
     def check_stock(self, what: str) -> None:
-        """Raise ExecutionError if a stock collective, `what`, cannot be carried out any more.
+        """Raise ExecutionError if the stock collective `what` cannot run, as a link is lost.
 
-        The plain group may have lost a link that plans do without.
+        Plans may still do without that link.
         """
         for opened in self._opened.values():
             for layer in opened.shared.layers:
@@ -151,10 +154,7 @@ class GroupLayers(Around):
                     raise ExecutionError(f"{what} goes by gloo, which {why_not}")
 
     def list_transports(self) -> list[Transport]:
-        """Return the transports that calls are made over besides the group's own.
-
-        Also those that calls were made over before.
-        """
+        """Return the layers' transports, including those that were replaced after a fault."""
         return [
             transport
             for opened in self._opened.values()
@@ -162,12 +162,12 @@ class GroupLayers(Around):
         ]
 
     def break_off(self, error: ExecutionError) -> None:
-        """Let all calls fail with an error, those in progress too."""
+        """Make all calls of the layers fail with `error`, including those in progress."""
         for opened in list(self._opened.values()):
             opened.break_off(error)
 
     def close(self) -> None:
-        """End what goes around calls, once they have ended."""
+        """Close the layers, once the calls have ended."""
         for opened in self._opened.values():
             opened.close()
 

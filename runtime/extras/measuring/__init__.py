@@ -1,1 +1,1 @@
-"""Links measured by sending: topo-probe --measure, and the rates of flows that come together."""
+"""Measure links by sending over them: topo-probe --measure, and the rates of simultaneous flows."""

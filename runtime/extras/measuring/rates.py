@@ -53,9 +53,9 @@ _SETTLED = 0.3
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """The time in seconds and the bytes at which the messages of a pair are large enough.
+    """How large test messages get: until one takes `target_s` seconds or has `max_bytes` bytes.
 
-    Each flow of a group takes four times `target_s`.
+    Each of several simultaneous flows takes four times `target_s`.
     """
 
     target_s: float
@@ -64,11 +64,12 @@ class MessageLimits:
 
 @dataclass(frozen=True)
 class PairRate:
-    """The rate from rank `src` to `dst` alone, with the fit `alpha_us + bytes * beta_us`.
+    """The measured rate from rank `src` to `dst` while nothing else is sent.
 
-    `latency_us` is half a round trip. `sizes` are those fitted in bytes, `residual` is the fit's
-    largest error as a fraction of the longest time. `GBps` is 1 / beta, or, if the fit is not good,
-    the largest message over its time (and never far from that).
+    The time of a message is fitted as `alpha_us + bytes * beta_us`, in microseconds. `latency_us`
+    is half a round trip. `sizes` are the fitted sizes in bytes; `residual` is the fit's largest
+    error as a fraction of the longest time. `GBps` is 1 / beta, or, if the fit is not good, the
+    largest message over its time (and never far from that).
     """
 
     src: int
@@ -83,9 +84,9 @@ class PairRate:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When the chunks of one flow arrived, each of `chunk_bytes`, in seconds from the start.
+    """The times at which the chunks of one flow arrived, each of `chunk_bytes`.
 
-    The start is that of the experiment.
+    `pair` is (source, destination); `seconds` count from the start of the experiment.
     """
 
     pair: Pair
@@ -94,9 +95,9 @@ class Arrivals:
 
 
 class Endpoint:
-    """One rank's end of all measurements: its data on `device`, sent over `group` or all ranks.
+    """One rank's side of all measurements: sends data on `device` over `group` (None: all ranks).
 
-    Ranks are those of the default group.
+    Ranks are those of the default group. `limits` are those of its messages' sizes.
     """
 
     def __init__(
@@ -118,7 +119,10 @@ class Endpoint:
             dist.all_reduce(self._number, group=group)
 
     def measure_to(self, me: int, peer: int) -> PairRate:
-        """Measure messages from this rank, `me`, to `peer`, which meanwhile runs `answer(me)`."""
+        """Measure the rate from this rank, `me`, to `peer`.
+
+        Meanwhile `peer` must run `answer_measurement(me)`.
+        """
         latency_s = statistics.median(self._ping(peer) for _ in range(_PINGS + 2)) / 2
         size = _FIRST_BYTES
         self._time_message(peer, size)  # the first one opens the window
@@ -142,10 +146,10 @@ class Endpoint:
         return rate
 
     def answer_measurement(self, peer: int) -> None:
-        """Take part in the measurement that `peer` makes of its link to this rank.
+        """Answer the measurement that `peer` makes of its link to this rank.
 
-        For each of its messages, it is sent the seconds from the arrival of a short one to that of
-        the full one.
+        For each message, send `peer` the seconds from the arrival of a short one to that of the
+        full one.
         """
         for _ in range(_PINGS + 2):
             self._receive(self.incoming[:_SMALL_BYTES], peer)
@@ -202,10 +206,10 @@ class Endpoint:
         )
 
     def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
-        """Take part in flows (pair, bytes of a chunk) that all ranks start at once.
+        """Run simultaneous flows, each ((source, destination), bytes of a chunk). Collective.
 
-        Return the arrivals at this rank, None if it receives nothing. Each rank sends to at most
-        one and receives from at most one.
+        Return the arrivals at this rank, `me`; None if it receives nothing. Each rank sends to at
+        most one and receives from at most one.
         """
         # Receives first; each step has one chunk of every flow of this rank.
         own = sorted((flow for flow in flows if me in flow[0]), key=lambda flow: flow[0][0] == me)
@@ -252,9 +256,10 @@ class Endpoint:
 
 
 def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, float]]) -> PairRate:
-    """Return the rate of a pair by a least-squares line through (bytes, seconds).
+    """Return the rate from rank `src` to `dst` by a line through `times`, (bytes, seconds).
 
-    `times` needs at least two sizes, the largest last.
+    The line is a least-squares fit over two or more sizes of messages, the largest last;
+    `latency_s` is half a round trip in seconds.
     """
     sizes, seconds = np.array(times, dtype=np.float64).T
     (alpha, beta), *_ = np.linalg.lstsq(
@@ -277,7 +282,7 @@ def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, fl
 
 
 def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
-    """Return, by (source, destination), the rate of each of several flows while all were running.
+    """Return each simultaneous flow's rate in GB/s, by (source, destination), while all ran.
 
     It is the slope of a least-squares line through the bytes arrived, from the moment when the
     shortest flow had settled.
@@ -295,9 +300,9 @@ def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
 
 
 def choose_chunk_bytes(pair_GBps: float, limits: MessageLimits) -> int:
-    """Return the bytes of a chunk of a flow, so that alone it takes four times `target_s`.
+    """Return the bytes of a flow's chunk, so that the flow alone takes four times `target_s`.
 
-    `pair_GBps` is the rate of its pair alone. `max_bytes` limits the whole flow.
+    `pair_GBps` is its pair's rate alone. `max_bytes` limits the whole flow.
     """
     whole = min(pair_GBps * 1e9 * limits.target_s * _FLOW, limits.max_bytes)
     return max(_CHUNK_STEP_BYTES, int(whole) // CHUNKS // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES)

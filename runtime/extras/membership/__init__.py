@@ -1,1 +1,1 @@
-"""Other memberships of a group of the backend "topo": ranks died, leave, or join."""
+"""Change the ranks of a running process group: after a death, for a leave, for a join."""

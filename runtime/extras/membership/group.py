@@ -25,10 +25,10 @@ _OF_MEMBERS = ("usage", "check", "plain", "planned", "transports")
 
 
 class MemberGroup(CollectiveGroup):
-    """A process group that can be made anew over other ranks.
+    """A process group of the backend "topo" that can be re-formed over other ranks.
 
-    `nonce` identifies this rank's handle, `identities` are the uuids of torch's reconfigure that
-    were used.
+    `nonce` is a random text that identifies this rank to others; `identities` are the uuids of
+    torch's reconfigure calls so far, which may not be used again.
     """
 
     # torch's contract for other memberships (torch 2.14); see reconfigure.py.
@@ -48,10 +48,10 @@ class MemberGroup(CollectiveGroup):
             super()._begin_life(place)
 
     def join(self, place: Any, attempt: str) -> None:
-        """Enter the membership that `place`, torch's DistributedBackendOptions, describes.
+        """Re-form the group as torch's DistributedBackendOptions `place` says (ranks, store).
 
-        Its ranks share its store alone, and the name `attempt`. Collective over them. Raise
-        RuntimeError if one does not come in the place's timeout.
+        `attempt` names this attempt, the same on all ranks. Collective over them. Raise
+        RuntimeError if one does not come within the timeout of `place`.
         """
         self.attempt, self._is_remade = attempt, True
         self.ranks, self.whole = list_members(place)
@@ -95,7 +95,7 @@ class MemberGroup(CollectiveGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def leave(self, why: str) -> None:
-        """Drop the group's members, connections, threads and plans; calls in flight say `why`."""
+        """Drop the group's ranks, connections, threads and plans; calls then fail with `why`."""
         if self._has_members:
             self._abort(why)
             self.usage_before = self.usage
@@ -115,13 +115,13 @@ class MemberGroup(CollectiveGroup):
     getRank, getSize = rank, size
 
     def get_reconfigure_handle(self) -> str:
-        """Return what other ranks need to find this one, as topoplan.reconfigure_handle does."""
+        """Return the text by which ranks find this one, as topoplan.reconfigure_handle does."""
         return str(make_handle(self.nonce))
 
     def reconfigure(self, opts: Any) -> dist.Work:
-        """Make the group anew over the ranks of `opts.handles`, as topoplan.reconfigure does.
+        """Re-form the group over the ranks of `opts.handles`, as topoplan.reconfigure does.
 
-        `opts` are torch's ReconfigureOptions. The work is done on return.
+        `opts` are torch's ReconfigureOptions. The returned Work is already done.
         """
         from .reconfigure import reconfigure_group  # it imports this module
 
@@ -129,19 +129,22 @@ class MemberGroup(CollectiveGroup):
         return get_done_work()
 
     def get_error(self) -> Any:
-        """Return torch's ErrorType of the failure that ended the group's calls, SUCCESS if none."""
+        """Return torch's ErrorType of the failure that ended the group's calls, or SUCCESS."""
         error = self.planned.transport("cpu").faults.broken if self._has_members else None
         kinds = torch._C._distributed_c10d.ErrorType
         return kinds.SUCCESS if error is None else kinds.COMM_ERROR
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Have `hook` called when calls fail or are aborted, once, before connections close."""
+        """Call `hook` once when calls fail or are aborted, before connections close.
+
+        `hook_id` is for `unregister_abort_hook`.
+        """
         self._abort_hooks[hook_id] = hook
         if self._has_members:
             self._watch()
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Call a hook no more."""
+        """Forget the hook registered under `hook_id`."""
         self._abort_hooks.pop(hook_id, None)
 
     def _watch(self) -> None:
@@ -170,17 +173,17 @@ class MemberGroup(CollectiveGroup):
             super().set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """End the group's threads after the calls that wait, and destroy all groups."""
+        """Destroy the group and its subgroups, once the calls already made have ended."""
         if self._has_members:
             super().shutdown()
 
     def abort(self) -> None:
-        """Abort all groups: calls in progress fail, then the threads end."""
+        """Abort the group and its subgroups: calls in progress fail, then the threads end."""
         if self._has_members:
             super().abort()
 
     def close_at_exit(self) -> None:
-        """Close the queues of a group that was not destroyed."""
+        """End the threads of a group that the program did not destroy, at interpreter exit."""
         if self._has_members:
             super().close_at_exit()
 

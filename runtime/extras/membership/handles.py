@@ -1,7 +1,7 @@
-"""Handles of ranks: what others need to find a rank for a new membership, as opaque texts.
+"""Handles of ranks: the texts by which ranks find each other to re-form a group.
 
-Each process hosts a store of its own, so that a group which is made anew depends on no rank of the
-old one: the first rank of the new membership hosts the store where all of it meet.
+Each process hosts a store, so that a re-formed group depends on no rank of the old one: all meet in
+the store of the new group's first rank.
 """
 
 import secrets
@@ -22,7 +22,11 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Handle:
-    """Where a rank's process hosts its store, and listens; `nonce` tells the ranks apart."""
+    """The address by which others find a rank.
+
+    Its process hosts a store at `host` and TCP port `store_port`, and listens at `port` as long as
+    it lives (0: it does not); `nonce` is a random text that identifies the rank.
+    """
 
     host: str
     store_port: int
@@ -34,17 +38,17 @@ class Handle:
 
     @property
     def address(self) -> Address | None:
-        """The address at which the process listens as long as it lives, None if it has none."""
+        """The address at which the process listens as long as it lives; None if there is none."""
         return Address(self.host, self.port, self.nonce) if self.port else None
 
 
 def make_nonce() -> str:
-    """Return the nonce of a group's handle."""
+    """Return a new random text that identifies a rank in its handle."""
     return secrets.token_hex(_NONCE_BYTES)
 
 
 def make_handle(nonce: str) -> Handle:
-    """Return the handle of this process's group with this nonce, whose store runs from now on."""
+    """Start this process's store if it does not run yet; return the handle with this nonce."""
     store, listener = _host_store(), open_listener()
     store.set(f"handle/{nonce}", "")
     port = 0 if listener is None else listener.getsockname()[1]
@@ -63,9 +67,9 @@ def _find_host() -> str:
 
 
 def parse_handles(texts: Iterable[object], own_nonce: str) -> tuple[list[Handle], int]:
-    """Return the handles, and the place of this rank's own among them.
+    """Parse handles; return them and the index of this rank's own, which has `own_nonce`.
 
-    Raise InputError if one is no handle, is listed twice, or this rank's own is missing.
+    Raise InputError if a text is no handle, one is listed twice, or this rank's own is missing.
     """
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise InputError(f"handles={texts!r:.40}: expected a list of handles, one a rank")
@@ -105,9 +109,10 @@ def _parse(text: object, number: int) -> Handle:
 
 
 def open_store(handle: Handle, *, is_own: bool, timeout_s: float) -> Store:
-    """Return a connection to the store of a handle's process.
+    """Connect to the store of a handle's process, which is this one if `is_own`.
 
-    Raise ExecutionError if that process has ended, and RuntimeError if it cannot be reached.
+    Raise ExecutionError if that process has ended, and RuntimeError if it cannot be reached in
+    `timeout_s` seconds.
     """
     if is_own:
         own: Store = _host_store().clone()  # type: ignore[attr-defined]
@@ -126,7 +131,7 @@ def open_store(handle: Handle, *, is_own: bool, timeout_s: float) -> Store:
 
 
 def check_alive(handles: list[Handle], numbers: Iterable[int]) -> None:
-    """Raise ExecutionError if the processes of some of the handles have ended."""
+    """Raise ExecutionError if a process of handles[n], for n in `numbers`, has ended."""
     ended = find_ended({number: handles[number].address for number in numbers})
     if ended:
         raise _explain_end(ended)

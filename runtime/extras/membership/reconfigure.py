@@ -1,7 +1,7 @@
-"""Give a group of the backend "topo" another membership: ranks died, leave, or join.
+"""Re-form a group of the backend "topo" over other ranks, after a death, a leave or a join.
 
-torch has a contract for this from 2.14 on (`torch.distributed._reconfigure`); `reconfigure_handle`
-and `reconfigure` do the same with older ones.
+torch has functions for this from 2.14 on (`torch.distributed._reconfigure`); `reconfigure_handle`
+and `reconfigure` do the same with older versions.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def reconfigure_handle() -> str:
 
 
 def reconfigure(handles: Sequence[str], timeout: timedelta | None = None) -> None:
-    """Make the default process group anew over the ranks whose handles are given.
+    """Re-form the default process group over the ranks whose handles are given.
 
     All of them, and no others, call it with the same list: the rank of the i-th handle becomes rank
     i. It serves after a failed call, an abort or a timeout, without ranks that have died, and with
@@ -77,10 +77,11 @@ def reconfigure_group(
     identity: int | None = None,
     timeout: timedelta | None = None,
 ) -> None:
-    """Make `group` anew over the ranks of these handles; see `reconfigure`.
+    """Re-form `group` over the ranks of the handles `texts`, as `reconfigure` does.
 
-    `identity` is torch's uuid, which all ranks share and no earlier call had. A set of handles is
-    sorted.
+    `identity` is torch's uuid of this call, the same on all ranks and new. A set of handles is
+    sorted; `timeout` is the time for all ranks to come. Raise InputError for a wrong list,
+    ExecutionError if a rank has ended or does not come.
     """
     ordered = sorted(texts) if isinstance(texts, (set, frozenset)) else texts
     handles, number = parse_handles(ordered, group.nonce)

@@ -1,4 +1,4 @@
-"""What the plans of a group are for whose membership has changed: the GPUs that its ranks had."""
+"""Which GPUs the plans of a re-formed group are for: those that its ranks have on the machine."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ from ...ranks.rank_locations import restrict
 
 
 class SeatedScope(Scope):
-    """The GPUs on the machine that the user named for the ranks: `seats`.
+    """Plans for ranks that are on the GPUs `seats` of the machine that the user named.
 
-    A plan that was named for these is used, or else one is made.
+    Rank i of the group is on the GPU numbered seats[i]. A plan that was named for these GPUs is
+    used, or else one is made.
     """
 
     insists = False
@@ -26,9 +27,10 @@ class SeatedScope(Scope):
         self.seats = seats
 
     def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology:
-        """See Scope.
+        """Return the user's plan for `wanted` on these GPUs, or else the topology to make one for.
 
-        Raise InfeasibleError if the machine is not known, or has no GPU for a rank.
+        `source` are the user's plans or topology. Raise InfeasibleError if the machine is not
+        known, or has no GPU for a rank.
         """
         machine: Topology | None
         if isinstance(source, PlanFiles):

@@ -1,1 +1,1 @@
-"""MPI as links: the library, ranks started by mpirun, communicators, players, collectives."""
+"""Use MPI for sending: load it, join ranks started by mpirun, run programs and collectives."""

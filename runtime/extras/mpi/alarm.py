@@ -17,12 +17,12 @@ _started: list[bool] = []
 
 
 class Alarm:
-    """The deadline of one caller that may wait inside MPI.
+    """The deadline of one thread that may wait inside MPI, whose calls have no time limit.
 
-    The caller sets `deadline` (time.monotonic) before the wait and calls `stop` after it. If the
+    The thread sets `deadline` (time.monotonic) before the wait and calls `stop` after it. If the
     deadline passes in between, another thread sets `struck` to it and calls `ring`, a method that
-    must tolerate a wait already over. That may be up to _LOOK_S late. The alarm does not keep the
-    method's object alive.
+    ends the wait and must tolerate one already over. That may be up to _LOOK_S late. The alarm does
+    not keep the method's object alive.
     """
 
     def __init__(self, ring: Callable[[], object]) -> None:
@@ -36,13 +36,13 @@ class Alarm:
                 threading.Thread(target=_watch, name="topoplan-alarm", daemon=True).start()
 
     def stop(self, deadline: float) -> None:
-        """End the watch over `deadline`; waits for a `ring` in progress, and none follows."""
+        """End the watch over `deadline`; once this returns, `ring` is not running and will not."""
         self.deadline = 0.0
         if self.struck == deadline:
             self._rung.wait()
 
     def look(self, now: float) -> None:
-        """Call `ring` if the deadline has passed at `now` (time.monotonic); the thread calls this.
+        """Call `ring` if the deadline has passed at `now` (time.monotonic). For the alarms' thread.
 
         Each side sets its own variable before it reads the other's, so at least one of them sees
         the other: either `ring` is not called, or `stop` waits for it.

@@ -1,6 +1,6 @@
-"""An MPI communicator for topoplan's messages alone, over ranks with any numbers in MPI's world.
+"""Make an MPI communicator for a group's messages, with ranks in any order of MPI's world.
 
-MPI's own collectives are called over it on flat tensors; plans are raced against them.
+MPI's own collectives are called over it on flat tensors, to race against plans.
 """
 
 import os
@@ -26,10 +26,10 @@ ReduceOp = dist.ReduceOp.RedOpType
 
 @dataclass(frozen=True)
 class MpiRank:
-    """A rank's number in its MPI world, the world's size and name, its host, and its cores.
+    """A process as MPI knows it.
 
-    The launcher gives the world its name, "" if it does not; `cores` are the numbers of those that
-    the rank may use.
+    `world_rank` is its number in MPI's world of `world_size` ranks; `world` is the launcher's name
+    of the job ("" if none). It runs on `host`, and may use the `cores` with these numbers.
     """
 
     world_rank: int
@@ -40,17 +40,20 @@ class MpiRank:
 
 
 def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
-    """Return this process as an MPI rank; raise InputError without MPI."""
+    """Return this process as an MPI rank on `host` that may use `cores`.
+
+    Raise InputError without MPI.
+    """
     world = load_mpi().COMM_WORLD
     return MpiRank(world.rank, world.size, name_job(), host, cores)
 
 
 class MpiChannel:
-    """An MPI communicator over the processes `ranks`, listed by their ranks in the group `name`.
+    """An MPI communicator over the processes `ranks`, numbered as in the group `name`.
 
-    `rank` is this one's. Construction is collective over these ranks alone. `yields` is set if
-    ranks share cores: a waiting rank then yields to others. Raise InputError if the ranks are not
-    of one MPI world.
+    `rank` is this one's number. Construction is collective over these ranks alone. `yields` is set
+    if ranks share cores: a waiting rank then yields to others. Raise InputError if the ranks are
+    not of one MPI world.
     """
 
     def __init__(self, ranks: Sequence[MpiRank], rank: int, name: str, *, yields: bool) -> None:
@@ -77,11 +80,11 @@ class MpiChannel:
         self.post_wake_up()
 
     def post_wake_up(self) -> None:
-        """Post a new `wake_up_request`, which completes when `wake_up` is called."""
+        """Post a new `wake_up_request`, a receive that completes when `wake_up` is called."""
         self.wake_up_request = self._own.Irecv([None, 0, self.mpi.BYTE])
 
     def wake_up(self) -> None:
-        """End a wait for `wake_up_request`, from another thread."""
+        """Complete `wake_up_request`, to end another thread's wait for it."""
         self._own.Send([None, 0, self.mpi.BYTE], 0)
 
     def barrier(self, deadline: float) -> None:
@@ -89,7 +92,10 @@ class MpiChannel:
         self._await(self.comm.Ibarrier(), deadline)
 
     def find_largest(self, values: list[float], deadline: float) -> list[float]:
-        """Return, for each item of `values`, the maximum over all ranks; raises like `barrier`."""
+        """Return, for each item of `values`, the maximum over all ranks. Collective.
+
+        Raise RuntimeError if a rank is missing at `deadline` (time.monotonic).
+        """
         mine, largest = array("d", values), array("d", values)
         self._await(self.comm.Iallreduce(mine, largest, self.mpi.MAX), deadline)
         return largest.tolist()
@@ -112,7 +118,7 @@ class MpiChannel:
 
 
 def check_mpi_ranks(ranks: Sequence[MpiRank]) -> None:
-    """Raise InputError unless all ranks are different ones of one MPI world."""
+    """Raise InputError unless all ranks are of the same MPI world, and no two the same."""
     for number, member in enumerate(ranks):
         if member.world_size < len(ranks):
             raise InputError(
@@ -135,7 +141,7 @@ def check_mpi_ranks(ranks: Sequence[MpiRank]) -> None:
 def has_collective(
     channel: MpiChannel, collective: Collective, dtype: torch.dtype, op: ReduceOp
 ) -> bool:
-    """Return whether MPI has a collective for a dtype and reduction; it adds no half precision."""
+    """Return whether MPI has a collective for a dtype and reduction; it has no half precision."""
     return not collective.reduces or (
         dtype in _name_types(channel.mpi) and op in _name_operations(channel.mpi)
     )
@@ -148,7 +154,7 @@ def make_collective(
     target: torch.Tensor,
     op: ReduceOp,
 ) -> Callable[[], None]:
-    """Return a function that calls MPI's collective on flat `source` and `target`.
+    """Return a function that calls MPI's collective on the flat tensors `source` and `target`.
 
     For allreduce, reduce and broadcast both must be the same tensor. For AVG the result is the sum,
     and the caller divides. The function returns when this rank is done, and has no deadline. Raise

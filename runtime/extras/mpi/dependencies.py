@@ -1,9 +1,11 @@
-"""Dependencies between a program's instructions, and small programs as waves.
+"""Find which instructions of a program depend on which, and divide small programs into waves.
 
-Instructions that touch the same elements depend on each other. A program has one order, which is
-right for all; a player that runs instructions as messages come keeps only these dependencies. A
+Instructions that touch the same elements depend on each other. Running a program in its order is
+always right; a player that runs instructions as messages come keeps only these dependencies. A
 receive counts from where it is awaited: it may be posted before the rank has sent the elements that
 it overwrites, since the sender waits for them.
+
+A tick is a step of a program, in which its messages start together.
 """
 
 from collections import defaultdict
@@ -138,10 +140,10 @@ def _list_spans(x: Instruction) -> tuple[Iterable[Span], Iterable[Span]]:
 
 @dataclass
 class Wave:
-    """Messages that start together, and the local operations that follow once all have ended.
+    """Messages that start together (`posts`), and operations after all have ended (`local`).
 
-    Both are numbers of the program's instructions; the operations are in order. If messages are
-    small, the host's work for each counts, and waiting for all costs little.
+    Both are indices of the program's instructions; `local` is in order. For small messages the
+    host's work per message dominates, so waiting for all of them costs little.
     """
 
     posts: list[int] = field(default_factory=list)
@@ -149,11 +151,12 @@ class Wave:
 
 
 def find_waves(program: Program, dependencies: Sequence[Sequence[int]]) -> list[Wave] | None:
-    """Return the waves of a program that is not batched, the first without messages, or None.
+    """Divide a program that is not batched into waves; the first has no messages.
 
-    None if the program is not small, or if an instruction would have to wait for another of its own
-    wave. Ticks have one order on all ranks, and the sends of a tick depend on earlier ticks alone:
-    no rank waits for a message that waits for it.
+    `dependencies` are those of `find_dependencies`. Return None if the program is not small, or if
+    an instruction would have to wait for another of its own wave. Ticks have one order on all
+    ranks, and the sends of a tick depend on earlier ticks alone: no rank waits for a message that
+    waits for it.
     """
     ticks = sorted({post.tick for post in program.posts})
     if len(ticks) > _MAX_WAVES or sum(post.span.length for post in program.posts) > _MAX_ELEMENTS:

@@ -1,4 +1,4 @@
-"""Set torchrun's variables in ranks that mpirun or srun started."""
+"""Set torchrun's environment variables in ranks that mpirun or srun started."""
 
 import json
 import os

@@ -16,7 +16,10 @@ _HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip inst
 
 @cache
 def load_mpi() -> Any:
-    """Return mpi4py's MPI, initialized; raise InputError without one or without threads."""
+    """Return the module mpi4py.MPI, initialized.
+
+    Raise InputError if it is missing, or its MPI does not support threads.
+    """
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -45,7 +48,7 @@ def load_mpi() -> Any:
 
 
 def name_job() -> str:
-    """Return the name that the launcher gave the job of this process, "" if it gave none."""
+    """Return the name that the MPI launcher gave this process's job; "" if it gave none."""
     return next((os.environ[key] for key in _JOBS if key in os.environ), "")
 
 

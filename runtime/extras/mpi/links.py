@@ -1,5 +1,7 @@
-"""MPI between the ranks of a group, as links of a transport: it carries the messages of plans, and
-its own collectives race against them.
+"""Send a group's messages over MPI, and race plans against MPI's own collectives.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan; a player runs a program on fixed
+buffers.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ ReduceOp = dist.ReduceOp.RedOpType
 
 
 class MpiLinks(NamedLinks):
-    """MPI's own connections, on the communicator `channel`."""
+    """A group's connections by MPI, on the communicator `channel`."""
 
     name = "mpi"
     costs = OVER_MPI
@@ -59,7 +61,7 @@ class MpiLinks(NamedLinks):
 
     @classmethod
     def open(cls, transport: Transport, name: str) -> MpiLinks:
-        """Connect the ranks of a transport, for messages of the group `name`."""
+        """Connect the ranks of a transport by MPI, for the group `name`. Collective."""
         try:
             cabling = find_cabling()
             if cabling is not None:
@@ -80,12 +82,12 @@ class MpiLinks(NamedLinks):
 
     @classmethod
     def takes_gpu_memory(cls) -> bool:
-        """Return whether messages may be in the memory of GPUs."""
+        """Return whether this MPI can send from and receive into GPU memory."""
         return takes_gpu_memory()
 
     @classmethod
     def join_launch(cls) -> bool:
-        """Join the ranks that another launcher started, as ranks/launchers.py says."""
+        """Set torchrun's variables if mpirun or srun started this process; return if it did."""
         return join_mpi()
 
     def prepare(
@@ -97,15 +99,19 @@ class MpiLinks(NamedLinks):
         *,
         encodes: bool,
     ) -> MakePlayer:
-        """Return what makes the players of a program; None: it is played in its own order."""
+        """Return a function that makes a program's players, which run it on given buffers.
+
+        `ranks` is the number of ranks; `dtype` and `op` are of its elements and reduction (None: it
+        reduces nothing); `encodes` says whether it compresses messages.
+        """
         return _Players(self.channel, program, ranks, dtype, op, encodes=encodes)
 
     def uses_torch(self, *, is_numpys: bool) -> bool:
-        """Return whether torch carries out additions of programs in place on CPU tensors."""
+        """Return whether torch adds CPU tensors in programs: unless NumPy does (`is_numpys`)."""
         return not is_numpys
 
     def has_stock(self, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
-        """Return whether there is a stock collective; ranks need not ask each other."""
+        """Return whether MPI has this collective for a dtype and reduction; same on all ranks."""
         return has_collective(self.channel, collective, dtype, op)
 
     def make_stock(
@@ -116,13 +122,19 @@ class MpiLinks(NamedLinks):
         op: ReduceOp,
         group: Any = None,
     ) -> Callable[[], object]:
-        """Return a function that runs the stock collective; for AVG the result is the sum."""
+        """Return a function that runs MPI's collective from `source` to `target`.
+
+        For AVG the result is the sum, and the caller divides. `group` is not used.
+        """
         return make_collective(self.channel, collective, source, target, op)
 
     def run_stock(
         self, call: Callable[[], object], what: str, finish: Callable[[], object]
     ) -> Callable[..., None]:
-        """Return a function that runs a stock collective, then `finish`."""
+        """Return a function that runs `call`, a collective of MPI, then `finish`.
+
+        `what` describes the call in errors. The function takes the call's number in the group.
+        """
         run_collective = self._collectives.run_collective
 
         def run(number: int | None = None) -> None:
@@ -132,23 +144,29 @@ class MpiLinks(NamedLinks):
 
     @property
     def stock_engine(self) -> str:
-        """The engine of the stock collectives: always "mpi"."""
+        """The name of the library that has the stock collectives: "mpi"."""
         return self.name
 
     def meet(self, timeout_s: float) -> None:
-        """Wait for all ranks at a barrier, with as little skew as there can be."""
+        """Wait for all ranks, so that they go on at nearly the same time.
+
+        Raise RuntimeError if one is missing after `timeout_s` seconds.
+        """
         self.channel.barrier(time.monotonic() + timeout_s)
 
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
-        """Return, for each item of `values`, the maximum over all ranks; raises like `meet`."""
+        """Return, for each item of `values`, the maximum over all ranks. Collective.
+
+        Raise RuntimeError if a rank is missing after `timeout_s` seconds.
+        """
         return self.channel.find_largest(values, time.monotonic() + timeout_s)
 
     def call_between(self, timeout_s: float) -> None:
-        """Make a small call that is not a plan's."""
+        """Make one small collective, to put other traffic between timed calls of plans."""
         self.find_largest([0.0], timeout_s)
 
     def close(self, *, is_private: bool) -> None:
-        """Free what is the links' own, if `is_private` with the group, which is then closed too."""
+        """Free the communicator, whether the group is private to these links or not."""
         self.channel.close()
 
 

@@ -1,6 +1,6 @@
-"""Play programs over MPI by the library in C++: one call from Python plays a whole program.
+"""Run programs over MPI by the C++ library: one call from Python runs a whole program.
 
-The order of operations is that of PlayerAsTheyCome, so results have the same bits.
+The order of operations is that of PlayerAsTheyCome (player.py), so results have the same bits.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _IDLE, _BEGUN, _ENDED = range(3)
 
 
 def can_play_natively(requests: Requests, dtype: torch.dtype, op: ReduceOp | None) -> bool:
-    """Return whether the library can play an uncompressed program with these requests.
+    """Return whether the C++ library can run an uncompressed program with these MPI requests.
 
     `op` is None if the program reduces nothing.
     """
@@ -34,9 +34,9 @@ def can_play_natively(requests: Requests, dtype: torch.dtype, op: ReduceOp | Non
 
 
 class NativePlayerOverMpi:
-    """Plays one program on its work buffer and staging; `other` runs the calls that have a stamp.
+    """Runs one program in C++ on its work buffer and staging (room for what is received).
 
-    `words` is the encoded program (see `encode`).
+    `words` is the program for C++, of `encode`; `other` is the Python player that runs timed calls.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class NativePlayerOverMpi:
             self._discard(self._player)
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Run the program once; on CPUs it has ended when this returns.
+        """Run the program once; with `stamp`, which times messages, by the Python player.
 
-        Raise PlayError with the program's earliest message that did not end.
+        On CPUs it has ended when this returns. Raise PlayError, with the program's earliest message
+        that did not end, at `deadline` (time.monotonic).
         """
         if stamp is not None:
             self._other.play(deadline, stamp)
@@ -140,7 +141,8 @@ def encode(
     They are the number of nodes, and for each node its kind, the number of nodes that it waits for,
     and two lists after their lengths: the nodes that wait for it, and its operations. The nodes
     that wait for nothing come last, receives before sends, in a list of the same kind. `width` is
-    that of an element in bytes; nodes are those of Requests.
+    that of an element in bytes; nodes are those of Requests; `dependencies` are of
+    find_dependencies.
     """
     kept = [at for at, x in enumerate(program.instructions) if not isinstance(x, Await)]
     node_of = {at: node for node, at in enumerate(kept)}

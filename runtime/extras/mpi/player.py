@@ -1,4 +1,4 @@
-"""The players over MPI: of small programs in waves, of others as messages come, of collectives.
+"""Run programs over MPI: small ones in waves, others as messages come; and run MPI's collectives.
 
 In waves (dependencies.py) all messages of a tick start at once and are awaited at once, with one
 wait per wave, which another thread ends at the deadline: that takes the host less time than
@@ -45,12 +45,12 @@ _LAST_WORDS_S = 1.0
 
 
 class Requests:
-    """A program's messages as MPI's persistent requests, and its other operations.
+    """A program's messages as MPI's persistent requests, and its local actions, on fixed buffers.
 
-    They are made once for one set of buffers. The nodes are the operations without the waits,
-    renumbered: a message, with a post and a request, or an action of this rank alone. `node_of`
-    maps the numbers of operations to those of nodes, `sizes` has the bytes that actions work on.
-    `device` is the GPU whose memory is sent, if it is one.
+    The nodes are the operations without the waits, renumbered: a message (with a post and a
+    request) or a local action. `node_of` maps numbers of operations to those of nodes; `sizes` has
+    the bytes that each action works on. `device` is the GPU whose memory is sent, None for host
+    memory.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Requests:
         self.device = next((v[0].device for v in self._views if v[0].device.type == "cuda"), None)
 
     def is_post(self, node: int, kind: str) -> bool:
-        """Return whether a node is a message of a kind, "send" or "receive"."""
+        """Return whether a node is a message of this kind, "send" or "receive"."""
         post = self.posts[node]
         return post is not None and post.kind == kind
 
     def put_receives_first(self, nodes: Iterable[int]) -> list[int]:
-        """Return the nodes, all messages, with the receives before the sends."""
+        """Return the nodes, which are all messages, with receives before sends."""
         return sorted(nodes, key=lambda node: self.is_post(node, "send"))
 
     def cancel(self, nodes: Iterable[int]) -> None:
-        """Cancel the receives among the nodes, and wait until nothing arrives in their memory."""
+        """Cancel the receives among `nodes`; on return nothing arrives in their memory."""
         for node in nodes:
             if self.is_post(node, "receive"):
                 with suppress(RuntimeError):
@@ -91,8 +91,8 @@ class Requests:
     def explain(self, stuck: Iterable[int], begun: set[int], reason: str) -> PlayError:
         """Return the error for the `stuck` nodes; it names the earliest message of them.
 
-        `begun` are all nodes that have been started. If no stuck node is a message, it names the
-        first message begun.
+        `begun` are all nodes that have been started, `reason` is for the text. If no stuck node is
+        a message, the error names the first message begun.
         """
         posts = [post for node, post in enumerate(self.posts) if post is not None and node in begun]
         first = [post for node in sorted(stuck) if (post := self.posts[node]) is not None]
@@ -167,9 +167,10 @@ class PlayerAsTheyCome:
         self._first_local = [node for node in first if requests.actions[node] is not None]
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Run the program once; on CPUs it has ended when this returns.
+        """Run the program once; `stamp`, if given, times its messages.
 
-        Raise PlayError with the program's earliest message that did not end.
+        On CPUs it has ended when this returns. Raise PlayError, with the program's earliest message
+        that did not end, at `deadline` (time.monotonic).
         """
         active: list[Any] = [self.channel.wake_up_request]
         whose: list[int] = [_WAKE_UP]
@@ -285,7 +286,7 @@ def can_play_in_waves(requests: Requests) -> bool:
 
 
 class PlayerInWaves:
-    """Runs a small program over MPI wave by wave; `other` runs the calls that have a stamp."""
+    """Runs a small program over MPI wave by wave; `other` is the player that runs timed calls."""
 
     def __init__(self, requests: Requests, waves: Sequence[Wave], other: Player) -> None:
         self._requests, self._other = requests, other
@@ -310,9 +311,9 @@ class PlayerInWaves:
         )
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Run the program once; on CPUs it has ended when this returns.
+        """Run the program once; with `stamp`, which times messages, by the other player.
 
-        Raise PlayError with the earliest message that did not end.
+        Raise PlayError, with the earliest message that did not end, at `deadline` (time.monotonic).
         """
         if stamp is not None:
             self._other.play(deadline, stamp)
@@ -396,7 +397,7 @@ class PlayerInWaves:
 
 
 class CollectivePlayer:
-    """Runs MPI's own collectives over one group, one at a time."""
+    """Runs MPI's own collectives over one group, one at a time, each with a deadline."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults

@@ -1,1 +1,1 @@
-"""The library in C++, which plays programs in shared memory and over MPI."""
+"""Load the C++ library that runs programs in shared memory and over MPI."""

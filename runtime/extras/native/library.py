@@ -1,4 +1,4 @@
-"""Load the library in C++, and number what it reduces.
+"""Load the C++ library, and translate dtypes and reductions to its numbers.
 
 It is built when topoplan is installed, if there is a compiler; without it everything else works.
 """
@@ -63,14 +63,17 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def suits(dtype: torch.dtype, op: ReduceOp | None) -> bool:
-    """Return whether programs of a dtype can be played; `op` is None if nothing is reduced."""
+    """Return whether the library takes programs of a dtype; `op` is None if nothing is reduced."""
     if op is None:
         return dtype.itemsize in BY_WIDTH
     return dtype in _DTYPES and op in _REDUCTIONS
 
 
 def number(dtype: torch.dtype, op: ReduceOp | None) -> tuple[int, int]:
-    """Return the library's numbers of a dtype and a reduction that suit it (see `suits`)."""
+    """Return the library's numbers of a dtype and a reduction, which it supports (`suits`).
+
+    With `op` None, when nothing is reduced, any dtype of the same width stands for it.
+    """
     if op is None:
         return _DTYPES.index(BY_WIDTH[dtype.itemsize]), 0
     return _DTYPES.index(dtype), _REDUCTIONS[op]
@@ -78,7 +81,7 @@ def number(dtype: torch.dtype, op: ReduceOp | None) -> tuple[int, int]:
 
 @cache
 def load_library() -> ctypes.CDLL | str:
-    """Return the library, or why it cannot be used, as one line."""
+    """Return the C++ library, or one line that says why it cannot be used."""
     path = Path(__file__).parent / "_library.abi3.so"
     if not path.is_file():
         return "the library in C++ was not built; install topoplan where a C++ compiler is at hand"

@@ -1,4 +1,4 @@
-"""Words by which the library in C++ knows the operations of message programs (operations.hpp)."""
+"""Encode operations of programs as the integers that the C++ library reads (operations.hpp)."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,15 +12,18 @@ BUFFERS = ("work", "staging")
 
 
 def find_place(span: Span, width: int) -> tuple[int, int]:
-    """Return the number of a span's buffer and the offset in bytes in it, `width` an element."""
+    """Return the number of a span's buffer, and the span's offset in it in bytes.
+
+    `width` is the bytes of an element.
+    """
     return BUFFERS.index(span.buffer), span.start * width
 
 
 def encode_local(x: object, ranks: int, width: int) -> Iterable[tuple[int, ...]]:
-    """Yield an instruction's operations; none if it is a message.
+    """Yield the encoded operations of an instruction of a program; nothing if it is a message.
 
-    Each is a code, two buffers with offsets in bytes, a count, and what to divide by. `width` is
-    that of an element in bytes.
+    Each is (code, two (buffer, offset in bytes), count of elements, divisor), flattened. `ranks` is
+    the divisor of averages; `width` is the bytes of an element.
     """
 
     def place(span: Span, start: int | None = None) -> tuple[int, int]:

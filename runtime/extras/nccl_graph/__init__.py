@@ -1,1 +1,1 @@
-"""NCCL's graph file, set in the environment around a communicator that NCCL makes."""
+"""Set NCCL's graph file, which fixes its rings, for one communicator."""

@@ -53,6 +53,8 @@ def nccl_graph(
     are on: by default those of the job, from torchrun's or the launcher's variables; a file for one
     host is refused in a communicator of several, and the other way round. Raise InputError or
     InfeasibleError, and leave the environment alone, if there can be no such file for the machine.
+    `nccl_version` is such as "2.27" (default: the newest known); searches stop after `time_limit_s`
+    seconds.
     """
     version = parse_nccl_version(nccl_version) if nccl_version else NEWEST
     existing = (

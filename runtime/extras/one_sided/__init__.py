@@ -1,4 +1,4 @@
-"""One-sided programs, for ranks that reach each other's memory: made and replayed, without torch.
+"""One-sided programs: ranks write into each other's memory. Made and simulated here, without torch.
 
-What plays them are the runners of shared memory on CPUs and of kernels on GPUs.
+Runners execute them: shared memory on CPUs (shared_memory), kernels on GPUs (kernels).
 """

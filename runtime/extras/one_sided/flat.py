@@ -1,4 +1,4 @@
-"""Schedules made to be played one-sided, in memory that all ranks reach."""
+"""Make schedules for memory that all ranks can read and write."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -27,10 +27,10 @@ PUSHED: Final = f"{ONE_SIDED}, pushed"
 
 
 def stage(schedule: Schedule, topology: Topology) -> Schedule | None:
-    """Return a schedule with the same messages, in steps in which a rank sends to one other.
+    """Return a schedule with the same messages, in steps where each rank sends to one other rank.
 
-    It also receives from one other alone. A step's messages go out by their distance, from a rank
-    to that many ranks further. Return None if some rank sends a chunk in the step in which it
+    It also receives from one rank only. A step of the original is divided by distance: in the k-th
+    part rank r sends to rank r + k. Return None if some rank sends a chunk in the step in which it
     receives it, since the messages of a step are sent as if at once.
     """
     uncut = schedule.uncut
@@ -52,13 +52,12 @@ def stage(schedule: Schedule, topology: Topology) -> Schedule | None:
 
 @cache
 def build_flat(collective: Collective, topology: Topology | None = None) -> tuple[Schedule, ...]:
-    """Return the schedules for memory that all ranks reach, verified.
+    """Return verified schedules for memory that all ranks reach; empty if a collective has none.
 
-    Their messages have routes in the topology; without one all ranks reach it alike.
+    Their messages have routes in `topology`; None means that all ranks reach it alike.
 
     In `direct` each rank adds up its part of the buffer from the memory of all, best for large
-    buffers; in `one-shot` (of an allreduce) each adds up all of it, best for small ones. An empty
-    tuple if a collective has none.
+    buffers; in `one-shot` (of an allreduce) each adds up all of it, best for small ones.
     """
     topology, members = topology or preset(f"switch:{collective.ranks}"), collective.members
     request = Request(collective.among(members), topology, Effort(1.0))

@@ -127,12 +127,12 @@ class OneSidedProgram:
     instructions: tuple[Instruction, ...]
 
     def cut(self, length: int, part: int) -> tuple[int, int]:
-        """Return where slice `part` of a piece of `length` elements begins and ends in it."""
+        """Return (begin, end) of slice number `part` within a piece of `length` elements."""
         return length * part // self.slices, length * (part + 1) // self.slices
 
     @property
     def puts(self) -> Iterator[Slot]:
-        """The slots that the program writes to."""
+        """The slots of other ranks' windows that this program writes to."""
         for x in self.instructions:
             slot = x.slot if isinstance(x, Put) else x.also if isinstance(x, Fold) else None
             if slot is not None:

@@ -51,8 +51,9 @@ def lower_one_sided(
     """Return the one-sided program of `rank` for a buffer of `numel` elements.
 
     Half a window has room for `window_numel` elements; the buffer is cut into as many `slices` as
-    that needs, or as many as given. With `averages` (of an allreduce) sums are divided when they
-    are completed. Raise InfeasibleError if even the smallest slices need a larger window.
+    that needs, or as many as given. `mode` says whether receivers "pull" or senders "push" values.
+    With `averages` (of an allreduce) sums are divided when they are completed. Raise
+    InfeasibleError if even the smallest slices need a larger window.
     """
     layout = Layout(schedule.uncut, numel)
     messages = _list_messages(layout)

@@ -1,8 +1,8 @@
-"""Replay one-sided programs of all ranks on numbers, in memory with weak ordering.
+"""Simulate the one-sided programs of all ranks on integers, in memory with weak ordering.
 
-The replay knows neither schedules nor players. Ranks advance in random order. A put lands at any
-time until the release after it; a read sees memory as it was at any time since the last acquire of
-its rank. Each slot remembers which put wrote it, so that a read before the write, or after the next
+A check independent of schedules and players. Ranks advance in random order. A put lands at any time
+until the release after it; a read sees memory as it was at any time since the last acquire of its
+rank. Each slot remembers which put wrote it, so that a read before the write, or after the next
 one, is an error even where the numbers agree.
 """
 
@@ -23,9 +23,9 @@ _Progress = tuple[int, int]
 
 @dataclass(frozen=True)
 class Memory:
-    """The rules of the memory that is replayed. All but the defaults are faults, for tests.
+    """The rules of the simulated memory. All but the defaults are deliberate faults, for tests.
 
-    `halves` is how many copies of its window a rank uses in turns; without `acquires` a wait lets
+    `halves` is how many copies of its window a rank uses in turn; without `acquires` a wait lets
     later reads see old values; without `counts_runs` a wait compares signal numbers alone.
     """
 
@@ -57,10 +57,10 @@ class _Rank:
 
 
 class OneSidedReplay:
-    """Plays the programs of several calls, `calls[c][r]` being that of rank r in call c.
+    """Simulates several calls; `calls[c][r]` is the program of rank r in call c.
 
-    `works[c][r]` are the work buffers, which are changed in place. Sums are of integers; divisions
-    are left out.
+    `works[c][r]` are the work buffers, arrays of integers that are changed in place. Divisions of
+    averages are left out. `seed` draws the order in which ranks advance; `memory` has the rules.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class OneSidedReplay:
         self._time = 0
 
     def run(self) -> None:
-        """Play all calls.
+        """Simulate all calls.
 
-        Raise VerificationError on a wrong read, on a wait for a signal that its peer does not give,
-        and if no rank can go on.
+        Raise VerificationError on a read of a wrong value, on a wait for a signal that never comes,
+        and if all ranks are blocked.
         """
         for programs in self._calls:
             _check_signals(programs)

@@ -1,1 +1,1 @@
-"""Calls that go on after a lost link, by what is left."""
+"""Recover from a lost link: finish the calls of a job over the links that are left."""

@@ -1,8 +1,8 @@
-"""Agree with all ranks on what is lost and how to go on, by every route that still works.
+"""Agree with all ranks on which links are lost and how to go on, by every route that still works.
 
-The reports travel like those of faults (ranks/reports.py): from rank to rank, so that they also
-reach ranks that have no route to the rank that decides, or to the store. Each recovery has a
-number. A rank for which one fails begins the next, and the others follow it there.
+Reports travel from rank to rank, so that they also reach ranks that have no route to rank 0, which
+decides, or to the store. Each recovery has a number. A rank for which one fails begins the next,
+and the others follow it there.
 """
 
 import time
@@ -30,19 +30,19 @@ _FLUSH_S = 0.3
 
 
 class SupersededError(Exception):
-    """Other ranks have begun a later recovery, whose number is the argument."""
+    """Other ranks have begun a later recovery; the argument is its number."""
 
 
 class RankLostError(ExecutionError):
-    """The processes of some ranks have ended, or they do not go on."""
+    """The processes of some ranks have ended, or refuse to recover."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What a rank reports in a recovery.
+    """What a rank tells the others in a recovery.
 
-    `ended` is the number of the last call that it has ended; its new gloo has the `address`, and
-    listens at `ports`; `unreached` are the ranks that it cannot connect to.
+    `ended` is the number of the last call that it has completed; its new gloo is reached by
+    `address` and listens at the TCP `ports`; `unreached` are the ranks that it cannot connect to.
     """
 
     ended: int
@@ -52,7 +52,7 @@ class RankStatus:
 
 
 class SplitError(ExecutionError):
-    """The ranks that have reported do not reach the others; `parts` are theirs, by rank."""
+    """Some ranks cannot reach the others any more; `parts` are the reports so far, by rank."""
 
     def __init__(self, missing: Sequence[int], parts: Mapping[int, RankStatus]) -> None:
         super().__init__(
@@ -64,11 +64,10 @@ class SplitError(ExecutionError):
 
 @dataclass(frozen=True)
 class Decision:
-    """What rank 0 decides in a recovery.
+    """Rank 0's decision in a recovery.
 
-    `unreached` are the pairs of ranks, the lower first, that are not connected any more; `links`
-    the links that are lost, by their devices' ids; `refusal` says why it is not possible to go on,
-    if it is not.
+    `unreached` are the pairs of ranks (lower first) that are no longer connected; `links` the lost
+    links as pairs of device ids. `refusal` says why recovery is impossible, "" if it is possible.
     """
 
     unreached: Sequence[tuple[int, int]] = ()
@@ -88,10 +87,10 @@ def list_pairs(unreached: Mapping[int, Sequence[int]]) -> list[Pair]:
 
 @dataclass
 class Recovery:
-    """One rank's part in the recovery `number` of the group that `name` identifies.
+    """One rank's part in recovery number `number` of the group that `name` identifies.
 
-    `addresses` are those at which the ranks receive reports, by rank; after `deadline`
-    (time.monotonic) no rank is waited for.
+    `addresses` are those at which the ranks receive reports, by rank; at `deadline`
+    (time.monotonic) waiting ends.
     """
 
     name: str
@@ -116,7 +115,7 @@ class Recovery:
         return f"{self.name} recovery {number}"
 
     def refuse(self, why: str) -> None:
-        """Report that this rank does not go on, so that the others need not wait for it."""
+        """Tell the others that this rank will not recover, and `why`, so that they do not wait."""
         relay.add(self._key, self.rank, _LAST_EDITION, {"refusal": why})
         ends = time.monotonic() + _FLUSH_S
         while time.monotonic() < ends and (
@@ -125,7 +124,7 @@ class Recovery:
             time.sleep(POLL_S)
 
     def find_unreached(self) -> list[int]:
-        """Return the ranks that this one cannot connect to, after it has tried for some time.
+        """Return the ranks that this one cannot connect to, after trying for some seconds.
 
         Raise RankLostError if processes have ended.
         """
@@ -142,7 +141,7 @@ class Recovery:
             time.sleep(POLL_S)
 
     def wait_for_suspects(self) -> list[Pair]:
-        """Return the pairs of ranks that probably do not reach each other, before it is certain.
+        """Return the pairs of ranks that seem disconnected by the first reports, to plan early.
 
         Return an empty list if that does not show in time.
         """
@@ -160,12 +159,12 @@ class Recovery:
         return []
 
     def report(self, part: RankStatus) -> None:
-        """Report this rank's part to all others."""
+        """Send `part`, this rank's status, to all others."""
         self._add({"part": asdict(part)})
         self._part = part
 
     def decide(self, decision: Decision) -> None:
-        """Announce what is to be done; rank 0 does."""
+        """Send rank 0's decision to all others."""
         self._add({"part": asdict(self._part), "decision": asdict(decision)})
 
     def _add(self, report: Mapping[str, Any]) -> None:
@@ -173,10 +172,10 @@ class Recovery:
         self._edition += 1
 
     def wait_for_parts(self) -> list[RankStatus]:
-        """Return what all ranks report, by rank.
+        """Wait for the statuses of all ranks, and return them by rank.
 
-        Raise SupersededError, RankLostError, SplitError if some ranks are cut off, or
-        ExecutionError at the deadline.
+        Raise SupersededError if a later recovery has begun, RankLostError if a rank has ended,
+        SplitError if some are cut off, or ExecutionError at the deadline.
         """
         began = time.monotonic()
         while True:
@@ -191,7 +190,7 @@ class Recovery:
             self._pause(sorted(missing))
 
     def wait_for_decision(self) -> Decision:
-        """Return what rank 0 decides; raises like `wait_for_parts`."""
+        """Wait for rank 0's decision and return it; raises like `wait_for_parts`."""
         while True:
             decision = relay.hear(self._key).get(self._decider, {}).get("decision")
             if decision is not None:
@@ -203,7 +202,7 @@ class Recovery:
             self._pause([self._decider])
 
     def check_current(self) -> None:
-        """Raise SupersededError if others have begun the next recovery."""
+        """Raise SupersededError if other ranks have begun the next recovery."""
         if relay.hear(self._key_of(self.number + 1)):
             raise SupersededError(self.number + 1)
         relay.extend_relaying(_REACH_S)

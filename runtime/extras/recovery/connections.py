@@ -22,10 +22,10 @@ log = logging.getLogger("topoplan")
 
 
 class ConnectionWatch:
-    """Watches the connections of one group from `follow` on; a thread calls `notify` of a change.
+    """Watches the TCP connections of one group; a thread calls `notify` when one changes.
 
-    `is_lost` says that a connection was lost or aborted. `is_closed` says that the other end of one
-    was closed in order: all that was sent before has arrived, or is on its way.
+    `is_lost` says that a connection was lost or aborted. `is_closed` says that a peer closed one in
+    order: all that it sent before has arrived, or is on its way.
     """
 
     def __init__(self, notify: Callable[[], object]) -> None:
@@ -36,9 +36,9 @@ class ConnectionWatch:
         self._is_over = self.is_lost = self.is_closed = False
 
     def follow(self, opened_since: Collection[str], ports: Collection[int]) -> None:
-        """Watch the connections made since `list_sockets` returned the names `opened_since`.
+        """Begin to watch the connections made since `list_sockets` returned `opened_since`.
 
-        They are those with one of `ports` at one end, at which the group's ranks listen.
+        Only those with one of the TCP `ports`, at which the group's ranks listen, at either end.
         """
         for copy in copy_new(opened_since):
             with suppress(OSError):  # it listens, or is closed already
@@ -65,13 +65,13 @@ class ConnectionWatch:
         self._woken.close()
 
     def abort(self) -> None:
-        """Abort all connections, so that the other ends notice at once, and watch no longer."""
+        """Abort all watched connections, so that peers notice at once, and stop watching."""
         for copy in self._end():
             with copy:
                 _reset(copy)
 
     def stop(self) -> None:
-        """Watch no longer; the connections stay as they are."""
+        """Stop watching, and leave the connections open."""
         for copy in self._end():
             copy.close()
 

@@ -1,14 +1,14 @@
-"""Carry out the calls of a group so that a lost link costs seconds, and not the job.
+"""Run the calls of a group so that a lost link costs seconds, not the job.
 
-How a call goes on: each call runs on private buffers, in a thread that can be left behind in a wait
-of gloo's. The user's tensors are written once the call has ended, so a failed call has not changed
-them, and can be made again. When a connection is lost (connections.py), all ranks leave their call,
-agree on what is lost (agreement.py), connect anew where they still can (partial_transport.py), take
-a plan without the lost links (replan.py), and finish the call by it.
+Each call runs on private buffers, in a thread that can be abandoned while it waits in gloo. The
+user's tensors are written once the call has ended, so a failed call has not changed them, and can
+be repeated. When a connection is lost (connections.py), all ranks abandon their call, agree on what
+is lost (agreement.py), connect anew where they still can (partial_transport.py), take a plan
+without the lost links (replan.py), and finish the call by it.
 
-One rank may have ended the call that another one has to make again. It cannot be further: a call
-ends for a rank when all ranks have begun it, so none begins the next before all have ended the one
-before. Therefore each rank keeps what its last call needs to be made again: the input, or, of an
+One rank may have ended the call that another one has to repeat. It cannot be further: a call ends
+for a rank when all ranks have begun it, so none begins the next before all have ended the one
+before. Therefore each rank keeps what its last call needs to be repeated: the input, or, of an
 allreduce, the result, since all ranks must get the same bits.
 """
 
@@ -76,27 +76,27 @@ class _LostError(Exception):
 
 
 class Attempt(ABC):
-    """A call that is being made, on memory that is not the user's, so that it can be made again.
+    """A call in progress on private memory, so that it can be repeated after a fault.
 
-    `planned` carries out its plan, or that of the calls around it; it is the same on all ranks.
+    `planned` is what runs the calls of its plan (None: no plan); the same on all ranks.
     """
 
     planned: "Guarded | None"
 
     @abstractmethod
     def make(self, transport: Transport) -> None:
-        """Make the call; it ends on a rank only when all ranks have begun it."""
+        """Run the call over `transport`; it ends on a rank only when all ranks have begun it."""
 
     @abstractmethod
     def pass_on(self, transport: Transport, server: int, *, has_ended: bool) -> None:
-        """Make the call again after some ranks have ended it, such as number `server`.
+        """Complete the call with data of rank `server`, which has ended it.
 
-        `has_ended` says that this rank is one of them.
+        `has_ended` says that this rank has ended the call, too.
         """
 
     @abstractmethod
     def free(self) -> None:
-        """Give the memory back: all ranks have ended the call."""
+        """Release the private memory; called when all ranks have ended the call."""
 
 
 class _Exchange(Attempt):
@@ -120,11 +120,11 @@ Prepare = Callable[[], Attempt]
 
 
 class Guard(Layer):
-    """Carries out the calls of one group, and goes on after a link is lost.
+    """Runs the calls of one group, and recovers when a link is lost.
 
-    `transport` is the calls' own, on gloo; `opened_since` are the sockets that were open before it
-    was made. All calls must be made through `run_call` and `exchange`, in one order on all ranks.
-    Making it is collective.
+    `transport` is the calls' own, on gloo; `opened_since` are the names of the sockets that were
+    open before it was made. All calls must go through `carry_out` and `exchange`, in the same order
+    on all ranks. Construction is collective.
     """
 
     def __init__(self, transport: Transport, opened_since: Collection[str]) -> None:
@@ -160,20 +160,23 @@ class Guard(Layer):
         transport.faults.on_hang_up.append(self._watch.abort)
 
     def wrap(self, path: CallPath, make_path: MakePath) -> "Guarded":
-        """Return what carries out the calls of one plan, by `path` or others of `make_path`."""
+        """Return the guarded form of `path`, which runs the calls of one plan.
+
+        `make_path` makes another for a new plan and transport.
+        """
         from .guarded import Guarded
 
         return Guarded(self, path, make_path)
 
     def explain_stock(self) -> str | None:
-        """Return why the plain group of the backend carries nothing any more; None if it does."""
+        """Return why the backend's plain group no longer works; None if it does."""
         if not self.decision.unreached:
             return None
         return f"cannot do without {self.name_lost()}; collectives that plans carry out go on"
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules so far."""
+        """The bytes that this rank has sent by schedules so far."""
         return sum(one.sent_bytes for one in self.planned)
 
     def _make_watch(self) -> ConnectionWatch:
@@ -189,9 +192,9 @@ class Guard(Layer):
     # Calls
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by number, by other routes if a link is lost.
+        """Return all ranks' values in rank order, over other routes if a link is lost. Collective.
 
-        Raise ExecutionError if that is not possible.
+        Raise ExecutionError if recovery is impossible.
         """
         planned = next(iter(self.planned), None)
         ended = self.run_call(partial(_Exchange, value, planned))
@@ -199,9 +202,9 @@ class Guard(Layer):
         return ended.values
 
     def run_call(self, prepare: Prepare) -> Attempt:
-        """Run a call, by another plan if a link is lost, and return the attempt that ended.
+        """Run a call, by another plan if a link is lost; return the attempt that ended.
 
-        `prepare` makes an attempt. Raise ExecutionError if it is not possible to go on.
+        `prepare` makes the attempt. Raise ExecutionError if recovery is impossible.
         """
         with self._in_use:
             if self.error is not None:
@@ -323,9 +326,9 @@ class Guard(Layer):
         return self._watch.is_lost
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait until all ranks have ended their last call, and need this rank no more.
+        """Wait until all ranks have ended their last call and need nothing from this one.
 
-        Wait for at most so many seconds, None: until the deadline of calls.
+        Wait at most `seconds` (None: until the deadline of calls).
         """
         self.on_give_up.clear()
         if seconds is not None:
@@ -346,7 +349,7 @@ class Guard(Layer):
             transport.close()
 
     def break_off(self, error: ExecutionError) -> None:
-        """Make all calls fail with `error`, the one in progress too, and those of other ranks."""
+        """Make all calls fail with `error`, the one in progress and other ranks' included."""
         if self.error is None:
             self.error = error
             self._events.put(None)
@@ -530,7 +533,7 @@ def _notice(guard: "ref[Guard]", events: "queue.SimpleQueue[None]") -> None:
 
 
 def wait_for_ranks(transport: Transport) -> None:
-    """Wait for all ranks, as the end of a call."""
+    """Wait for all ranks; what ends a call. Raise ExecutionError if one does not come."""
     with transport.faults.stock("the end of a call"):
         transport.meet()
 

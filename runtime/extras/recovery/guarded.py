@@ -1,4 +1,8 @@
-"""The layer around a dispatcher under which one plan's calls go on after a fault."""
+"""Run the calls of one plan under a guard, which recovers when a link is lost.
+
+A dispatcher picks the schedule of each call of a plan; a stock collective is gloo's, NCCL's or
+MPI's own, without a plan.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -71,10 +75,10 @@ class _Private(Attempt):
 
 
 class Guarded:
-    """Carries out the calls of one plan under `guard`, whatever links are lost; see CallPath.
+    """Runs the calls of one plan under `guard`, whatever links are lost.
 
-    `path` is the plan's, over the guard's first transport, without stock collectives; `make_path`
-    makes another for another plan and transport.
+    `path` runs them over the guard's first transport, without stock collectives; `make_path` makes
+    another for a new plan and transport after a fault.
     """
 
     def __init__(self, guard: Guard, path: CallPath, make_path: MakePath) -> None:
@@ -92,36 +96,36 @@ class Guarded:
     outlives_links = True
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank, whatever links are lost."""
+        """Return all ranks' values in rank order, whatever links are lost. Collective."""
         return self.guard.exchange(value)
 
     @property
     def base(self) -> Dispatcher:
-        """The dispatcher of the plan that is in use now."""
+        """The dispatcher, which picks the schedule of a call, of the plan now in use."""
         return self.path.base
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules so far."""
+        """The bytes that this rank has sent by schedules so far."""
         return self._sent_before + self.path.sent_bytes
 
     def run(self, users: Buffers, number: int | None = None) -> None:
-        """Carry out the collective on the user's buffers, by another plan if a link is lost.
+        """Run the collective on the user's buffers, by another plan if a link is lost.
 
-        Raise ExecutionError if that is not possible.
+        Raise ExecutionError if recovery is impossible.
         """
         in_inference_mode(self._run, users)
 
     def bind(self, buffers: Buffers) -> Play | None:
-        """Return None: each call is made on private buffers, and waits for the guard's thread."""
+        """Return None: no call can be prepared, since each runs on private buffers in a thread."""
         return None
 
     def is_settled(self, buffers: Buffers) -> bool:
-        """Return whether the choice for a buffer's size is made."""
+        """Return whether the schedule for calls of this size has been chosen."""
         return self.path.is_settled(buffers)
 
     def can_start_stock(self, buffers: Buffers) -> bool:
-        """Return False: no stock collective runs, since it could not be left."""
+        """Return False: stock collectives are not used, since a wait in one cannot be abandoned."""
         return False
 
     def _run(self, users: Buffers) -> None:
@@ -164,7 +168,7 @@ class Guarded:
         )
 
     def take_back(self, private: _Private) -> None:
-        """Use the buffers of an ended call for later ones."""
+        """Keep the private buffers of an ended call for later calls of the same shape."""
         if len(self._free) > _MAX_SHAPES:
             self._free.clear()
         self._free[private.shape].append(private)
@@ -172,14 +176,17 @@ class Guarded:
     # After a fault
 
     def foresee(self, decision: Decision) -> None:
-        """Begin to plan for what will probably be left; on rank 0."""
+        """Begin to plan without the links that `decision` says are lost, before it is certain.
+
+        Only rank 0 calls this.
+        """
         if self._first.plan.find_spare(decision.links, decision.unreached) is None:
             self._replanner.begin(decision.links, decision.unreached)
 
     def renew(self, transport: Transport) -> None:
-        """Use a plan for what is left over `transport`. Collective if it is a new one.
+        """Switch to a plan for the connections that are left over `transport`.
 
-        Raise InfeasibleError if there is no such plan.
+        Collective if a new plan is made. Raise InfeasibleError if there is no such plan.
         """
         if self.base.transport is transport:
             return

@@ -1,4 +1,4 @@
-"""How calls that go on after a lost link are asked for (`on_fault="replan"`)."""
+"""The layer behind `on_fault="replan"`: calls recover from a lost link."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class GoingOn:
-    """See LayerKind."""
+    """Says where calls can recover from a lost link, and opens the guard that does it."""
 
     leaves_stock = False
     why_no_group: str | None = None
 
     def why_not(self, links: Links | type[Links]) -> str | None:
-        """Return why calls over links, or a kind of them, cannot go through one; or None."""
+        """Return why calls over these links (or their class) cannot recover, None if they can."""
         if links.why_links_must_hold is not None:
             return f"{links.name}: {links.why_links_must_hold}"
         if find_cabling() is not None:
@@ -36,7 +36,7 @@ class GoingOn:
         return None
 
     def why_not_plan(self, plan: Plan) -> str | None:
-        """Return why calls of a plan cannot go through one, None if they can."""
+        """Return why calls of this plan cannot recover; None if they can."""
         if plan.used_helpers:
             return (
                 "plans with helpers: helpers know of calls from the members' messages alone, and "
@@ -45,11 +45,11 @@ class GoingOn:
         return None
 
     def prepare(self) -> frozenset[str]:
-        """Return the sockets that are open: those of the group come after them."""
+        """Return the names of the sockets now open; later ones are the group's own."""
         return frozenset(list_sockets().values())
 
     def open(self, transport: Transport, prepared: object) -> Guard:
-        """Return a layer for calls over a transport."""
+        """Return the guard of the calls over `transport`; `prepared` is the result of `prepare`."""
         from .guard import Guard  # few jobs go on after faults
 
         assert isinstance(prepared, frozenset)

@@ -30,10 +30,10 @@ _MAKING = threading.Lock()
 
 
 class PartialGloo:
-    """This rank's gloo in a group whose ranks do not all reach each other; not yet connected.
+    """This rank's gloo in a group some of whose ranks cannot reach each other; not yet connected.
 
     gloo connects two ranks at their first message, so pairs without messages need no connection.
-    `address` is what the other ranks' `connect` needs; it listens at `ports`.
+    The other ranks' `connect` needs `address`; it listens at the TCP `ports`.
     """
 
     def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
@@ -58,7 +58,7 @@ class PartialGloo:
         addresses: Sequence[dict[str, str]],
         peers: Sequence[int],
     ) -> None:
-        """Connect to `peers`, given the addresses of all ranks.
+        """Connect to the ranks `peers`; `addresses` has those of all ranks, by number.
 
         Raise RuntimeError if that fails.
         """
@@ -81,8 +81,9 @@ class PartialGloo:
 class PartialTransport(Transport):
     """A transport over gloo whose ranks do not all reach each other.
 
-    Plans run over it as over any other. It has no stock collectives. `lost` are the pairs without a
-    connection; `before` is the transport that it replaces.
+    Plans run over it as over any other; it has no stock collectives. `lost` are the pairs of ranks
+    without a connection; `before` is the transport that it replaces. `watch` notices lost
+    connections.
     """
 
     def __init__(
@@ -185,9 +186,10 @@ class _PartialFaults(Faults):
 
 
 def find_tree(ranks: Sequence[int], lost: Collection[tuple[int, int]]) -> dict[int, int | None]:
-    """Return a tree of pairs of ranks that are not among `lost`: the parent of each rank.
+    """Return a spanning tree over pairs of ranks that are still connected: the parent of each rank.
 
-    The first rank has none. Ranks that these pairs do not connect with the first one are missing.
+    `lost` are the pairs that are not. The first of `ranks` is the root, whose parent is None; ranks
+    that cannot be reached from it are missing.
     """
     cut = {frozenset(pair) for pair in lost}
     parents: dict[int, int | None] = {ranks[0]: None}

@@ -1,4 +1,4 @@
-"""The plan to go on with after a fault, where the plan has no spare for it, made in a thread."""
+"""Make the plan to go on with after a fault, if the plan has no spare for it, in a thread."""
 
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
@@ -15,16 +15,17 @@ _PLAN_S, _PLAN_S_PER_RANK = 0.8, 0.02
 
 
 class Replanner:
-    """Plans for what is left of the topology of `plan`, in threads of their own."""
+    """Makes plans without lost links for the collective of `plan`, in threads."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._begun: dict[tuple[tuple[Link, ...], tuple[Pair, ...]], Future[Plan | str]] = {}
 
     def begin(self, links: Sequence[Link], unreached: Sequence[Pair]) -> "Future[Plan | str]":
-        """Return the plan without some links and pairs of ranks, or why there is none.
+        """Begin to plan without these links and pairs of ranks; return a future of the result.
 
-        Does not wait for it. One that was begun before is the same.
+        The result is a plan, or a text why there is none. The same arguments return the same
+        future.
         """
         new = Future[Plan | str]()
         # In one step: the thread that foresees a plan may get here at the same time.
@@ -35,9 +36,9 @@ class Replanner:
 
 
 def import_planner() -> ModuleType:
-    """Return the module that plans for what is left.
+    """Import and return the module that plans without lost links.
 
-    It is not imported with this one, since it takes a second of a core and only rank 0 needs it.
+    It is not imported with this one, since it takes a second of CPU time and only rank 0 needs it.
     """
     from ....synth.extras.spares import planning
 

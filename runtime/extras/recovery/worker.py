@@ -1,4 +1,4 @@
-"""A thread for calls that can be left behind in a wait."""
+"""A thread for calls that can be abandoned while they wait."""
 
 import queue
 import threading
@@ -9,9 +9,9 @@ from ...reductions import in_inference_mode
 
 
 class Worker:
-    """A thread that runs functions, and puts (itself, number, error or None) into a queue.
+    """A thread that runs functions, each put into `events` as (itself, number, error or None).
 
-    A thread that does not come back is left behind: it ends when its function does.
+    A thread that hangs is abandoned: it ends when its function does.
     """
 
     def __init__(self, events: "queue.SimpleQueue[Any]") -> None:
@@ -20,13 +20,13 @@ class Worker:
         threading.Thread(target=self._serve, name="topoplan-guarded", daemon=True).start()
 
     def begin(self, function: Callable[[], object]) -> int:
-        """Run a function in the thread; return its number. Does not wait."""
+        """Queue `function` for the thread; return its number. Does not wait."""
         self._count += 1
         self._functions.put(function)
         return self._count
 
     def stop(self) -> None:
-        """End the thread, once it has run what it was given."""
+        """End the thread, once it has run the functions already queued."""
         self._functions.put(None)
 
     def _serve(self) -> None:

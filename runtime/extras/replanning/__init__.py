@@ -1,1 +1,1 @@
-"""What plans anew while a job runs: in a thread, and which segmentations to try then."""
+"""Plan anew while a job runs: in a thread, and with a segmentation chosen without many trials."""

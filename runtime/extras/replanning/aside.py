@@ -1,4 +1,4 @@
-"""Plan in a thread, while calls go on."""
+"""Make a plan in a thread, while calls go on."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from ....topo.errors import TopoplanError
 
 
 def plan_aside(make: Callable[[], Plan], made: "Future[Plan | str]") -> None:
-    """Call `make` in a thread of its own; `made` gets the plan, or why there is none."""
+    """Call `make` in a new thread; set the result of `made` to its plan, or why there is none."""
 
     def run() -> None:
         try:

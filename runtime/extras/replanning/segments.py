@@ -1,4 +1,4 @@
-"""Which segmentations of a schedule to try on a job's own calls, where only few can be."""
+"""Choose how many segments to cut a schedule into if only few can be tried on a job's own calls."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,18 @@ _SEGMENT_BYTES, _MAX_SEGMENTS = 16 << 10, 64
 
 
 def choose_segments(schedule: Schedule, size_bytes: int) -> int:
-    """Return into how many segments to cut the chunks of a schedule without a race."""
+    """Return how many segments to cut a schedule's chunks into, by a model instead of trials.
+
+    `size_bytes` is the size of the buffer.
+    """
     chunk_bytes = int(size_bytes * max(chunk.share for chunk in schedule.chunks))
     return min(max(1, chunk_bytes // _SEGMENT_BYTES), _MAX_SEGMENTS)
 
 
 def find_nearest(schedule: Schedule, segments: float, variants: Sequence[Schedule]) -> Schedule:
-    """Return the one of `variants` that is a schedule in about so many segments.
+    """Return the variant of `schedule` with the number of segments closest to `segments`.
 
-    Its segments go in a pipeline if those of the schedule do, else step by step.
+    It is pipelined if the schedule is, else step by step.
     """
     return min(
         (x for x in variants if (x.uncut, x.stepwise) == (schedule.uncut, schedule.stepwise)),
@@ -30,10 +33,10 @@ def find_nearest(schedule: Schedule, segments: float, variants: Sequence[Schedul
 def cut_like(
     used: Schedule, schedule: Schedule, variants: Sequence[Schedule], size_bytes: int
 ) -> Schedule:
-    """Return the one of `variants` that is a schedule with messages about as long as `used` has.
+    """Return the variant of `schedule` whose messages are about as long as those of `used`.
 
-    A race has found their length; the costs of messages, which decide on it, do not change with the
-    rates of links. If `used` is not cut, it says nothing of these costs.
+    A race has found that length for buffers of `size_bytes`; the costs of messages, which decide on
+    it, do not change with the rates of links. If `used` is not cut, a model chooses.
     """
     if used.segments == 1:
         segments: float = choose_segments(schedule, size_bytes)

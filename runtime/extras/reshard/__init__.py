@@ -1,1 +1,1 @@
-"""Move tensors from one mesh to another: what has to move, and calls that move it."""
+"""Move tensors from one mesh of ranks to another: find what has to move, and move it."""

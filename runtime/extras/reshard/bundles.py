@@ -1,7 +1,8 @@
-"""What has to move from one mesh to another: boxes with the same holders and receivers, merged.
+"""Find what has to move from one mesh to another: boxes with the same holders and receivers.
 
-A box is where shards of the source and of the destination intersect. Boxes of all tensors of a
-transfer that the same ranks hold and need are one bundle, so that small tensors travel together.
+A box is the intersection of a shard of the source and one of the destination. Boxes of all tensors
+that the same ranks hold and need are one bundle, so that small tensors travel together. If the
+source is a sum that is not added up yet (torch's Partial), a holder has one of its terms.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorBox:
-    """A box of the tensor with the number `tensor`."""
+    """A box (ranges of indices along each dimension) of the tensor with the number `tensor`."""
 
     tensor: int
     box: Box
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
+        """The number of elements of the box."""
         return prod(hi - lo for lo, hi in self.box)
 
 
 @dataclass
 class Bundle:
-    """Blocks that `receivers` need, as the sum of terms; `holders` are the ranks with each term.
+    """Boxes that the same ranks hold and the same `receivers` need.
 
-    Elements are numbered block by block, each in row-major order; `piece_of` has the numbers of the
-    terms among the pieces of `Demands`, None for one that no other rank needs.
+    holders[k] are the ranks that have term k of the sum (one term if nothing is added). Elements
+    are numbered box by box through `blocks`, each in row-major order; piece_of[k] is the index of
+    term k among the pieces of `Demands`, None if no other rank needs it.
     """
 
     holders: tuple[Ranks, ...]
@@ -52,11 +54,11 @@ class Bundle:
 
     @property
     def numel(self) -> int:
-        """The number of elements of one term."""
+        """The number of elements of one term, over all boxes."""
         return self._ends[-1]
 
     def walk(self, lo: int, hi: int) -> Iterator[tuple[TensorBox, int, int]]:
-        """Yield the blocks that elements [lo, hi) are in, with the range of each one's own."""
+        """Yield the boxes that contain elements [lo, hi), with the range of a box's own ones."""
         at = bisect_right(self._ends, lo)
         while lo < hi:
             block, end = self.blocks[at], self._ends[at]
@@ -66,9 +68,9 @@ class Bundle:
 
 
 def find_bundles(tensors: Sequence[tuple[Shards, Shards]]) -> list[Bundle]:
-    """Return the bundles of tensors, each given by its source and its destination.
+    """Return the bundles of tensors, each given as (source, destination).
 
-    Raise InputError if shapes differ, the destination has terms, or a box has no holder.
+    Raise InputError if shapes differ, the destination is an unadded sum, or no rank holds a box.
     """
     bundles: dict[tuple[tuple[Ranks, ...], Ranks], Bundle] = {}
     for number, (source, destination) in enumerate(tensors):
@@ -95,7 +97,7 @@ def find_bundles(tensors: Sequence[tuple[Shards, Shards]]) -> list[Bundle]:
 
 
 def list_demands(bundles: Sequence[Bundle]) -> list[Demand]:
-    """Return the pieces that ranks need from others, and number them in the bundles."""
+    """Return the pieces that ranks need from others, and set the bundles' `piece_of`."""
     pieces: list[Demand] = []
     for bundle in bundles:
         for holders in bundle.holders:

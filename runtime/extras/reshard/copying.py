@@ -1,4 +1,4 @@
-"""Copies between slices of shards, contiguous or not, and flat ranges of elements."""
+"""Copy between shards' slices, contiguous or not, and flat ranges of elements."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .shards import Shards
 
 
 class Ends:
-    """The local shards of one rank, by the number of the tensor: sources and destinations.
+    """One rank's local shards, before and after a transfer, by the number of the tensor.
 
-    None stands for the shard of a rank outside the mesh, or an empty one. `tensors` are the shards
-    of all ranks.
+    None stands for the shard of a rank outside the mesh, or an empty one. `tensors` describe the
+    shards of all ranks. `sources` and `destinations` are the local shards before and after.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Ends:
         self._sources, self._destinations = sources, destinations
 
     def gather(self, bundle: Bundle, lo: int, hi: int, into: torch.Tensor) -> None:
-        """Copy elements [lo, hi) of a bundle, of the term that the rank holds, to `into`."""
+        """Copy elements [lo, hi) of the bundle's term that this rank holds into the flat `into`."""
         at = 0
         for part in self._walk(bundle, lo, hi, held=True):
             into[at : at + part.numel()].view(part.shape).copy_(part)
@@ -37,7 +37,10 @@ class Ends:
     def scatter(
         self, bundle: Bundle, lo: int, hi: int, values: torch.Tensor, *, adds: bool
     ) -> None:
-        """Copy `values` to elements [lo, hi) of the bundle in the destination, or add them."""
+        """Copy the flat `values` to elements [lo, hi) of the bundle in the destination.
+
+        With `adds`, add them to what is there.
+        """
         at = 0
         for part in self._walk(bundle, lo, hi, held=False):
             put = part.add_ if adds else part.copy_
@@ -45,7 +48,10 @@ class Ends:
             at += part.numel()
 
     def copy(self, bundle: Bundle, lo: int, hi: int, *, adds: bool) -> None:
-        """Copy elements [lo, hi) that the rank both holds and needs, or add them."""
+        """Copy elements [lo, hi) of the bundle, which this rank holds and needs, to their place.
+
+        With `adds`, add them to what is there.
+        """
         held, needed = (self._walk(bundle, lo, hi, held=held) for held in (True, False))
         for source, destination in zip(held, needed, strict=True):
             (destination.add_ if adds else destination.copy_)(source)
@@ -59,7 +65,7 @@ class Ends:
 
 
 def walk_rows(view: torch.Tensor, lo: int, hi: int) -> Iterator[torch.Tensor]:
-    """Yield the fewest slices that are elements [lo, hi) of a view, in row-major order."""
+    """Yield the fewest slices of `view` that make up its elements [lo, hi) in row-major order."""
     if lo == 0 and hi == view.numel():
         yield view
         return

@@ -1,4 +1,4 @@
-"""Read how a tensor is laid over a mesh from torch's DeviceMesh and placements."""
+"""Read how a tensor is distributed over a mesh from torch's DeviceMesh and placements."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def read_shards(
     *,
     of_device_mesh: bool = False,
 ) -> Shards:
-    """Return how a tensor of `shape` is laid over a mesh among `world` ranks.
+    """Return how a tensor of `shape` is distributed over a mesh among `world` ranks.
 
-    `where` names it in errors. `of_device_mesh` says that a mesh which is an array was taken from a
-    DeviceMesh. Raise InputError if mesh and placements make no sense, or a DeviceMesh splits by
-    descending ranks.
+    `where` names it in errors. `of_device_mesh` says that a mesh given as an array was taken from a
+    DeviceMesh. Raise InputError if mesh and placements do not fit together, or a DeviceMesh splits
+    by descending ranks.
     """
     try:
         array = torch.as_tensor(mesh.mesh if isinstance(mesh, DeviceMesh) else mesh)

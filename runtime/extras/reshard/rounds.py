@@ -1,6 +1,6 @@
-"""Rounds of a transfer: a schedule of demands played several times, each time on a part of them.
+"""Divide a transfer into rounds: a schedule run several times, each time on part of the elements.
 
-Scratch memory is what a rank sends, relays and receives in one round.
+So scratch memory only holds what a rank sends, relays and receives in one round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A schedule, the elements of each bundle that it moves, and their number in all pieces."""
+    """One run of `schedule`, on elements [lo, hi) = ranges[b] of each bundle b.
+
+    `numel` is the number of elements in all pieces that move.
+    """
 
     schedule: Schedule
     ranges: tuple[Range, ...]
@@ -34,9 +37,9 @@ class Round:
 
 
 def list_rounds(schedule: Schedule, bundles: Sequence[Bundle], count: int) -> list[Round]:
-    """Return up to `count` rounds that together move all of the bundles.
+    """Return up to `count` rounds that together move all elements of the bundles.
 
-    All terms of an element move in one round, where they are added. Rounds of equal lengths share a
+    All terms of an element, which are added, move in one round. Rounds of equal lengths share a
     schedule, which is then compiled once.
     """
     of_lengths: dict[tuple[int, ...], Schedule] = {}
@@ -61,7 +64,7 @@ def list_rounds(schedule: Schedule, bundles: Sequence[Bundle], count: int) -> li
 
 
 def resize(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
-    """Return the schedule for pieces of other sizes, of which chunks are the same shares."""
+    """Return the schedule for pieces of other `sizes` (elements); chunks keep their shares."""
     demands = schedule.collective
     assert isinstance(demands, Demands)
     pieces = tuple(
@@ -82,9 +85,9 @@ def resize(schedule: Schedule, sizes: Sequence[int]) -> Schedule:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundBuffers(Buffers):
-    """The memory of one round: slices of the shards of `ends`, which work buffers are copied from.
+    """The memory of one round: `ranges` of elements of the `bundles` in the shards of `ends`.
 
-    `target` only says which dtype and device these have.
+    `target` only has their dtype and device.
     """
 
     ends: Ends
@@ -118,7 +121,7 @@ class RoundBuffers(Buffers):
         return of_held, of_needed
 
     def fill(self, work: torch.Tensor, fills: Sequence[Move]) -> None:
-        """Copy slices of the source to a program's work buffer."""
+        """Copy from the source shards into the work buffer of a program, as `fills` say."""
         for move in fills:
             if move.lo < move.hi:
                 start, bundle, first = self._held[_find(self._held, move.lo)]
@@ -126,9 +129,9 @@ class RoundBuffers(Buffers):
                 self.ends.gather(bundle, lo, hi, work[move.to : move.to + hi - lo])
 
     def drain(self, work: torch.Tensor, drains: Sequence[Move]) -> None:
-        """Copy what arrived to slices of the destination; add terms in the order of their ranks.
+        """Copy what arrived in the work buffer into the destination shards, as `drains` say.
 
-        So all receivers end with the same bits.
+        Terms of sums are added in rank order, so that all receivers get the same bits.
         """
         arrived = defaultdict[int, list[tuple[int, torch.Tensor]]](list)
         for move in drains:

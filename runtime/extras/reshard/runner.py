@@ -1,4 +1,7 @@
-"""The runner of transfers: it plays a schedule of demands in as many rounds as memory asks for."""
+"""Run a transfer: a schedule of demands, in as many rounds as keep scratch memory small.
+
+Demands say which elements go from which ranks to which.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ _MIN_SCRATCH_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TransferBuffers(Buffers):
-    """The memory of one transfer: the shards of `ends`."""
+    """The memory of one transfer: this rank's shards, `ends`."""
 
     ends: Ends
 
 
 class InRounds(Messages):
-    """Moves tensors by a schedule of `demands`; all terms of an element move in one round.
+    """Moves tensors by a schedule of `demands`; all terms of an element's sum move in one round.
 
-    `rounds` is the number of times that the last call played its schedule.
+    `rounds` is the number of rounds of the last call.
     """
 
     def __init__(
@@ -56,9 +59,10 @@ class InRounds(Messages):
         self.rounds = 0
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """Carry out a call that `can` allows.
+        """Run a transfer by a candidate schedule; call number `number` (None: the next).
 
-        Each round is a call of its own. On GPUs it returns after the last copy.
+        Each round is a call of its own. On GPUs it returns after the last copy. Raise
+        ExecutionError if a rank fails or the deadline passes.
         """
         assert isinstance(buffers, TransferBuffers)
         if candidate not in self._divided:

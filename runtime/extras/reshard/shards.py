@@ -1,8 +1,8 @@
-"""Which boxes of a tensor each rank of a mesh holds, without torch.
+"""Compute which boxes of a tensor each rank of a mesh holds, without torch.
 
-A tensor is laid over a mesh like a DTensor: each dimension of the mesh splits a dimension of the
-tensor, has copies of it, or terms of a sum. Along each of the tensor's dimensions a rank then holds
-some intervals, and its shard is their product.
+A tensor is distributed over a mesh like a DTensor: each dimension of the mesh splits a dimension of
+the tensor, has copies of it, or terms of a sum. Along each of the tensor's dimensions a rank then
+holds some intervals, and its shard is their product.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Box = tuple[Interval, ...]
 class Split:
     """A mesh dimension that splits dimension `dim` of the tensor, like torch's Shard.
 
-    With `strides` above 1 the dimension was first split in so many parts, each of which is split
-    again: torch's _StridedShard, which FSDP2 makes of tensors that are split already.
+    With `strides` above 1 the dimension was first split into that many parts, each of which is
+    split again: torch's _StridedShard, which FSDP2 makes of tensors that are split already.
     """
 
     dim: int
@@ -43,7 +43,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Term:
-    """A mesh dimension whose ranks have terms of a sum, or with `averages` of an average."""
+    """A mesh dimension whose ranks each have a term of a sum, or with `averages` of an average."""
 
     averages: bool = False
 
@@ -53,9 +53,10 @@ Laid = Split | Copied | Term
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """A tensor of `shape` laid over `mesh`, an array of ranks, by one of `laid` per dimension.
+    """A tensor of `shape` distributed over `mesh`, an array of rank numbers.
 
-    `where` names it in errors. Raise InputError if `laid` does not fit the mesh or the shape.
+    laid[d] says what mesh dimension d does: Split, Copied or Term. `where` names the tensor in
+    errors. Raise InputError if `laid` does not fit the mesh or the shape.
     """
 
     mesh: NDArray[np.int64]
@@ -88,18 +89,18 @@ class Shards:
 
     @property
     def terms(self) -> int:
-        """The number of terms that each element is the sum of; 1 if none is to be added."""
+        """The number of terms of the sum that each element is; 1 if nothing is to be added."""
         sizes = zip(self.laid, self.mesh.shape, strict=True)
         return prod(size for laid, size in sizes if isinstance(laid, Term))
 
     @property
     def averaged(self) -> int:
-        """The number by which sums are divided."""
+        """The number by which sums must be divided for averages; 1 if none."""
         sizes = zip(self.laid, self.mesh.shape, strict=True)
         return prod(size for laid, size in sizes if isinstance(laid, Term) and laid.averages)
 
     def term_of(self, rank: int) -> int:
-        """Return the number of the term that a rank holds."""
+        """Return the index of the sum's term that a rank holds."""
         number, place = 0, self.coordinates[rank]
         for laid, size, at in zip(self.laid, self.mesh.shape, place, strict=True):
             if isinstance(laid, Term):
@@ -107,7 +108,7 @@ class Shards:
         return number
 
     def intervals(self, rank: int, dim: int) -> list[Interval]:
-        """Return the intervals of a dimension that a rank holds, in the order of its shard."""
+        """Return the intervals of tensor dimension `dim` that a rank holds, in shard order."""
         steps = [
             (laid, size, at)
             for laid, size, at in zip(
@@ -128,7 +129,7 @@ class Shards:
         return self._parts[key]
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
-        """Return the shape of a rank's shard; (0,) for a rank outside the mesh, as torch has it."""
+        """Return the shape of a rank's shard; (0,) for a rank outside the mesh, as in torch."""
         if rank not in self.coordinates:
             return (0,)
         return tuple(
@@ -140,14 +141,17 @@ class Shards:
         return prod(self.shape_of(rank))
 
     def holds_as(self, other: Shards, rank: int) -> bool:
-        """Return whether a rank holds the same whole values as in `other`."""
+        """Return whether a rank holds the same elements as in `other`, whole values not terms."""
         return self.terms == 1 and all(
             self.intervals(rank, dim) == other.intervals(rank, dim)
             for dim in range(len(self.shape))
         )
 
     def find(self, rank: int, box: Box) -> tuple[slice, ...]:
-        """Return the slices of a rank's shard that are `box`, which lies in one of its boxes."""
+        """Return the slices of a rank's shard that contain `box`, in the tensor's indices.
+
+        The box must lie within one of the rank's boxes.
+        """
         if (rank, box) not in self._slices:  # each call of a plan asks again
             self._slices[rank, box] = tuple(
                 _find_slice(self.intervals(rank, dim), *part) for dim, part in enumerate(box)

@@ -1,4 +1,4 @@
-"""Move the tensors of one state dict to those of another on other ranks: `reshard_state_dict`."""
+"""Move the tensors of a state dict into one on other ranks or meshes: `reshard_state_dict`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def reshard_state_dict(
     helpers: Helpers = REST,
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> None:
-    """Copy the DTensors of one state dict to those of another, whatever their meshes.
+    """Copy the DTensors of one state dict into those of another, whatever their meshes.
 
     Collective over all ranks of the default process group. Both map the same names to DTensors of
     the same global shapes and dtypes; the local shards of `destination` are filled in place. Meshes
     may be disjoint, overlap or be equal; a rank outside a mesh gives the DTensor with an empty
     local shard that torch makes there. If ranks have a tensor on several meshes that share no rank,
-    as FSDP makes where tensor parallelism splits others, each mesh has a copy. Placements and
-    `topology` are as for `topoplan.reshard`.
+    as FSDP makes where tensor parallelism splits others, each mesh has a copy. Placements,
+    `topology` (the machine) and `helpers` (ranks that may relay) are as for `topoplan.reshard`.
 
     All tensors of a dtype move together: what the same ranks hold and need travels in the same
     messages. Scratch memory is at most twice the largest shard of a tensor, or 1 MiB. Plans are
@@ -49,7 +49,7 @@ def reshard_state_dict(
 
     Raise InputError, on every rank, if keys, shapes or dtypes differ, a placement does not fit,
     source and destination share memory, or ranks pass different arguments; ExecutionError if a rank
-    fails or the deadline passes.
+    fails or `timeout`, the deadline of the call, passes.
     """
     shared = find_transfers(timeout)
     transport, cached = shared.transport, shared.plans

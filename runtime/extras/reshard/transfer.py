@@ -1,4 +1,8 @@
-"""Move tensors from one mesh to another: `topoplan.reshard`, and what it returns."""
+"""Move tensors from one mesh to another: `topoplan.reshard`, and what it returns.
+
+Demands say which elements go from which ranks to which; helpers are ranks outside both meshes that
+forward bytes for them.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +57,9 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class GroupTransfers:
-    """What all transfers between the ranks of one default group share.
+    """The transport and cached plans of all transfers between the ranks of one default group.
 
-    `plans` are those of `reshard_state_dict`, by what they move.
+    `plans` are those of `reshard_state_dict`, by what they move and its dtype.
     """
 
     transport: Transport
@@ -71,10 +75,10 @@ class Reshard:
     """A transfer of tensors of one dtype from one mesh to another, which can run repeatedly.
 
     `topoplan.reshard` makes it for one tensor. `demands` are the pieces that have to move, in
-    elements, None if none has, and `plan` is the plan for them. The first calls try its schedules
-    and segmentations in turns; the fastest is used from then on. `rounds` is the number of times
-    that the last call played its schedule, so that scratch memory stays within 1.5 times the
-    largest shard, or 1 MiB. `timeout` is the deadline of a call. After a failure it does not work
+    elements, None if there are none, and `plan` is the plan for them. The first calls take turns
+    trying its schedules and segmentations; the fastest is used from then on. `rounds` is the number
+    of times that the last call ran its schedule, so that scratch memory stays within 1.5 times the
+    largest shard, or 1 MiB. `timeout` is the deadline of a call. After a failure it cannot be used
     any more.
     """
 
@@ -118,7 +122,7 @@ class Reshard:
 
     @property
     def rounds(self) -> int:
-        """The number of times that the last call played its schedule."""
+        """The number of rounds in which the last call moved the elements."""
         return 0 if self._runner is None else self._runner.rounds
 
     @property
@@ -129,9 +133,9 @@ class Reshard:
     def run(
         self, source: Local | Sequence[Local] = None, destination: Local | Sequence[Local] = None
     ) -> None:
-        """Copy the local shard `source` to the shards of the destination, on all ranks.
+        """Move the local shards `source` to the local shards `destination`. Collective.
 
-        Every rank of the default group calls it, with its local shards: tensors or DTensors, and
+        Every rank of the default group calls it: with tensors or DTensors, one or a sequence, and
         None on ranks outside the mesh. The two must not share memory. Raise InputError on every
         rank if a shard does not fit, ExecutionError if a rank fails or the deadline passes.
         """
@@ -344,7 +348,10 @@ def _read_bundles(
 def make_plan(
     demands: Demands | None, world: int, topology: Machine, helpers: Helpers, time_limit_s: float
 ) -> Plan:
-    """Return the plan for demands on a machine whose GPU i runs rank i."""
+    """Return the plan for demands on `topology`, whose GPU i runs rank i of `world`.
+
+    `helpers` are other ranks that may relay; `time_limit_s` is the time for planning in seconds.
+    """
     from ....synth.groups.ranks import choose_helpers
     from ....synth.numeric.effort import Effort
     from ....synth.planner.synthesize import synthesize
@@ -364,10 +371,7 @@ def make_plan(
 
 
 def agree(transport: Transport, make: Callable[[], _T]) -> _T:
-    """Return what `make` returns on this rank; if it raises on some rank, raise on all of them.
-
-    Collective.
-    """
+    """Return what `make` returns on this rank; if it raises on one, raise on all. Collective."""
     error: Exception | None = None
     try:
         made = make()
@@ -382,9 +386,9 @@ def agree(transport: Transport, make: Callable[[], _T]) -> _T:
 
 
 def find_transfers(timeout: timedelta) -> GroupTransfers:
-    """Return what the transfers of the default group share; `timeout` is the next call's deadline.
+    """Return the transport and plans that all transfers of the default group share.
 
-    Collective the first time, and after a failure.
+    `timeout` is the deadline of the next call. Collective the first time, and after a failure.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")

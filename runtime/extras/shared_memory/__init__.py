@@ -1,1 +1,1 @@
-"""Runners for ranks on CPUs that share memory: all of them, or those of each host."""
+"""Run plans on CPUs through memory that ranks share: all ranks, or those of each host."""

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a host share, in which the library in C++ plays programs.
+"""Allocate memory that the ranks of a host share, through which the C++ library runs programs.
 
 A host's first rank creates the memory as a memfd, which has no name: it is gone when the last rank
 has ended, however it ended. The others open it through /proc.
@@ -81,7 +81,11 @@ class _MappedMemory:
 
 
 class SharedMemory(_MappedMemory):
-    """The memory of all ranks, which are on one host. They play programs in one order."""
+    """Memory shared by all ranks of a group on one host, for one-sided programs.
+
+    `processes` are the ranks' process ids; `spins` is how often a waiting rank polls before it
+    yields.
+    """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: list[int], spins: int) -> None:
         super().__init__(memory, "topoplan_", (HALF_BYTES, rank), processes, spins)
@@ -89,9 +93,10 @@ class SharedMemory(_MappedMemory):
 
 
 class HostMemory(_MappedMemory):
-    """The memory of one of several hosts: a pipe between any two ranks on it.
+    """Memory shared by the ranks of one of several hosts, with a pipe between any two of them.
 
-    `slots` has the slots of the host's ranks, this one included, by number in the group.
+    `places` maps these ranks' numbers in the group, this one's included, to their places in the
+    memory.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, processes: dict[int, int], spins: int) -> None:
@@ -108,9 +113,9 @@ class _Opened:
 
 
 def open_memory(transport: Transport) -> SharedMemory | HostMemory | str:
-    """Return memory that a transport's ranks share, or those of each host, or why there is none.
+    """Return memory that all ranks share, or those of each host, or a text why there is none.
 
-    The answer is of the same kind on all ranks. Collective the first time.
+    The answer is of the same kind on all ranks of the transport. Collective the first time.
     """
     opened = transport.find_part(_Opened)
     if opened is None:

@@ -24,9 +24,9 @@ from ...program.instructions import Await, Instruction, Pack, Post, Program
 
 @dataclass(frozen=True)
 class Outside:
-    """A message to or from another host, to be posted (if it `begins`) or awaited.
+    """A message to or from another host, to be started (if it `begins`) or awaited.
 
-    `number` counts the program's posts.
+    `post` is the message, and `number` its index among the program's messages.
     """
 
     post: Post
@@ -36,7 +36,7 @@ class Outside:
 
 @dataclass(frozen=True)
 class Arrived:
-    """Wait until `count` messages from a rank of the host have arrived, the last of them `post`."""
+    """Wait until `count` messages from a rank on this host have arrived, the last being `post`."""
 
     post: Post
     count: int

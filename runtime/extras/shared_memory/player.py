@@ -1,4 +1,4 @@
-"""Play one-sided programs in memory that the ranks of a host share, by the C++ library."""
+"""Run one-sided programs by the C++ library, in memory that the ranks of a host share."""
 
 import ctypes
 import zlib
@@ -30,9 +30,10 @@ REASONS = {
 
 
 class PlayerInSharedMemory:
-    """Plays one program on one work buffer; `call` is equal on ranks that make the same call.
+    """Runs one program on the work buffer `work`, in `memory` that the ranks share.
 
-    `labels` are the ranks' numbers in errors, by number in the group.
+    `call` must be equal on ranks that make the same call; `labels` are the ranks' numbers in
+    errors, by number in the group.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class PlayerInSharedMemory:
             self._discard(self._player)
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Run the program once. Raise PlayError, at `deadline` (time.monotonic) at the latest.
+        """Run the program once; on return it has ended. There are no messages for `stamp` to time.
 
-        Raise ExecutionError if this rank has ended its calls. Nothing is stamped, since there are
-        no messages.
+        Raise PlayError at `deadline` (time.monotonic), and ExecutionError if this rank has ended
+        its calls.
         """
         outcome = self._play(self._player, deadline)
         while outcome == PAUSED:  # Python handles signals, such as Ctrl-C, in between
@@ -92,7 +93,7 @@ class PlayerInSharedMemory:
 
 
 def describe_end(rank: int) -> ExecutionError:
-    """Return the error of a rank that has ended its calls in shared memory."""
+    """Return the error to raise when a rank has already ended its calls in shared memory."""
     return ExecutionError(
         f"rank {rank}: the process group was destroyed, or another call failed; set one up, and "
         "make this anew"

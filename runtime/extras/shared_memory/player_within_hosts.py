@@ -1,7 +1,7 @@
-"""Play message programs of several hosts: within a host in its memory, by the library in C++.
+"""Run programs on several hosts: within a host through shared memory, by the C++ library.
 
-Messages to other hosts go over gloo. parts.py has the order in which a rank posts,
-sends and waits.
+Messages to other hosts go over gloo. parts.py defines the order in which a rank posts, sends and
+waits.
 """
 
 import ctypes
@@ -35,10 +35,10 @@ _INSIDE, _POST, _WAIT = range(3)
 
 
 class EncodedParts:
-    """A program's parts, and the words of those within the host; the same for all buffers.
+    """A program divided into messages to other hosts and parts for the C++ library; any buffers.
 
-    `numbers` has the ranks' numbers in the group by their numbers in the program; `ranks` is the
-    number of ranks that sums are divided by, `width` that of an element in bytes.
+    `numbers` maps ranks as the program numbers them to the group's numbers; `ranks` is the number
+    of ranks, by which averages divide; `width` is the bytes of an element.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EncodedParts:
         self.receives = np.array(self._list_receives(), dtype=np.int64)
 
     def list_posts(self, numbers: Iterable[int]) -> list[Post]:
-        """Return messages by their numbers among the program's posts."""
+        """Return the program's messages with these indices."""
         posts = self.program.posts
         return [posts[number] for number in numbers]
 
@@ -104,10 +104,10 @@ class EncodedParts:
 
 
 class PlayerWithinHosts:
-    """Plays one program on its buffers; `call` is equal on ranks that make the same call.
+    """Runs one program on its buffers; `call` must be equal on ranks that make the same call.
 
-    `messages` has, for each message to or from another host, what gloo's `backend` takes: a list
-    of one view, the peer, and the tag. It goes by the number of the program's post.
+    `messages` has, for each message to or from another host, what gloo's `backend` takes: a list of
+    one view, the peer, and the tag. It is indexed like the program's messages.
     """
 
     def __init__(
@@ -155,9 +155,10 @@ class PlayerWithinHosts:
             self._discard(self._player)
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Messages within the host are not stamped: they cross no link.
+        """Run the program once; `stamp`, if given, times the messages between hosts.
 
-        Raise ExecutionError if this rank has ended its calls.
+        Raise PlayError at `deadline` (time.monotonic), and ExecutionError if this rank has ended
+        its calls.
         """
         works: dict[int, dist.Work] = {}
         posted = iter(self._posted)

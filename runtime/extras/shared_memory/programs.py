@@ -1,4 +1,4 @@
-"""The compiled programs of ranks that share memory (runtime/compiled.py)."""
+"""Compile schedules into the programs of ranks that share memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .player_within_hosts import EncodedParts, PlayerWithinHosts
 
 
 class CompiledInMemory(Compiled):
-    """The one-sided program of one rank, for memory that the transport's ranks share."""
+    """One rank's one-sided program of a schedule, for memory that all ranks share."""
 
     crosses_links = False
 
     def lower(self, numel: int) -> tuple[PlayedProgram, int]:
-        """Return this rank's program, and the elements (bytes with a codec) that it sends."""
+        """Return this rank's program for `numel` elements, and how many elements it sends."""
         # The memory is numbered like the group.
         program = self._one_sided = lower_one_sided(
             number_members(self.schedule),
@@ -36,13 +36,13 @@ class CompiledInMemory(Compiled):
 
     @property
     def staging_numel(self) -> int:
-        """The elements of staging memory that a call needs."""
+        """The elements of memory for received values that a call needs: none."""
         return 0
 
     def make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
-        """Return what plays the program on a work buffer, with scratch memory."""
+        """Return a player of the program on the work buffer `work`; the rest is not needed."""
         memory = open_memory(self.transport)
         assert isinstance(memory, SharedMemory)
         op = self.op if self.schedule.collective.reduces else None
@@ -51,11 +51,11 @@ class CompiledInMemory(Compiled):
 
 
 class CompiledWithinHosts(Compiled):
-    """The messages of one rank, those within its host through the memory of the host."""
+    """One rank's messages of a schedule; those within its host go through shared memory."""
 
     @cached_property
     def encoded(self) -> EncodedParts:
-        """The program's parts, as the library in C++ plays those within the host."""
+        """The program divided into messages to other hosts and parts for the C++ library."""
         memory, labels = open_memory(self.transport), self.transport.control.labels
         assert isinstance(memory, HostMemory)
         return EncodedParts(self.messages, memory, labels, self.ranks, self.dtype.itemsize)
@@ -63,7 +63,10 @@ class CompiledWithinHosts(Compiled):
     def make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
-        """Return what plays the program on a work buffer, with scratch memory."""
+        """Return a player of the program on the buffers `work`, and `staging` for received values.
+
+        `encoding` is not used, as nothing is compressed.
+        """
         op = self.op if self.schedule.collective.reduces else None
         buffers = {"work": work, "staging": staging}
         messages = {}

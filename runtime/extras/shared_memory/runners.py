@@ -1,4 +1,8 @@
-"""The runners of ranks on CPUs that share memory, all of them or those of each host."""
+"""Run a communicator's calls on CPUs through memory shared by all ranks, or by each host's.
+
+A candidate is a schedule and the way to run it; helpers are ranks outside a group that forward
+bytes for it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,10 @@ class _MemoryRunner(ProgramRunner):
 
 
 class InSharedMemory(_MemoryRunner):
-    """Plays schedules one-sided, in one segment, in memory that all ranks share."""
+    """Runs one-sided schedules in memory that all ranks share.
+
+    Schedules are cut into slices by the memory's size, so candidates have one segment each.
+    """
 
     name = "shared-memory"
 
@@ -75,17 +82,17 @@ class InSharedMemory(_MemoryRunner):
         return list(dict.fromkeys([*own, *self._flat]))
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return what this runner may carry out; `sent` are those that are sent as messages."""
+        """Return this runner's candidates: one-sided schedules. `sent` is not used."""
         return [*self._candidates]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """Return how one of the plan's schedules is carried out, None if it cannot be."""
+        """Return the candidate that runs a plan's schedule; None if it uses helper ranks."""
         return None if schedule.helpers else Candidate(schedule.uncut, self.name, PULLED)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size, the most promising first."""
+        """Return the candidates worth trying for a size in bytes, most promising first."""
         chosen = self.find_candidate(self._plan.entry_for(size_bytes).schedule)
         own = [] if chosen is None else [chosen]
         flat = [x for x in self._candidates if x in self._flat]
@@ -96,7 +103,10 @@ class InSharedMemory(_MemoryRunner):
         return [*flat, *own]
 
     def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
-        """See Runner: a schedule may have too many chunks for the memory."""
+        """Make the program for a call; return None, or why there is none.
+
+        A schedule may have too many chunks for the memory.
+        """
         why_not = super().can(candidate, buffers)
         if why_not is not None:
             return why_not
@@ -111,15 +121,15 @@ class InSharedMemory(_MemoryRunner):
         return None
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """Return the program of a candidate for buffers of one kind."""
+        """Return the compiled program of a candidate for buffers like these."""
         return CompiledInMemory(candidate, buffers, self.transport, None)
 
     def make_play(
         self, candidate: Candidate, buffers: Buffers, compiled: Compiled, binding: Binding
     ) -> Play:
-        """Return a function that plays a program in place on the target that it is bound to.
+        """Return a function that runs the `compiled` program on the target to which it is bound.
 
-        In place no scratch memory is needed, and torch adds nothing.
+        The call is in place, so no scratch memory is needed, and torch adds nothing.
         """
         bound = binding.bound or compiled.bind(binding)
         return partial(self._play_bound, compiled, bound.player.play)
@@ -140,7 +150,10 @@ class InSharedMemory(_MemoryRunner):
 
 
 class WithinHosts(_MemoryRunner):
-    """Sends a schedule's messages through memory within hosts, and others over the links."""
+    """Runs schedules on several hosts: messages within a host go through memory.
+
+    Those between hosts go over the transport's links.
+    """
 
     name = "within-hosts"
     stages = True
@@ -153,37 +166,37 @@ class WithinHosts(_MemoryRunner):
         return Candidate(schedule, self.name, _WITHIN_HOSTS)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return what this runner may carry out; `sent` are those that are sent as messages."""
+        """Return this runner's candidates: those `sent` without helper ranks, and a few more."""
         messages = [x.schedule for x in sent if not x.schedule.helpers]
         return [*map(self._play, dict.fromkeys([*messages, *self._members_alone]))]
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """Return how one of the plan's schedules is carried out, None if it cannot be."""
+        """Return the candidate that runs a plan's schedule; None if it uses helper ranks."""
         return None if schedule.helpers else self._play(schedule)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size, the most promising first."""
+        """Return the candidates worth trying for a size in bytes, most promising first."""
         within = [self._play(x.schedule) for x in sent if not x.schedule.helpers]
         room = len(within) if is_alone else _RACED_WITHIN_HOSTS
         return [*within[: room - 1], *within[room - 1 :][-1:]]
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """Return the program of a candidate for buffers of one kind."""
+        """Return the compiled program of a candidate for buffers like these."""
         return CompiledWithinHosts(candidate, buffers, self.transport, None)
 
 
 class MemoryOfHosts:
-    """How the runners of shared memory are opened; see RunnerKind."""
+    """Opens the runners through shared memory for transports of ranks on CPUs."""
 
     def prepare(self, transport: Transport) -> str | None:
-        """Return why a transport's ranks cannot have the runner, None if they can."""
+        """Return why a transport's ranks cannot share memory, None if they can. Collective."""
         memory = open_memory(transport)
         return memory if isinstance(memory, str) else None
 
     def open(self, opening: Opening) -> Runner | str:
-        """Return the runner, or why there is none."""
+        """Return the runner for the calls of `opening`, or why there is none."""
         memory = open_memory(opening.transport)
         if isinstance(memory, str):
             return memory

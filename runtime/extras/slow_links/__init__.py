@@ -1,1 +1,1 @@
-"""Links that become slow: a warning that names them, and plans that follow their rates."""
+"""Notice links that become slow: warn of them by name, and adapt plans to their rates."""

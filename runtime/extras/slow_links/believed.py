@@ -16,7 +16,7 @@ _PLAN_S, _PLAN_S_PER_RANK = 2.0, 0.1
 def slow_down(topology: Topology, factors: Mapping[Hop, Fraction]) -> Topology:
     """Return a topology with the rates of some links multiplied by factors.
 
-    Links are by their devices, in one direction.
+    Links are (from device id, to device id), one direction each.
     """
     names = sorted({" - ".join(sorted(link)) for link in factors})
     links = (
@@ -28,7 +28,7 @@ def slow_down(topology: Topology, factors: Mapping[Hop, Fraction]) -> Topology:
 
 
 def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
-    """Return a plan for the topology of `plan` with the rates of some links times `factors`.
+    """Return a plan for the topology of `plan` with some links' rates multiplied by `factors`.
 
     Raise InfeasibleError if there is none, and InputError if ranks would end with different bits.
     """
@@ -53,9 +53,9 @@ def plan_at(plan: Plan, factors: Mapping[Hop, Fraction]) -> Plan:
 
 
 class SameRoutes(Router):
-    """The routes of another router on a topology with the same links at other rates.
+    """A router that keeps another router's routes on a topology whose links have other rates.
 
-    Sockets stay on their routes when a link becomes slow, even if another route is wider then.
+    Sockets stay on their routes when a link becomes slow, even if another route is faster then.
     """
 
     def __init__(self, router: Router, topology: Topology) -> None:
@@ -63,16 +63,16 @@ class SameRoutes(Router):
         self._router, self.omits_pairs = router, router.omits_pairs
 
     def find_route(self, start: str, end: str) -> Route | None:
-        """Return the other router's route."""
+        """Return the original route between two devices, given by id; None if there is none."""
         return self._router.find_route(start, end)
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Return the devices before each, by the other router's routes."""
+        """Return, for each device, the one before it on the original route from `start`."""
         before, here = self._router.before_each(start), self.topology.by_id
         return {x: near for x, near in before.items() if x in here and near in here}
 
     def on(self, topology: Topology) -> Router:
-        """Return the router of another topology: the same routes if it has the same links.
+        """Return a router for `topology`: with the original routes if it has the same links.
 
         Links to GPUs that it lacks may be missing.
         """

@@ -1,4 +1,4 @@
-"""How plans that follow slow links are asked for (`on_slow="replan"`)."""
+"""The layer behind `on_slow="replan"`: plans adapt to links that become slow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Following:
-    """See LayerKind."""
+    """Says where plans can adapt to slow links, and opens the layer that does it."""
 
     leaves_stock = True
     why_no_group: str | None = None
 
     def why_not(self, links: Links | type[Links]) -> str | None:
-        """Return why calls over links, or a kind of them, cannot go through one; or None."""
+        """Return why plans over these links (or their class) cannot adapt, None if they can."""
         if links.why_links_must_hold is not None:
             return f"{links.name}: links are measured over gloo's connections"
         if find_cabling() is not None:
@@ -35,7 +35,7 @@ class Following:
         return None
 
     def why_not_plan(self, plan: Plan) -> str | None:
-        """Return why calls of a plan cannot go through one, None if they can."""
+        """Return why this plan cannot adapt to slow links, None if it can."""
         if plan.used_helpers:
             return (
                 "plans with helpers: helpers take part in calls alone, and not in measuring the "
@@ -44,15 +44,15 @@ class Following:
         return None
 
     def prepare(self) -> None:
-        """Take note of what is, before the links of a group are opened; `open` gets the answer."""
+        """Do nothing: this layer needs no preparation before a group's links are opened."""
 
     def open(self, transport: Transport, prepared: object) -> FollowedLinks:
-        """Return a layer for calls over a transport."""
+        """Return the layer for calls over a transport; `prepared` is not used."""
         return FollowedLinks(transport)
 
 
 class FollowedLinks(Layer):
-    """Lets the choices of each dispatcher follow the rates of links; see Layer."""
+    """The layer around a group's calls that adapts its plans to the rates of links."""
 
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
@@ -60,13 +60,19 @@ class FollowedLinks(Layer):
         self._probes: list[Probe] = []
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """Return what carries out the calls of one plan, by `path` or others of `make_path`."""
+        """Return what runs the calls of one plan as `path` does, and adapts to slow links.
+
+        `make_path` is not used: new plans run over the same transport.
+        """
         from .watch import SlowWatch  # few jobs follow slow links
 
         return SlowWatch(path.base, self.history, self._since, self.find_probe)
 
     def find_probe(self, transport: Transport, router: Router) -> Probe:
-        """Return what measures the links, for all plans of one machine. Collective at first."""
+        """Return what measures the links, the same for all plans on a machine.
+
+        `router` has the routes between ranks. Collective the first time.
+        """
         from .probe import Probe
 
         for probe in self._probes:

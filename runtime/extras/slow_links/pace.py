@@ -1,6 +1,6 @@
-"""Decide from the times of calls when links must be measured: whether calls have become slower.
+"""Decide from the durations of calls when to measure links: when calls have become slower.
 
-All ranks decide alike, since they decide from times that they have agreed on.
+All ranks decide alike, from durations that they have agreed on.
 """
 
 import statistics
@@ -20,7 +20,7 @@ _OVER_COST, _OVER_COST_OF_ALL, _PAUSE_S, _MAX_PAUSE_S = 20.0, 5.0, 5.0, 600.0
 
 
 class Pace:
-    """The usual durations of a communicator's calls, by their size, and when to measure links.
+    """The usual durations of a communicator's calls, by size, and when to measure links next.
 
     Times are in seconds since the same moment on all ranks.
     """
@@ -34,7 +34,7 @@ class Pace:
         self._next_s = self._pause_s = 0.0
 
     def note_period(self, calls: Sequence[tuple[int, float]]) -> None:
-        """Note the calls of a period, each by its size and its seconds."""
+        """Record the calls of a period, each as (size in bytes, seconds)."""
         by_size: dict[int, list[float]] = defaultdict(list)
         for size, seconds in calls:
             by_size[size].append(seconds)
@@ -59,7 +59,7 @@ class Pace:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the last calls were slow, but not yet for long enough to measure links."""
+        """Whether the last calls were slow, but not yet often enough to measure links."""
         return self._slow_periods > 0 and not self._is_confirmed
 
     @property
@@ -67,14 +67,14 @@ class Pace:
         return self._slow_periods >= _CONFIRMATIONS and self._slow_calls >= _SLOW_CALLS
 
     def is_return_due(self, now_s: float) -> bool:
-        """Return whether it is time to measure links again that are believed slow."""
+        """Return whether it is time to measure slow links again, to see whether they recovered."""
         return now_s >= self._next_s
 
     def note_measurement(self, now_s: float, cost_s: float, *, has_changed: bool) -> None:
-        """Note that links were measured until now, which took `cost_s`.
+        """Record that a measurement of links has ended at `now_s`, which took `cost_s`.
 
-        If what is believed of them `has_changed`, the plan does too, and durations are learnt anew.
-        Otherwise the next measurement comes twice as late.
+        If it changed the plan (`has_changed`), usual durations are learnt again. Otherwise the next
+        measurement comes after twice the time.
         """
         over = _OVER_COST_OF_ALL if has_changed else _OVER_COST
         least_s = max(_PAUSE_S, over * cost_s)

@@ -1,8 +1,8 @@
-"""Measure the links between the ranks of a job, and find those that are slower than at first.
+"""Measure the links between the ranks of a job, and find those that have become slower.
 
-A measurement is made of experiments: flows between pairs of ranks that fill links. It says nothing
-by itself, since the rate of a flow depends on the hosts, too; it is compared with an earlier
-measurement of the same kind.
+A measurement is made of experiments: flows between pairs of ranks that fill links. Since the rate
+of a flow depends on the hosts, too, it is only compared with an earlier measurement of the same
+kind.
 """
 
 import statistics
@@ -49,9 +49,10 @@ _TAG = 3
 
 @dataclass(frozen=True)
 class FlowTest:
-    """Flows between `pairs` of ranks at once, the links that they cross, and those that they fill.
+    """An experiment: flows between `pairs` of ranks at once.
 
-    Links are by the ids of their devices, in the direction of the flow.
+    `crossed` are the links on their routes, `filled` those that they use at full rate. Links are
+    (from device id, to device id).
     """
 
     pairs: tuple[Pair, ...]
@@ -66,9 +67,9 @@ def list_experiments(
 ) -> list[FlowTest]:
     """Return experiments that fill each link which flows between ranks can fill, mostly two each.
 
-    A link that is wider than any pair's route is filled by several pairs. No flow is between ranks
-    that are `unconnected`; these pairs have the smaller number first. `labels` are the ranks'
-    numbers in the topology (default: all of them).
+    A link faster than any pair's route is filled by several pairs. No flow is between ranks that
+    are `unconnected`; these pairs have the smaller number first. `labels` are the ranks' numbers in
+    the topology (default: all of them).
     """
     topology = router.topology
     labels = range(len(topology.ranks)) if labels is None else labels
@@ -146,12 +147,12 @@ def group_experiments(experiments: Sequence[FlowTest], topology: Topology) -> li
 def find_slow_links(
     experiments: Sequence[FlowTest], ratios: Sequence[float]
 ) -> dict[Hop, Fraction]:
-    """Return the links that are slow now, each with the fraction of its earlier rate.
+    """Return the links that are slow now, each with its rate as a fraction of the earlier one.
 
-    `ratios` has the rate of each experiment now over its earlier one. Of the experiments that fill
-    a link the best one counts, of four or more the second: one may have been disturbed at first. A
-    slow experiment which that does not explain is blamed on the links that it crosses and none
-    fills.
+    `ratios` has the rate of each experiment now over its earlier one. A link is judged by the
+    fastest of the experiments that fill it (with four or more by the second fastest, as one may
+    have been disturbed earlier). If an experiment is slow and no such link explains it, those links
+    are blamed that it crosses and no experiment fills.
     """
     fair = dict(zip(experiments, (min(1.0, ratio) for ratio in ratios), strict=True))
     links = {link for x in experiments for link in x.crossed}
@@ -172,7 +173,7 @@ def find_slow_links(
 
 
 class Probe:
-    """Measures the links of a transport over gloo, each time like the first."""
+    """Measures a transport's links over gloo, and compares with the first measurement."""
 
     def __init__(self, transport: Transport, router: Router) -> None:
         self.transport, self.topology = transport, router.topology
@@ -184,10 +185,10 @@ class Probe:
     def measure(
         self, links: Collection[Hop] | None = None, repeats: int = REPEATS
     ) -> dict[Hop, Fraction]:
-        """Return the links, of those given or of all, that are slow now; see `find_slow_links`.
+        """Return which of `links` (None: all) are slow now, with the fraction left of the rate.
 
-        Flows are measured `repeats` times; of all links once, and then again those of the links
-        that seem slow. Collective; all ranks get the same.
+        Flows are measured `repeats` times. If all links are asked for, they are measured once, and
+        those that seem slow `repeats` times. Collective; all ranks get the same.
         """
         best, chosen = 1.0, self.experiments
         if links is None:
@@ -274,7 +275,7 @@ class _GroupEndpoint(Endpoint):
 
 
 def describe_factors(factors: Mapping[Hop, Fraction]) -> dict[str, float]:
-    """Return, by link "A - B", the smaller fraction of its rates in both directions."""
+    """Return, by link ("A - B"), the smaller of the two directions' fractions of its rate."""
     shown: dict[str, float] = {}
     for (a, b), factor in sorted(factors.items()):
         name = " - ".join(sorted((a, b)))

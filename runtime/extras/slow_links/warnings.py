@@ -1,9 +1,9 @@
-"""Warnings of a link that has become slow: it fails no call, but all ranks wait for it.
+"""Warn of a link that has become slow: it fails no call, but all ranks wait for it.
 
-A call of a program that takes several times as long as its fastest, which is the race's time, is
-suspicious. If that happens a few times in a row, the messages of the next calls are stamped, and
-ranks compare in the background when one was sent with how long its receiver was blocked on it. So a
-rank that is late itself, or waits for another, blames no link.
+A call that takes several times as long as the fastest of its kind is suspicious. If that happens a
+few times in a row, the messages of the next calls are stamped with times, and ranks compare in the
+background when one was sent with how long its receiver was blocked on it. So no link is blamed for
+a rank that is late itself, or waits for another.
 """
 
 import atexit
@@ -74,9 +74,10 @@ def _end_comparisons() -> None:
 
 @dataclass(eq=False)
 class Pace:
-    """The pace of calls of one kind: the fastest, in seconds, and the slow ones in a row.
+    """Observes calls of one kind, for slow ones: `best_s` is the fastest's duration in seconds.
 
-    See Listener.
+    `slow` is the number of slow calls since the last that was not; `calls` says which calls, and
+    `links` compares the ranks' times.
     """
 
     links: "SlowLinks"
@@ -85,23 +86,21 @@ class Pace:
     slow: int = 0
 
     def begin(self) -> "Record | None":
-        """Take note that a call begins; return what is to be called with each message, if any.
-
-        Most calls are not stamped, since that takes time.
-        """
+        """Note the start of a call; return what times its messages, None for most calls."""
         return self.links.begin(self)
 
     def end(self, number: int | None) -> None:
-        """Take note that the call begun last has ended well, the group's call `number` if known."""
+        """Note the end of a call that succeeded, number `number` of the group (None: unknown)."""
         self.links.end(self, number)
 
 
 @dataclass
 class Record:
-    """One call's times: when messages were sent, and from when to when this rank waited for others.
+    """One call's times on this rank, in seconds of time.time.
 
-    `sent` has keys such as "3 0" for message 0 to rank 3, `blocked` (peer, number). Times are of
-    time.time: the hosts' clocks must agree to well within the time that a slow call takes.
+    `sent` has when messages were sent, by "PEER NUMBER" ("3 0": message 0 to rank 3); `blocked`
+    from when to when this rank waited for one, by (peer, number). The hosts' clocks must agree to
+    well within the time that a slow call takes.
     """
 
     sent: dict[str, float] = field(default_factory=dict)
@@ -109,7 +108,7 @@ class Record:
     _waits_since: float = field(default_factory=time.time)
 
     def before_wait(self) -> None:
-        """Note that the program begins to wait for a message; the executor's player calls this."""
+        """Note that the player begins to wait for a message."""
         self._waits_since = time.time()
 
     def __call__(self, post: Post) -> None:
@@ -122,7 +121,7 @@ class Record:
         self._waits_since = now
 
     def sum_blocked_s(self, rank: int, peer: int, sent: Mapping[str, float]) -> float:
-        """Return the seconds in which this `rank` waited for messages that `peer` had sent.
+        """Return the seconds in which `rank` waited for messages that `peer` had sent already.
 
         `sent` is that of the peer's record of the same call.
         """
@@ -134,9 +133,9 @@ class Record:
 
 
 def list_watches(transport: Transport, topology: Topology | None) -> list[Observer]:
-    """Return what watches the links under an executor; `topology` has their names.
+    """Return the observers that watch a transport's links; `topology` has the links' names.
 
-    Nothing does on GPUs: calls there end after the host has started them.
+    Empty on GPUs: calls there end after the host has started them.
     """
     if transport.device.type != "cpu" or transport.links.is_batched:
         return []
@@ -149,7 +148,7 @@ def list_watches(transport: Transport, topology: Topology | None) -> list[Observ
 
 
 class SlowLinks:
-    """An observer of the calls of one group's executor; the group's `ranks` share `store`.
+    """Observes the calls of one group and logs slow links; the group's `ranks` share `store`.
 
     `describe` names the link from one rank to another.
     """
@@ -167,22 +166,28 @@ class SlowLinks:
         self._record: Record | None = None
 
     def listen(self, calls: ObservedCalls) -> Pace | None:
-        """Return the listener for calls of one kind, None if they are of no interest."""
+        """Return what observes calls of one kind; None if they cross no link or are small."""
         if calls.crosses_links and calls.sent_bytes >= _MIN_WATCHED_BYTES:
             return Pace(self, calls)
         return None
 
     def begin_anew(self, size_bytes: int) -> None:
-        """See Observer: a race changes no link."""
+        """Do nothing: the end of a race between schedules changes no link."""
 
     def begin(self, pace: Pace) -> Record | None:
-        """Take note that a call begins; return what its messages are stamped by."""
+        """Note the start of a call of the kind `pace`; return what times its messages, or None.
+
+        Most calls are not timed.
+        """
         self._begun = time.monotonic()
         self._record = Record() if self._stamps is pace else None
         return self._record
 
     def end(self, pace: Pace, number: int | None) -> None:
-        """Take note that a call has ended; compare records once enough calls were stamped."""
+        """Note the end of a call of the kind `pace`, number `number` of the group (None: unknown).
+
+        Compare the ranks' records once enough calls were timed.
+        """
         seconds, record = time.monotonic() - self._begun, self._record
         if record is not None and number is not None:
             self._records[number] = record

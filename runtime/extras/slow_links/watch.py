@@ -1,15 +1,17 @@
-"""Notice that a link has become slow, and let the plan follow; no call fails for it.
+"""Notice that a link has become slow, and adapt the plan; no call fails for it.
 
-Each rank notes the duration of its calls. Every so many calls the ranks agree on them, and decide
-from that (pace.py) whether the calls have become slower, twice in a row. Then they measure their
-links (probe.py). If some are slower than at first, rank 0 plans for the rates that are left
-(believed.py), and the calls that follow try the new plan's schedules against the one in use, which
-stays unless another one is faster. Links that are believed slow are measured again now and then.
+Each rank notes the duration of its calls. At intervals the ranks agree on them, and decide
+(pace.py) whether calls have become slower, twice in a row. Then they measure their links
+(probe.py). If some are slower than at first, rank 0 plans for the rates that are left
+(believed.py), and later calls try the new plan's schedules against the one in use, which stays
+unless another one is faster. Slow links are measured again now and then.
 
-Rank 0 plans in a thread, while calls go on; the agreement after it is done hands the plan out.
+Rank 0 plans in a thread, while calls go on; the next agreement distributes the plan.
 
 All ranks make the same calls, and decide from what they have agreed on, so they measure and try at
 the same calls, without messages in between.
+
+A dispatcher picks the schedule of each call of a plan.
 """
 
 import json
@@ -76,7 +78,7 @@ class _Change:
 
 
 class SlowWatch:
-    """Lets the choices of a dispatcher follow the rates of links; see CallPath.
+    """Runs the calls of the dispatcher `base`, which picks their schedules; adapts to slow links.
 
     Each change adds a dict to `rows`; times in it count from `since` (time.monotonic). `find_probe`
     returns what measures the links of a transport and a router.
@@ -113,35 +115,35 @@ class SlowWatch:
 
     @property
     def base(self) -> Dispatcher:
-        """The dispatcher in use."""
+        """The dispatcher in use: it picks the schedule of each call."""
         return self._base
 
     outlives_links = False
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank, whatever links are lost."""
+        """Return all ranks' values in rank order. Collective."""
         return self._base.exchange(value)
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules so far."""
+        """The bytes that this rank has sent by schedules so far."""
         return self._base.sent_bytes
 
     # Calls
 
     def is_settled(self, buffers: Buffers) -> bool:
-        """Return whether the choice for a buffer's size is made."""
+        """Return whether the schedule for calls of this size has been chosen."""
         return self._base.is_settled(buffers)
 
     def can_start_stock(self, buffers: Buffers) -> bool:
-        """Return False: whether a call is started depends on the rank's own queue.
-
-        All ranks must note the same calls.
-        """
+        """Return False, so that all calls go through `run` and all ranks note the same calls."""
         return False
 
     def run(self, buffers: Buffers, number: int | None = None) -> None:
-        """Carry out a call, by the candidate that is being tried if there is one."""
+        """Run a call and note its duration; by the schedule on trial if there is one.
+
+        `number` is the call's in the group (None: the next).
+        """
         base = self._base
         if len(self._times) >= self._period:
             self._agree(number)
@@ -157,7 +159,10 @@ class SlowWatch:
         self._times.append((size_bytes, time.perf_counter() - began))
 
     def bind(self, buffers: Buffers) -> Play | None:
-        """Return a function that makes a call by the fast path, and notes its duration; or None."""
+        """Return a function that runs a call on these buffers quickly and notes its duration.
+
+        None while no schedule has been chosen for their size.
+        """
         base, clock = self._base, time.perf_counter
         if not base.is_settled(buffers):
             return None
@@ -399,9 +404,10 @@ class SlowWatch:
 def find_change(
     before: Mapping[Hop, Fraction], after: Mapping[Hop, Fraction]
 ) -> tuple[str, dict[Hop, Fraction]]:
-    """Return "slow" with all slow links, if one has become slower, or "recovered" with the faster.
+    """Compare slow links before and after: return "slow" or "recovered", and the links it concerns.
 
-    `before` and `after` have the fractions of their rates at first that slow links have.
+    "slow" comes with all slow links, if one has become slower, else "recovered" with the faster
+    ones. `before` and `after` map slow links to the fraction of their first rate.
     """
     if any(factor < before.get(link, _WHOLE) for link, factor in after.items()):
         return "slow", {**after}

@@ -1,1 +1,1 @@
-"""What a run used, and how much it saved: counts of calls, and summaries made of them."""
+"""Count which schedules a run's calls used, and estimate the time saved."""

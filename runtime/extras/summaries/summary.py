@@ -1,7 +1,10 @@
-"""What a run's collectives ran by, and what that saved: the data and the text of a summary.
+"""The data and text of a summary: which schedules a run's calls used, and the time saved.
 
 The time saved is an estimate: each call counts with the time of its schedule, and of the stock
-collective, in the race that settled its size.
+collective, in the race that chose the schedule for its size.
+
+A race times several schedules at one message size and keeps the fastest; a stock collective is
+gloo's, NCCL's or MPI's own, without a plan.
 """
 
 from collections import Counter
@@ -23,9 +26,9 @@ _FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 class SizeSummary:
     """The calls of a collective at one size, rounded down to a power of two, by one schedule.
 
-    `calls` are those since the schedule was settled. `used_us` and `stock_us` are the times of the
-    schedule and of the stock collective in the race at `size_bytes`, on the date `raced_on`; None
-    without a race between them.
+    `calls` are those since the race that chose the schedule, on the date `raced_on`; `used_us` and
+    `stock_us` are the microseconds of the schedule and of the stock collective in it, at
+    `size_bytes`; None without a race.
     """
 
     collective: str
@@ -39,10 +42,11 @@ class SizeSummary:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """A process group's or hook's calls, as this rank has made them.
+    """A process group's or DDP hook's calls, as this rank has made them.
 
-    `untimed` counts calls without an estimate: those before a size was settled, and those left to
-    gloo or NCCL, by collective. `is_off` says that plans are turned off.
+    `name` is the group's; `ranks` are its global ranks; `sizes` has the calls by size and schedule.
+    `untimed` counts calls without an estimate, by collective: those before a schedule was chosen
+    for their size, and those left to gloo or NCCL. `is_off` says that plans are turned off.
     """
 
     name: str
@@ -109,7 +113,7 @@ class Summary:
 
     @property
     def untimed_calls(self) -> int:
-        """Calls without an estimate."""
+        """The number of calls for which there is no estimate."""
         settled = sum(size.calls for group in self.groups for size in group.sizes)
         timed = sum(size.calls for size in self.timed)
         return settled - timed + sum(sum(group.untimed.values()) for group in self.groups)
@@ -121,13 +125,13 @@ class Summary:
 
     @property
     def line(self) -> str:
-        """The summary as one line: what was saved, from which races, and what ran."""
+        """The summary as one line: the share of time saved, from which races, and what ran."""
         if self.is_off:
             return "plans are off, gloo or NCCL made all calls"
         return "; ".join(filter(None, (self._say_saved(), self._say_used(), self._say_untimed())))
 
     def describe(self) -> str:
-        """Format the line, and a row per group and size, as text."""
+        """Format the summary as text: its line, then a row per group and size."""
         rows = [
             (
                 group.name,

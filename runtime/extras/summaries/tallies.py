@@ -1,4 +1,8 @@
-"""Counts of calls by schedule and size, from which summaries of a run are made."""
+"""Count calls by schedule and size, for the summaries of a run.
+
+A race times several schedules at one message size and keeps the fastest; a stock collective is
+gloo's, NCCL's or MPI's own, without a plan.
+"""
 
 from collections.abc import Callable, Container, Iterator
 
@@ -14,7 +18,7 @@ def _ignore(*_: object) -> None:
 
 
 class Tally:
-    """The calls of one schedule, or of the stock collective, at one size; see Listener."""
+    """The number of calls of one schedule, or of the stock collective, at one size."""
 
     __slots__ = ("_bits", "_label", "_owner", "calls")
 
@@ -33,7 +37,7 @@ class Tally:
 
 
 class Tallies:
-    """The tallies of one communicator, by a schedule's label and the size in bits; an Observer.
+    """Counts one communicator's calls by (schedule's label, size in bits), observing each.
 
     `report` gets the calls of a size whenever they are a multiple of REPORTED_EVERY, and `note` the
     label and the size in bits of each call that begins.
@@ -49,26 +53,29 @@ class Tallies:
         self._tallies: dict[tuple[str, int], Tally] = {}
 
     def listen(self, calls: ObservedCalls) -> Tally:
-        """Return the tally of a schedule at a size, rounded down to a power of two."""
+        """Return the counter for calls of one schedule and size, rounded down to a power of two."""
         key = calls.label, calls.size_bytes.bit_length()
         if key not in self._tallies:
             self._tallies[key] = Tally(self, *key)
         return self._tallies[key]
 
     def begin_anew(self, size_bytes: int) -> None:
-        """Count a size's calls from 0 again: those so far were a race's."""
+        """Count a size's calls from 0 again: those so far were made in a race."""
         for (_, bits), tally in self._tallies.items():
             if bits == size_bytes.bit_length():
                 self._raced += tally.calls
                 tally.calls = 0
 
     def count_raced(self, sizes_in_race: Container[int]) -> int:
-        """Return the calls made in races; of races in progress, the sizes' bits are given."""
+        """Return the number of calls made in races, ended or in progress.
+
+        `sizes_in_race` are the bit lengths of sizes whose race is in progress.
+        """
         now = (calls for _, bits, calls in self.list_calls() if bits in sizes_in_race)
         return self._raced + sum(now)
 
     def list_calls(self) -> Iterator[tuple[str, int, int]]:
-        """Yield a schedule's label, the size in bits, and the calls, for all that had calls."""
+        """Yield (schedule's label, size in bits, number of calls) where there were calls."""
         for (label, bits), tally in list(self._tallies.items()):
             if tally.calls:
                 yield label, bits, tally.calls

@@ -1,9 +1,12 @@
-"""Log which schedules a run used and the time they saved, on the first rank alone.
+"""Log which schedules a run used and how much time they saved, on its first rank.
 
-Two lines a run say what plans save, one at the end of the first steps and one at the end of the
-run. They are shown unless TOPOPLAN_LOG=warning: who trains should see whether plans help. With
+Two lines per run say what plans save, one after the first steps and one at the end. They are shown
+unless TOPOPLAN_LOG=warning, since whoever trains should see whether plans help. With
 TOPOPLAN_LOG=info a line per group says which schedules were used, and why. `summary` returns the
 same as data.
+
+A race times several schedules at one message size and keeps the fastest; a stock collective is
+gloo's, NCCL's or MPI's own, without a plan.
 """
 
 import atexit
@@ -56,7 +59,7 @@ def _show_savings(line: str) -> None:
 
 
 class LoggedUsage(GroupUsage):
-    """The calls of a group or hook; its first rank logs it, if enabled (`is_wanted`)."""
+    """Counts the calls of a group or DDP hook; the first rank logs them if `is_wanted`."""
 
     def __init__(self, whose: CountedGroup) -> None:
         self.name, self.ranks = whose.name, tuple(whose.ranks)
@@ -71,16 +74,16 @@ class LoggedUsage(GroupUsage):
 
     @property
     def used(self) -> Mapping[str, Communicator]:
-        """The communicators used so far, by collective."""
+        """The communicators that have made calls so far, by collective."""
         return {} if self._list_used is None else self._list_used()
 
     def count_stock(self, collective: str) -> None:
-        """Count a call that went to gloo or NCCL directly, which could have had a plan."""
+        """Count a call of this collective that went to gloo or NCCL but could have had a plan."""
         self._stock_calls[collective] += 1
         steps.note(STOCK)
 
     def note_stock_reason(self, collective: str, why: str) -> None:
-        """Note the reason `why` a call was left to the stock collective, for the log."""
+        """Record why the calls of a collective are left to the stock collective, for the log."""
         if not self.is_wanted:
             return
         if (collective, why) not in self._left:
@@ -88,7 +91,7 @@ class LoggedUsage(GroupUsage):
         self._left[collective, why] += 1
 
     def summarize(self) -> GroupSummary:
-        """Return what the group's calls ran by so far."""
+        """Return counts and times, by schedule and size, of the group's calls so far."""
         sizes: list[SizeSummary] = []
         untimed = Counter(self._stock_calls)
         for name, communicator in self.used.items():
@@ -102,10 +105,7 @@ class LoggedUsage(GroupUsage):
         )
 
     def close(self) -> None:
-        """Stop counting, when the group ends; later calls do nothing.
-
-        Log the group's line, and that of the run if it ends with the group.
-        """
+        """Log the group's line, and the run's if no group is left; later calls do nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -120,7 +120,7 @@ class LoggedUsage(GroupUsage):
 
 
 class ProcessUsageLog(UsageLog):
-    """The usage of all groups of this process, and the lines that say what plans save in it."""
+    """All accounts of this process; logs the lines on what plans save in it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -186,7 +186,7 @@ class ProcessUsageLog(UsageLog):
         self._has_unsaid = False
 
     def summarize_all(self) -> Summary:
-        """Return the summary of all groups."""
+        """Return the summary of all accounts of this process, closed ones included."""
         with self._lock:
             now = self.summarize(self._open.values())
             return Summary((*self._ended, *now.groups), now.steps)
@@ -194,9 +194,9 @@ class ProcessUsageLog(UsageLog):
     def report(self, calls: int) -> None:
         """Log the line of the first steps once no size is in a race any more.
 
-        `calls` are those of a size since it was settled. A size that was called a few times, before
-        DDP changed its buckets, stays in its race for ever: such races have not gone on since the
-        last report.
+        `calls` are those of a size since its schedule was chosen. A size that was called a few
+        times, before DDP changed its buckets, stays in its race for ever: races without progress
+        since the last report are ignored.
         """
         if self._has_reported or not self.is_rank_0 or not _shows_savings():
             return
@@ -217,7 +217,7 @@ usage_log = ProcessUsageLog()
 
 
 def summary() -> Summary:
-    """Return what the collectives of this process ran by so far, and what that saved.
+    """Return which schedules this process's collectives used so far, and the time that saved.
 
     It covers the groups of the backend "topo" and the DDP hooks, as this rank has called them; the
     time saved against stock is estimated from the races that settled each size. `print` shows a

@@ -1,1 +1,1 @@
-"""all_to_all_single with parts of different sizes, by plans for sizes that were announced."""
+"""Plan all_to_all_single with parts of different sizes, for sizes announced in advance."""

@@ -1,8 +1,11 @@
-"""all_to_all_single with parts of different sizes, by a plan for the sizes that were announced.
+"""Run all_to_all_single with parts of different sizes by a plan for the announced sizes.
 
 Only all ranks together know whether their parts have these sizes: before each call that may use the
-plan they ask each other, by a small reduction over gloo in the queue. Calls with other sizes go by
+plan they ask each other, by a small reduction over gloo in the queue. Calls with other sizes use
 the stock alltoall, and so do all calls if that has won the race; then they ask no more.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan; demands say which elements go
+from which ranks to which.
 """
 
 from __future__ import annotations
@@ -35,20 +38,24 @@ _PATIENCE = 16
 
 @dataclass(frozen=True, eq=False)
 class UnevenBuffers(Buffers):
-    """The memory of an alltoall with uneven parts; `own` are the ranges of a rank's own part."""
+    """The memory of an alltoall with uneven parts.
+
+    `own` are the slices of the source and the target of the part that a rank keeps.
+    """
 
     own: tuple[slice, slice] = (slice(0), slice(0))
 
     def drain(self, work: torch.Tensor, drains: Sequence[Move]) -> None:
-        """Copy what arrived, and the rank's own part, to the output."""
+        """Copy what arrived in `work`, and the part that this rank keeps, to the output."""
         super().drain(work, drains)
         self.target[self.own[1]].copy_(self.source[self.own[0]])
 
 
 class UnevenAlltoall:
-    """The calls of all_to_all_single of a group for which part sizes are announced.
+    """Runs a group's calls of all_to_all_single by a plan for announced part sizes.
 
-    `expected` are the sizes, of all ranks or of this one, which has the number `rank` among `size`.
+    `expected` are the sizes, a matrix of all ranks' or this rank's row; it is number `rank` of
+    `size`. `planned` are the group's communicators, which run plans.
     """
 
     def __init__(
@@ -61,12 +68,11 @@ class UnevenAlltoall:
         self._has_agreed = False
 
     def agree_on_demands(self) -> Demands | None:
-        """Return the parts as demands, those of a rank for itself included; None if nothing moves.
+        """Return the parts to move as demands, with those that ranks keep; or None.
 
-        None also for a group of another size, of some of the ranks or with other members.
-
-        Collective if each rank has announced its own. Raise InputError if they are not for as many
-        ranks.
+        None if nothing moves, or the sizes are for a group of another size or with other members.
+        Collective the first time if each rank has announced its own. Raise InputError if they are
+        not for as many ranks.
         """
         rows = self._gather_rows() if isinstance(self._expected[0], int) else self._expected
         if len(rows) != self._size or any(len(row) != self._size for row in rows):
@@ -105,10 +111,10 @@ class UnevenAlltoall:
         number: int,
         check: CallCheck,
     ) -> PersistentCall | None:
-        """Return the call by a plan; None if the stock alltoall is to make it.
+        """Return the planned call for these tensors; None to use the stock alltoall. Collective.
 
-        `splits` are the sizes of the output's parts and of the input's. Only the queue may call it.
-        Collective.
+        `splits` are the sizes of the output's parts and of the input's; `number` is the call's.
+        Only the group's queue may call it. `check` compares the ranks' calls.
         """
         if not self._has_agreed:
             self._demands, self._has_agreed = self.agree_on_demands(), True

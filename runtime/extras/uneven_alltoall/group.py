@@ -1,4 +1,4 @@
-"""The process group's all_to_all_single where sizes of parts are announced."""
+"""A process group whose all_to_all_single uses plans for announced part sizes."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from .alltoallv import UnevenAlltoall
 
 
 class UnevenGroup(CollectiveGroup):
-    """A process group whose all_to_all_single may go by a plan for parts of different sizes."""
+    """A process group whose all_to_all_single may run by a plan for parts of different sizes."""
 
     _uneven: UnevenAlltoall | None
 
@@ -32,9 +32,10 @@ class UnevenGroup(CollectiveGroup):
         opts: Any = None,
         **more: Any,
     ) -> dist.Work:
-        """See torch.distributed.all_to_all_single.
+        """Send part i of `input` to rank i, fill `output` with what arrives; return a Work.
 
-        Calls of the announced sizes go by a plan, if all ranks' sizes are those.
+        Arguments are as in torch.distributed.all_to_all_single; `opts` are the backend's. Calls of
+        the announced sizes use a plan, if all ranks' sizes are those.
         """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes

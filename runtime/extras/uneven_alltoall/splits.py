@@ -10,7 +10,7 @@ ExpectedSplits = tuple[tuple[int, ...], ...] | tuple[int, ...]
 
 
 def parse_splits(given: Sequence[Any]) -> ExpectedSplits:
-    """Return announced sizes of parts as a tuple, or for a matrix as a tuple of tuples.
+    """Return the `given` part sizes as a tuple (this rank's), or a tuple of tuples (all ranks').
 
     Sizes count rows of the tensor's first dimension, as torch's split sizes do. Raise InputError
     unless they are one row or a square matrix of integers of 0 or more.

@@ -1,1 +1,1 @@
-"""Stock libraries on hosts that cables join: rings, settings and files for them, what to cable."""
+"""Advise on hosts that cables join: rings, settings and files for NCCL and MLX, the next cable."""

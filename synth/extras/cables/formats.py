@@ -1,4 +1,4 @@
-"""Files for hosts that cables join: NCCL's settings, and MLX's host file."""
+"""The formats of topo-synth for hosts that cables join: NCCL's settings, and MLX's host file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topology as hosts with one GPU each and the cables between their ports."""
+"""Read a topology as hosts with one GPU each and the cables between their ports."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _FUNCTION = re.compile(r"f\d+(np\d+)?$")
 
 @dataclass(frozen=True)
 class HostPort:
-    """A port of host number `host`: its interface, RDMA devices, and address without a prefix.
+    """A network port of host number `host`.
 
-    Names and addresses are empty if unknown.
+    `name` is its interface, `rdma` its RDMA devices, `address` its IP address without a prefix;
+    empty if unknown.
     """
 
     host: int
@@ -39,7 +40,7 @@ class HostPort:
 
     @property
     def card(self) -> str:
-        """The name of its network card; ports whose names do not tell it are cards of their own."""
+        """The name of its network card; a port whose name does not tell its card counts as one."""
         return _FUNCTION.sub("", self.name) if _FUNCTION.search(self.name) else f"{self.name}/"
 
 
@@ -51,7 +52,7 @@ class HostCable:
     links: tuple[Link, Link]
 
     def find_end(self, host: int) -> HostPort:
-        """Return its port at a host."""
+        """Return this cable's port at host number `host`."""
         return self.ends[self.ends[1].host == host]
 
 
@@ -59,8 +60,8 @@ class HostCable:
 class CabledHosts:
     """Hosts with one GPU each, rank r on host r, and all cables between them.
 
-    `names` and `gpus` are by host, `ports` all ports of each host that could have a cable, and
-    `management` the interface of its management network; empty if unknown.
+    `names` and `gpus` (ids) are by host, as are `ports`, all that could have a cable, `management`,
+    the interfaces of the management network, and `addresses`, theirs; empty if unknown.
     """
 
     topology: Topology = field(repr=False)
@@ -78,7 +79,7 @@ class CabledHosts:
 
     @cached_property
     def between(self) -> dict[tuple[int, int], tuple[HostCable, ...]]:
-        """The cables from each host to each other one, in one order for both directions."""
+        """The cables between two hosts, by (from, to), in the same order for both directions."""
         joining = group_by_key(
             ((src.host, dst.host), cable)
             for cable in self.cables
@@ -105,7 +106,7 @@ class CabledHosts:
 
     @property
     def are_macs(self) -> bool:
-        """Whether the RDMA devices are those of Macs."""
+        """Whether the RDMA devices have macOS's names, so that the hosts are Macs."""
         return bool(self.rdma) and all(name.startswith(_MACOS_RDMA) for name in self.rdma)
 
     def list_free_ports(self, host: int) -> list[str]:
@@ -114,7 +115,10 @@ class CabledHosts:
         return [name for name in self.ports[host] if name not in used]
 
     def rate_GBps(self, src: int, dst: int) -> Fraction:
-        """Return what all cables from one host to another carry, limited by the hosts, in GB/s."""
+        """Return the rate in GB/s of all cables from host `src` to host `dst`.
+
+        The hosts' own limits are accounted for.
+        """
         return self._rates[src, dst]
 
     @cached_property
@@ -161,8 +165,8 @@ def find_obstacle(topology: Topology) -> str:
 def read_hosts(topology: Topology) -> CabledHosts:
     """Return a topology's hosts and cables.
 
-    Raise InfeasibleError, with the reason, if it is not one of hosts with one GPU each that only
-    cables join.
+    Raise InfeasibleError, with the reason, if it does not consist of hosts with one GPU each that
+    only cables join.
     """
     obstacle = find_obstacle(topology)
     if obstacle:

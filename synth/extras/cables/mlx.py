@@ -1,8 +1,10 @@
-"""The host file of mlx.launch for Macs that Thunderbolt cables join.
+"""Write the host file of mlx.launch for Macs that Thunderbolt cables join.
 
 MLX has three backends for them (ml-explore/mlx, August 2026: mlx/distributed/jaccl, python/mlx/
 _distributed_utils): "jaccl" sends by RDMA over a cable between every two Macs, "jaccl-ring" over a
 ring in both directions, with all cables of two neighbours, and "ring" the same over TCP.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ COLLECTIVES = {name: RING_SHARES[name] for name in ("allreduce", "allgather", "r
 
 @dataclass(frozen=True)
 class MlxHostfile:
-    """The hosts in the order of ranks for a backend of MLX, and what it reaches.
+    """A host file for a backend of MLX, and the rate that it reaches.
 
-    `cables` is how many cables are used between two neighbours, and `algbw_GBps` the most that the
-    collective can reach at the rates of the links. Both are None for the backend over TCP, which is
-    not modelled.
+    `order` has the hosts in the order of ranks. `cables` is how many cables are used between two
+    neighbours, and `algbw_GBps` the most that the collective can reach at the rates of the links.
+    Both are None for the backend over TCP, which is not modelled.
     """
 
     hosts: CabledHosts = field(repr=False)
@@ -46,7 +48,7 @@ class MlxHostfile:
 
     @property
     def fraction(self) -> float | None:
-        """The share of the single-path bound."""
+        """The rate as a fraction of the single-path bound; None if it is not known."""
         bound = self.bounds.single_path.algbw_GBps
         return None if self.algbw_GBps is None else float(self.algbw_GBps / bound)
 
@@ -81,7 +83,7 @@ class MlxHostfile:
         return names[0] if len(names) == 1 else names
 
     def list_lines(self) -> list[str]:
-        """Return what the file is for, and what the backend reaches."""
+        """Return the lines to print: what the file is for, and what the backend reaches."""
         names = " ".join(self.hosts.names[host] for host in self.order)
         lines = [f"for mlx.launch, with its backend {self.backend}; ranks in the order {names}"]
         if self.algbw_GBps is not None:
@@ -103,7 +105,7 @@ class MlxHostfile:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures of topo-synth's JSON."""
+        """Return the file's fields in topo-synth's JSON."""
         return {
             "backend": self.backend,
             "order": [self.hosts.names[host] for host in self.order],
@@ -116,7 +118,7 @@ class MlxHostfile:
 
 
 def write_mlx(hosts: CabledHosts, collective: Collective, bounds: Bounds) -> MlxHostfile:
-    """Return the host file for the fastest of MLX's backends.
+    """Return the host file for the fastest of MLX's backends; `bounds` are those of the hosts.
 
     Raise InfeasibleError if MLX cannot run on this cabling, or has no such collective.
     """

@@ -26,10 +26,10 @@ _Device = tuple[HostPort, ...]
 
 @dataclass(frozen=True)
 class NcclCabling:
-    """How stock NCCL can run: hosts in `order`, and the `ports` that each of them uses.
+    """How stock NCCL can run on cabled hosts: their `order` in rings, and the `ports` each uses.
 
     `settings` are the variables that all hosts need, `rings_only` says that NCCL can connect its
-    rings only, not the trees. `obstacle` is why it cannot start at all, else "".
+    rings only, not its trees. `obstacle` is why it cannot start at all, else "".
     """
 
     order: Order
@@ -40,7 +40,7 @@ class NcclCabling:
 
     @property
     def is_any_version(self) -> bool:
-        """Whether versions before SUBNET_AWARE_SINCE start, too."""
+        """Whether NCCL starts without subnet-aware routing, and so in versions that lack it."""
         return not self.obstacle and "NCCL_IB_SUBNET_AWARE_ROUTING" not in self.settings
 
 

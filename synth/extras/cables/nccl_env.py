@@ -1,4 +1,7 @@
-"""Settings, ring order and host file for stock NCCL on hosts that cables join."""
+"""Write settings, ring order and host file for stock NCCL on hosts that cables join.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,13 @@ class NcclAdvice:
 
     @property
     def fraction(self) -> float | None:
-        """The share of the single-path bound that NCCL's rings reach."""
+        """The rate of NCCL's rings as a fraction of the single-path bound; None without a ring."""
         bound = self.bounds.single_path.algbw_GBps
         return None if self.algbw_GBps is None else float(self.algbw_GBps / bound)
 
     @property
     def settings(self) -> dict[str, str]:
-        """The variables that all hosts set alike."""
+        """The environment variables that all hosts set alike."""
         common = dict(self.cabling.settings)
         if _AWARE in common:
             # A plugin replaces the transport that knows about subnets.
@@ -64,7 +67,7 @@ class NcclAdvice:
         return common
 
     def list_own_settings(self, host: int) -> dict[str, str]:
-        """Return the variables that a host sets by itself: its RDMA devices and interface."""
+        """Return the environment variables of one host: its RDMA devices and interface."""
         ports = self.cabling.ports[host]
         devices = [name for port in ports for name in port.rdma]
         if not devices:  # two hosts over TCP
@@ -99,7 +102,7 @@ class NcclAdvice:
         return "".join(f"{name} slots=1\n" for name in self.names)
 
     def list_lines(self) -> list[str]:
-        """Return what the settings are for, what they reach, and what does not work with them."""
+        """Return the lines to print: what the settings are for, reach, and do not support."""
         cabling, bound = self.cabling, self.bounds.single_path.algbw_GBps
         version = (
             "any NCCL with its own InfiniBand transport"
@@ -138,7 +141,7 @@ class NcclAdvice:
         return idle
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures of topo-synth's JSON."""
+        """Return the advice's fields in topo-synth's JSON."""
         return {
             "order": self.names,
             "ranks": list(self.cabling.order),
@@ -160,10 +163,11 @@ class NcclAdvice:
 def advise_nccl(
     hosts: CabledHosts, collective: Collective, bounds: Bounds, *, is_subnet_aware: bool
 ) -> NcclAdvice:
-    """Return settings for stock NCCL on some hosts, and what it reaches for a collective.
+    """Return settings for stock NCCL on some hosts, and the rate it reaches for a collective.
 
-    `is_subnet_aware` says whether the NCCL in use knows NCCL_IB_SUBNET_AWARE_ROUTING. Raise
-    InfeasibleError for a collective that does not go around rings, and on Macs.
+    `bounds` are those of the hosts; `is_subnet_aware` says whether the NCCL in use knows
+    NCCL_IB_SUBNET_AWARE_ROUTING. Raise InfeasibleError for a collective that does not go around
+    rings, and on Macs.
     """
     if hosts.are_macs:
         raise InfeasibleError(

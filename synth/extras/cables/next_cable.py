@@ -1,4 +1,8 @@
-"""Which one more cable between two hosts helps most."""
+"""Find between which two hosts one more cable helps most.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's; algbw is the
+bytes of the buffer over the time of a call.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +55,9 @@ class NextCable:
 class NextCables:
     """The cables that could be added, the most useful first, beside the present bound.
 
-    `nccl_GBps` is what stock NCCL's rings reach now, None if stock NCCL does not start. If the
-    search for the bound was cut short (`is_cut_short`), no cables are compared; those whose own
-    search was (`left_out` pairs of hosts) are left out.
+    `bound_GBps` is the single-path bound now, `nccl_GBps` the rate of stock NCCL's rings now, None
+    if stock NCCL does not start. If the search for the bound was cut short (`is_cut_short`), no
+    cables are compared; `left_out` is the number of pairs of hosts whose own search was.
     """
 
     bound_GBps: Fraction
@@ -63,7 +67,7 @@ class NextCables:
     left_out: int = 0
 
     def list_lines(self) -> list[str]:
-        """Return a line on the cable that helps most, and one on what needs no further port."""
+        """Return the lines to print: the cable that helps most, and the best for free ports."""
         if self.is_cut_short:
             return ["next cable: not known, as the time limit stopped the search for the bound"]
         pairs = f"{self.left_out} pair{'s' * (self.left_out > 1)} of hosts"
@@ -103,7 +107,7 @@ class NextCables:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of topo-synth's JSON."""
+        """Return the bound and the cables that could be added as topo-synth's JSON."""
         return {
             "bound_one_way": float(self.bound_GBps),
             "nccl_GBps": _to_json(self.nccl_GBps),
@@ -124,7 +128,10 @@ class NextCables:
 def explain_cables(
     topology: Topology, collective: Collective, bound: Bound, effort: Effort
 ) -> NextCables | None:
-    """Return what one more cable would change; None unless only cables join the hosts."""
+    """Return what each additional cable would change; None unless only cables join the hosts.
+
+    `bound` is the present single-path bound; `effort` limits the search for the others.
+    """
     if not collective.has_all_gpus or find_obstacle(topology):
         return None
     return find_next_cables(topology, collective, bound, effort)
@@ -133,12 +140,12 @@ def explain_cables(
 def find_next_cables(
     topology: Topology, collective: Collective, bound: Bound, effort: Effort
 ) -> NextCables:
-    """Return what each cable that could be added to some hosts does to the bound and to NCCL.
+    """Return what each cable that could be added does to the bound and to NCCL's rate.
 
     A cable is like those that its hosts have. Pairs of hosts between which it does the same, in
-    machines of the same shape, are tried once. `bound` is the present single-path bound. Bounds
-    whose search was cut short are compared with nothing. Raise InfeasibleError if cables do not
-    join hosts.
+    machines of the same shape, are tried once. `bound` is the present single-path bound; `effort`
+    limits the search for the others. Bounds whose search was cut short are not compared. Raise
+    InfeasibleError if cables do not join the hosts.
     """
     hosts = read_hosts(topology)
     nccl_GBps = _rate_nccl(hosts, collective.name)

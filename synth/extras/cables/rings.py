@@ -1,4 +1,7 @@
-"""Rings through hosts along their cables, and what a ring carries."""
+"""Find rings through hosts along their cables, and the rates of collectives around a ring.
+
+Algbw is the bytes of the buffer over the time of a call.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _MAX_STEPS = 400_000
 
 
 def list_rings(hosts: CabledHosts) -> list[Order]:
-    """Return rings along cables that visit every host once, the widest first.
+    """Return rings along cables that visit every host once, the fastest first.
 
     Each begins at host 0 and is returned in one direction. Two hosts with a cable are a ring.
     """
@@ -35,17 +38,20 @@ def list_rings(hosts: CabledHosts) -> list[Order]:
 
 
 def list_edges(order: Order) -> list[tuple[int, int]]:
-    """Return each host of a ring with the next one."""
+    """Return the pairs (host, next host) of a ring."""
     return [(a, order[(i + 1) % len(order)]) for i, a in enumerate(order)]
 
 
 def find_width_GBps(hosts: CabledHosts, order: Order) -> Fraction:
-    """Return what the narrowest connection of a ring carries in its direction, in GB/s."""
+    """Return the rate in GB/s of the slowest connection of a ring, in its direction."""
     return min(hosts.rate_GBps(a, b) for a, b in list_edges(order))
 
 
 def rate_ring(collective: str, hosts: int, width_GBps: Fraction) -> Fraction:
-    """Return the algbw in GB/s of one of RING_SHARES around a ring in one direction."""
+    """Return the algbw in GB/s of a collective around a ring of `hosts` in one direction.
+
+    `width_GBps` is the rate of its slowest connection; RING_SHARES names the collectives.
+    """
     return width_GBps / RING_SHARES[collective](hosts)
 
 

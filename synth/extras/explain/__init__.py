@@ -1,1 +1,1 @@
-"""What limits a plan: the bottleneck, the links to improve first, and what helpers are worth."""
+"""Explain what limits a plan: the bottleneck, the links to improve first, what helpers gain."""

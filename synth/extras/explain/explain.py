@@ -1,4 +1,7 @@
-"""Explain a bound: the bottleneck, the algbw of each strategy, and the links to improve first."""
+"""Explain a bound: the bottleneck, the algbw of each strategy, and the links to improve first.
+
+A lever is a link whose bandwidth limits the bound; its price is its dual value there.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -43,7 +46,7 @@ _Link = tuple[str, str]
 
 @dataclass(frozen=True)
 class BottleneckPart:
-    """Ids of the devices on one side of the bottleneck: its GPUs, and all other devices."""
+    """One side of the bottleneck: ids of its GPUs, and of its `others`, the remaining devices."""
 
     gpus: tuple[str, ...]
     others: tuple[str, ...]
@@ -56,14 +59,14 @@ class BottleneckPart:
 
 @dataclass(frozen=True)
 class Lever:
-    """A link from device `a` to device `b` that the bound depends on.
+    """A link from device `a` to device `b` whose bandwidth limits the bound.
 
     `gain_GBps` is the most that the bound can rise per GB/s added to the link in both directions
     (the link's price in the dual, valid until other links become the bottleneck). `wider_GBps` is
-    the bound in GB/s with this link a tenth wider, None if it was not computed to the end. `alike`
-    is the number of links with the same price and bandwidth. If the link alone does not raise the
+    the bound in GB/s with this link 10 % faster, None if it was not computed to the end. `alike` is
+    the number of links with the same price and bandwidth. If the link alone does not raise the
     bound (`helps_alone` is False), `together_GBps` is the bound with all `peers` links of its role
-    in the machine a tenth wider.
+    in the machine 10 % faster.
     """
 
     a: str

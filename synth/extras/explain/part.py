@@ -1,6 +1,7 @@
-"""What `topo-synth --explain` prints of an extra; extras add theirs to the group `explanations`
-(extras.py at the root): a function of what is planned that returns one, or None where it has
-nothing to say.
+"""The interface of what extras add to `topo-synth --explain`.
+
+They register in the group `explanations` (extras.py at the root) a function of the planned result
+that returns such a part, or None if it has nothing to say.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class ExplanationPart(Protocol):
-    """A part of the explanation, for people and for programs."""
+    """A part of an explanation, as text and as JSON."""
 
     def list_lines(self) -> list[str]:
         """Return the lines to print."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of topo-synth's JSON."""
+        """Return the object that topo-synth's JSON has for this part."""
 
 
 Explain = Callable[["Topology", "Collective", "Bound", "Effort"], ExplanationPart | None]

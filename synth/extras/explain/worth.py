@@ -1,4 +1,8 @@
-"""What helpers are worth to a group: bounds without and with each of them, and from which size."""
+"""Compute what helpers (ranks that forward for others) gain, and from which size they are used.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's; algbw is the
+bytes of the buffer over the time of a call.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,15 @@ _BOUND_WORK_S = 10.0
 
 @dataclass(frozen=True)
 class HelpersWorth:
-    """What the helpers of a plan are worth.
+    """What a plan gains by helpers: ranks outside the group that forward bytes for it.
 
-    `alone_GBps` and `helped_GBps` are the single-path bounds on algbw; the former is None if the
-    members reach each other only through others. `without` has the bound without one helper, by its
-    rank: None if the others then do not connect the members; ranks are left out whose bound could
-    not be searched to the end. `is_cut_short` is whether that holds for one of the other two, which
-    then have no ratio. `from_bytes` is the least size at
-    which the plan uses helpers, None if it never does; `time_s` and `time_alone_s` are the
-    predicted times at the reported size `size_bytes` with the plan, and with its fastest schedule
-    without help (None if it has none).
+    `alone_GBps` and `helped_GBps` are the single-path bounds on algbw without and with them; the
+    former is None if the members reach each other only through others. `without` maps each helper
+    to the bound without it: None if the others then do not connect the members; helpers are left
+    out whose bound was not searched to the end. `is_cut_short` says that one of the other two was
+    not, and then there is no ratio. `from_bytes` is the least size at which the plan uses helpers,
+    None if it never does; `time_s` and `time_alone_s` are the predicted times at `size_bytes` with
+    the plan, and with its fastest schedule without helpers (None if it has none).
     """
 
     alone_GBps: Fraction | None
@@ -46,7 +49,7 @@ class HelpersWorth:
 
     @property
     def ratio(self) -> Fraction | None:
-        """How many times the bound without help the one with it is; None if that is not known."""
+        """The bound with helpers divided by the one without; None if one is not known."""
         if self.alone_GBps is None or self.is_cut_short:
             return None
         return self.helped_GBps / self.alone_GBps
@@ -76,10 +79,10 @@ def find_worth(
     effort: Effort,
     progress: Callable[[str], None] | None = None,
 ) -> HelpersWorth:
-    """Return what helpers are worth to the group of a plan, for a size in bytes.
+    """Return what helpers gain in a plan, for a buffer of `size_bytes`.
 
-    `candidates` are the schedules that the plan was chosen from. Bounds without one helper are
-    sought within `effort`, for few helpers.
+    `candidates` are the schedules that the plan was chosen from, with their costs. If there are few
+    helpers, the bounds without each are searched within `effort`; `progress` is given lines.
     """
     members, helpers = plan.collective.members, plan.helpers or ()
     helped = plan.bound_with_helpers or plan.bound_one_way

@@ -1,4 +1,4 @@
-"""Joint plans: of groups that run at the same time and share the links.
+"""Joint plans: for groups that run at the same time and share the links.
 
-`plan.py` is the file of one, `synthesize.py` makes it.
+`plan.py` has the plan and its file, `synthesize.py` makes it.
 """

@@ -85,7 +85,7 @@ class JointBound:
 
     @classmethod
     def from_fields(cls, fields: JointBoundFields) -> JointBound:
-        """Return the bound that a file declares."""
+        """Return the bound that the JSON `fields` of a file declare."""
         return cls(fields.time_s, fields.kind, certificate_from_fields(fields.certificate))
 
 
@@ -116,9 +116,10 @@ def joint_bound_of(
     helpers: Iterable[int],
     router: Router,
 ) -> JointBound:
-    """Return the bound that a certificate proves; arguments are those of `check_joint_bound`.
+    """Return the bound of this `kind` that a certificate proves for calls.
 
-    Raise VerificationError if it proves none.
+    `helpers` are the ranks that may help groups of which they are not members; `router` has the
+    topology and the routes. Raise VerificationError if it proves none.
     """
     if kind not in (MULTIPATH_KIND, SINGLE_PATH_KIND):
         raise VerificationError(f"joint bound: no certificate of kind {kind!r:.60}")

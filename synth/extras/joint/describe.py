@@ -1,4 +1,4 @@
-"""Joint plans as text: the tables that topo-synth prints, and of `describe()`."""
+"""Print joint plans as tables, for topo-synth and `describe()`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEAVE_OUT = ("steps", "segments", "trees", "weight", "helpers", "algbw GB/s")
 
 
 def describe_joint(plan: JointPlan) -> str:
-    """Return the table of `print_joint` as text."""
+    """Return the table that `print_joint` prints, without a comparison, as text."""
     from ....topo.pictures.console import SafeConsole
 
     buffer = io.StringIO()
@@ -40,7 +40,7 @@ def describe_joint(plan: JointPlan) -> str:
 
 
 def print_joint(console: Console, plan: JointPlan, separate: Separate | None) -> None:
-    """Print the joint bound, a row for each group, and when all have ended.
+    """Print the joint bound, a row for each group, and when all calls end.
 
     `separate` is the comparison with separate plans, None to leave it out.
     """

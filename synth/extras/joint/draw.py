@@ -1,4 +1,4 @@
-"""The schedule of one call of a joint plan, from the columns that its packing chose."""
+"""Make the schedule of one call of a joint plan from its trees and paths with their shares."""
 
 from fractions import Fraction
 
@@ -19,7 +19,10 @@ NAME = "joint"
 
 
 def draw_schedule(call: JointCall, columns: Columns, topology: Topology) -> Schedule:
-    """Return the schedule of a call's columns: each carries a chunk of its own from step 0 on."""
+    """Return the schedule of a call: each column (a tree or path) carries a chunk, from step 0 on.
+
+    `columns` are those that the packing chose, with their exact shares of the data.
+    """
     collective, rank = call.collective, {gpu: i for i, gpu in enumerate(topology.ranks)}
     whole = collective.even_chunks(1)[0].share
     chunks: list[Chunk] = []

@@ -4,6 +4,8 @@
 kind is a name, and after colons its collective, the bytes of a call, and its weight; what is left
 out is the default. Groups are separated by `|`, ranks by commas. A file has the same, over as many
 lines as one likes; from `#` on, a line is a comment.
+
+Helpers of a group are ranks outside it that relay, copy and add for it.
 """
 
 import re
@@ -71,7 +73,7 @@ class JointCall:
 
     @property
     def name(self) -> str:
-        """The call in words: "tp 0,1"."""
+        """The call as text, kind and ranks: "tp 0,1"."""
         return f"{self.kind} {','.join(map(str, self.collective.members))}"
 
     def __str__(self) -> str:
@@ -83,7 +85,7 @@ class JointCall:
 def read_calls(
     source: str, topology: Topology, collective: str | None, size: str
 ) -> tuple[JointCall, ...]:
-    """Return the calls that a text states, or the file that it names, on a topology.
+    """Parse the calls that `source`, a text or the name of a file, states for a topology.
 
     `collective` and `size` are for kinds that state none. Raise InputError, in one line, for
     malformed text and for calls that contradict each other.
@@ -101,10 +103,10 @@ def read_calls(
 def list_mesh_calls(
     mesh: Any, names: Sequence[str] | None, calls: Iterable[tuple[str, str, int]]
 ) -> tuple[JointCall, ...]:
-    """Return the calls of the groups of a mesh.
+    """Return the calls of all groups of a mesh's dimensions.
 
-    `mesh` holds ranks as nested lists, one level for each of `names`. Each of `calls` is the name
-    of a dimension, a collective, and the bytes of a call: all groups of the dimension make it.
+    `mesh` holds ranks as nested lists, one level for each of `names`. Each of `calls` is
+    (dimension's name, collective, bytes of a call): all groups of the dimension make it.
     """
     ranks, levels = np.array(mesh), list(names or ())
     if ranks.ndim != len(levels) or ranks.dtype.kind != "i":
@@ -125,9 +127,9 @@ def list_mesh_calls(
 
 
 def check_calls(calls: Iterable[JointCall], topology: Topology) -> tuple[JointCall, ...]:
-    """Return the calls on a topology; raise InputError for ranks that it does not have.
+    """Return the calls, after checking that they fit the topology.
 
-    Also raise it if there is no call, or if groups of one kind overlap.
+    Raise InputError if there is no call, a rank does not exist, or groups of one kind overlap.
     """
     listed, ranks = list(calls), len(topology.ranks)
     if not listed:
@@ -155,7 +157,7 @@ def check_calls(calls: Iterable[JointCall], topology: Topology) -> tuple[JointCa
 def choose_any_helpers(
     helpers: str | Sequence[int], calls: Iterable[JointCall], topology: Topology
 ) -> tuple[int, ...]:
-    """Return the ranks that may help groups of which they are no members, ascending.
+    """Return the ranks that may help (relay for) groups of which they are not members, ascending.
 
     `helpers` is "rest" (all), "none", ranks in text ("2,3"), or ranks. Raise InputError for ranks
     that the topology does not have, a rank twice, and one that is a member of all groups.
@@ -175,9 +177,9 @@ def choose_any_helpers(
 
 
 def helpers_of(call: JointCall, helpers: Iterable[int]) -> list[int]:
-    """Return those of `helpers` that may help a call: no members of its group, ascending.
+    """Return those of `helpers` that may help a call: not members of its group, ascending.
 
-    Groups of more than MAX_TERMINALS members are not helped: their cheapest trees are too hard to
+    None may help groups of more than MAX_TERMINALS members, as their cheapest trees are too hard to
     find.
     """
     if call.collective.ranks > MAX_TERMINALS:

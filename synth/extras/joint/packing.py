@@ -5,6 +5,8 @@ one for each member, an alltoall one for each pair. The linear program divides e
 columns so that the busiest link takes the least time, all calls counted with their bytes and
 weights. Its duals price the links; the cheapest trees and paths at these prices are the next
 columns, and prove the bound.
+
+Helpers of a group are ranks outside it that relay, copy and add for it.
 """
 
 from collections import Counter, defaultdict
@@ -65,7 +67,7 @@ class Branches:
     down: tuple[Route, ...]
 
     def list_parents(self, ranks: Mapping[str, int], direction: str) -> list[int]:
-        """Return the parent of every rank in the tree "up" or "down", -1 for none.
+        """Return the parent of every rank in the tree of a direction, "up" or "down"; -1 for none.
 
         `ranks` maps the ids of GPUs to ranks.
         """
@@ -76,7 +78,7 @@ class Branches:
         return out
 
     def count_effort(self, ranks: Mapping[str, int]) -> int:
-        """Return a cost: the sends, and in second place the steps."""
+        """Return the cost that breaks ties: the number of sends, then of steps; lower is better."""
         steps = sum(max(levels(self.list_parents(ranks, d))[0]) for d in ("up", "down"))
         return _SEND_STEPS * (len(self.up) + len(self.down)) + steps
 
@@ -86,10 +88,11 @@ Columns = list[tuple[Branches, Fraction]]
 
 
 class JointPacking(SharePacking[Branches]):
-    """Column generation for several calls.
+    """A column generation for several calls: a linear program over trees and paths.
 
     Times are in units of `unit_GB` over 1 GB/s. With `routes`, ranks send to each other on the
-    hardware's routes only; else on any path that avoids other GPUs.
+    hardware's routes only; else on any path that avoids other GPUs. `helpers` are the ranks that
+    may relay, copy and add for groups of which they are not members.
     """
 
     smooths = True
@@ -120,11 +123,11 @@ class JointPacking(SharePacking[Branches]):
         self._rank = {gpu: rank for rank, gpu in enumerate(topology.ranks)}
 
     def group_of(self, column: Branches) -> Hashable:
-        """Return the part that a column carries."""
+        """Return the part of a call that a column carries, as (call, source, target)."""
         return column.call, column.source, column.target
 
     def count_uses(self, column: Branches) -> Counter[int]:
-        """Return how many units a column sends over each row if it carries its whole part."""
+        """Return how many units a column sends over each link (row) to carry its whole part."""
         return self.count_rows((*column.up, *column.down), self.demand[column.call])
 
     def run(
@@ -135,9 +138,9 @@ class JointPacking(SharePacking[Branches]):
     ) -> None:
         """Generate columns until they are optimal or the effort is spent; begin with `start`.
 
-        Of equally fast shares, those are taken with which each kind of groups is fast by itself,
-        then those of columns with few sends and steps. Raise InfeasibleError if a group's ranks
-        cannot reach each other.
+        If several divisions are equally fast, prefer one in which each kind of groups is fast by
+        itself, then one whose columns have few sends and steps. `say` is given lines about the
+        progress. Raise InfeasibleError if a group's ranks cannot reach each other.
         """
         self.start = list(start)
         if not self.generate(effort, "sharing links among groups", say):
@@ -206,7 +209,7 @@ class JointPacking(SharePacking[Branches]):
         return out
 
     def price_columns(self) -> list[Branches]:
-        """Return new columns that cost less than their part's dual; store the bound."""
+        """Return new columns that cost less than the dual of their part, and record the bound."""
         metric, total = self._price_routes(), 0.0
         # Trees of few steps come first, so that they carry what they can.
         fresh = [] if self.columns else [*self.start, *self._list_hub_trees(metric)]
@@ -366,11 +369,12 @@ def _trace(before: NDArray[Any], u: int, v: int) -> list[int]:
 def prove(
     packing: JointPacking, helpers: Iterable[int], router: Router, joined: Sequence[Sequence[str]]
 ) -> JointBound:
-    """Return the best bound that a packing's prices prove, once made exact.
+    """Return the best bound that a packing's prices prove, after rounding these to fractions.
 
     Prices are rounded to fractions, with a greater denominator for each next try, until rounding
-    loses nothing. `joined` are the pairs of switches that compute and their GPUs, if the packing is
-    for the machine in which they are one.
+    loses nothing. `helpers` are the ranks that may help groups; `router` has the topology and the
+    routes. `joined` are the pairs of switches that compute and their GPUs, if the packing is for
+    the machine in which they are one.
     """
     prices, wanted = packing.link_prices, packing.value * float(packing.unit_GB)
     kind = SINGLE_PATH_KIND if packing.routes else MULTIPATH_KIND

@@ -100,7 +100,7 @@ class GroupPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule for the call's bytes."""
+        """The schedule that the plan uses for the call's bytes."""
         return self.plan.entry_for(self.call.size_bytes).schedule
 
     @property
@@ -163,7 +163,7 @@ class JointPlan:
     def find(
         self, members: Iterable[int], collective: str | None = None, kind: str | None = None
     ) -> GroupPlan | None:
-        """Return the part of the group of these ranks, or None.
+        """Return the group plan of the ranks `members`, None if there is none.
 
         Ranks have their numbers in the whole topology. `collective` (in any spelling) and `kind`
         restrict the search if the same ranks make several calls.
@@ -187,17 +187,17 @@ class JointPlan:
 
     @property
     def limit_s(self) -> Fraction:
-        """The time in seconds at which calls of weight 1 have ended, if only bandwidth counted."""
+        """The time in seconds when all calls of weight 1 have ended, if only bandwidth counts."""
         return max(group.limit_s * group.call.weight for group in self.groups)
 
     @property
     def time_s(self) -> float:
-        """The predicted time in seconds at which calls of weight 1 have ended."""
+        """The predicted time in seconds at which all calls of weight 1 have ended."""
         return max(group.time_s * float(group.call.weight) for group in self.groups)
 
     @property
     def gap(self) -> Fraction:
-        """The relative gap to `bound_one_way` if only bandwidth counts; 0 is at the bound."""
+        """The relative gap to `bound_one_way` if only bandwidth counts; 0 is optimal."""
         return 1 - self.bound_one_way.time_s / self.limit_s
 
     def verify(self) -> None:
@@ -271,7 +271,11 @@ class JointPlan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify the joint plan, then write the complete file; arguments are those of Plan.save."""
+        """Verify the joint plan, then write its file; raise VerificationError if it is wrong.
+
+        Raise InputError if the file exists and `overwrite` is off; with `follow_links=False` also
+        if `path` is a symbolic link.
+        """
         self.verify()
         write_whole(path, dumps(self.to_json()), overwrite=overwrite, follow_links=follow_links)
 
@@ -286,7 +290,10 @@ class JointPlan:
 
     @classmethod
     def loads(cls, text: str, where: str = "joint plan") -> JointPlan:
-        """Read and verify a joint plan from the text of its file; errors are those of `load`."""
+        """Read and verify a joint plan from the text of its file, which `where` names in errors.
+
+        Raise InputError or VerificationError as `load` does.
+        """
         data = parse(text, where, FORMAT, (VERSION,))
         body = {key: value for key, value in data.items() if key != "hash"}
         file = read_as(data, JointPlanFile, where)
@@ -324,7 +331,7 @@ class JointPlan:
 
 
 def share_out(topology: Topology, shares: Mapping[DirectedLink, Fraction]) -> Topology:
-    """Return a topology whose links have a share of their bandwidth each; others are gone."""
+    """Return a topology with each link's bandwidth times its share; other links are dropped."""
     links = (
         replace(link, bandwidth_GBps=link.bandwidth_GBps * shares[link.src, link.dst])
         for link in topology.links

@@ -46,10 +46,10 @@ _ALONE_WORK_S = 1.0
 
 @dataclass(frozen=True)
 class Separate:
-    """What plans that were made for each group alone would take, if only bandwidth counted.
+    """The time that plans made for each group alone would take, if only bandwidth counted.
 
-    `together_s` is the time at which all calls have ended that start together, `in_turn_s` the time
-    if the kinds of groups follow each other, the groups of one kind at once.
+    `together_s` is the time in seconds at which all calls, started together, have ended;
+    `in_turn_s` the time if the kinds of groups follow each other, the groups of one kind at once.
     """
 
     together_s: Fraction
@@ -58,7 +58,7 @@ class Separate:
 
 @dataclass(frozen=True)
 class JointSynthesis:
-    """A joint plan, the comparison with separate plans, and how long the search took.
+    """A joint plan, the comparison with separate plans, and the `seconds` that the search took.
 
     `cut_short` lists the searches that the time limit stopped.
     """
@@ -84,11 +84,11 @@ def synthesize_joint(
     `groups` is a text such as "tp:allreduce:64M=0,1|2,3 dp=0,2|1,3" (docs/files.md, Joint plans),
     the name of a file of it, or JointCall objects, which `mesh_groups` makes of a DeviceMesh.
     `collective` and `size` are for kinds of groups that state none. `helpers` are the ranks that
-    may relay, copy and add for groups of which they are no members: "rest" (all), "none", or a
-    list of ranks.
+    may relay, copy and add for groups of which they are no members: "rest" (all), "none", or a list
+    of ranks.
 
     Raise InputError if names or options are wrong, InfeasibleError if a group's ranks cannot reach
-    each other.
+    each other. Searches stop after `time_limit_s` seconds; `progress` is given lines about them.
     """
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
@@ -111,7 +111,8 @@ def plan_jointly(
 ) -> JointSynthesis:
     """Return the joint plan of calls on a router's topology, and how the search went.
 
-    `helpers` are the ranks that may help groups of which they are no members.
+    `helpers` are the ranks that may help (relay for) groups of which they are not members; `effort`
+    limits the search; `progress` is given lines about it.
     """
     started = time.monotonic()
     effort = effort if effort is not None else Effort()

@@ -1,1 +1,1 @@
-"""MSCCL's algorithm files (XML): read, replayed, and turned into schedules."""
+"""Read MSCCL's algorithm files (XML), replay them, and turn them into schedules."""

@@ -37,10 +37,11 @@ class _Write:
 def lower(
     algorithm: Algorithm, outcome: Replay
 ) -> tuple[tuple[Chunk, ...], list[tuple[int, int, int, int, Op]]]:
-    """Return the chunks and the sends of a schedule (see `build_schedule`).
+    """Return the chunks and the sends of a schedule, for a file and the outcome of its replay.
 
-    Neighbouring chunks that are sent alike become one. Raise InfeasibleError if a rank would have
-    to hold two values of a chunk at once.
+    A send is (step, source rank, destination rank, chunk, operation). Neighbouring chunks that are
+    sent alike become one. Raise InfeasibleError if a rank would have to hold two values of a chunk
+    at once.
     """
     needed = _find_needed(outcome)
     rows: dict[int, dict[int, set[Terms]]] = defaultdict(lambda: defaultdict(set))

@@ -35,10 +35,11 @@ _MAX_CHUNKS = 1 << 14
 
 @dataclass(frozen=True)
 class BlockStep:
-    """One step of a thread block, on `count` chunks from `source` and `target` on.
+    """One step of a thread block, on `count` chunks.
 
-    `source` and `target` are a buffer and the number of a chunk in it, on the block's own GPU.
-    `waits_for` is a block of that GPU and the number of its step, None if there is none.
+    `source` and `target` are (buffer, number of the first chunk in it), on the block's own GPU.
+    `actions` are what it does ("send", "reduce" ...). `waits_for` is (block of that GPU, number of
+    its step), None if there is none. `element` is the XML, for errors.
     """
 
     element: Element
@@ -51,7 +52,11 @@ class BlockStep:
 
 @dataclass(frozen=True)
 class Block:
-    """A thread block: the GPUs that it sends to and receives from (-1: none), and its steps."""
+    """A thread block: the GPUs that it sends to and receives from (-1: none), and its steps.
+
+    It is block `number` of GPU `gpu`, and uses channel number `channel` to its peers. `element` is
+    the XML, for errors.
+    """
 
     element: Element
     gpu: int
@@ -64,10 +69,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The algorithm of a file for one collective; `block_chunks` is the chunks of one block.
+    """The algorithm of the file `where` for one collective; a block has `block_chunks` chunks.
 
-    A block is the whole buffer, or the part of one rank (for alltoall, of a pair of ranks).
-    `in_place`: input and output share memory, as for a call with one buffer.
+    A block of the buffer is all of it, or the part of one rank (for alltoall, of a pair of ranks).
+    `in_place`: input and output share memory, as for a call with one buffer. `blocks` are the
+    thread blocks.
     """
 
     where: str
@@ -83,7 +89,7 @@ class Algorithm:
 
 
 def read_algorithm(path: str, collective: Collective) -> Algorithm:
-    """Return the algorithm of a file for `collective`, which gives the root.
+    """Read the algorithm of the file `path` for `collective`, which gives the root.
 
     Raise InputError if the file is not one of MSCCL's, is for another collective or number of
     ranks, or contradicts itself.

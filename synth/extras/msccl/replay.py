@@ -22,7 +22,10 @@ MemoryCell = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Value:
-    """Data of one chunk: the sum of the GPU's own contribution and of messages; see the module."""
+    """A value of one chunk: the sum of `terms`.
+
+    Each term is OWN, the GPU's own contribution, or the number of a message that it received.
+    """
 
     chunk: int
     terms: frozenset[int]
@@ -42,7 +45,10 @@ class Message:
 
 @dataclass
 class Replay:
-    """The outcome: all messages in order, and what each rank ends with of each chunk it needs."""
+    """The outcome of a replay: all messages in order, and each rank's final values.
+
+    results[rank, chunk] are the terms of the value that a rank ends with, for each chunk it needs.
+    """
 
     messages: list[Message] = field(default_factory=list)
     results: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The strategy `file:PATH`: the schedule of a file, on the topology at hand.
+"""Plan by `--strategy file:PATH`: take the schedule from an MSCCL file, on the topology at hand.
 
 It is planned like any other: routes are the hardware's, the verifier replays it, and its gap is
 against the topology's bound. The file's name is part of the strategy's.
@@ -20,7 +20,7 @@ _PREFIX = "file:"
 
 
 def file_strategy(name: str) -> Strategy:
-    """Return the strategy of a file, `name` being "file:" and its path."""
+    """Return the strategy that reads an MSCCL file; `name` is "file:" and its path."""
     path = name.removeprefix(_PREFIX)
     label = _PREFIX + printable(Path(path).name)
 

@@ -1,10 +1,10 @@
-"""Assign phases to thread blocks, within the executor's limits, and connect the blocks.
+"""Assign each rank's work to thread blocks, within the executor's limits, and connect the blocks.
 
-Pieces do not depend on each other, so each has a strand: a block on each rank that it crosses.
-Pieces share strands if there are more of them than blocks. In a pipeline, whose iterations follow
-each other through the ranks, a strand has a block for each set of receives and the sends after
-them. A block with too many operations or channels is divided. Blocks of a rank with phases of one
-piece run one after another, by semaphores.
+A phase is what a rank does with a piece in one step. Pieces do not depend on each other, so each
+has a strand: a block on each rank that it crosses. Pieces share strands if there are more of them
+than blocks. In a pipeline, whose iterations follow each other through the ranks, a strand has a
+block for each set of receives and the sends after them. A block with too many operations or
+channels is divided. Blocks of a rank with phases of one piece run one after another, by semaphores.
 """
 
 from collections import defaultdict
@@ -22,10 +22,11 @@ Channel = tuple[str, End, End]
 
 @dataclass(frozen=True)
 class Wiring:
-    """The blocks of each rank, and the channels and semaphores between them.
+    """The thread blocks of each rank, and the channels and semaphores between them.
 
     `sends` and `receives` have, for each block, its channels by phase and peer; `acquires` and
-    `releases`, for each block and piece, the number of a semaphore of the rank.
+    `releases`, for each block and piece, the number of a semaphore of the rank; semaphores[r] is
+    how many rank r has.
     """
 
     blocks: Sequence[Sequence[Block]]
@@ -41,17 +42,20 @@ class Wiring:
 
     @property
     def most_blocks(self) -> int:
-        """The number of blocks of the rank with most of them."""
+        """The largest number of blocks that a rank has."""
         return max(map(len, self.blocks))
 
     def list_channels(self, end: End, channel: str) -> list[Channel]:
-        """Return the channels of a type that a block uses, sorted."""
+        """Return the channels of type `channel` that a block, `end`, uses, sorted."""
         used = {*self.sends[end].values(), *self.receives[end].values()}
         return sorted(each for each in used if each[0] == channel)
 
 
 def assign_blocks(programs: Programs, strands: int, is_pipeline: bool) -> list[list[Block]]:
-    """Return the blocks of each rank if pieces share so many strands, whatever their limits."""
+    """Return the blocks of each rank if pieces share this many strands, ignoring blocks' limits.
+
+    A strand is a block on each rank that its pieces cross; in a pipeline it has several.
+    """
     return [
         [
             block
@@ -87,7 +91,7 @@ def _list_stages(phases: Sequence[BlockPhase]) -> list[Block]:
 
 
 def connect(blocks: Sequence[Sequence[Block]]) -> Wiring:
-    """Return the channels and semaphores between blocks.
+    """Connect blocks by channels and semaphores.
 
     Two blocks that exchange messages share a channel. Both see its signals in one order, since both
     go through steps and pieces in the same order.

@@ -1,4 +1,4 @@
-"""What each rank does with each piece: phases, whose operations stay together in a thread block."""
+"""List what each rank does with each piece: phases, whose operations stay in one thread block."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +22,11 @@ ChannelTypes = Mapping[tuple[int, int], str]
 
 @dataclass(frozen=True)
 class BlockPhase:
-    """Operations of a rank on one piece.
+    """Operations of a rank on one piece in one step of the schedule.
 
-    It sends `source` to `peers`, where it lands at `places` of their scratch buffers, or waits for
-    `peers`, adds `terms` up into `target` if there are any, and makes `copies` (from, to).
+    It sends `source` to `peers`, where it lands at `places` of their scratch buffers; or waits for
+    `peers`, adds `terms` up into `target` if there are any, and makes `copies` (from, to). `kind`
+    orders the phases of a step; `channel` is the type of its channels.
     """
 
     piece: ChunkPart
@@ -41,7 +42,7 @@ class BlockPhase:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """The order of phases of different pieces in a block.
+        """The sort key of phases of different pieces in a block: step, kind, piece.
 
         Whatever a phase waits for comes before it in this order, so blocks cannot block each other.
         """
@@ -53,7 +54,10 @@ Programs = Sequence[Sequence[Sequence[BlockPhase]]]
 
 
 class PhaseLister:
-    """Lists the phases of ranks and pieces; `scratch` counts each rank's scratch units."""
+    """Lists the phases of all ranks and pieces; `scratch` counts each rank's scratch units.
+
+    `grid` has the pieces; `channel_types` says how each two ranks are connected.
+    """
 
     def __init__(self, schedule: Schedule, grid: Grid, channel_types: ChannelTypes) -> None:
         self._collective, self._grid = schedule.collective, grid
@@ -68,7 +72,7 @@ class PhaseLister:
                     self.scratch[dst] += piece.units
 
     def list_programs(self) -> Programs:
-        """Return the phases of each rank and piece, in order."""
+        """Return the phases in order, indexed by rank and piece."""
         ranks = range(self._collective.ranks)
         return [[list(self._list(piece, rank)) for piece in self._grid.pieces] for rank in ranks]
 

@@ -26,9 +26,10 @@ Move = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class ChunkPart:
-    """A part of a chunk: where it begins in its block and its size, in units, and its transfers.
+    """A piece: a part of a chunk, with the transfers that move it.
 
-    `steps` has each step of the schedule that moves the piece.
+    `number` is its index; it begins at unit `start` of its block and has `units` units. `steps` are
+    (step, transfers) for each step of the schedule that moves it.
     """
 
     number: int
@@ -40,7 +41,10 @@ class ChunkPart:
 
 @dataclass(frozen=True)
 class Grid:
-    """Equal units of a buffer: how many a block has, and whether the ends of pieces are rounded."""
+    """A buffer divided into equal units: `units` per block, of `unit_bytes` bytes each.
+
+    `is_rounded` says whether the ends of `pieces` were rounded to units.
+    """
 
     units: int
     unit_bytes: int
@@ -49,7 +53,7 @@ class Grid:
 
 
 def cut_chunks(schedule: Schedule, size_bytes: int, parts: int) -> Grid:
-    """Return each chunk cut into `parts` pieces, for a message of `size_bytes`.
+    """Cut each chunk into `parts` pieces, for a message of `size_bytes`; return the grid.
 
     Raise InfeasibleError if such a message has no grid on which every piece has a unit.
     """

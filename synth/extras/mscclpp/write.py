@@ -66,7 +66,7 @@ _NOP: Operation = {"name": "nop"}
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """The JSON of an execution plan, and figures of it.
+    """An execution plan for MSCCL++ as JSON `text`, and figures of it.
 
     It is for messages from `min_bytes` to `max_bytes` that are multiples of `step_bytes`. `blocks`
     are those of the busiest GPU; `operations` and `channels` those of the busiest block.
@@ -94,7 +94,7 @@ def write_mscclpp(
     min_bytes: int = 0,
     max_bytes: int | None = None,
 ) -> ExecutionPlan:
-    """Return the execution plan of a schedule for messages of `size_bytes`.
+    """Return the MSCCL++ execution plan of a schedule for messages of `size_bytes`.
 
     It is also for others from `min_bytes` up to below `max_bytes`, where the format allows. Raise
     InfeasibleError if the format cannot express the schedule, or a GPU would need too many blocks.
@@ -151,7 +151,7 @@ def _find_iterations(schedule: Schedule, grid: Grid) -> dict[int, int] | None:
 
 
 def count_operations(operations: Iterable[Operation]) -> int:
-    """Return the number of operations of a block, as its limit counts them."""
+    """Return the number of a block's operations, nested ones included, as its limit counts them."""
     return sum(1 + count_operations(op.get("ops", ())) for op in operations)
 
 

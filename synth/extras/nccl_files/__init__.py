@@ -1,1 +1,1 @@
-"""Files for other executors: NCCL's graphs, RCCL's rings and trees, tables of tuners."""
+"""Write files that tune NCCL and RCCL: NCCL's graph files, RCCL's variables, tables for tuners."""

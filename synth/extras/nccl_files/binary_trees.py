@@ -43,7 +43,7 @@ Parents = tuple[int, ...]
 
 
 def find_depth(trees: Iterable[Parents]) -> int:
-    """Return the largest number of hops from a root; 0 without trees."""
+    """Return the largest number of hops from a root in any tree; 0 without trees."""
     return max((max(levels(parents)[0]) for parents in trees), default=0)
 
 

@@ -1,8 +1,10 @@
-"""The choice of the rings and chains that a graph file has, and whether it is worth writing.
+"""Choose the rings and chains of a graph file, and decide whether the file is worth writing.
 
 Candidates are the best channels at the machine's own rates, those that are also good at NCCL's
 constants with links between CPUs at one, two and four times theirs, and stock's own. NCCL's routes
 with NCCL_NVB_DISABLE=1 are tried where they differ.
+
+Stock NCCL or RCCL is the library without a graph file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,9 +60,10 @@ _WORTH_SETTING = Fraction(105, 100)
 
 @dataclass(frozen=True)
 class ChosenGraphs:
-    """The graphs of a file, and how they compare with stock NCCL.
+    """The graphs chosen for a file, and how they compare with stock NCCL.
 
-    `bounds` are over the routes of `graphs`. `comparison` is None if stock is not modelled.
+    `bounds` are over the routes of `graphs`; `library` is the model of stock. `comparison` is None
+    if stock is not modelled.
     """
 
     graphs: NcclGraphs
@@ -70,12 +73,12 @@ class ChosenGraphs:
 
     @property
     def nvb(self) -> bool:
-        """Whether the file needs no NCCL_NVB_DISABLE=1."""
+        """Whether NCCL may route over another GPU's NVLinks: False needs NCCL_NVB_DISABLE=1."""
         return isinstance(self.library, NotModelled) or self.library.nvb
 
     @property
     def is_worth_writing(self) -> bool:
-        """Whether the file is above stock, as far as that is modelled."""
+        """Whether the file is faster than stock NCCL; True if stock is not modelled."""
         return self.comparison is None or self.comparison.is_safe
 
 
@@ -91,10 +94,11 @@ def choose_graphs(
     size_bytes: int,
     guard: bool = True,
 ) -> ChosenGraphs:
-    """Return the best graphs for a collective on one host, for a buffer of a size.
+    """Return the best graphs for a collective on one host, for a buffer of `size_bytes`.
 
-    `router` has the hardware's routes. Without `guard` they are the best at the machine's own
-    rates, whatever stock does at NCCL's. Raise InfeasibleError as `find_graphs` does.
+    `router` has the hardware's routes; `version` is NCCL's. Without `guard` they are the best at
+    the machine's own rates, even if they are slower than stock at NCCL's. Raise InfeasibleError if
+    no file can have them.
     """
     library = find_nccl(router.topology)
     if isinstance(library, NotModelled):

@@ -1,4 +1,4 @@
-"""Files for NCCL and RCCL, each with the rates that it reaches."""
+"""Make the files for NCCL and RCCL, each with the rates that it reaches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -53,7 +53,7 @@ def export(  # noqa: PLR0913 (options of all formats)
     """Return the file, in one of the formats, that tunes NCCL or RCCL for a collective.
 
     `version` is NCCL's, for graph files, which are made for buffers of `size_bytes` in jobs of
-    `hosts` hosts like the topology; with `guard` they have a `reason` where they are not above
+    `hosts` hosts like the topology; with `guard` they have a `reason` if they are not faster than
     stock. `beside_path` is where a second file will be (`Export.beside`). `measured` are the
     measurements for the tuner, each ALGORITHM/PROTOCOL/CHANNELS=FILE. Raise InfeasibleError or
     InputError if the format cannot express it.

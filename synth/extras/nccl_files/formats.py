@@ -1,4 +1,4 @@
-"""Files for NCCL and RCCL as formats of topo-synth."""
+"""The formats of topo-synth that write files for NCCL and RCCL."""
 
 from __future__ import annotations
 

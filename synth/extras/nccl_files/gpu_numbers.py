@@ -1,4 +1,4 @@
-"""Numbers by which NCCL's and RCCL's files name GPUs, and types of the paths between GPUs.
+"""Find the numbers by which NCCL's and RCCL's files name GPUs, and the types of their paths.
 
 The number (`dev`) is the driver's index.
 """
@@ -23,14 +23,14 @@ _TYPE_OF_LABEL = {"LNK": "NVL", "SW": "NVL", "NODE": "PHB"}
 
 @dataclass(frozen=True)
 class GpuNumbers:
-    """The driver's index (`dev`) of each rank's GPU, and the source of these numbers in words."""
+    """The driver's index (`dev`) of each rank's GPU; `source` says where the numbers are from."""
 
     devs: tuple[int, ...]
     source: str
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
-        """The rank of each dev."""
+        """The rank whose GPU has each dev."""
         return {dev: rank for rank, dev in enumerate(self.devs)}
 
 
@@ -121,7 +121,7 @@ class PathTypes:
         return _TYPE_OF_LABEL.get(label, label)
 
     def find_worst(self, pairs: Iterable[tuple[int, int]]) -> str:
-        """Return the type of the most distant of some pairs of ranks; "LOC" without pairs."""
+        """Return the type of the most distant of these pairs of ranks; "LOC" without pairs."""
         return max(
             (self.find_type(*pair) for pair in set(pairs)), key=FILE_TYPES.index, default="LOC"
         )

@@ -49,8 +49,8 @@ def check_graph_file(
 ) -> None:
     """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang on.
 
-    `devs` are the device numbers of the machine's GPUs; None if the machine is unknown. With
-    `inside` the file is for a single host, so it must not have <net> elements.
+    `devs` are the device numbers of the machine's GPUs, None if the machine is unknown; `version`
+    is NCCL's. With `inside` the file is for a single host, so it must not have <net> elements.
     """
     elements = 1 + sum(
         1 + sum(1 + len(c) + len(n) for c, n in zip(g.channels, g.nets, strict=True))
@@ -149,8 +149,7 @@ def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Chan
     """Return the channels of a ring or tree graph as orders of ranks.
 
     `rank_of` maps device numbers to ranks, and `where` names the file in errors. A tree inside a
-    host is a chain from its first GPU, the root. Raise InputError if a channel does not have all
-    GPUs.
+    host is a chain from its first GPU, the root. Raise InputError if a channel lacks a GPU.
     """
     for number, channel in enumerate(graph.channels):
         _check_members(
@@ -166,15 +165,15 @@ def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Chan
 
 
 def list_hops(channels: Channels) -> set[tuple[int, int]]:
-    """Return the (source, destination) pairs of ranks between which data is sent directly.
+    """Return the pairs (source, destination) of ranks that channels send between.
 
-    The orders of a chain are used in both directions.
+    Chains are used in both directions.
     """
     return {hop for order in channels.orders for hop in hops(channels.shape, order)}
 
 
 def make_plain(line: str) -> str:
-    """Return a line as comments of every format may have it: ASCII, short, without double dashes.
+    """Return a line fit for comments of every format: ASCII, short, without double dashes.
 
     Other characters become question marks; the end of a long line is cut off.
     """

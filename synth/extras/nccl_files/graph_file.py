@@ -1,4 +1,4 @@
-"""A reader of NCCL's graph XML: NCCL_GRAPH_DUMP_FILE writes it and NCCL_GRAPH_FILE reads it.
+"""Read NCCL's graph XML, which NCCL_GRAPH_DUMP_FILE makes NCCL write and NCCL_GRAPH_FILE read.
 
 The rules are those of NCCL's graph/search.cc and graph/xml.cc. Anything that NCCL would stop on, or
 misread, is an InputError with file and line. `graph_check` checks whether the channels make sense.
@@ -41,11 +41,13 @@ _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 
 @dataclass(frozen=True)
 class NcclGraph:
-    """A graph of a file: NCCL's attributes, and the GPUs, nets and ranks of each channel in order.
+    """A graph of a file: NCCL's attributes, and each channel's GPUs, NICs and ranks in order.
 
-    GPUs and nets are `dev` numbers; a GPU's is its NVML index, with the number of its host from bit
-    56 on. Speeds are those of a channel in GB/s. `ranks` has None for a GPU without a rank, which
-    is the usual case.
+    Attributes have NCCL's names: `id` (ring, tree ...), `pattern` of the search, `typeintra` and
+    `typeinter` the types of the farthest paths inside a host and to NICs, `speedintra` and
+    `speedinter` a channel's GB/s, `crossnic`, `samechannels`, `latencyinter`. GPUs and `nets`
+    (NICs) are `dev` numbers; a GPU's is its NVML index, with the number of its host from bit 56 on.
+    `ranks` has None for a GPU without a rank, which is the usual case. `line` is the file's.
     """
 
     id: int

@@ -1,7 +1,10 @@
-"""The comparison of graph files with a stock library, in the library's own graph of a host.
+"""Compare graph files with a stock library, in the library's own graph of a host.
 
 Here all rates are the library's constants. Real links between CPUs are often two to four times as
 fast, so each comparison is made at these rates, too.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,10 +25,10 @@ WORTH_WRITING = Fraction(101, 100)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A file beside stock: ratios of their algbw, by P2P level and multiple between CPUs.
+    """The ratios of a file's algbw to stock's, by (P2P level, factor on links between CPUs).
 
-    They are of the shapes that the tuner picks, `picked` in the file; `other_ratios` are those of
-    shapes that serve other calls, too. `algbw_GBps` is the file's, at the library's constants.
+    `ratios` are of the shapes that the tuner picks, `picked` in the file; `other_ratios` are of the
+    shapes that other calls use. `algbw_GBps` is the file's, at the library's constants.
     """
 
     picked: str
@@ -35,7 +38,7 @@ class Comparison:
 
     @property
     def gain(self) -> Fraction:
-        """The ratio at the library's own constants and default P2P level."""
+        """The ratio to stock at the library's own constants and default P2P level."""
         return self.ratios[None, 1]
 
     @property
@@ -45,16 +48,17 @@ class Comparison:
 
     @property
     def is_safe(self) -> bool:
-        """Whether the file gains, and loses nothing at any rates."""
+        """Whether the file is faster at the library's constants, and not slower at others."""
         return self.gain >= WORTH_WRITING and self.least >= 1
 
 
 def compare(
     library: Library, graphs: Mapping[str, StockGraph], rings_only: bool, size_bytes: int
 ) -> Comparison:
-    """Return a file's graphs by shape beside stock, which must be known.
+    """Compare a file's graphs, by shape, with stock in the model `library`, which must know it.
 
-    That is for an allreduce of a size or, if `rings_only`, for collectives that run on rings.
+    The comparison is for an allreduce of `size_bytes` or, if `rings_only`, for collectives on
+    rings.
     """
     own = RING if rings_only else library.pick(graphs, size_bytes)
     others = [shape for shape in library.others if shape in graphs]
@@ -73,14 +77,17 @@ def compare(
 
 
 def pick_stock(library: Library, rings_only: bool, size_bytes: int) -> str:
-    """Return the shape of what stock picks; with `rings_only` it is that of rings."""
+    """Return the shape that stock picks for an allreduce; with `rings_only` that of rings."""
     return RING if rings_only else library.pick_stock(size_bytes)
 
 
 def count_link_rates(
     library: Library, pairs: Collection[tuple[int, int]], between_cpus: int
 ) -> LinkRates:
-    """Return the rates of the library's links between pairs of ranks."""
+    """Return the rates of the links between pairs of ranks, by the library's constants.
+
+    Links between CPUs have `between_cpus` times their rates.
+    """
     ranks = [gpu.rank for gpu in library.gpus]
     return collect(
         (pair, link, Fraction(link.count_kBps(between_cpus), kBps_PER_GBps))

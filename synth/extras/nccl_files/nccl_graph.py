@@ -1,9 +1,11 @@
-"""A writer of NCCL's graph file: rings and chains with their true speeds, for NCCL_GRAPH_FILE.
+"""Write NCCL's graph file: rings and chains with their true speeds, for NCCL_GRAPH_FILE.
 
 NCCL's tuner reads the speeds: for allreduce it computes an algbw of channels * speed * n / (2 (n -
 1)) for rings and of channels * speed / 2 for trees (times .92, as NCCL rates trees lower). With
 speeds from the channels' exact rates it chooses well for each size. NCCL runs only as many channels
 as both graphs have, so both get the same number, at which both lose little.
+
+The single-path bound holds for plans in which two GPUs use one route, the hardware's.
 """
 
 from collections import Counter
@@ -52,7 +54,7 @@ Sized = dict[str, Channels]
 
 @dataclass(frozen=True)
 class FileChannels:
-    """Rings and chains as a file has them, each with a channel's speed in GB/s and path type."""
+    """Rings and chains as a file has them, by shape: channels, a channel's GB/s, path type."""
 
     channels: dict[str, Channels]
     speeds_GBps: dict[str, Fraction]
@@ -92,7 +94,7 @@ class NcclGraphs:
 
     @property
     def fraction(self) -> Fraction:
-        """The share of the single-path bound that the faster graph for the collective reaches."""
+        """The faster graph's algbw for the collective as a fraction of the single-path bound."""
         chain_GBps = self.chain_GBps if self.collective.name == "allreduce" else Fraction(0)
         return max(self.ring_GBps, chain_GBps) / self.bound.algbw_GBps
 
@@ -103,7 +105,10 @@ def bound_request(
     effort: Effort,
     progress: Callable[[str], None] | None,
 ) -> tuple[Request, Bounds]:
-    """Return the request for a file's channels on a router's routes, and the bounds on these."""
+    """Return the request for a file's channels on a router's routes, and the bounds there.
+
+    `progress` is given lines about the search.
+    """
     bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
     topology, bound = router.topology, bounds.single_path
     return Request(collective, topology, effort, progress, bound, router=router), bounds
@@ -123,7 +128,10 @@ def find_graphs(
 
 
 def limit_channels(collective: Collective, version: NcclVersion) -> int:
-    """Return the most channels of a file. Raise InfeasibleError if GPUs are too many for one."""
+    """Return the most channels that a file can have, by the number of GPUs and NCCL's version.
+
+    Raise InfeasibleError if there are too many GPUs for one channel.
+    """
     n = collective.ranks
     # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs.
     most = min(version.max_channels, (version.max_elements - 3) // (2 * (n + 1)))
@@ -135,9 +143,9 @@ def limit_channels(collective: Collective, version: NcclVersion) -> int:
 
 
 def prepare_finders(request: Request) -> list[Rounding]:
-    """Return searches for rings, and for chains.
+    """Return the searches for rings and for chains, each if such channels exist.
 
-    One is missing if no such channels exist. Raise InfeasibleError if none serves the collective.
+    Raise InfeasibleError if none serves the collective.
     """
     reducing = request.of(Collective("allreduce", request.collective.ranks))
     finders, reasons = [], []
@@ -153,7 +161,10 @@ def prepare_finders(request: Request) -> list[Rounding]:
 
 
 def rate_graphs(request: Request, bound: Bound, sized: Sized) -> NcclGraphs:
-    """Return channels as graphs, with their exact rates on the request's routes."""
+    """Return channels by shape, `sized`, as graphs with exact rates on the request's routes.
+
+    `bound` is the single-path bound on them.
+    """
     rings, chains = sized.get(RING), sized.get(CHAIN)
     reducing = request.of(Collective("allreduce", request.collective.ranks))
     return NcclGraphs(
@@ -180,7 +191,7 @@ def _compute_algbw(request: Request, channels: Channels) -> Fraction:
 def write_graphs(
     graphs: NcclGraphs, version: NcclVersion = NEWEST, remarks: Sequence[str] = ()
 ) -> str:
-    """Return the text of the graph file, with `remarks` in its comment.
+    """Return the text of the graph file, with the lines `remarks` in its comment.
 
     GPUs are named in hexadecimal with 0x, which every version reads in the same way; they have no
     rank, and there is no XML declaration. Raise VerificationError if the text, read back, does not
@@ -215,7 +226,7 @@ def write_graphs(
 
 
 def describe_channels(graphs: NcclGraphs, version: NcclVersion) -> FileChannels:
-    """Return the graphs as a file for a version of NCCL has them."""
+    """Return how a file has these `graphs` for a version of NCCL: channels, speeds, path types."""
     types = PathTypes(graphs.router, version)
     given = {each.shape: each for each in (graphs.rings, graphs.chains) if each is not None}
     return FileChannels(
@@ -287,7 +298,7 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion, remarks: Sequence[s
 
 
 def match_counts(request: Request, finders: Sequence[Rounding], most: int, least: int = 1) -> Sized:
-    """Return channels by their shape (ring, chain), the same number of each, at most `most`.
+    """Return rings and chains, by shape, the same number of each: at most `most`.
 
     It is the smallest number at which all shapes are near their best rates, or one of at least
     `least` that loses no more. `finders` finds the channels of one shape each.

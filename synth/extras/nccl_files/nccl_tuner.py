@@ -1,4 +1,4 @@
-"""A writer of the CSV for NVIDIA's example tuner plugin (NCCL_TUNER_CONFIG_FILE).
+"""Write the CSV for NVIDIA's example tuner plugin (NCCL_TUNER_CONFIG_FILE).
 
 It uses measured times only. Each measurement is topo-run's JSON for the stock collective with one
 algorithm, protocol and number of channels forced. The CSV names the fastest one for each range from
@@ -44,9 +44,9 @@ _MAX_FILE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class ForcedTimes:
-    """Times in us of a stock collective by the bytes of its buffer, with the settings forced.
+    """Measured times of a stock collective with NCCL's algorithm, protocol and channels forced.
 
-    Settings are an algorithm, a protocol and a number of channels.
+    `time_us` are the microseconds by the bytes of the buffer; `channels` is the number of channels.
     """
 
     algorithm: str
@@ -56,7 +56,7 @@ class ForcedTimes:
 
 
 def read_measured(argument: str, collective: Collective) -> ForcedTimes:
-    """Return the measurement that ALGORITHM/PROTOCOL/CHANNELS=FILE names.
+    """Read the measurement that the text ALGORITHM/PROTOCOL/CHANNELS=FILE names.
 
     Raise InputError if the file is not topo-run's JSON of this collective over NCCL.
     """

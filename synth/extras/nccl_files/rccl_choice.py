@@ -1,7 +1,9 @@
-"""The choice of the rings and chains of a graph file for RCCL, and whether it is worth writing.
+"""Choose the rings and chains of a graph file for RCCL, and decide whether it is worth writing.
 
 Candidates are the best channels at the machine's own rates, and those that are also good at RCCL's
 constants with links between CPUs at one, two and four times theirs.
+
+Stock NCCL or RCCL is the library without a graph file.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,10 +43,10 @@ _REACHED = 0.998
 
 @dataclass(frozen=True)
 class ChosenRccl:
-    """The graphs of a file, and how they compare with stock RCCL.
+    """The graphs chosen for a file, and how they compare with stock RCCL.
 
-    `bounds` are over the hardware's routes. `guard` and `comparison` are None if RCCL's graph
-    cannot be made of the topology.
+    `bounds` are over the hardware's routes; `host` is the model of RCCL. `guard` and `comparison`
+    are None if RCCL's graph cannot be made of the topology. `version` has RCCL's limits.
     """
 
     graphs: NcclGraphs
@@ -56,7 +58,7 @@ class ChosenRccl:
 
     @property
     def is_worth_writing(self) -> bool:
-        """Whether the file gains, or cannot be slower where stock is not known."""
+        """Whether the file is faster than stock, or provably not slower if stock is not known."""
         return self.comparison is not None and self.comparison.is_safe
 
 
@@ -69,8 +71,8 @@ def choose_rccl_graphs(
 ) -> ChosenRccl:
     """Return the best graphs for a collective on one host.
 
-    Unless `guarded` they are the best at the machine's own rates, whatever stock does. Raise
-    InfeasibleError as `find_graphs` does.
+    Unless `guarded` they are the best at the machine's own rates, even if slower than stock;
+    `progress` is given lines about the search. Raise InfeasibleError if no file can have them.
     """
     request, bounds = bound_request(collective, router, effort, progress)
     version, host = find_rccl_version(router.topology), model_rccl(router.topology)
@@ -159,7 +161,7 @@ def _list_counts(finders: list[Rounding], most: int) -> Iterator[Sized]:
 
 
 def describe_rccl_choice(chosen: ChosenRccl) -> list[str]:
-    """Return lines on stock RCCL and the reason for the file, for its comment and for people."""
+    """Return lines on stock RCCL and why a file was `chosen`: for its comment, and to print."""
     compared = chosen.comparison
     if compared is None or (not compared.is_known and not compared.is_safe):
         return [f"stock RCCL is not known: {chosen.host.reason}"]
@@ -179,7 +181,7 @@ def describe_rccl_choice(chosen: ChosenRccl) -> list[str]:
 
 
 def explain_rccl_refusal(chosen: ChosenRccl) -> str | None:
-    """Return in a line why no file is worth writing; None if one is."""
+    """Return a line on why a `chosen` file is not worth writing; None if it is."""
     compared = chosen.comparison
     if chosen.is_worth_writing:
         return None
@@ -195,7 +197,7 @@ def explain_rccl_refusal(chosen: ChosenRccl) -> str | None:
 
 
 def list_rccl_json(chosen: ChosenRccl) -> dict[str, object]:
-    """Return what the choice of a file rests on as JSON data.
+    """Return JSON data on why a file was chosen.
 
     `basis` is "above stock", "proved optimal", or null without a file; `over_stock` are the ratios
     to stock with links between CPUs 1, 2 and 4 times as fast.

@@ -1,4 +1,4 @@
-"""A writer of RCCL's variables: RCCL_TREES for trees, or NCCL_RINGS for rings through all GPUs.
+"""Write RCCL's variables: RCCL_TREES for trees, or NCCL_RINGS for rings through all GPUs.
 
 RCCL names GPUs by the driver's index and takes the same numbers for ranks, so they must be 0 to n -
 1, in order. With RCCL_TREES it runs every allreduce over the trees and ignores NCCL_RINGS; rings
@@ -6,6 +6,9 @@ for the other collectives are those of a graph file without trees, or of its pla
 uses the tree c mod the number of trees, so the number of channels is set to a multiple of it. From
 RCCL's sources of October 2024 (graph/search.cc, graph/rome_models.cc, graph/connect.cc,
 enqueue.cc).
+
+Algbw is the bytes of the buffer over the time of a call; the single-path bound holds for plans in
+which two GPUs use one route, the hardware's.
 """
 
 import math
@@ -48,10 +51,11 @@ _EXPANDED = set('"$`\\\n')
 
 @dataclass(frozen=True)
 class RcclEnv:
-    """Rings and trees for a machine, and their algbw in GB/s at large sizes.
+    """The rings and trees that RCCL's variables set, and their algbw in GB/s at large sizes.
 
     If there are no rings, or no trees, `rings` is None, or `trees` empty, and their algbw 0.
-    `channels` is the number that RCCL must run, 0 if it may choose.
+    `channels` is the number that RCCL must run, 0 if it may choose. `bound` is the collective's
+    single-path bound.
     """
 
     topology: Topology
@@ -65,7 +69,7 @@ class RcclEnv:
 
     @property
     def fraction(self) -> Fraction:
-        """The share of the single-path bound that the faster of them reaches."""
+        """The algbw of the faster of rings and trees as a fraction of the single-path bound."""
         return max(self.ring_GBps, self.tree_GBps) / self.bound.algbw_GBps
 
 
@@ -73,7 +77,7 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
     """Return the best rings and, for allreduce, trees of at most two children.
 
     Raise InfeasibleError if RCCL could not use them: for several hosts, too many GPUs, or GPUs not
-    numbered from 0 in the order of the ranks.
+    numbered from 0 in the order of the ranks. `bound` is the single-path bound.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
     if n > RCCL_ENV_RANKS:
@@ -100,7 +104,7 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
 
 
 def list_channel_counts(topology: Topology, trees: int) -> range:
-    """Return the numbers of channels that use a number of trees equally often, the largest first.
+    """Return the numbers of channels that use each of `trees` trees equally often, largest first.
 
     They are even, as RCCL doubles the rings of a graph.
     """
@@ -167,7 +171,10 @@ def write_rccl_env(
 
 
 def write_tree(parents: Parents) -> str:
-    """Return a tree in RCCL's form: (root(child(...))(child(...)))."""
+    """Return a tree, given as the parent of each rank (-1: root), as RCCL_TREES spells it.
+
+    That is "(root(child(...))(child(...)))".
+    """
     children = group_by_key((parent, rank) for rank, parent in enumerate(parents))
 
     def write(rank: int) -> str:

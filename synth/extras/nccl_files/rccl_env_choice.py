@@ -1,4 +1,4 @@
-"""The choice of trees for RCCL_TREES with rings beside them, and whether they are worth setting.
+"""Choose trees for RCCL_TREES with rings beside them, and decide whether they are worth setting.
 
 With RCCL_TREES RCCL runs every allreduce over the trees, so they must be above stock and above what
 a graph file reaches. The rings of the other collectives then come from a graph file without trees,
@@ -31,11 +31,12 @@ from .rccl_guard import PROVED, RcclGuard
 
 @dataclass(frozen=True)
 class ChosenEnv:
-    """The variables, with the rings for other collectives, and whether they are worth setting.
+    """The variables chosen for RCCL, the rings for other collectives, and whether to set them.
 
-    `rings` is a graph without chains, None if there is none. `searched_GBps` is the algbw of an
-    allreduce over the rings that RCCL would search for without it; None if not known. `reason` is
-    why nothing should be written, None if it should.
+    `env` has the trees; `graphs` is the graph file that they compete with. `rings` is a graph
+    without chains, None if there is none. `searched_GBps` is the algbw of an allreduce over the
+    rings that RCCL would search for without it; None if not known. `reason` is why nothing should
+    be written, None if it should; `lines` explain the choice.
     """
 
     env: RcclEnv
@@ -55,7 +56,7 @@ def choose_rccl_env(
 ) -> ChosenEnv:
     """Return the best trees and rings for a collective on one host.
 
-    Raise InfeasibleError as `find_rccl_env` does.
+    `progress` is given lines about the search. Raise InfeasibleError if RCCL could not use any.
     """
     request, bounds = bound_request(collective, router, effort, progress)
     bound = bounds.single_path

@@ -1,9 +1,11 @@
-"""The comparison of rings and chains with stock RCCL's, in RCCL's own graph of a host.
+"""Compare rings and chains with stock RCCL's, in RCCL's own graph of a host.
 
-Where RCCL's table of machines may decide, stock is not known. Channels that are proved to be as
-good as any cannot be slower all the same: rings as any rings, chains as any chains, or as any trees
-where the table may have trees that branch. All comparisons are made with links between CPUs at one,
-two and four times RCCL's constants.
+If RCCL's table of machines may decide, stock is not known. Channels that are proved to be as good
+as any cannot be slower all the same: rings as any rings, chains as any chains, or as any trees if
+the table may have trees that branch. All comparisons are made with links between CPUs at one, two
+and four times RCCL's constants.
+
+Algbw is the bytes of the buffer over the time of a call.
 """
 
 from collections.abc import Collection
@@ -33,10 +35,11 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class RcclComparison:
-    """Channels beside stock: algbw of an allreduce in GB/s by shape and multiple between CPUs.
+    """The algbw of a file's channels and of stock's, for an allreduce in GB/s.
 
-    `others` are those of stock where `is_known`, else upper bounds of them; 0 where nothing is
-    known. `rings_only` is whether the collective runs on rings alone.
+    `rates` are the file's, by (shape, factor on links between CPUs). `others` are those of stock if
+    `is_known`, else upper bounds of them; 0 where nothing is known. `rings_only` is whether the
+    collective runs on rings alone.
     """
 
     host: RcclHost = field(repr=False)
@@ -47,7 +50,7 @@ class RcclComparison:
 
     @property
     def least(self) -> Fraction:
-        """The least ratio of any shape to the other's, at any rates; 0 if one is not known."""
+        """The smallest ratio to stock of any shape, at any rates; 0 if stock is not known."""
         ratios = (
             rate / self.others[key] if self.others[key] else Fraction(0)
             for key, rate in self.rates.items()
@@ -56,11 +59,14 @@ class RcclComparison:
 
     @property
     def picked_GBps(self) -> Fraction:
-        """The algbw of what is picked for the collective, as an allreduce's, in GB/s."""
+        """The algbw, as for an allreduce, of the file's shape that RCCL picks, in GB/s."""
         return self._pick(self.rates, 1)
 
     def find_ratio(self, between_cpus: int) -> Fraction:
-        """Return the ratio to stock of what is picked for the collective; stock must be known."""
+        """Return the ratio of the picked shape's rate to stock's, which must be known.
+
+        Links between CPUs have `between_cpus` times their rates.
+        """
         return self._pick(self.rates, between_cpus) / self._pick(self.others, between_cpus)
 
     def _pick(self, rates: dict[Key, Fraction], between_cpus: int) -> Fraction:
@@ -77,7 +83,7 @@ class RcclComparison:
 
     @property
     def is_safe(self) -> bool:
-        """Whether no shape can be slower than stock's, and the collective gains where known."""
+        """Whether no shape can be slower than stock's, and the collective is faster if known."""
         if not self.is_known:
             return all(map(self._is_proved, self.rates))
         ratios = [self.find_ratio(factor) for factor in BETWEEN_CPUS]
@@ -85,7 +91,7 @@ class RcclComparison:
 
 
 class RcclGuard:
-    """Stock RCCL on a host, to compare channels with."""
+    """A model of stock RCCL on a host, against which channels are compared."""
 
     def __init__(
         self, request: Request, host: RcclHost, pairs: Collection[tuple[int, int]]
@@ -96,7 +102,7 @@ class RcclGuard:
         self._others: dict[Key, Fraction] = {}
 
     def compare(self, given: dict[str, Channels]) -> RcclComparison:
-        """Return rings and chains beside stock's."""
+        """Compare the `given` rings and chains, by shape, with stock's."""
         keys = [(shape, factor) for shape in given for factor in BETWEEN_CPUS]
         graphs = {shape: make_graph(self.host.gpus, each) for shape, each in given.items()}
         return RcclComparison(
@@ -110,7 +116,8 @@ class RcclGuard:
     def find_other(self, shape: str, between_cpus: int) -> Fraction:
         """Return the algbw of stock's rings or chains, or an upper bound of it, in GB/s.
 
-        It is that of an allreduce; 0 if nothing is proved.
+        It is that of an allreduce; 0 if nothing is proved. Links between CPUs have `between_cpus`
+        times their rates.
         """
         if self.is_known:
             return self.host.rate_stock(shape, between_cpus)
@@ -128,16 +135,20 @@ class RcclGuard:
         return self._others[key]
 
     def find_allreduce(self, between_cpus: int) -> Fraction:
-        """Return the algbw of stock's allreduce, or an upper bound of any, in GB/s; 0 if unknown.
+        """Return the algbw in GB/s of stock's allreduce, or an upper bound on any; 0 if unknown.
 
-        Stock's is that of the faster of its rings and chains.
+        Stock's is that of the faster of its rings and chains. Links between CPUs have
+        `between_cpus` times their rates.
         """
         if self.is_known:
             return max(self.find_other(shape, between_cpus) for shape in (RING, CHAIN))
         return self._bound(CHAIN, self.rates[between_cpus], may_branch=True)
 
     def find_optimum(self, shape: str, between_cpus: int) -> Fraction:
-        """Return the best algbw of an allreduce over rings or chains, in GB/s; 0 if not proved."""
+        """Return the highest possible algbw in GB/s of an allreduce over rings or chains (`shape`).
+
+        0 if no optimum is proved. Links between CPUs have `between_cpus` times their rates.
+        """
         return self._bound(shape, self.rates[between_cpus], may_branch=False)
 
     def _bound(self, shape: str, rates: LinkRates, may_branch: bool) -> Fraction:

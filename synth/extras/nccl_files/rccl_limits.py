@@ -1,4 +1,4 @@
-"""What RCCL takes of a graph file: sizes of its arrays, and how many channels it makes of them.
+"""The limits of RCCL on graph files: sizes of its arrays, and how it multiplies channels.
 
 RCCL doubles a graph's channels where they then fit (graph/connect.cc).
 """
@@ -20,7 +20,7 @@ from ..stock.rccl_system import find_architecture
 
 @dataclass(frozen=True)
 class RcclVersion(NcclVersion):
-    """The NCCL that RCCL is made of, with RCCL's limits.
+    """The version of NCCL that RCCL is based on, with RCCL's limits.
 
     `usual` is how many channels a graph should have where more cost nothing, and `most` how many it
     can have.
@@ -52,12 +52,12 @@ class RcclVersion(NcclVersion):
 
     @property
     def knows_p2c(self) -> bool:
-        """Whether the path type P2C is known."""
+        """Whether RCCL knows the path type P2C (NVLink-C2C to a CPU): no."""
         return False
 
 
 def find_rccl_version(topology: Topology) -> RcclVersion:
-    """Return the limits of RCCL for the GPUs of a topology."""
+    """Return RCCL's limits on graph files for the GPUs of a topology."""
     name = find_architecture(topology).lower().removeprefix("gfx")
     if not name.startswith("94"):
         return RcclVersion(2, 21, RCCL_CHANNELS // 2, RCCL_CHANNELS)

@@ -1,4 +1,4 @@
-"""Channels that are good at several sets of link rates at once.
+"""Find channels that are good at several sets of link rates at once.
 
 The loads that channels put on links do not depend on the links' rates. So channels reach a target
 at every set of rates exactly if no link is loaded more than its rate divided by the target allows,
@@ -28,7 +28,7 @@ _UNIT_GBps = Fraction(1, 1000)
 
 
 def list_routes(router: Router) -> dict[Pair, Route]:
-    """Return the routes between ranks that exist."""
+    """Return the route of each (source, destination) of ranks that has one."""
     ranks = range(len(router.topology.ranks))
     routes = (((a, b), router.route(a, b)) for a in ranks for b in ranks if a != b)
     return {pair: route for pair, route in routes if route is not None}
@@ -44,7 +44,10 @@ def list_link_rates(router: Router) -> LinkRates:
 
 
 def collect(crossings: Iterable[tuple[Pair, object, Fraction]]) -> LinkRates:
-    """Return the rates of links from all crossings, each a pair of ranks, a link and its GB/s."""
+    """Return the rates of links by the set of pairs that cross each.
+
+    `crossings` are (pair of ranks, link, its GB/s).
+    """
     pairs: dict[object, set[Pair]] = {}
     rates: dict[object, Fraction] = {}
     for pair, link, rate in crossings:
@@ -56,7 +59,7 @@ def collect(crossings: Iterable[tuple[Pair, object, Fraction]]) -> LinkRates:
 
 
 def find_least_rates(targets: Iterable[tuple[LinkRates, Fraction]]) -> LinkRates:
-    """Return the least rates, each set of rates divided by its target."""
+    """Return each link's least quotient of rate and target, over several (rates, target)."""
     least: dict[frozenset[Pair], Fraction] = {}
     for rates, target in targets:
         for pairs, rate in rates.items():
@@ -74,7 +77,10 @@ def rebuild_request(request: Request, rates: LinkRates) -> Request:
 
 
 def search_at(request: Request, rates: LinkRates, shape: str) -> Rounding:
-    """Return a search for rings, or for chains for allreduce, on a machine with other rates."""
+    """Return a search for channels of a shape on a machine with these link rates.
+
+    The shape is ring, or chain (for allreduce).
+    """
     effort = request.effort.grant(_SEARCH_WORK_S, _SEARCH_CLOCK)
     reducing = Collective("allreduce", request.collective.ranks)
     wanted = request if shape == RING else request.of(reducing)

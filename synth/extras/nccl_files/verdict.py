@@ -1,4 +1,7 @@
-"""What a graph file says beside its rates: stock NCCL, the reason for writing it, and settings."""
+"""Describe a graph file: its rates beside stock NCCL's, why it is written or not, its settings.
+
+Stock NCCL or RCCL is the library without a graph file.
+"""
 
 from typing import Any
 
@@ -14,7 +17,10 @@ NVB_VARIABLE, P2P_VARIABLE = "NCCL_NVB_DISABLE", "NCCL_P2P_LEVEL"
 
 
 def compare_in_words(library: NcclHost, compared: Comparison, size_bytes: int) -> str:
-    """Return a line on a file beside stock."""
+    """Return a line that compares a file with stock, for an allreduce of `size_bytes`.
+
+    `library` is the model of stock, `compared` the comparison with it.
+    """
     times = ", ".join(f"{float(compared.ratios[None, f]):.3g}" for f in BETWEEN_CPUS)
     stock = library.model
     rates = ", ".join(f"{name} {float(x):.4g}" for name, x in stock.algbw_GBps.items())
@@ -34,10 +40,12 @@ def list_comparison_json(
     pairs: tuple[int, int],
     level_needed: str | None,
 ) -> dict[str, Any]:
-    """Return a file beside stock as JSON data; `speeds` are whose constants those in it are by.
+    """Return the comparison of a file with stock as JSON data.
 
+    `stock_model` are stock's figures; `speeds` says whose constants the file's speeds are by.
     `over_stock` are the ratios to stock with links between CPUs 1, 2 and 4 times as fast. `pairs`
-    is what `count_pairs` returns.
+    is what `count_pairs` returns, `level_needed` the NCCL_P2P_LEVEL that the file needs.
+    `environment` are the variables that must be set.
     """
     return {
         "routes": "nccl",
@@ -58,7 +66,11 @@ def list_comparison_json(
 def explain_loss(
     library: NcclHost, compared: Comparison, rings_only: bool, size_bytes: int, why: str
 ) -> str:
-    """Return why no file is written: `why` it may lose, unless it gains too little at all."""
+    """Return a line on why no file is written: `why` it may be slower, or too small a gain.
+
+    `compared` is its comparison with stock, of which `library` is the model, for `size_bytes`; with
+    `rings_only` the collective runs on rings.
+    """
     picked = pick_stock(library, rings_only, size_bytes)
     if compared.gain < WORTH_WRITING:
         why = "stock NCCL is at the bound, or above"
@@ -70,7 +82,7 @@ def explain_loss(
 
 
 def list_choice_json(chosen: ChosenGraphs, size_bytes: int) -> dict[str, Any]:
-    """Return what the choice of a file rests on as JSON data."""
+    """Return JSON data on why a file was chosen, for an allreduce of `size_bytes`."""
     library, compared = chosen.library, chosen.comparison
     if isinstance(library, NotModelled) or compared is None:
         missing = {"stock_model": None, "stock_not_modelled": library.reason or None}
@@ -92,7 +104,10 @@ def _rate_json(chosen: ChosenGraphs) -> dict[str, Any]:
 
 
 def find_stock_rate(chosen: ChosenGraphs) -> StockRate | None:
-    """Return what stock reaches for the file's collective at the topology's rates, if known."""
+    """Return stock's rate for the collective of a `chosen` file, at the topology's rates.
+
+    None if it is unknown.
+    """
     if isinstance(chosen.library, NotModelled):
         return None
     rate = chosen.library.reach(chosen.graphs.collective.name)
@@ -100,12 +115,12 @@ def find_stock_rate(chosen: ChosenGraphs) -> StockRate | None:
 
 
 def find_environment(chosen: ChosenGraphs) -> dict[str, str]:
-    """Return the variables that must be set with the file."""
+    """Return the environment variables that must be set with a `chosen` file."""
     return {} if chosen.nvb else {NVB_VARIABLE: "1"}
 
 
 def count_pairs(chosen: ChosenGraphs) -> tuple[int, int]:
-    """Return how many ordered pairs of the file lack P2P by NCCL's default, and how many it has."""
+    """Return (pairs without P2P by NCCL's default, all pairs), of ordered pairs in the file."""
     hops = _list_pairs(chosen)
     library = chosen.library
     return 0 if isinstance(library, NotModelled) else library.count_without_p2p(hops), len(hops)
@@ -122,7 +137,10 @@ def _list_pairs(chosen: ChosenGraphs) -> set[tuple[int, int]]:
 
 
 def explain_refusal(chosen: ChosenGraphs, size_bytes: int) -> str | None:
-    """Return in a line why no file is worth writing; None if one is."""
+    """Return a line on why a `chosen` file is not worth writing; None if it is.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     compared, library = chosen.comparison, chosen.library
     if compared is None or isinstance(library, NotModelled) or compared.is_safe:
         return None
@@ -133,7 +151,10 @@ def explain_refusal(chosen: ChosenGraphs, size_bytes: int) -> str | None:
 
 
 def describe_choice(chosen: ChosenGraphs, size_bytes: int) -> list[str]:
-    """Return lines on stock, and on what the file needs, for its comment and for people."""
+    """Return lines on stock and on what a `chosen` file needs: for its comment, and to print.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     if isinstance(chosen.library, NotModelled):
         return [f"stock NCCL is not modelled for comparison: {chosen.library.reason}"]
     assert chosen.comparison is not None

@@ -1,1 +1,1 @@
-"""Placement of ranks on GPUs such that a job's communication takes the least time, with a bound."""
+"""Place a job's ranks on GPUs so that its communication takes the least time, with a bound."""

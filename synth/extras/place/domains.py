@@ -30,7 +30,10 @@ _KEEP_S = 1.0
 
 @dataclass(frozen=True)
 class Domain:
-    """Parts of the machine by `name`; `part_of[g]` is the number of the one that holds GPU g."""
+    """A division of the machine's GPUs into hosts or NVLink domains, called `name` in messages.
+
+    part_of[g] is the number of the part that holds GPU g.
+    """
 
     name: str
     part_of: Ints
@@ -43,12 +46,11 @@ class Domain:
 
 @dataclass(frozen=True)
 class Stay:
-    """A dimension whose groups of `size` ranks fit into one `domain` each.
+    """A dimension of the job whose groups of `size` ranks fit into one part of `domain` each.
 
-    In the order found a group has ranks in `parts` domains at most; `is_loud` says whether that is
-    more than a reader would expect. The best order tried that keeps
-    every group in one takes `together_s` seconds, the best one that does not `divided_s`; None if
-    none was tried.
+    In the order found, a group is spread over at most `parts` parts; `is_loud` says whether to warn
+    of that. The best order tried that keeps every group in one part takes `together_s` seconds, the
+    best that does not `divided_s`; None if none was tried.
     """
 
     dimension: str
@@ -72,9 +74,9 @@ class Stay:
 
 
 def find_domains(topology: Topology, gpus: Sequence[int], hosts: Sequence[Ints]) -> list[Domain]:
-    """Return the kinds of domains of a machine, the smallest first.
+    """Return the machine's divisions into hosts and NVLink domains, the smallest parts first.
 
-    `gpus` are numbers of the topology's ranks, and `hosts` the indices in `gpus` of each host's.
+    `gpus` are numbers of the topology's ranks; hosts[h] are the indices in `gpus` of host h's.
     """
     domains = []
     at = {gpu: i for i, gpu in enumerate(gpus)}
@@ -107,10 +109,11 @@ def _is_within(fine: Ints, coarse: Ints) -> bool:
 def compare_domains(
     search: Search, tiers: Sequence[Tier], domains: Sequence[Domain], given: Ints
 ) -> list[Stay]:
-    """Return each dimension whose groups fit into a domain, with the cost of keeping them there.
+    """Return each dimension whose groups fit into a domain, with the times together and divided.
 
-    An order that keeps groups together becomes the best one if it is as good, but ranks do not
-    leave the `given` order for that.
+    `tiers` are divisions of the GPUs; `given` is the order before placing. An order that keeps
+    groups together becomes the search's best one if it is as good, but ranks do not leave `given`
+    for that.
     """
     stays = []
     if search.job.is_one_group or search.best[0] or not search.loads.phases:

@@ -1,4 +1,4 @@
-"""Proof of the best order of few ranks: by trying all orders, or by CP-SAT."""
+"""Find the best order of few ranks with proof: by trying all orders, or by the solver CP-SAT."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def list_all(search: Search) -> None:
 
 
 def list_orders(search: Search) -> Iterator[Ints]:
-    """Yield the orders of `list_all`, a batch at a time."""
+    """Yield all orders of a search's ranks in batches; rank 0 stays on GPU 0 in symmetric jobs."""
     n = search.job.ranks
     first = [0] if search.is_symmetric and n > 1 else []
     rows = np.array([[*first, *order] for order in permutations(range(len(first), n))])

@@ -1,4 +1,7 @@
-"""Whether the stock collective would be faster in another order of ranks, for explanations."""
+"""Explain, for topo-synth, whether the stock collective would be faster in another rank order.
+
+A stock collective is gloo's, NCCL's or MPI's own, without a plan.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class RankOrder:
     placement: Placement
 
     def list_lines(self) -> list[str]:
-        """Return the line on what another order gains."""
+        """Return the lines that say what the best rank order would gain over the given one."""
         placement = self.placement
         if placement.gain <= 1:
             sure = "no other order makes gloo's own algorithm faster (proved)"
@@ -58,7 +61,7 @@ def explain_order(
     """Return the rank order in which the stock collective is fastest.
 
     The result is None if there is no model of the collective, if the machine is too large, or if
-    not all its GPUs take part.
+    not all its GPUs take part. `bound` is the plan's; `effort` limits the search.
     """
     too_many = len(topology.ranks) > _MAX_RANKS
     if too_many or not collective.has_all_gpus or collective.name not in COLLECTIVES:

@@ -1,4 +1,4 @@
-"""Improvement of orders by moves, as long as a move helps.
+"""Improve rank orders by local moves, as long as a move helps.
 
 Moves swap ranks, reverse or rotate stretches of ranks, swap hosts or leaves, and swap the same two
 GPUs on every host.
@@ -181,6 +181,7 @@ def arrange_inside(
     A tier divides the GPUs into parts; only those with equal parts are used. A separate search
     rearranges the ranks of the first part among its GPUs; all other parts follow the same
     arrangement. Tiers with large parts, or without messages inside the first one, are left out.
+    `chance` draws its moves.
     """
     orders = []
     for parts in stack_equal(tiers):

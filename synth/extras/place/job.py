@@ -63,7 +63,7 @@ _SIZE = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Pattern:
-    """The messages of one group: `bytes_each` bytes from member i to j for each (i, j) of `sends`.
+    """The messages of one group: member i sends j `bytes_each` bytes for each (i, j) of `sends`.
 
     i and j are positions in the group. `shape` is "around" (a ring), "pairs" (every rank to every
     other), "line" (neighbours, in both directions) or "spread": a plan, of which `sends` only names

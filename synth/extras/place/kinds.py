@@ -1,4 +1,4 @@
-"""Kinds of parallelism by the names of their dimensions: what they send, and in how many calls.
+"""What each kind of parallelism sends per training step, by the usual names of mesh dimensions.
 
 Names are those of Megatron-LM, torchtitan, DeepSpeed and FSDP. The numbers of calls are assumptions
 that hold for a transformer of 24 layers; results mention them whenever a job does not say its own.
@@ -28,12 +28,12 @@ _VALUE = re.compile(
 
 @dataclass(frozen=True)
 class Kind:
-    """What the groups of one kind of parallelism do in a step.
+    """What the groups of one kind of parallelism (such as "tp") communicate in a step.
 
-    `collectives` are those of a size without one, each with how often it moves the buffer. `reason`
-    says in words where the assumed number of calls comes from. With `shares`, a size without a
-    number of calls is that of all calls together, otherwise that of each call. A higher `need` to
-    stay inside a host comes first; at 0 leaving hosts is what a dimension is for.
+    `collectives` are (name, times the buffer is moved), for sizes given without a collective.
+    `reason` says where the assumed number of calls comes from. A size given without a number of
+    calls is that of all calls together with `shares`, otherwise that of each call. `need`, from 0
+    to 2, is how much the groups need to stay inside a host; at 0 they are meant to span hosts.
     """
 
     collectives: tuple[tuple[str, int], ...]
@@ -114,7 +114,10 @@ def read_calls(name: str, value: str, ranks: int, text: str) -> Iterator[Calls]:
 
 
 def need_of(name: str) -> int:
-    """Return how much a dimension needs to stay inside hosts: 2 (most, also if unknown) to 0."""
+    """Return how much a dimension's groups need to stay inside a host: 2 (most) to 0.
+
+    Unknown names count as 2.
+    """
     kind = _find_kind(name)
     return 2 if kind is None else kind.need
 

@@ -1,4 +1,4 @@
-"""The cost of rank orders: exact loads of links, for many orders at once, and the best order.
+"""Compute the time of rank orders from the exact loads of links, many orders at once.
 
 An order is the GPU of each rank. The time of a phase is that of its busiest link, its bytes over
 its bandwidth, and for each call the latency of the slowest group; phases follow each other, so an
@@ -39,9 +39,9 @@ Key = tuple[int, int, float]
 class Latencies:
     """The latencies of routes between GPUs, as whole numbers of `unit_s` seconds.
 
-    `routes[u, v]` is that from GPU u to GPU v. `widest[t]` is the largest one inside a part of
+    routes[u, v] is that from GPU u to GPU v. widest[t] is the largest one inside any part of
     division t of the GPUs, with that of the whole machine last; plans take it for their groups.
-    `call_s` are the seconds that the hosts add to each call of each phase.
+    call_s[p] are the seconds that the hosts add to each call of phase p.
     """
 
     routes: Ints
@@ -51,7 +51,7 @@ class Latencies:
 
 
 def find_call_s(topology: Topology, phase: Phase) -> Fraction:
-    """Return the seconds that hosts add to each call of a phase, in every order alike.
+    """Return the seconds that hosts add to each call of a phase, which do not depend on the order.
 
     These are the calibrated costs of the messages that a call sends in succession, or else the
     typical cost of a kernel on GPUs.
@@ -67,10 +67,10 @@ def find_call_s(topology: Topology, phase: Phase) -> Fraction:
 
 @dataclass(frozen=True)
 class RouteLoads:
-    """The columns of load tables: links and, for plans, the borders of parts of the machine.
+    """The links, and for plans borders of parts of the machine, that orders load: one column each.
 
-    Each column has a name and a bandwidth. `crossed[u, v]` lists the columns on the route from GPU
-    u to GPU v, padded with the number of columns. `part_of[t, u]` is the column of GPU u's part in
+    Each column has a name and a bandwidth. crossed[u, v] lists the columns on the route from GPU u
+    to GPU v, padded with the number of columns. part_of[t, u] is the column of GPU u's part in
     division t of the GPUs; a plan's traffic out of the part loads it. GPUs are numbered among those
     that have a rank. Without `latencies` calls cost nothing.
     """
@@ -83,12 +83,13 @@ class RouteLoads:
 
 
 class OrderLoads:
-    """Evaluator of rank orders: the exact loads and times of a job's phases on a machine.
+    """Computes the exact loads and times of a job's phases on a machine for rank orders.
 
     An order has the GPU of each rank, numbered among the GPUs that have one; `orders` are arrays
     with one order per row. An order's value is its time by the objective, as an integer in units of
     `seconds_each` seconds. `relative_weights` are 1 / bandwidth of the links, at most 1. `entries`
-    is the number of array entries that evaluating one order touches.
+    is the number of array entries that evaluating one order touches. `routes` are the links that
+    messages load.
     """
 
     def __init__(self, routes: RouteLoads, phases: Sequence[Phase], objective: str) -> None:
@@ -219,10 +220,9 @@ class OrderLoads:
         return counts.reshape(len(orders), width)
 
     def values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the exact value of each order (less is better), and its unevenness.
+        """Return the exact value of each order (less is better), and how unevenly it loads links.
 
-        Unevenness measures how unevenly an order loads links; it is the tie-breaker between equal
-        values.
+        The latter breaks ties between equal values.
         """
         each = max(1, _MAX_ENTRIES // max(1, self.entries))
         batches = (orders[i : i + each] for i in range(0, len(orders), each))
@@ -267,7 +267,7 @@ class OrderLoads:
         ]
 
     def latency_seconds(self, order: Sequence[int]) -> list[Fraction]:
-        """Return the seconds of each phase in an order that its calls' latencies take."""
+        """Return, for each phase, the seconds that its calls' latencies add in this order."""
         rows = np.array([order], dtype=np.int64)
         return [
             (latency * int(self.measure_latencies(phase, rows)[0]) + calls) * self.seconds_each
@@ -298,15 +298,15 @@ def _find_unit(phase: Phase) -> int:
 
 @dataclass
 class Search:
-    """A search over orders, with the best `order` so far and its key `best`.
+    """A search over rank orders: the best `order` so far, its key `best`, and what it must respect.
 
-    A key has the number of members that are on another host than their group, the order's value and
-    its unevenness; the least key is best. `order` is empty until one is offered. `together` has
-    groups (rows of ranks) that must share a part of the machine each, with the number of each GPU's
-    part; `host_of` is the number of each GPU's host. `starts` are the orders that a search began
-    with, and their values.
-    `forwarded[u, v]` is True if other GPUs forward messages from GPU u to v (None if none do);
-    forwarding is avoided if that costs no time.
+    A key is (number of members apart from their group's host, value, unevenness); the least is
+    best. `order` is empty until one is offered. `together` has groups (rows of ranks) that must
+    share a part of the machine each, with the number of each GPU's part; `host_of` is the number of
+    each GPU's host. `starts` are the orders that a search began with, and their values.
+    forwarded[u, v] is True if other GPUs forward messages from GPU u to v (None if none do);
+    forwarding is avoided if that costs no time. `loads` evaluates orders of the `job`; `effort` is
+    the work left.
     """
 
     loads: OrderLoads
@@ -321,11 +321,11 @@ class Search:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether a symmetry of the job maps any rank to any other; rank 0 may then be fixed."""
+        """Whether the job looks the same from every rank, so that rank 0's GPU may be fixed."""
         return all(phase.pattern.shape in (AROUND, PAIRS, SPREAD) for phase in self.loads.phases)
 
     def evaluate(self, orders: Ints) -> tuple[Ints, NDArray[Any], NDArray[np.float64]]:
-        """Return the parts of the keys of orders: misplaced members, values, and unevenness.
+        """Return the keys of orders in three arrays: misplaced members, values, and unevenness.
 
         A member is misplaced if its group must share a host or another part of the machine, and it
         is in another one than the group's first member. Forwarded messages dominate the unevenness.
@@ -340,7 +340,7 @@ class Search:
         return apart, values, uneven + _FORWARDED * self.count_forwarded(orders)
 
     def find_best(self, orders: Ints) -> tuple[int, Key]:
-        """Return the row of the order with the least key, and this key; keep neither."""
+        """Return (row, key) of the order with the least key, without keeping it."""
         apart, values, uneven = self.evaluate(orders)
         row = int(np.lexsort((uneven, values, apart))[0])
         return row, (int(apart[row]), int(values[row]), float(uneven[row]))
@@ -354,7 +354,7 @@ class Search:
         return count
 
     def adopt(self, order: Ints) -> None:
-        """Keep an order as the best one, whatever its key."""
+        """Make an order the best one, whatever its key."""
         _, self.best = self.find_best(order[None, :])
         self.order = order.copy()
 

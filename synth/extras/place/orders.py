@@ -32,7 +32,7 @@ _ORDER = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
 
 @dataclass(frozen=True)
 class RankLocation:
-    """A rank's host, its number among the host's ranks, and its GPU.
+    """Where a rank runs: its host, its number among the host's ranks, and its GPU.
 
     `gpu` is the GPU's number on the host, `gpu_id` its id in the topology.
     """
@@ -46,7 +46,7 @@ class RankLocation:
 
 @dataclass(frozen=True)
 class RankLocations:
-    """The location of each rank of a placement.
+    """Where each rank of a placement runs.
 
     `named` is True if the topology names its hosts.
     """
@@ -61,10 +61,10 @@ class RankLocations:
         return group_by_key((location.host, location) for location in self.locations)
 
     def list_hosts(self, form: str) -> list[tuple[str, list[RankLocation]]]:
-        """Return `by_host` as pairs, after checking the names of hosts.
+        """Return (host, locations of its ranks) for each host, after checking the hosts' names.
 
-        Raise InfeasibleError, which names the format `form`, if a host's name is not a plain word
-        to files and shells.
+        Raise InfeasibleError, which names the format `form`, if a name is not a plain word to files
+        and shells.
         """
         for host in self.by_host:
             if not _PLAIN_HOST.fullmatch(host):
@@ -91,10 +91,9 @@ class RankLocations:
 
 
 def locate_ranks(topology: Topology, placement: Placement) -> RankLocations:
-    """Return the host and the GPU of each rank of a placement.
+    """Return the host and the GPU of each rank of a placement on `topology`.
 
-    `topology` is the one that ranks were placed on. Hosts that it does not name are called box0,
-    box1 ...; a single one is localhost.
+    Hosts that the topology does not name are called box0, box1 ...; a single one is localhost.
     """
     devices = [topology.by_id[gpu] for gpu in topology.ranks]
     blocks = group_by_host(devices)
@@ -179,7 +178,7 @@ def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
 
 
 def write_torchrun(ranks: RankLocations, file: str) -> str:
-    """Return the text with a torchrun command for each host; `file` is not used.
+    """Return a text with the torchrun command for each host; `file` is not used.
 
     Raise InfeasibleError if hosts' ranks are interleaved.
     """
@@ -300,9 +299,10 @@ def make_mesh(placement: Placement) -> list[Any]:
 
 
 def write_device_mesh(ranks: RankLocations, file: str) -> str:
-    """Return Python code that makes the mesh, for scripts that place ranks themselves.
+    """Return Python code that makes the DeviceMesh of the placed job.
 
-    Such scripts start their ranks in the given order. Raise InfeasibleError as make_mesh does.
+    For scripts that start their ranks in the given order. Raise InfeasibleError if no DeviceMesh
+    can express the placement; `file` is not used.
     """
     return (
         "# ranks count as the job is started now, in the given order\n"
@@ -345,6 +345,7 @@ def list_hints(
 ) -> list[str]:
     """Return usage lines for a file that cannot contain them: the srun command for Slurm's.
 
-    For all other formats the list is empty.
+    The file has the `placement` in the format `form`, and will be called `file`. For all other
+    formats the list is empty.
     """
     return list_slurm_hints(locate_ranks(topology, placement), file) if form == "slurm" else []

@@ -23,9 +23,10 @@ _PROOFS = {
 
 @dataclass(frozen=True)
 class Step:
-    """The seconds of one traffic of the job, in the best order and in the given one.
+    """The seconds per training step of one traffic of the job, in the best order and the given one.
 
-    They include those of its calls' latencies, which are also given separately.
+    `seconds` and `given_seconds` include the latencies of its calls, `latency_seconds` and
+    `given_latency_seconds`.
     """
 
     traffic: Traffic
@@ -37,13 +38,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Placement:
-    """The GPU of each rank: its number `order[r]` in the topology's list, and its id `gpus[r]`.
+    """The order found for a job's ranks, its communication time, and a lower bound on all orders'.
 
-    topo-emulate takes orders as such numbers. `given` is the order before placing, in these numbers
-    too. `seconds` is the objective in this order, `given_seconds` in the `given` one. No order
-    takes less than `bound.seconds`. `busiest` names the link that is busy longest; it is empty if
-    nothing is sent. `search_complete` is False if a time limit stopped a search early. `stays` are
-    the dimensions whose groups fit into a host or an NVLink domain each.
+    Rank r gets GPU number order[r] of the topology, whose id is gpus[r]; topo-emulate takes orders
+    as such numbers. `given` is the order before placing. `name` is the topology's; `target` says
+    whose algorithms are assumed and `objective` what is minimized, as for `place`. `seconds` is the
+    objective in this order, `given_seconds` in the given one. No order takes less than
+    `bound.seconds`. `busiest` names the link that is busy longest; it is empty if nothing is sent.
+    `search_complete` is False if a time limit stopped a search early. `stays` are the dimensions
+    whose groups fit into a host or an NVLink domain each. `steps` are the seconds of each traffic;
+    `notes` are assumptions made.
     """
 
     name: str
@@ -69,12 +73,12 @@ class Placement:
 
     @property
     def gap(self) -> Fraction:
-        """1 - bound / seconds: the largest share by which another order might be faster."""
+        """The relative gap 1 - bound / seconds: the most that another order could save."""
         return 1 - self.bound.seconds / self.seconds if self.seconds else Fraction(0)
 
     @property
     def is_optimal(self) -> bool:
-        """Whether provably no order takes less."""
+        """Whether it is proved that no order takes less time, up to rounding."""
         return self.gap <= EQUAL
 
     def __repr__(self) -> str:
@@ -203,7 +207,7 @@ class Placement:
 
 
 def note_calls(job: Job) -> list[str]:
-    """Return the numbers of calls that a job does not state, with the reasons of those assumed."""
+    """Return sentences on the numbers of calls that were assumed, and why."""
     return [
         f"{t.dimension}: {count(t.calls, 'call')} of {t.collective} a step assumed ({t.reason}), "
         f"{show_size(t.call_bytes)} each; {t.dimension}=Nx{t.collective}:BYTES sets N calls"

@@ -62,16 +62,16 @@ def place(
 
     `job` is a mesh such as "dp=4,tp=2,pp=2" (ranks count as in a DeviceMesh, the last dimension
     fastest; by default one group), `traffic` the collective of each dimension's groups in a
-    training step, with the number of its calls: "dp=allreduce:1G,tp=96xallreduce:64M,pp=8x8M"; or
-    a matrix of bytes from rank to rank, or its file. `target` is "ring" (rings in
-    the order of ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on
-    the order inside a group). `objective` is "time", or "bottleneck" for the time of the link that
-    is busy longest. GPUs are named by their numbers in the topology: `order` is the present order,
-    the GPU of each rank (default: all that take part, ascending); those of `without_ranks` have
-    failed, those of `reserve` stay free. Each group of the dimensions `together` shares a host.
+    training step, with the number of its calls: "dp=allreduce:1G,tp=96xallreduce:64M,pp=8x8M"; or a
+    matrix of bytes from rank to rank, or its file. `target` is "ring" (rings in the order of
+    ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on the order
+    inside a group). `objective` is "time", or "bottleneck" for the time of the link that is busy
+    longest. GPUs are named by their numbers in the topology: `order` is the present order, the GPU
+    of each rank (default: all that take part, ascending); those of `without_ranks` have failed,
+    those of `reserve` stay free. Each group of the dimensions `together` shares a host.
 
     Raise InputError for arguments that do not fit, InfeasibleError if GPUs are not connected, or no
-    order was found in which these groups share hosts.
+    order was found in which these groups share hosts. Searches stop after `time_limit_s` seconds.
     """
     if target not in TARGETS:
         raise InputError(f"{target!r} is no target; expected one of {', '.join(TARGETS)}")

@@ -1,4 +1,4 @@
-"""Orders to begin a search with.
+"""Make the rank orders with which a search begins.
 
 These divide a mesh's dimensions over hosts, leaves and racks, or are cheap rings on machines of any
 shape.
@@ -154,7 +154,7 @@ def _follow_traffic(search: Search, tiers: Sequence[Tier]) -> Iterator[Ints]:
 
 
 def find_rings(search: Search) -> list[Ints]:
-    """Return orders that are cheap rings through all GPUs, for jobs of one group.
+    """Return orders that are fast rings through all GPUs, for jobs of one group.
 
     The prices of busy links rise from round to round. For other jobs, and for too few or too many
     ranks, the result is empty.

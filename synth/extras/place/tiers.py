@@ -1,6 +1,6 @@
-"""Tiers of GPUs that are near each other (hosts, boxes, leaves, racks), and their capacities.
+"""Find tiers: divisions of GPUs into parts that are near each other (hosts, leaves, racks).
 
-Tiers are found by the links between GPUs, whatever their names.
+Tiers are found by the links between GPUs, whatever their names, with the capacity out of each part.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LOG_ERROR = Fraction(1, 10**13)
 
 @dataclass(frozen=True)
 class TierPart:
-    """One part of a tier: its devices (ids `inside`), and those of its GPUs that have a rank.
+    """One part of a tier: its devices, `inside` (ids), and its GPUs that have a rank.
 
     `gpus` are numbers of the topology's ranks. Messages that leave (or enter) the part cross links
-    of `capacity_GBps` in all, in GB/s; no route across is wider than `widest_GBps`.
+    of `capacity_GBps` in all, in GB/s; no route across is faster than `widest_GBps`.
     """
 
     inside: frozenset[str]
@@ -83,12 +83,12 @@ class TierParts:
 
 
 def log_at_most(value: int) -> Fraction:
-    """Return the natural logarithm, rounded up."""
+    """Return the natural logarithm of `value`, rounded up to a fraction that is surely no less."""
     return Fraction(0) if value == 1 else Fraction(log(value)) + _LOG_ERROR
 
 
 def log_at_least(value: int) -> Fraction:
-    """Return the natural logarithm, rounded down."""
+    """Return the natural logarithm of `value`, rounded down to a fraction surely no more."""
     return Fraction(0) if value == 1 else Fraction(log(value)) - _LOG_ERROR
 
 
@@ -97,10 +97,10 @@ def measure_part(
 ) -> TierPart:
     """Return a part of a tier, with the capacity of the links across its border in one direction.
 
-    `gpus` are all GPUs that have a rank. `insides` are sets of device ids that hold the same GPUs;
-    the one with the least capacity is used. The links are those over which routes from its GPUs to
-    the others leave it or, for direction "in", over which routes enter it. Raise VerificationError
-    for an unknown device or direction.
+    `table` has the routes; `gpus` are all GPUs that have a rank. `insides` are sets of device ids
+    that hold the same GPUs; the one with the least capacity is used. With direction "out" the links
+    are those on which routes from its GPUs leave it, with "in" those on which routes enter it.
+    Raise VerificationError for an unknown device or direction.
     """
     topology = table.topology
     unknown = frozenset().union(*insides) - topology.by_id.keys()
@@ -153,7 +153,7 @@ def find_tiers(
 
 
 def divide_by_links(topology: Topology, gpus: Sequence[int], medium: str) -> Tier:
-    """Return the division of GPUs into those that links of one medium join, such as "nvlink"."""
+    """Divide GPUs into those that links of one medium join, such as "nvlink"."""
     remains = _Remains(topology)
     ends = {(link.src, link.dst) for link in topology.links if link.kind == medium}
     labels = remains.label(np.array([x in ends for x in topology.capacity_GBps], dtype=np.bool_))

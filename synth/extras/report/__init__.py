@@ -1,4 +1,4 @@
-"""The report on a machine or a plan as one HTML page: `gather` collects, `page` writes."""
+"""Report on a machine or a plan in one HTML page: `gather` collects the contents, `page` writes."""
 
 # Seconds for all searches together; the page of a common machine then takes less than ten.
 USUAL_LIMIT_S = 6.0

@@ -1,6 +1,9 @@
-"""Collection of a report's contents within a time limit.
+"""Collect a report's contents within a time limit.
 
-These are findings, bounds, plans of the main collectives, and predictions for the stock ring.
+These are the doctor's findings, bounds, plans of the main collectives, and predictions for the
+stock ring.
+
+The stock ring is the time predicted for NCCL's or gloo's own collective.
 """
 
 import time
@@ -51,11 +54,11 @@ _EXPLAINED_RANKS = 128
 
 @dataclass
 class Section:
-    """The results for one collective.
+    """A report's results for one collective.
 
     `in_network` is the bound if all switches add that can, `candidates` are schedules with their
-    costs. `missing` is the reason if there is no plan; `cut_short` lists the searches that the time
-    limit stopped.
+    costs, `stock` is the prediction for the stock ring. `missing` is the reason if there is no
+    plan; `cut_short` lists the searches that the time limit stopped.
     """
 
     collective: Collective
@@ -71,11 +74,12 @@ class Section:
 
 @dataclass
 class Report:
-    """A machine, the doctor's findings, and a section for each collective.
+    """The contents of a report: a machine, findings on its health, a section per collective.
 
-    `machine` is the topology as given, `topology` the one that was planned for, with equal
-    parallel switches merged. `plan_file` names the plan if the report is on one. `seconds` is the
-    time that the report took. `recoveries` are those of a run of the plan, None without one.
+    `machine` is the topology as given, `topology` the one that was planned for, with equal parallel
+    switches merged. `examination` has the findings. `plan_file` names the plan if the report is on
+    one. `seconds` is the time that the report took. `recoveries` are the faults in a run of the
+    plan after which it went on, None without a run.
     """
 
     topology: Topology
@@ -92,7 +96,8 @@ def gather_report(
 ) -> Report:
     """Return the report on a machine, with plans and bounds of the main collectives.
 
-    Each section lists the searches that the time limit stopped early. `say` reports progress.
+    Searches stop after `time_limit_s` seconds in all, and sections list those cut short; `say` is
+    given lines about the progress.
     """
     started = time.monotonic()
     topology, router = load_for_planning(machine)
@@ -115,9 +120,9 @@ def gather_report(
 
 
 def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> Report:
-    """Return the report on a plan: on its machine and its collective.
+    """Return the report on a plan, its machine and its collective; `where` names the plan's file.
 
-    `where` is the name of its file.
+    Searches stop after `time_limit_s` seconds in all.
     """
     started = time.monotonic()
     section = Section(

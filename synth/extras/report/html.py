@@ -1,4 +1,4 @@
-"""Pieces of HTML as text. All text from outside goes through `quote`."""
+"""Make pieces of HTML as text; text from outside is escaped by `quote`."""
 
 import re
 from collections.abc import Container, Iterable, Sequence
@@ -58,7 +58,7 @@ fill:#1a2027}
 
 
 def make_page(title: str, body: Iterable[str]) -> str:
-    """Return a complete page that loads nothing from the network; `body` is HTML."""
+    """Return a complete HTML page titled `title`, which loads nothing; `body` is HTML."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -73,7 +73,7 @@ def make_page(title: str, body: Iterable[str]) -> str:
 
 
 def make_section(ident: str, title: str, *parts: str) -> str:
-    """Return a section with a heading that can be linked to as `#ident`; `parts` are HTML."""
+    """Return an HTML section titled `title` that links reach as `#ident`; `parts` are HTML."""
     head = f'<section id="{ident}"><h2>{quote(title)}</h2>'
     return "\n".join([head, *filter(None, parts), "</section>"])
 
@@ -84,7 +84,7 @@ def make_table(
     *,
     right: Container[int] = (),
 ) -> str:
-    """Return a table of plain texts that scrolls sideways if too wide.
+    """Return a table of plain texts, with column `titles`, that scrolls sideways if too wide.
 
     Columns whose indices are in `right` hold numbers, aligned to the right.
     """
@@ -100,7 +100,7 @@ def make_table(
 
 
 def make_figure(svg: str, caption: str, look: str = "") -> str:
-    """Return a picture with its caption.
+    """Return an SVG picture with its caption, as HTML.
 
     A wide one scrolls sideways, unless `look` is "fit" ("curve" and "wide" shrink to a limit).
     """
@@ -111,7 +111,7 @@ def make_figure(svg: str, caption: str, look: str = "") -> str:
 
 
 def list_pictures(page: str) -> list[tuple[str, str]]:
-    """Return the pictures of a page in their order: the section's id, and a complete SVG file."""
+    """Return the pictures of a page in order, each (id of its section, complete SVG file)."""
     return [
         (section[1], _complete_svg(svg[0]))
         for section in re.finditer(r'<section id="([^"]+)">.*?</section>', page, re.DOTALL)
@@ -134,5 +134,5 @@ def make_paragraph(text: str, *, soft: bool = False) -> str:
 
 
 def make_details(summary: str, *parts: str) -> str:
-    """Return parts that stay folded until a reader clicks the summary; all are HTML."""
+    """Return HTML whose `parts` stay folded until a reader clicks the plain text `summary`."""
     return f"<details><summary>{quote(summary)}</summary>" + "\n".join(parts) + "</details>"

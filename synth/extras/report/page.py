@@ -1,4 +1,4 @@
-"""A report as one page: the machine, findings, and a section for each collective."""
+"""Write a report as one HTML page: the machine, findings, and a section for each collective."""
 
 import json
 from collections import Counter

@@ -1,6 +1,6 @@
-"""The second half of a report: a section for each collective.
+"""Write the sections of a report on each collective.
 
-It has the bound and bottleneck, plans by size, curves, trees and a timeline.
+A section has the bound and bottleneck, plans by size, curves, trees and a timeline.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ _MAX_LEVERS = 6
 
 
 def write_section(section: Section, topology: Topology, *, with_pictures: bool) -> str:
-    """Return the section of one collective; `with_pictures` adds its trees and a timeline."""
+    """Return the HTML of one collective's section; `with_pictures` adds trees and a timeline."""
     name, parts = section.collective.name, _write_bounds(section, topology)
     if section.plan is not None:
         parts += ["<h3>The plan, by size</h3>", list_entries(section.plan)]
@@ -119,7 +119,7 @@ def _list_levers(explanation: Explanation) -> str:
 
 
 def list_entries(plan: Plan) -> str:
-    """Return the table of a plan's entries: their schedules, costs, and gaps to the bound."""
+    """Return the HTML table of a plan's entries: sizes, schedules, costs, and gaps to the bound."""
     rows = []
     for entry in plan.entries:
         schedule, limit = entry.schedule, plan.limit_GBps(entry)
@@ -212,7 +212,7 @@ def _draw_curves(section: Section) -> str:
 
 
 def draw_schedule(plan: Plan) -> list[str]:
-    """Return the trees and the timeline of the plan's schedule for large buffers.
+    """Return SVG pictures of the trees and the timeline of the plan's schedule for large buffers.
 
     Flows of chunks that are not trees are drawn in the same way.
     """

@@ -1,4 +1,4 @@
-"""The faults after which a run of topo-run went on, read from its JSON, as text and on a page."""
+"""Read from topo-run's JSON the faults that a run survived, and write them as text or HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ _MAX_LISTED = 200
 class RecoveryRow:
     """A fault noticed `at_s` seconds into a run, which went on `seconds` later.
 
-    `what` names the links; `worth` says what another plan for slow links was worth; `bound_GBps` is
-    the bound on algbw of what was left, None if no plan was needed.
+    `what` names the lost or slow links; `resent_bytes` were sent again; `worth` says what another
+    plan gained for slow links; `bound_GBps` is the bound on algbw of what was left, None if no plan
+    was needed.
     """
 
     at_s: float
@@ -34,9 +35,9 @@ class RecoveryRow:
 
 
 def read_recoveries(path: str, plan: Plan) -> list[RecoveryRow]:
-    """Return the recoveries in the JSON of a run of topo-run, of that plan.
+    """Return the recoveries in the JSON file `path` that topo-run wrote for this plan.
 
-    Raise InputError if the file is something else.
+    Raise InputError if the file is something else, or of another plan.
     """
     try:
         run = load_json(read_file(path), exact=False)
@@ -69,7 +70,7 @@ def _read_row(row: dict[str, Any]) -> RecoveryRow:
 
 
 def write_recoveries(recoveries: Sequence[RecoveryRow]) -> str:
-    """Return the section with a timeline and a table of recoveries."""
+    """Return the HTML section with a timeline and a table of recoveries."""
     if not recoveries:
         none = make_paragraph("No link was lost or slow in this run.")
         return make_section("recoveries", "Recoveries", none)

@@ -1,4 +1,4 @@
-"""The flow of chunks through a machine as SVG pictures.
+"""Draw the flow of chunks through a machine as SVG pictures.
 
 GPUs have the positions that they have in the picture of the machine.
 """
@@ -31,10 +31,10 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChunkFlow:
-    """The transfers that some chunks have in common, their number, and their share of the buffer.
+    """The transfers that several chunks share, and how much of the buffer these make up.
 
     `edges` maps (source rank, destination rank, "reduce" or "copy") to the first step of that
-    transfer.
+    transfer. `chunks` is the number of chunks, `share` their fraction of the buffer.
     """
 
     edges: Mapping[_Edge, int]
@@ -57,7 +57,10 @@ def list_flows(schedule: Schedule) -> list[ChunkFlow]:
 
 
 def draw_flow(topology: Topology, flow: ChunkFlow, *, alone: bool = False) -> str:
-    """Draw one flow on the machine: dashed arrows for data that is added, solid ones for copies."""
+    """Return an SVG picture of one flow: dashed arrows for data that is added, solid for copies.
+
+    With `alone`, it is the only one on its page.
+    """
     places = _place_gpus(topology)
     height = _HEAD + max(y for _, y in places) + _PAD
     share, is_double = float(flow.share), _spreads_back(flow)

@@ -1,1 +1,1 @@
-"""Plans that add up every element in one bracketing of ranks, so that results are bitwise equal."""
+"""Plans that add every element in one order (bracketing), so that results are bitwise equal."""

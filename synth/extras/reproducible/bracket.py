@@ -1,4 +1,7 @@
-"""Bracketings to try on a machine: binary trees over its ranks in which neighbours add up first."""
+"""Make bracketings to try on a machine: binary trees over its ranks in which near ranks add first.
+
+A bracketing says in which order the ranks' values of an element are added, as ((0+1)+(2+3)).
+"""
 
 import random
 from itertools import combinations
@@ -15,7 +18,7 @@ Bracket = int | tuple["Bracket", "Bracket"]
 
 
 def parse_bracket(text: str) -> Bracket:
-    """Return a bracketing written by `find_bracketing` as nested pairs of ranks."""
+    """Parse a bracketing as `find_bracketing` writes it into nested pairs of ranks."""
     done: list[Bracket] = []
     for token in text.replace("(", " ").replace("+", " ").replace(")", " ) ").split():
         if token == ")":
@@ -27,7 +30,7 @@ def parse_bracket(text: str) -> Bracket:
 
 
 def list_leaves(bracket: Bracket) -> list[int]:
-    """Return the ranks of a bracketing in the order in which they are written."""
+    """Return the ranks of a bracketing in the order in which they occur in it."""
     # Parts are listed from the right.
     return [part for part in reversed(_list_parts(bracket)) if isinstance(part, int)]
 
@@ -98,7 +101,7 @@ def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Brac
     """Return the bracketing with one random part moved next to another.
 
     This is a random one with a route to the moved part, if there is any. `close` is the result of
-    measure_closeness.
+    measure_closeness. `chance` draws the part and its new place.
     """
     moved = chance.choice([part for part in _list_parts(bracket) if part is not bracket])
     rest = _without(bracket, moved)

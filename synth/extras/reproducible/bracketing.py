@@ -1,4 +1,7 @@
-"""The bracketing in which a schedule adds every element, as text."""
+"""Find the bracketing in which a schedule adds every element, as text.
+
+A bracketing is the order of additions, such as "((0+1)+(2+3))".
+"""
 
 from functools import lru_cache
 
@@ -8,7 +11,7 @@ from ...ir.schedule import Schedule
 
 @lru_cache(maxsize=64)
 def find_bracketing(schedule: Schedule) -> str | None:
-    """Return the one bracketing in which all chunks are added up, at every rank that receives them.
+    """Return the one bracketing in which all chunks are added up, at every rank that gets them.
 
     None if two differ, or if the collective adds nothing. The spelling is unique: the operand with
     the lowest rank comes first, "((0+1)+(2+3))". If two schedules have the same bracketing, an

@@ -1,8 +1,9 @@
-"""Candidates for reproducible plans, and the choice of the one bracketing of a plan.
+"""Make candidates for reproducible plans, and choose the one bracketing of a plan.
 
-Levels come first. If they are far from the bound, one tree over which everything is added up and
-searched bracketings are offered too. In the search several bracketings are fitted; then the best
-one is varied until the allowed work is done.
+A bracketing is the order of additions, such as "((0+1)+(2+3))". Schedules over levels of groups
+come first. If they are far from the bound, one tree over which everything is added up and searched
+bracketings are offered too. In the search several bracketings are tried; then the best one is
+varied until the allowed work is done.
 """
 
 import random
@@ -239,9 +240,9 @@ def choose_bracketing(
 ) -> tuple[OneBracketing, Costed]:
     """Return the bracketing that is fastest over all sizes, and the schedules that have it.
 
-    `costed` are schedules with their costs. Only bracketings that are nearly the fastest at large
-    sizes are compared, by the mean logarithm of the predicted time. Raise InfeasibleError if no
-    schedule has a bracketing.
+    `costed` are schedules with their costs; `host` are the host costs, None if unknown. Only
+    bracketings that are nearly the fastest at large sizes are compared, by the mean logarithm of
+    the predicted time. Raise InfeasibleError if no schedule has a bracketing.
     """
     by_text = group_by_key(
         (text, (schedule, cost))

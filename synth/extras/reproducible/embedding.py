@@ -1,11 +1,11 @@
-"""Embeddings of a bracketing in a machine: where partial sums are made, and their paths.
+"""Embed a bracketing in a machine: at which ranks partial sums are made, and the paths to them.
 
-All columns of one linear program have the same bracketing. They differ in the ranks at which they
-add, and in the tree that takes the sum back to all ranks, which adds nothing and is unconstrained.
-The cheapest column under link prices is found exactly among those of this form: a partial sum is
-made at a rank that contributed to one of its two operands, and moves over ranks whose contributions
-are in it. Such ranks have given their contributions away, so no rank ever holds two values of a
-chunk.
+All columns of one linear program have the same bracketing (the order of additions). They differ in
+the ranks at which they add, and in the tree that takes the sum back to all ranks, which adds
+nothing and is unconstrained. The cheapest column under link prices is found exactly among those of
+this form: a partial sum is made at a rank that contributed to one of its two operands, and moves
+over ranks whose contributions are in it. Such ranks have given their contributions away, so no rank
+ever holds two values of a chunk.
 """
 
 from dataclasses import dataclass, field
@@ -67,10 +67,7 @@ class _Node:
 
 
 class Embedding:
-    """The embeddings of one bracketing in a machine whose ranks send to each other on `routes`.
-
-    An embedding says at which ranks partial sums are made, and how they get there.
-    """
+    """All embeddings of one bracketing in a machine whose ranks send to each other on `routes`."""
 
     def __init__(self, bracket: Bracket, routes: OwnRoutes) -> None:
         self.bracket, self.routes = bracket, routes
@@ -111,7 +108,7 @@ class Embedding:
     def price(self, distance: Floats) -> Floats:
         """Return the least cost of having the whole sum at each rank, under given prices.
 
-        `distance[u, v]` is the price of sending from rank u to rank v, infinite without a route;
+        distance[u, v] is the price of sending from rank u to rank v, infinite without a route;
         costs are sums of such prices. The choices that lead to them are recorded in `nodes`, one
         per partial sum, so `find_column` returns columns that are cheapest under these prices.
         """

@@ -1,4 +1,4 @@
-"""The rate of one bracketing on a machine: its embeddings, weighed by column generation."""
+"""Compute the rate of a bracketing on a machine: its embeddings, weighed by column generation."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -53,7 +53,7 @@ class Fit:
 
 
 class Fitting:
-    """Column generation for one bracketing, collective and machine; columns are embeddings.
+    """A column generation for one bracketing, collective and machine; columns are embeddings.
 
     In a reduce-scatter each rank's part is a group of columns of its own; otherwise there is one
     group.
@@ -76,7 +76,7 @@ class Fitting:
 
     @property
     def seconds(self) -> float:
-        """Return the columns' time in seconds per GB of buffer; infinity before there are any."""
+        """The columns' time in seconds per GB of buffer; infinity before there are any."""
         return np.inf if self.fit is None else self.fit.seconds
 
     def group_of(self, column: Column) -> int:

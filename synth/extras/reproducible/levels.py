@@ -1,4 +1,4 @@
-"""Schedules over levels of groups, all in one bracketing, from the innermost groups outwards.
+"""Make schedules over levels of groups, all in one bracketing, from the innermost groups outwards.
 
 Ranks form a box with one dimension per level, the innermost first. At each level the ranks that
 differ only in its dimension exchange their partial sums of each other's parts and add them up, from

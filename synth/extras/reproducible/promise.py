@@ -1,4 +1,4 @@
-"""The promise of --reproducible."""
+"""The option --reproducible of topo-synth: all schedules of a plan add in one bracketing."""
 
 from ...promise import Promise
 from ...request import Strategy

@@ -1,4 +1,4 @@
-"""What a reproducible plan says of itself: the bracketing of all its additions."""
+"""Store in a plan's file the bracketing (order of additions) that all its schedules share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReproducibleFields(Struct, forbid_unknown_fields=True):
 
 
 class ReproducibleField(Struct, forbid_unknown_fields=True):
-    """The field of a plan's file."""
+    """The field `reproducible` of a plan's file."""
 
     reproducible: Annotated[
         ReproducibleFields | UnsetType,
@@ -42,18 +42,18 @@ class ReproducibleField(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class OneBracketing:
-    """The bracketing in which all schedules of a plan add every element; see PlanSection."""
+    """The bracketing in which all schedules of a plan add every element: a section of its file."""
 
     bracketing: str
 
     name, version = "reproducible", 1
 
     def to_json(self, numbers: dict[Schedule, int]) -> dict[str, str]:
-        """Return the field's content."""
+        """Return the field's JSON content; `numbers` are not needed."""
         return {"bracketing": self.bracketing}
 
     def verify(self, plan: Plan) -> None:
-        """Raise VerificationError unless what it says of its plan holds."""
+        """Raise VerificationError unless all schedules of the plan add in this bracketing."""
         for schedule in plan.schedules:
             if find_bracketing(schedule.uncut) != self.bracketing:
                 is_long = len(self.bracketing) > _SHOWN_CHARACTERS
@@ -64,17 +64,17 @@ class OneBracketing:
                 )
 
     def verify_rest(self, plan: Plan) -> None:
-        """Do nothing: all is verified whenever the plan is."""
+        """Do nothing: `verify` checks everything."""
 
     def list_lines(self) -> list[str]:
-        """Return what a description of its plan says of it."""
+        """Return the line on the bracketing for the plan's description."""
         return [
             f"reproducible: every element is added up as {self.bracketing}; bound and gap are of "
             "all schedules, reproducible or not"
         ]
 
     def list_figures(self) -> dict[str, Any]:
-        """Return the fields of topo-synth's JSON."""
+        """Return the bracketing as a field of topo-synth's JSON."""
         return {self.name: {"bracketing": self.bracketing}}
 
 

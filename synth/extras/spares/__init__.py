@@ -1,1 +1,1 @@
-"""Plans for the loss of a link or a NIC, made before it is lost and saved in the plan's file."""
+"""Spare plans for the loss of a link or a NIC, made in advance and saved in the plan's file."""

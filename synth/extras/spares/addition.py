@@ -1,4 +1,4 @@
-"""The addition of --spare."""
+"""The option --spare of topo-synth: add spare plans, for lost links, to a plan."""
 
 from ...addition import Addition
 from .planning import add_spares

@@ -1,4 +1,4 @@
-"""What is left of a machine if links are lost: its topology, and the routes between its ranks."""
+"""Find what is left of a machine without some links: its topology, and routes between its ranks."""
 
 from collections.abc import Mapping, Sequence, Set
 from itertools import permutations
@@ -10,16 +10,16 @@ from ....topo.routes import Route, Router
 
 
 def without_links(topology: Topology, links: Sequence[Link]) -> Topology:
-    """Return the topology that is left if some links are lost."""
+    """Return the topology without some links, each (device id, device id), in both directions."""
     if not links:
         return topology
     return degrade(topology, Change(without_links=tuple(f"{a}:{b}" for a, b in links)))
 
 
 class ReachedRouter(Router):
-    """The hardware's routes, except between pairs of ranks that are `unreached`.
+    """The hardware's routes, except between pairs of ranks that are `unreached` (disconnected).
 
-    Sockets keep the routes that they had: where another path is left, they do not find it.
+    Sockets keep the routes that they had: if another path is left, they do not find it.
     """
 
     def __init__(self, topology: Topology, unreached: Set[Pair]) -> None:
@@ -29,7 +29,7 @@ class ReachedRouter(Router):
         self._closed = {pair for a, b in unreached for pair in permutations((gpus[a], gpus[b]))}
 
     def find_route(self, start: str, end: str) -> Route | None:
-        """Return the hardware's route, None between two ranks that do not reach each other."""
+        """Return the hardware's route between two devices; None between disconnected ranks."""
         return None if (start, end) in self._closed else super().find_route(start, end)
 
     def before_each(self, start: str) -> Mapping[str, str]:
@@ -38,7 +38,7 @@ class ReachedRouter(Router):
         return {x: near for x, near in before.items() if (start, x) not in self._closed}
 
     def on(self, topology: Topology) -> Router:
-        """Return the router of another topology that lacks the same pairs of ranks."""
+        """Return a router for another topology that lacks the same pairs of ranks."""
         if topology == self.topology:
             return self
         number = {gpu: rank for rank, gpu in enumerate(topology.ranks)}  # of some GPUs, perhaps

@@ -1,4 +1,4 @@
-"""Plans for what is left if a link or a NIC is lost, made before it is."""
+"""Make spare plans for the loss of a link or a NIC, in advance."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,12 @@ _MIN_S, _MAX_S = 1.0, 10.0
 
 @dataclass
 class Loss:
-    """The loss of one of the links and NICs named `of`, after which ranks see the same.
+    """A loss that spares are made for: of any one of the links and NICs named `of`.
 
-    `unreached` are the pairs of ranks that do not reach each other any more, which is all that
-    ranks see, and `lost` the links that could be lost then: a plan uses none of them. `disconnects`
-    says that the ranks left are not all connected, even through each other.
+    They are taken together since ranks cannot tell them apart: all that ranks see are the pairs
+    that no longer reach each other, `unreached`. `lost` are all links that could be lost then; a
+    plan uses none of them. `disconnects` says that the remaining ranks are not all connected, even
+    through each other.
     """
 
     lost: list[Link]
@@ -36,7 +37,7 @@ class Loss:
 
 
 def list_losses(topology: Topology) -> list[Loss]:
-    """Return the distinct losses of a link, both directions, or a NIC that a pair of ranks uses."""
+    """Return the distinct losses of one link (both directions) or NIC that a pair of ranks uses."""
     routes = PairRoutes(topology)
     links = sorted({(min(link), max(link)) for link in topology.capacity_GBps})
     failures = {f"{a} - {b}": [(a, b)] for a, b in links}
@@ -69,10 +70,10 @@ def plan_without(
     *,
     reproducible: bool,
 ) -> Plan:
-    """Return a plan for a topology without some links, and without pairs of ranks.
+    """Return a plan without some links, and without messages between `unreached` pairs of ranks.
 
-    If the collective is for some of its GPUs, no others help. Raise InfeasibleError if there is
-    none.
+    `seconds` is the time to plan; with `reproducible` it adds every element in one order. If the
+    collective is for some of the GPUs, no others help. Raise InfeasibleError if there is none.
     """
     left = without_links(topology, links)
     return synthesize(
@@ -89,10 +90,10 @@ def plan_without(
 def add_spares(
     plan: Plan, seconds: float, progress: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """Return the plan with a spare for each loss that leaves its ranks connected, and no others.
+    """Return the plan with a spare for each loss that leaves its ranks connected, no others.
 
-    `seconds` is the time for all of them; each has between 1 and 10 s of it. Raise InputError for a
-    plan for some of a machine's GPUs.
+    `seconds` is the time for all of them; each has between 1 and 10 s of it; `progress` is given a
+    line about each. Raise InputError for a plan for some of a machine's GPUs.
     """
     if not plan.collective.has_all_gpus:
         raise InputError(f"spare plans are for all GPUs of a machine, not for {plan.collective}")

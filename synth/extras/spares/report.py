@@ -1,4 +1,4 @@
-"""What topo-synth --spare says of a plan's spares."""
+"""Report the spares of a plan in topo-synth --spare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def report_spares(plan: Plan, size: int) -> tuple[dict[str, Any], Callable[[Console], None]]:
-    """Return the fields of the JSON on a plan's spares, and what prints the table of them."""
+    """Return the JSON fields on a plan's spares, and a function that prints the table of them.
+
+    `size` is the size of the buffer in bytes for which times are predicted.
+    """
     by_lost = {spare.lost: plan.use_spare(spare) for spare in plan.spares}
     whole, rows = plan.bound_one_way.algbw_GBps, []
     for loss in list_losses(plan.topology):

@@ -1,4 +1,4 @@
-"""The spares of a plan, as its file has them."""
+"""Store spares in a plan's file: plans for what is left if some links are lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SpareFields(Struct, forbid_unknown_fields=True):
 
 
 class SparesField(Struct, forbid_unknown_fields=True):
-    """The field of a plan's file."""
+    """The field `spares` of a plan's file."""
 
     spares: Annotated[
         Annotated[list[SpareFields], Meta(max_length=MAX_SPARES)] | UnsetType,
@@ -52,14 +52,14 @@ class SparesField(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Spares:
-    """The spares of a plan; see PlanSection."""
+    """All spares of a plan, as a section of its file."""
 
     spares: tuple[Spare, ...]
 
     name, version = "spares", 2
 
     def to_json(self, numbers: dict[Schedule, int]) -> list[dict[str, Any]]:
-        """Return the field's content."""
+        """Return the field's JSON content; `numbers` are those of the file's schedules."""
         return [
             {
                 "lost": [list(link) for link in spare.lost],
@@ -75,20 +75,20 @@ class Spares:
         """Do nothing: whoever uses a spare verifies it before, since there may be many."""
 
     def verify_rest(self, plan: Plan) -> None:
-        """Verify what users of a plan that was read verify themselves, before it is saved."""
+        """Verify all spares against `plan`, before it is saved; raise VerificationError."""
         for spare in self.spares:
             self.use(plan, spare).verify()
 
     def list_lines(self) -> list[str]:
-        """Return what a description of its plan says of it."""
+        """Return no lines for the plan's description: `report_spares` prints them on request."""
         return []
 
     def list_figures(self) -> dict[str, Any]:
-        """See PlanSection: the option that asks for spares has a report of its own."""
+        """Return no figures for the plan's JSON report: `report_spares` gives them on request."""
         return {}
 
     def find(self, plan: Plan, lost: Sequence[Link], unreached: Collection[Pair]) -> Plan | None:
-        """See Plan.find_spare."""
+        """Return the plan without the `lost` links and `unreached` pairs; None if there is none."""
         for spare in self.spares:
             if sorted(spare.lost) == sorted(lost):
                 left = self.use(plan, spare)
@@ -98,7 +98,7 @@ class Spares:
         return None
 
     def use(self, plan: Plan, spare: Spare) -> Plan:
-        """See Plan.use_spare."""
+        """Return the complete plan of a spare of `plan`, not yet verified."""
         left = without_links(plan.topology, spare.lost)
         unreached = frozenset(PairRoutes(plan.topology).find_unreached(spare.lost))
         return replace(

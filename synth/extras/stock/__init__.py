@@ -1,1 +1,1 @@
-"""A model of stock NCCL: the rings and chains that it finds by itself, and what it picks."""
+"""Model stock NCCL and RCCL: the rings and chains that they find by themselves, and their pick."""

@@ -16,7 +16,12 @@ kBps_PER_GBps, kBps_PER_MBps, MBps_PER_GBps = 10**6, 10**3, 10**3
 
 
 class PathType(IntEnum):
-    """The types of NCCL's links and paths, the nearest first (graph/topo.h)."""
+    """NCCL's types of links and paths, the nearest first (graph/topo.h).
+
+    Inside a GPU (LOC), over NVLink (NVL), another GPU's NVLink (NVB), NVLink-C2C, one PCIe switch
+    (PIX), several (PXB), C2C to a CPU (P2C), another GPU to a NIC (PXN), a CPU (PHB), between CPUs
+    (SYS), the network (NET), none (DIS).
+    """
 
     LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(12)
 
@@ -137,7 +142,10 @@ PLATEAU_OLD, PLATEAU, PLATEAU_SM, LARGE_bytes = 1.9, 1.4, 80, 64
 
 @dataclass(frozen=True)
 class Caps:
-    """GB/s that NCCL expects at most of a channel, on 1, 2 and more hosts; `ll` is of a host."""
+    """The most GB/s that NCCL expects of a channel, by shape and protocol (LL, LL128, Simple).
+
+    Each tuple is for 1, 2 and more hosts; `ll` is of one host, `chain` of the protocol Simple.
+    """
 
     ll: float
     ring_ll128: tuple[float, float, float]

@@ -1,4 +1,4 @@
-"""The curve of the stock collective, beside a plan's."""
+"""Draw the predicted times of the stock collective beside a plan's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 
 def draw_stock(plan: Plan, sizes: Sequence[int]) -> Curve | None:
-    """Return the curve of the stock collective of a plan's members, None if there is none."""
+    """Return the curve of the stock collective among a plan's members; None if it cannot run.
+
+    `sizes` are the sizes of the buffer in bytes.
+    """
     stock = stock_of(plan)
     return None if stock is None else make_curve(stock, sizes)
 
 
 def make_curve(stock: StockRing, sizes: Sequence[int]) -> Curve:
-    """Return the curve of a stock collective at these sizes in bytes."""
+    """Return the predicted times of a stock collective at these sizes in bytes, as a curve."""
     name = f"{stock.name}, by a model" if stock.is_modelled else f"{stock.name}, not NCCL's"
     return Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes))

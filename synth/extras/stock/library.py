@@ -1,6 +1,9 @@
-"""What a library does on a machine by itself, and how other channels compare: one model to ask.
+"""Choose the model of the library (NCCL or RCCL) that a machine uses, behind one interface.
 
 `find_library` returns it: NCCL on one host, NCCL on each of several equal hosts, or RCCL on one.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Library(Protocol):
-    """A library on a machine, as far as it is known what its stock does there.
+    """A model of a collective library on a machine: its own (stock) channels, or a graph file's.
 
     Channels are graphs by their shape, RING or CHAIN, whose GPUs are indices of `gpus`. Rates are
     the algbw of an allreduce at large sizes in GB/s, by the library's own constants, with links
-    between CPUs `between_cpus` times as fast. `reason` is why stock is not known, empty if it is.
-    `levels` are the levels of P2P at which stock may differ, None for the default, at which
-    `gpu_paths` are those that data takes. `others` are the shapes whose channels also serve calls
-    for which they are not picked by size.
+    between CPUs `between_cpus` times as fast, at a `level` of P2P (NCCL_P2P_LEVEL). `reason` is why
+    stock is not known, empty if it is. `levels` are the levels of P2P at which stock may differ,
+    None for the default, at which `gpu_paths` are those that data takes. `others` are the shapes
+    whose channels also serve calls for which they are not picked by size.
     """
 
     reason: str
@@ -42,30 +45,30 @@ class Library(Protocol):
 
     @property
     def gpu_paths(self) -> GpuPaths:
-        """The paths between GPUs."""
+        """The paths that data takes between GPUs, at the default level of P2P."""
 
     def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
-        """Return the shape of what the tuner picks of a file's graphs for an allreduce."""
+        """Return the shape that the tuner picks of a file's graphs, for an allreduce of a size."""
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:
-        """Return the shape of what it picks of stock's."""
+        """Return the shape that the tuner picks of the library's own graphs, for an allreduce."""
 
     def rate(
         self, graph: StockGraph, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of a file's rings or chains."""
+        """Return the algbw in GB/s of a file's rings or chains."""
 
     def rate_stock(
         self, shape: str, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of stock's."""
+        """Return the algbw in GB/s of the library's own rings or chains (`shape`)."""
 
     def reach(self, collective: str) -> StockRate | NotModelled:
-        """Return what stock reaches for a collective at the topology's rates."""
+        """Return stock's algbw for a collective at the topology's rates, or why it is unknown."""
 
 
 def find_nccl(topology: Topology, hosts: int = 1) -> NcclHost | NotModelled:
-    """Return NCCL on a host, or on each of `hosts` hosts like it, or why it is not modelled."""
+    """Return the model of NCCL on a host, or on each of `hosts` such hosts, or why none exists."""
     model = model_stock(topology, hosts=hosts)
     if isinstance(model, NotModelled):
         return model
@@ -73,14 +76,14 @@ def find_nccl(topology: Topology, hosts: int = 1) -> NcclHost | NotModelled:
 
 
 def find_library(topology: Topology, hosts: int = 1) -> Library | NotModelled:
-    """Return the library of a machine, in jobs of `hosts` hosts like it; else why none is known."""
+    """Return the model of the library in jobs of `hosts` hosts like this, or why there is none."""
     return model_rccl(topology) if is_amd(topology) and hosts == 1 else find_nccl(topology, hosts)
 
 
 def reach(collective: str, topology: Topology) -> StockRate | NotModelled:
-    """Return what the stock library of a machine reaches for a collective at its links' rates.
+    """Return the algbw of a machine's stock library for a collective, or why it is not known.
 
-    Between hosts of one topology it is the most that their links allow.
+    Links have the topology's rates. Between several hosts it is the most that their links allow.
     """
     library = find_library(topology)
     if isinstance(library, NotModelled):

@@ -1,4 +1,8 @@
-"""The model of stock NCCL: what it finds and picks on a host without a graph file."""
+"""Model stock NCCL on a host without a graph file: the channels that it finds, and its choice.
+
+A channel is one ring or chain (a path through all GPUs); algbw is the bytes of the buffer over the
+time of a call.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,11 +47,11 @@ class StockChannels:
     """The rings or chains that NCCL finds, each an order of ranks.
 
     `speed_GBps` is the speed that NCCL counts for a channel, `pattern` its number of the pattern,
-    and `path_type` the type of the farthest hop as NCCL names it. In a job of several hosts `nets`
-    has the two NICs of each channel by their `dev` numbers, at a speed of `nic_speed_GBps` over
-    paths of `nic_type`, and `cross_nic` is NCCL's (2: channels in pairs exchange their NICs).
-    `algbw_GBps` is that of an allreduce with equal shares on the channels that
-    NCCL uses, by the loads on the links of NCCL's own graph.
+    and `path_type` the type of the farthest hop as NCCL names it. With `same_channels` all have one
+    order. In a job of several hosts `nets` has the two NICs of each channel by their `dev` numbers,
+    at a speed of `nic_speed_GBps` over paths of `nic_type`, and `cross_nic` is NCCL's (2: channels
+    in pairs exchange their NICs). `algbw_GBps` is that of an allreduce with equal shares on the
+    channels that NCCL uses, by the loads on the links of NCCL's own graph.
     """
 
     orders: tuple[tuple[int, ...], ...]
@@ -63,7 +67,7 @@ class StockChannels:
 
     @property
     def is_fallback(self) -> bool:
-        """Whether NCCL finds none, and takes one in rank order at a rate that it makes up."""
+        """Whether NCCL finds no channel and falls back to one in rank order at a fixed low rate."""
         return self.speed_GBps == Fraction(FALLBACK_MBps, MBps_PER_GBps)
 
 
@@ -96,28 +100,28 @@ class StockModel:
     nics: NicPaths | None = field(repr=False, compare=False)
 
     def pick(self, size_bytes: int) -> str:
-        """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
+        """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of `size_bytes`."""
         return self.expect(size_bytes, 0.0)[0]
 
     def list_used(self, shape: str) -> Channels:
-        """Return the rings or chains that it uses, as orders of ranks."""
+        """Return the rings or chains (`shape`) that NCCL uses, as orders of ranks."""
         found = self.rings if shape == RING_SHAPE else self.chains
         return Channels(shape, found.orders[: self.channels])
 
     @property
     def algbw_GBps(self) -> dict[str, Fraction]:
-        """The algbw of an allreduce in GB/s at large sizes, of `rings` and of `chains`."""
+        """The algbw of an allreduce in GB/s at large sizes, by "rings" and "chains"."""
         return {"rings": self.rings.algbw_GBps, "chains": self.chains.algbw_GBps}
 
     def to_json(self, size_bytes: int) -> dict[str, object]:
-        """Return the rates, and what NCCL picks for an allreduce of a size, as JSON."""
+        """Return the rates, and NCCL's pick for an allreduce of `size_bytes`, as JSON data."""
         rates = {kind: float(rate) for kind, rate in self.algbw_GBps.items()}
         return {"algbw_GBps": rates, "picked": self.pick(size_bytes)}
 
 
 @dataclass(frozen=True)
 class NotModelled:
-    """Why there is no model of a topology."""
+    """The reason why a topology has no model."""
 
     reason: str
 
@@ -215,9 +219,9 @@ def _is_in_pci_tree(topology: Topology, src: str, dst: str) -> bool:
 
 
 def list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
-    """Return the ordered pairs of ranks to which the driver refuses P2P, as far as is known.
+    """Return the ordered pairs of ranks between which the driver refuses P2P, as far as is known.
 
-    It says so itself, or it is known to have none over PCIe for one of their boards.
+    The topology says so, or boards of a pair are known to have none over PCIe.
     """
     view = view_machine(topology)
     indices = [view.find_gpu_index(name) for name in topology.ranks]
@@ -263,9 +267,9 @@ def make_graph(
     speed_GBps: Fraction = Fraction(0),
     path_type: str = PathType.LOC.name,
 ) -> StockGraph:
-    """Return channels through all GPUs, by their ranks, as a graph of a library.
+    """Return channels through all GPUs, given as ranks, as a graph of the library.
 
-    They have a speed, and `path_type` is the type of their farthest hop.
+    `path_type` is the type of a channel's farthest hop, `speed_GBps` a channel's speed.
     """
     index, count = {gpu.rank: gpu.index for gpu in gpus}, len(channels.orders)
     return StockGraph(
@@ -281,11 +285,11 @@ def make_graph(
 def rate_orders(
     is_ring: bool, orders: Sequence[Order], gpu_paths: GpuPaths, between_cpus: int = 1
 ) -> Fraction:
-    """Return the algbw of an allreduce in GB/s from the loads on the links.
+    """Return the algbw of an allreduce in GB/s over rings or chains, from the loads on the links.
 
-    Orders are of GPUs in NCCL's order. Links between CPUs have `between_cpus` times their rates. In
-    a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one direction and
-    the results the other, so each hop carries all of it both times.
+    Orders are of GPUs in NCCL's numbering. Links between CPUs have `between_cpus` times their
+    rates. In a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one
+    direction and the results the other, so each hop carries all of it both times.
     """
     shape = RING_SHAPE if is_ring else CHAIN
     counts = Counter(hop for order in orders for hop in hops(shape, order))
@@ -298,7 +302,11 @@ def rate_orders(
 def find_slowest_kBps(
     counts: Mapping[tuple[int, int], int], gpu_paths: GpuPaths, between_cpus: int
 ) -> Fraction:
-    """Return the least that hops between GPUs get, each as often as it is counted."""
+    """Return the rate in kB/s of the slowest hop, if each runs as often as `counts` says at once.
+
+    Hops are (GPU, GPU), whose paths are in `gpu_paths`. Links between CPUs have `between_cpus`
+    times their rates.
+    """
     loads: Counter[StockLink] = Counter()
     for pair, count in counts.items():
         for link in gpu_paths.paths[pair].links:

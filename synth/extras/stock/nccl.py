@@ -1,4 +1,8 @@
-"""Stock NCCL beside other channels, by its own count: on one host, and on several equal ones."""
+"""Compare stock NCCL with other channels by NCCL's own constants, on one or several equal hosts.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,9 +24,9 @@ from .tuner import pick
 
 
 class NcclHost:
-    """NCCL on one host; see `Library`.
+    """A model of NCCL on one host, with its own channels or those of a graph file.
 
-    `model` is that of stock. The levels of P2P (NCCL_P2P_LEVEL) are NCCL's default and the
+    `model` is that of stock. A `level` of P2P (NCCL_P2P_LEVEL) is NCCL's default (None) or the
     farthest. With `nvb` false, channels are rated as with NCCL_NVB_DISABLE=1, and stock without.
     """
 
@@ -36,7 +40,7 @@ class NcclHost:
 
     @cached_property
     def models(self) -> dict[PathType | None, StockModel]:
-        """Stock by the level of P2P."""
+        """The models of stock NCCL by the level of P2P."""
         at_sys = model_stock(self.topology, PathType.SYS.name, hosts=self.model.hosts)
         assert isinstance(at_sys, StockModel)
         return dict(zip(self.levels, (self.model, at_sys), strict=True))
@@ -57,7 +61,7 @@ class NcclHost:
         return self.paths[None]
 
     def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
-        """Return the shape of what NCCL's tuner picks of a file's graphs."""
+        """Return the shape that NCCL's tuner picks for an allreduce, given a file's graphs."""
         if len(graphs) == 1:
             return next(iter(graphs))
         hosts, system = self.model.hosts, self.model.system
@@ -65,13 +69,16 @@ class NcclHost:
         return next(shape for shape, name in KINDS.items() if name == kind)
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:
-        """Return the shape of what it picks of stock's."""
+        """Return the shape that NCCL's tuner picks for an allreduce among its own graphs."""
         return RING if self.models[level].pick(size_bytes) == KINDS[RING] else CHAIN
 
     def rate(
         self, graph: StockGraph, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of a file's rings or chains."""
+        """Return the algbw in GB/s of an allreduce over a file's rings or chains.
+
+        Links between CPUs have `between_cpus` times their rates.
+        """
         return rate_orders(
             graph.pattern == RING_PATTERN, graph.orders, self.paths[level], between_cpus
         )
@@ -79,23 +86,26 @@ class NcclHost:
     def rate_stock(
         self, shape: str, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of stock's."""
+        """Return the algbw in GB/s of an allreduce over NCCL's own rings or chains (`shape`).
+
+        Links between CPUs have `between_cpus` times their rates.
+        """
         model = self.models[level]
         orders = model.graphs[shape].orders[: model.channels]
         return rate_orders(shape == RING, orders, model.gpu_paths, between_cpus)
 
     def reach(self, collective: str) -> StockRate | NotModelled:
-        """Return what stock reaches for a collective at the topology's rates."""
+        """Return the algbw of stock for a collective at the topology's rates, or why unknown."""
         return rate_stock(collective, self.topology)
 
     def count_without_p2p(self, hops: Iterable[tuple[int, int]]) -> int:
-        """Return how many ordered pairs of ranks NCCL connects without P2P by default."""
+        """Return how many of `hops`, ordered pairs of ranks, NCCL runs without P2P by default."""
         p2p, index = self.paths[None].p2p, {gpu.rank: gpu.index for gpu in self.gpus}
         return sum((index[a], index[b]) not in p2p for a, b in hops)
 
 
 class NcclHosts(NcclHost):
-    """NCCL on each of several equal hosts, whose channels begin and end at NICs.
+    """A model of NCCL on each of several equal hosts, whose channels begin and end at NICs.
 
     `nics` are the paths to these by the level of P2P.
     """
@@ -110,10 +120,11 @@ class NcclHosts(NcclHost):
     def rate(
         self, graph: StockGraph, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of a file's rings or trees, by the loads on links alone.
+        """Return the algbw in GB/s of a file's rings or trees, by the loads on links alone.
 
-        The hosts of a balanced tree have most of their neighbours, on two hosts all of them, at
-        the first GPU; NCCL's own count has half there. The lower of both rates is returned.
+        The hosts of a balanced tree have most of their neighbours, on two hosts all of them, at the
+        first GPU; NCCL's own count has half there. The lower of both rates is returned. Links
+        between CPUs have `between_cpus` times their rates.
         """
         patterns = {graph.pattern, TREE} if graph.pattern == BALANCED_TREE else {graph.pattern}
         return min(
@@ -124,7 +135,7 @@ class NcclHosts(NcclHost):
     def rate_stock(
         self, shape: str, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of stock's, by the loads on links alone.
+        """Return the algbw in GB/s of NCCL's own rings or trees, by the loads on links alone.
 
         It may be above NCCL's own count, which takes only speeds from a list.
         """

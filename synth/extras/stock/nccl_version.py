@@ -1,4 +1,4 @@
-"""Versions of NCCL, and the limits of their sources."""
+"""Parse versions of NCCL, and tell what each version's sources limit or support."""
 
 import re
 from dataclasses import dataclass, field

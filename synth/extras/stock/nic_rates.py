@@ -1,4 +1,8 @@
-"""The rates that channels reach in jobs of several equal hosts, on the links of NCCL's graph."""
+"""Compute the rates of channels in jobs of several equal hosts, on the links of NCCL's graph.
+
+Algbw is the bytes of the buffer over the time of a call; a channel is one ring or chain (a path
+through all GPUs).
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,7 +29,7 @@ def rate_between_hosts(
     """Return the algbw in GB/s of an allreduce with equal shares on the first `used` channels.
 
     The links of each host carry what its channels send over them; those between CPUs have
-    `between_cpus` times their rates. If `counted`, a channel is not faster between hosts than the
+    `between_cpus` times their rates. If `counted`, a channel between hosts gets no more than the
     speed that NCCL counts for it.
     """
     graph = replace(graph, orders=graph.orders[:used], nets=graph.nets[:used])
@@ -42,7 +46,10 @@ def rate_between_hosts(
 def count_loads(
     graph: StockGraph, gpu_paths: GpuPaths, nics: NicPaths, hosts: int
 ) -> dict[StockLink, Fraction]:
-    """Return how often each link carries one channel's share of an allreduce."""
+    """Return how often each link carries one channel's share of an allreduce, over all channels.
+
+    The job has `hosts` equal hosts; `gpu_paths` and `nics` are the paths inside one.
+    """
     passes, neighbours = count_passes(graph.pattern, len(graph.orders[0]), hosts)
     loads: defaultdict[StockLink, Fraction] = defaultdict(Fraction)
     for path, load in _list_loads(graph, gpu_paths, nics, passes, neighbours):
@@ -52,9 +59,10 @@ def count_loads(
 
 
 def count_passes(pattern: int, gpus: int, hosts: int) -> tuple[Fraction, Fraction]:
-    """Return how often a hop carries a share, and how often a host sends one to its neighbours.
+    """Return how often a hop in a host, and a host's NIC, carry a channel's share of an allreduce.
 
-    `gpus` are those of a host. The second is an average for NCCL's double tree.
+    `gpus` is the number on a host; `pattern` is NCCL's number of the shape. The second is an
+    average for NCCL's double tree.
     """
     ranks = gpus * hosts
     if pattern == RING:

@@ -1,4 +1,7 @@
-"""NCCL's search for the channels of a job of several equal hosts, which begin and end at NICs."""
+"""Repeat NCCL's search for channels in jobs of several equal hosts: they begin and end at NICs.
+
+A channel is one ring or chain (a path through all GPUs).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +24,10 @@ class SearchTooLongError(Exception):
 
 
 def find_host_rings(system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths) -> StockGraph:
-    """Return the rings that NCCL finds for jobs of several hosts.
+    """Return the rings that NCCL finds on each host for jobs of several hosts.
 
-    Raise SearchTooLongError where the search is not repeated to its end.
+    `system` is NCCL's graph of a host, with the paths between GPUs and to NICs. Raise
+    SearchTooLongError if the search would take too long.
     """
     return _NicGraphSearch(system, gpu_paths, nics, RING, 1, MAX_CHANNELS).run()
 
@@ -31,9 +35,10 @@ def find_host_rings(system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths) ->
 def find_host_chains(
     system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths, channels: int
 ) -> StockGraph:
-    """Return the trees that NCCL finds for jobs of several hosts, as many as it has rings.
+    """Return the trees that NCCL finds on each host for jobs of several hosts.
 
-    Raise SearchTooLongError where the search is not repeated to its end.
+    There are as many as `channels`, the number of rings; `system` is NCCL's graph of a host, with
+    the paths between GPUs and to NICs. Raise SearchTooLongError if the search would take too long.
     """
     return _NicGraphSearch(system, gpu_paths, nics, BALANCED_TREE, channels, channels).run()
 

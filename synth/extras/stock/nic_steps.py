@@ -1,4 +1,4 @@
-"""One search of NCCL's for channels that begin and end at NICs, for jobs of several hosts.
+"""Repeat one search of NCCL's for channels that begin and end at NICs, for jobs of several hosts.
 
 Each point of the search is a generator that yields the points below it, so that no number of
 channels exceeds Python's stack. `steps` has the search inside one host, which is much faster.
@@ -31,10 +31,10 @@ _TRIALS_OF_SORTING = 4
 
 @dataclass(frozen=True)
 class NicSettings:
-    """What one search wants of NICs: a speed in MB/s, and paths of at most the type `farthest`.
+    """What one search asks of NICs: a speed in MB/s, and paths of at most the type `farthest`.
 
-    With `cross_nic` 0 a channel ends at a NIC of the same rail as it begins at, with 2 channels
-    come in pairs that exchange their NICs.
+    `pattern` is NCCL's number of the shape. With `cross_nic` 0 a channel ends at a NIC of the same
+    rail as it begins at, with 2 channels come in pairs that exchange their NICs.
     """
 
     pattern: int
@@ -45,16 +45,17 @@ class NicSettings:
 
 @dataclass(slots=True)
 class Clock:
-    """The steps that are `left`: 0 if none are, and -1 if the best graph was found."""
+    """The number of steps that a search may still make: 0 for none, -1 after the best graph."""
 
     left: int
 
 
 class ChannelPoint(NamedTuple):
-    """The channels so far: free capacities of links (packed) and NICs, and the last one's GPUs.
+    """A state of the search: the channels so far, and what they leave free.
 
-    `links` counts the links of all hops, and `used` has the GPUs as bits. With `forced` the order
-    of the GPUs is given, as in `steps`.
+    `channel` is the number of the channel in progress, `free` the free capacities of links (packed
+    into an integer), `nic_MBps` those of NICs. `links` counts the links of all hops, and `used` has
+    the last channel's GPUs as bits. With `forced` the order of the GPUs is given, as in `steps`.
     """
 
     channel: int
@@ -66,7 +67,10 @@ class ChannelPoint(NamedTuple):
 
 
 class NicSearch:
-    """The search for one graph at one speed; `nets` has the two NICs of each channel in turn."""
+    """The search for one graph at one speed; `nets` has the two NICs of each channel in turn.
+
+    `table` has the hops that it may take; `limits` and `settings` say what it looks for.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class NicSearch:
         self.list_nics = lru_cache(maxsize=None)(nics.list_nics)
 
     def run(self) -> int:
-        """Run the search and return the steps left."""
+        """Run the search; return the steps left: 0 if used up, -1 if the best was found."""
         clock = Clock(self.limits.steps)
         rates = tuple(net.links[0].rate_kBps // MBps_PER_GBps for net in self.nics.nets)
         stack = [self._start(ChannelPoint(0, self.host.capacity, rates, 0), clock)]

@@ -1,4 +1,7 @@
-"""The paths that NCCL takes between GPUs and NICs, and which NICs it tries for a GPU."""
+"""Find the paths that NCCL takes between GPUs and NICs, and the NICs that it tries for a GPU.
+
+A channel is one ring or chain (a path through all GPUs).
+"""
 
 from collections.abc import Mapping
 
@@ -8,7 +11,10 @@ from .system import CPU, GPU, NET, StockNode, StockSystem
 
 
 class NicPaths:
-    """The paths of a host's GPUs to NICs (`out`) and back (`back`), both keyed (gpu, nic)."""
+    """The paths of a host's GPUs to NICs (`out`) and back (`back`), both keyed (gpu, nic).
+
+    With `nvb`, NCCL may route over another GPU's NVLinks.
+    """
 
     def __init__(self, system: StockSystem, gpu_paths: GpuPaths, nvb: bool) -> None:
         self.system, self.gpu_paths = system, gpu_paths
@@ -104,11 +110,11 @@ class NicPaths:
         return [i for i in distance if distance[i] == best]
 
     def list_local_gpus(self, net: int) -> list[int]:
-        """Return the GPUs nearest to a NIC."""
+        """Return the GPUs nearest to the NIC with the index `net`."""
         return self._list_local(self.back, net, of_gpu=False)
 
     def choose_nic(self, gpu: int, channel: int) -> int | None:
-        """Return the NIC that NCCL prefers for a GPU's channel, None if the GPU reaches none."""
+        """Return the NIC that NCCL prefers for a GPU in a channel; None if it reaches none."""
         nets = self._list_local(self.out, gpu, of_gpu=True)
         if not nets:
             return None
@@ -130,7 +136,7 @@ class NicPaths:
         return None
 
     def list_nics(self, farthest: PathType, gpu: int | None) -> list[int]:
-        """Return the NICs that NCCL tries for a GPU, or for a channel's start if it is None.
+        """Return the NICs that NCCL tries for a GPU (None: to start a channel), in its order.
 
         Preferred ones come first, then others over paths of at most the type `farthest`.
         """

@@ -1,14 +1,16 @@
-"""What stock NCCL reaches on paper at large sizes: the one figure that every command gives.
+"""Estimate what stock NCCL reaches at large sizes, by a model: the figure that every command gives.
 
 On one host it is the rate of the channels that NCCL's search finds and its tuner picks (model.py),
 with every link at the topology's rate. NCCL's own constants decide what is found and picked.
 
-On several hosts nothing of the search is known, but what its channels can carry is. A flat ring
-crosses every cut between GPUs, so that of a host's NICs, with 2 (n - 1) / n of its share for n
-GPUs: all rings together carry at most n / (2 (n - 1)) of the narrowest cut, however many NICs they
-use. A tree sends a share out of a host once on two hosts; on more a host has two neighbours on
-average. Published results of NCCL on 4 to 16 hosts are at .91 to .98 of the ring's limit
+On several hosts the search is not modelled, but what its channels can carry is. A flat ring crosses
+every cut between GPUs, so that of a host's NICs, with 2 (n - 1) / n of its share for n GPUs: all
+rings together carry at most n / (2 (n - 1)) of the narrowest cut, however many NICs they use. A
+tree sends a share out of a host once on two hosts; on more a host has two neighbours on average.
+Published results of NCCL on 4 to 16 hosts are at .91 to .98 of the ring's limit
 (benchmarks/published.py). Hosts that NVLinks join count as one.
+
+Algbw is the bytes of the buffer over the time of a call.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ _FABRICS = ("nvlink", "xgmi")
 
 @dataclass(frozen=True)
 class StockRate:
-    """The algbw in GB/s of a collective by a stock library at large sizes, on paper.
+    """The modelled algbw in GB/s of a collective by a stock library at large sizes.
 
     `shape` is "rings" or "trees". With `is_limit` it is no model of what NCCL finds, but the most
     that such channels carry between `hosts` hosts. `assumes` has a line for each fact that the
@@ -72,14 +74,14 @@ class StockRate:
 
     @property
     def name(self) -> str:
-        """What reaches the figure, or less if it is a limit, in words."""
+        """The library and channels that the figure is for, as text."""
         if not self.is_limit:
             return f"the {self.shape} that stock {self.library} finds (modelled)"
         return "a flat ring" if self.shape == RINGS else "a tree over the hosts"
 
     @property
     def basis(self) -> str:
-        """What the figure is, in words."""
+        """What the figure is (a model or an upper limit) and of which channels, as text."""
         if not self.is_limit:
             return self.name
         return f"at most what {self.name} carries through the narrowest cut between GPUs"
@@ -94,7 +96,7 @@ class StockRate:
 
 
 def rate_stock(collective: str, topology: Topology) -> StockRate | NotModelled:
-    """Return what stock NCCL reaches on paper for a collective; else why that is not known."""
+    """Return the modelled algbw of stock NCCL for a collective, or why it is not known."""
     model = model_stock(topology)
     if isinstance(model, StockModel):
         if collective not in RING_SHARES:

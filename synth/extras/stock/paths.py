@@ -1,4 +1,4 @@
-"""The paths that NCCL takes between GPUs, by the rules of its graph/paths.cc."""
+"""Find the paths that NCCL takes between GPUs, by the rules of its graph/paths.cc."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NO_PATH = StockPath(PathType.DIS, 0, ())
 
 
 def find_paths(base: StockNode, nvb: bool) -> dict[StockNode, StockPath]:
-    """Return the path from each node to `base`, for the nodes that have one.
+    """Return the path from each node that has one to `base`.
 
     Paths go through another GPU's hardware only from NVLink to NVLink, and only with `nvb`.
     """
@@ -97,11 +97,11 @@ def find_gpu_paths(
     nvb: bool,
     refused: Container[tuple[int, int]] = (),
 ) -> GpuPaths:
-    """Return the paths between GPUs.
+    """Return the paths between all GPUs of NCCL's graph of a host.
 
     `level` is the type of the farthest path with P2P (NCCL_P2P_LEVEL), None for NCCL's default:
-    PXB, or SYS with at most two GPUs on AMD's CPUs. `nvb` is false with NCCL_NVB_DISABLE=1. To the
-    pairs of ranks in `refused` the driver does not grant P2P.
+    PXB, or SYS with at most two GPUs on AMD's CPUs. `nvb` is false with NCCL_NVB_DISABLE=1. Between
+    the pairs of ranks in `refused` the driver refuses P2P.
     """
     gpus, cpus = system.nodes[GPU], system.nodes[CPU]
     if level is None:
@@ -129,12 +129,12 @@ def find_gpu_paths(
 
 
 def measure_distance(path: StockPath) -> tuple[int, PathType, int]:
-    """Return what decides which CPU is a GPU's own: the smallest."""
+    """Return the key by which NCCL picks a GPU's nearest CPU: the path with the smallest one."""
     return (-path.rate_kBps, path.type, len(path.links))
 
 
 def join_paths(first: StockPath, second: StockPath) -> StockPath:
-    """Return the path that takes one path and then another."""
+    """Return the path that goes along `first` and then along `second`."""
     kinds = {first.type, second.type}
     kind = PathType.P2C if kinds == {PathType.PHB, PathType.C2C} else max(kinds)
     return StockPath(kind, min(first.rate_kBps, second.rate_kBps), first.links + second.links)

@@ -1,9 +1,12 @@
-"""The model of stock RCCL: what it finds on a host of AMD GPUs without a graph file.
+"""Model stock RCCL on a host of AMD GPUs without a graph file.
 
 RCCL first compares a host with a table of machines, and searches only if none fits. The table is
-not modelled, but what it can hold is: which machines it may decide follows from counts. Two kinds
-of machines it always decides, with rings that use every xGMI link equally. From graph/search.cc and
+not modelled, but which machines it may apply to follows from counts. Two kinds of machines it
+always decides, with rings that use every xGMI link equally. From graph/search.cc and
 graph/rome_models.cc of October 2024.
+
+Algbw is the bytes of the buffer over the time of a call; a channel is one ring or chain (a path
+through all GPUs).
 """
 
 from collections import Counter
@@ -42,7 +45,7 @@ TABLE = "decided by RCCL's model table"
 
 @dataclass(frozen=True)
 class RcclStock:
-    """What stock RCCL does on a host; orders are those of a search, None for a table's.
+    """What stock RCCL does on a host: the graphs that its search finds, None if its table decides.
 
     `known_GBps` is then the algbw of an allreduce in GB/s by shape, which no socket link limits.
     """
@@ -53,12 +56,12 @@ class RcclStock:
 
     @property
     def channels(self) -> int:
-        """The number of channels of a searched graph; 0 if a table decides."""
+        """The number of channels that the search finds; 0 if the table decides."""
         return self.rings.channels if self.rings else 0
 
 
 class RcclHost:
-    """RCCL on one host; see `Library`.
+    """A model of RCCL on one host, with its own channels or those of a graph file.
 
     `stock` is None if the table may decide or RCCL may use NICs (`reason` says which). With the
     table, `is_provable` is whether all routes between GPUs are known, so that bounds hold, and
@@ -82,39 +85,51 @@ class RcclHost:
         self.stock = None if self.reason else _find_stock(self.system, self.gpu_paths, wires, peers)
 
     def pick_large(self, rates_GBps: Mapping[str, Fraction]) -> str:
-        """Return what RCCL's tuner picks for a large allreduce by rates of shapes (tuning.cc)."""
+        """Return the shape that RCCL's tuner picks for a large allreduce (tuning.cc).
+
+        `rates_GBps` are the shapes' rates.
+        """
         if CHAIN not in rates_GBps or RING not in rates_GBps:
             return next(iter(rates_GBps))
         return CHAIN if rates_GBps[CHAIN] * self._chain_share > rates_GBps[RING] else RING
 
     def pick(self, graphs: Mapping[str, StockGraph], size_bytes: int) -> str:
-        """Return the shape of what it picks of a file's graphs, at large sizes."""
+        """Return the shape that the tuner picks of a file's graphs, modelled at large sizes."""
         return self.pick_large({shape: self.rate(graph) for shape, graph in graphs.items()})
 
     def pick_stock(self, size_bytes: int, level: PathType | None = None) -> str:
-        """Return the shape of what it picks of stock's, at large sizes; stock must be known."""
+        """Return the shape that the tuner picks of RCCL's own graphs; for large sizes only.
+
+        The model must know these (`stock`).
+        """
         return self.pick_large({shape: self.rate_stock(shape) for shape in (RING, CHAIN)})
 
     def rate(
         self, graph: StockGraph, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of a file's rings or chains."""
+        """Return the algbw in GB/s of an allreduce over a file's rings or chains.
+
+        Links between CPUs have `between_cpus` times their rates; `level` has no effect.
+        """
         is_ring = graph.pattern == RING_PATTERN
         return rate_orders(is_ring, graph.orders, self.gpu_paths, between_cpus)
 
     def rate_stock(
         self, shape: str, between_cpus: int = 1, level: PathType | None = None
     ) -> Fraction:
-        """Return the algbw of stock's, which must be known."""
+        """Return the algbw in GB/s of RCCL's own rings or chains (`shape`), which must be known.
+
+        Links between CPUs have `between_cpus` times their rates.
+        """
         assert self.stock is not None
         graph = self.stock.rings if shape == RING else self.stock.chains
         return self.stock.known_GBps[shape] if graph is None else self.rate(graph, between_cpus)
 
     def reach(self, collective: str) -> StockRate | NotModelled:
-        """Return what the rings of its table for eight GPUs reach, which use all links equally.
+        """Return the algbw of a collective by RCCL's rings for eight GPUs, or why it is unknown.
 
-        Every GPU sends a share of n - 1 of n parts, once or twice, over all of its links. Of other
-        machines that is not known.
+        These are of its table, and use all links equally: every GPU sends a share of n - 1 of n
+        parts, once or twice, over all of its links. Other machines are not modelled.
         """
         share = RING_SHARES.get(collective)
         if share is None or self.stock is None or self.stock.rings is not None:
@@ -132,7 +147,7 @@ class RcclHost:
 # Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.
 @lru_cache(maxsize=32)
 def model_rccl(topology: Topology) -> RcclHost | NotModelled:
-    """Return the host as RCCL sees it, with what it does by itself. The result is cached."""
+    """Return the model of RCCL on a host, or why there is none. The result is cached."""
     gpus = [topology.by_id[name] for name in topology.ranks]
     if len(gpus) < 2:
         return NotModelled("RCCL needs two GPUs for a collective")
@@ -147,7 +162,7 @@ def model_rccl(topology: Topology) -> RcclHost | NotModelled:
 
 
 def count_wires(system: StockSystem) -> dict[StockNode, dict[StockNode, int]]:
-    """Return the kB/s over xGMI from each GPU to each other that it has links to."""
+    """Return the rate over xGMI in kB/s from each GPU to each other that it is linked to."""
     return {
         gpu: {x.end: x.rate_kBps for x in gpu.links if x.type == PathType.NVL and x.end.kind == GPU}
         for gpu in system.nodes[GPU]

@@ -1,7 +1,7 @@
-"""RCCL's search for rings and chains inside a host, by the rules of its graph/search.cc.
+"""Repeat RCCL's search for rings and chains inside a host, by the rules of its graph/search.cc.
 
-It is NCCL's of 2.18 (`search`), with speeds of its own. Candidates that are equal otherwise are
-better with more hops over xGMI, and machines of five to eight GPUs with xGMI get two rings at most.
+It is NCCL's of 2.18 (`search`), with speeds of its own. Of equal candidates those with more hops
+over xGMI are better, and machines of five to eight GPUs with xGMI get two rings at most.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,10 @@ from .system import GPU, StockSystem
 
 
 def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
-    """Return the rings that RCCL's search finds."""
+    """Return the rings that RCCL's search finds in its graph `system` of a host.
+
+    `gpu_paths` are the paths between its GPUs.
+    """
     has_xgmi = any(path.type == PathType.NVL for path in gpu_paths.paths.values())
     is_limited = has_xgmi and len(system.nodes[GPU]) in RCCL_XGMI_GPUS
     most = RCCL_MAX_RINGS_WITH_XGMI if is_limited else RCCL_MAX_RINGS
@@ -33,12 +36,19 @@ def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
 
 
 def find_rccl_rings_without_table(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
-    """Return the rings that RCCL's search finds where its table is passed over (RCCL_TREES)."""
+    """Return the rings that RCCL's search finds if its table is passed over (RCCL_TREES).
+
+    `system` is its graph of a host, `gpu_paths` are the paths between the GPUs.
+    """
     return _RcclSearch(system, gpu_paths, RING, 1, RCCL_MAX_RINGS).run()
 
 
 def find_rccl_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
-    """Return the chains that RCCL's search finds, as many as it has rings."""
+    """Return the chains that RCCL's search finds in its graph `system` of a host.
+
+    `gpu_paths` are the paths between its GPUs; there are as many as `channels`, its number of
+    rings.
+    """
     return _RcclSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
 
 

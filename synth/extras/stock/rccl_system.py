@@ -1,4 +1,4 @@
-"""RCCL's own graph of a host and its paths between GPUs, by its graph/topo.cc and paths.cc.
+"""Build RCCL's own graph of a host and its paths between GPUs, by its graph/topo.cc and paths.cc.
 
 RCCL grew out of NCCL: the PCI tree and the CPUs are the same. A GPU is one node, with xGMI links at
 a rate by architecture. A path never leads through another GPU, and all pairs use P2P except on
@@ -27,9 +27,9 @@ from .system import (
 
 
 def find_architecture(topology: Topology) -> str:
-    """Return the architecture of the first GPU, such as gfx942 or 906; by its links if unknown.
+    """Return the architecture of the first GPU, such as gfx942 or 906; "" if unknown.
 
-    The result is empty for GPUs of which nothing is known.
+    If the topology does not name it, the rate of its xGMI links tells it.
     """
     gpu = topology.by_id[topology.ranks[0]]
     if gpu.extra.get("gcn"):
@@ -82,7 +82,7 @@ def _merge_hardware(gpu: StockNode) -> None:
 
 
 def find_rccl_paths(system: StockSystem) -> GpuPaths:
-    """Return the paths between GPUs, which are indices in RCCL's order of them."""
+    """Return the paths between GPUs in RCCL's graph `system`; GPUs are indices in its order."""
     gpus, cpus = system.nodes[GPU], system.nodes[CPU]
     level = _find_p2p_level(system)
     to_gpu = [find_paths_to(gpu) for gpu in gpus]
@@ -106,7 +106,7 @@ def _find_p2p_level(system: StockSystem) -> PathType:
 
 
 def find_paths_to(base: StockNode) -> dict[StockNode, StockPath]:
-    """Return the path from each node to `base`, for the nodes that have one."""
+    """Return the path from each node that has one to `base`."""
     paths = {base: StockPath(PathType.LOC, LOCAL_kBps, ())}
     reached = [base]
     while reached:

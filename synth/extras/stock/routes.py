@@ -1,4 +1,4 @@
-"""The routes that NCCL takes between the GPUs of a host, on a topology's own links."""
+"""Find the routes that NCCL takes between the GPUs of a host, on the topology's own links."""
 
 from collections.abc import Mapping
 
@@ -29,11 +29,11 @@ class NcclRouter(Router):
         return (start, relay, end) if relay else self._hardware.find_route(start, end)
 
     def on(self, topology: Topology) -> Router:
-        """Return the router of another topology that finds routes by the same rule."""
+        """Return a router with the same rule for another topology."""
         return self if topology == self.topology else NcclRouter(self._hardware.on(topology))
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Return the device before each on its route from `start`; see `Router.before_each`."""
+        """Return, by device id, the device before it on its route from `start`."""
         before = self._hardware.before_each(start)
         relayed = {end: relay for (src, end), relay in self.relays.items() if src == start}
         # A device follows the one before it.

@@ -1,9 +1,11 @@
-"""NCCL's search for rings and chains inside a host, by the rules of its graph/search.cc.
+"""Repeat NCCL's search for rings and chains inside a host, by the rules of its graph/search.cc.
 
 NCCL tries speeds from the fastest down. At each it looks for as many channels as the links allow:
 first with one order for all, then with different ones, then over farther types of paths. The first
 pass ends at the best total; a second one tries higher speeds for as many channels. `steps` has a
 single search. Speeds are in MB/s.
+
+A channel is one ring or chain (a path through all GPUs).
 """
 
 from collections.abc import Sequence
@@ -43,8 +45,11 @@ class StockGraph:
     """NCCL's graph of rings or chains: channels of one speed, each an order of the GPUs.
 
     GPUs are indices in NCCL's order, as are the NICs in `nets`, between which each channel lies in
-    jobs of several hosts; `nic_type` is the type of the farthest path to one. `links` counts the
-    links of all channels' hops.
+    jobs of several hosts; `nic_type` is the type of the farthest path to one, `path_type` that of
+    the farthest hop between GPUs. `pattern` is NCCL's number of the shape; `min_channels` and
+    `max_channels` are what was searched for. With `same_channels` all have one order. `speed_MBps`
+    is a channel's speed inside a host, `inter_MBps` between hosts; `cross_nic` is NCCL's. `links`
+    counts the links of all channels' hops.
     """
 
     pattern: int
@@ -62,22 +67,31 @@ class StockGraph:
 
     @property
     def channels(self) -> int:
-        """Number of channels."""
+        """The number of channels."""
         return len(self.orders)
 
 
 def find_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
-    """Return the rings that NCCL finds."""
+    """Return the rings that NCCL's search finds in its graph `system` of a host.
+
+    `gpu_paths` are the paths between its GPUs.
+    """
     return GraphSearch(system, gpu_paths, RING, 1, MAX_CHANNELS).run()
 
 
 def find_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
-    """Return the chains that NCCL finds, as many as it has rings."""
+    """Return the chains that NCCL's search finds in its graph `system` of a host.
+
+    `gpu_paths` are the paths between its GPUs; there are at most `channels`, the number of rings.
+    """
     return GraphSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
 
 
 class GraphSearch:
-    """NCCL's searches for one graph: `best` is the best so far, `trial` what is searched for."""
+    """NCCL's passes of searches for one graph: `best` so far, and the `trial` in progress.
+
+    It looks for `least` to `most` channels of a `pattern`, NCCL's number of the shape.
+    """
 
     def __init__(
         self, system: StockSystem, gpu_paths: GpuPaths, pattern: int, least: int, most: int
@@ -109,7 +123,7 @@ class GraphSearch:
         self.done: dict[tuple[object, ...], tuple[int, set[Candidate]]] = {}
 
     def run(self) -> StockGraph:
-        """Run both passes, and return the graph."""
+        """Run both passes, and return the best graph."""
         self._run_first_pass()
         self.best = _split_channels(self.best, self.sm)
         self._run_second_pass()

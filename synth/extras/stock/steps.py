@@ -1,4 +1,4 @@
-"""One search of NCCL's for channels: depth first, at one speed, in NCCL's order of trials.
+"""Repeat one search of NCCL's for channels: depth first, at one speed, in NCCL's order of trials.
 
 The free capacities of all links are packed into one integer, a field for each link with a guard bit
 on top. Subtracting the packed load of a hop leaves every guard bit set only if every link has room,
@@ -53,7 +53,11 @@ class HopTable:
 
 @dataclass(slots=True)
 class SearchLimits:
-    """What one search looks for: rings or chains, and how many channels at what speed."""
+    """What one search looks for.
+
+    Rings or else chains (`ring`), from `min_channels` to `max_channels` of them, with one order for
+    all (`same_channels`), in at most `steps` steps.
+    """
 
     ring: bool
     same_channels: bool
@@ -68,7 +72,7 @@ Report = Callable[[int, int, Sequence[int]], bool]
 
 
 class HostLinks:
-    """The links of a host that paths between its GPUs use, as fields of packed integers."""
+    """The capacities of a host's links between its GPUs, as fields of packed integers."""
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class HostLinks:
         self._tables: dict[tuple[int, int, tuple[tuple[int, int], ...]], HopTable] = {}
 
     def list_loads(self, src: StockNode, path: StockPath) -> Iterator[tuple[Fraction, StockLink]]:
-        """Yield the links that a path from `src` loads, and how much of its speed each carries.
+        """Yield (fraction of a path's speed, link) for each link that a path from `src` loads.
 
         Links between a GPU and its hardware are left out, since they are never full.
         """
@@ -110,7 +114,10 @@ class HostLinks:
             node = end
 
     def make_table(self, pattern: int, speed_MBps: int, farthest: PathType) -> HopTable:
-        """Return the hops over paths of at most the type `farthest`, at a speed in MB/s."""
+        """Return the hops that a search at `speed_MBps` may take, for NCCL's `pattern`.
+
+        Their paths are of at most the type `farthest`.
+        """
         paths = self.gpu_paths.paths
         allowed = tuple(
             pair
@@ -132,13 +139,13 @@ class HostLinks:
         return self._tables[key]
 
     def get_free_MBps(self, link: StockLink, free: int) -> int:
-        """Return what is free of a link, of packed free capacities, in MB/s."""
+        """Return a link's free capacity in MB/s; `free` are all links' free capacities, packed."""
         if link not in self.shift:
             return link.rate_kBps // kBps_PER_MBps
         return free >> self.shift[link] & _MAX_CAPACITY_MBps
 
     def has_room(self, hop: GpuHop) -> bool:
-        """Return whether the links of a hop could carry it alone."""
+        """Return whether an otherwise unused machine can carry a hop."""
         return self.capacity - hop.load & self.guard == self.guard
 
     def _make_hop(self, pair: tuple[int, int], speed_MBps: int) -> GpuHop:
@@ -147,7 +154,7 @@ class HostLinks:
         return GpuHop(dst, 1 << dst, self.pack(self.gpus[src], path, speed_MBps), len(path.links))
 
     def pack(self, src: StockNode, path: StockPath, speed_MBps: int) -> int:
-        """Return the packed load of a path from `src` at a speed in MB/s."""
+        """Return the load of a path from `src` at `speed_MBps`, packed into an integer."""
         return sum(
             int(share * speed_MBps) << self.shift[link]
             for share, link in self.list_loads(src, path)
@@ -202,7 +209,8 @@ class _SearchFrame:
 def search(links: HostLinks, table: HopTable, limits: SearchLimits, report: Report) -> int:
     """Search for channels; return the steps left, 0 after the last, -1 if the best was found.
 
-    Each candidate of at least `limits.min_channels` is reported.
+    Each candidate of at least `limits.min_channels` is reported. `table` has the hops that it may
+    take over `links`.
     """
     return _ChannelSearch(links, table, limits, report).run()
 

@@ -1,11 +1,11 @@
-"""Predicted time of the stock collective, with the same cost model as for plans.
+"""Predict the time of the stock collective, with the same cost model as for plans.
 
 On hosts that the models of stock NCCL and RCCL cover these are the rings or chains that the library
 finds and picks, at the topology's rates. Elsewhere it is one ring in rank order, or else in the
 first order with routes: that stands for a library that ignores the machine (gloo, or a hand-written
-ring), and `reason` says why the other is not known. Between hosts it is the most that flat rings,
-or trees over the hosts, carry. At large sizes the rates are those of stock/on_paper.py. None is a
-measurement.
+ring), and `reason` says why the library is not modelled. Between hosts it is the most that flat
+rings, or trees over the hosts, carry. At large sizes the rates are those of on_paper.py. All are
+predictions, not measurements.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ _MAX_SEARCHED, _MAX_TRIED, _MAX_NAMED = 64, 20_000, 16
 
 
 class StockRing:
-    """Predicted times of a collective as stock NCCL's channels, or as a ring in rank order.
+    """A prediction of the stock collective: NCCL's or RCCL's own channels, or a ring in rank order.
 
     If the rank order has no routes, the first order that has is taken. Broadcast and reduce are a
     pipelined chain. If stock NCCL or RCCL is modelled, its own rings and chains are taken instead,
@@ -92,7 +92,7 @@ class StockRing:
         return self._limit is not None
 
     def time_s(self, size_bytes: int) -> float:
-        """Return the predicted seconds for a buffer."""
+        """Return the predicted seconds for a buffer of `size_bytes`."""
         if self._host is not None and self._schedule is not None:
             return time_us(self._schedule, self._topology, self._host, size_bytes) * 1e-6
         costs = self._modelled[self._pick(size_bytes)] if self._modelled else self._costs
@@ -151,7 +151,7 @@ class StockRing:
         return [Cost(alpha_us if rate.shape == RINGS else alpha_us / 2, 1 / rate.algbw_GBps)]
 
     def algbw_GBps(self, size_bytes: int) -> float:
-        """Return the predicted algbw in GB/s for a buffer."""
+        """Return the predicted algbw in GB/s for a buffer of `size_bytes`."""
         time_s = self.time_s(size_bytes)
         return size_bytes / time_s / 1e9 if time_s else 0.0
 
@@ -191,7 +191,7 @@ class StockRing:
 
 
 def stock_of(plan: Plan) -> StockRing | None:
-    """Return the stock collective of a plan's members, on the machine of these alone.
+    """Return the stock collective among a plan's members, on a machine of these alone.
 
     None if it has no ring, or if the members have no routes.
     """

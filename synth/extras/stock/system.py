@@ -68,9 +68,10 @@ class StockLink:
 class StockNode:
     """A node of NCCL's graph with its links, in the order in which NCCL tries them.
 
-    `index` counts the nodes of its kind. `address` is the PCI address of a DEV, PCI or NIC node,
-    `element` the XML element it comes from, and `parent` the DEV of a GPU. `rank` is a GPU's rank,
-    `sm` the compute capability (times ten) of a DEV.
+    `kind` is NCCL's ("gpu", "cpu" ...), `index` its number among the nodes of its kind. `address`
+    is the PCI address of a DEV (a board), PCI or NIC node, `element` the XML element it comes from,
+    and `parent` the DEV of a GPU. `rank` is a GPU's rank, `sm` the compute capability (times ten)
+    of a DEV.
     """
 
     kind: str
@@ -83,13 +84,13 @@ class StockNode:
     links: list[StockLink] = field(default_factory=list)
 
     def get(self, key: str) -> str:
-        """Return an attribute of the node's element, empty if absent."""
+        """Return an attribute of the node's XML element, "" if absent."""
         return self.element.attributes.get(key, "")
 
 
 @dataclass
 class StockSystem:
-    """The nodes of NCCL's graph of a host by kind, and the XML elements they were made from."""
+    """The nodes of NCCL's graph of a host by kind, and the root of the XML they were made from."""
 
     root: Element
     nodes: dict[str, list[StockNode]] = field(
@@ -97,13 +98,13 @@ class StockSystem:
     )
 
     def add(self, kind: str, element: Element, address: str = "") -> StockNode:
-        """Add and return a node."""
+        """Add a node of a kind at a PCI address for an XML element, and return it."""
         node = StockNode(kind, len(self.nodes[kind]), element, address)
         self.nodes[kind].append(node)
         return node
 
     def find(self, kind: str, address: str) -> StockNode | None:
-        """Return the first node of a kind at a PCI address."""
+        """Return the first node of a kind at a PCI address, None if there is none."""
         return next((node for node in self.nodes[kind] if node.address == address), None)
 
     def remove(self, removed: StockNode) -> None:
@@ -130,7 +131,10 @@ def is_cpu(cpu: StockNode, arch: str, vendor: str = "") -> bool:
 
 
 def connect(node: StockNode, end: StockNode, kind: PathType, rate_kBps: int) -> None:
-    """Add a link, or its rate to the link of the same type; keep faster links first."""
+    """Add a link of the type `kind` and a rate from `node` to `end`.
+
+    If there is one of that type, add the rate to it. The faster links stay first.
+    """
     links = node.links
     at = next((i for i, x in enumerate(links) if x.end is end and x.type == kind), len(links))
     link = links.pop(at) if at < len(links) else StockLink(kind, 0, end)
@@ -210,7 +214,7 @@ def _add_cpu(system: StockSystem, element: Element) -> None:
 
 
 def order_children(element: Element) -> list[Element]:
-    """Return the elements below one as NCCL orders what it finds: by PCI address, NICs last."""
+    """Return the child elements in NCCL's order of finding them: by PCI address, NICs last."""
     return sorted(
         element.children,
         key=lambda child: (child.tag != "pci", child.get("busid") or ""),
@@ -257,7 +261,7 @@ def _add_nets(system: StockSystem, element: Element, nic: StockNode) -> None:
 
 
 def count_between_cpus_kBps(cpu: StockNode) -> int:
-    """Return kB/s from a CPU to another, as NCCL counts it."""
+    """Return the rate from a CPU to another in kB/s, by NCCL's constants."""
     if is_cpu(cpu, "ppc64"):
         return POWER_kBps
     if is_cpu(cpu, "arm64"):

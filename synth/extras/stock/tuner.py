@@ -1,4 +1,4 @@
-"""What NCCL's tuner picks for an allreduce, by the model of its graph/tuning.cc."""
+"""Predict what NCCL's tuner picks for an allreduce, by the model of its graph/tuning.cc."""
 
 from dataclasses import replace
 
@@ -41,7 +41,10 @@ from .system import DEV, StockSystem
 def pick(
     system: StockSystem, rings: StockGraph, chains: StockGraph, size_bytes: int, hosts: int = 1
 ) -> str:
-    """Return "rings" or "chains": what NCCL picks for an allreduce of a size."""
+    """Return "rings" or "chains": what NCCL picks for an allreduce of `size_bytes`.
+
+    `system` is its graph of a host; `hosts` is the number of hosts of the job.
+    """
     return expect(system, rings, chains, size_bytes, hosts)[0]
 
 
@@ -53,9 +56,10 @@ def expect(
     hosts: int = 1,
     hop_us: float = 0.0,
 ) -> tuple[str, float]:
-    """Return what NCCL picks for an allreduce of a size, and the microseconds that it expects.
+    """Return what NCCL picks for an allreduce of `size_bytes`, and the time that it expects in us.
 
-    Where a hop is known to take longer than NCCL counts, `hop_us`, the time is with that.
+    `hosts` is the number of hosts. If `hop_us`, the known latency of a hop, is above what NCCL
+    assumes, the time accounts for it; the choice does not.
     """
     used = min(rings.channels, chains.channels)
     graphs = {

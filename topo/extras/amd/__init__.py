@@ -1,1 +1,1 @@
-"""Tables of AMD's tools: rocm-smi and amd-smi, as texts and as JSON."""
+"""Read the tables that AMD's tools rocm-smi and amd-smi print, as text and as JSON."""

@@ -1,4 +1,4 @@
-"""The boards that AMD's tables can be of: by the names beside them, else by their xGMI links."""
+"""Find the board that AMD's tables are of: by the names beside them, else by their xGMI links."""
 
 import re
 from collections import Counter
@@ -29,9 +29,10 @@ UNKNOWN = Note(
 
 @dataclass(frozen=True)
 class Model:
-    """The board of the GPUs, how it is known in words, and the boards that they can be.
+    """The board of a machine's GPUs, and how it was recognized.
 
-    `others` is empty if the board is named.
+    `how` says that in words. `others` are the further boards that fit the tables; empty if the text
+    names the board.
     """
 
     board: Board
@@ -45,9 +46,9 @@ class Model:
 
     @property
     def pcie(self) -> tuple[PcieLink, str]:
-        """The PCIe link and its source.
+        """The PCIe link of the GPUs, and the source of this fact.
 
-        The assumed board's counts unless the GPUs can be of one with less.
+        It is the assumed board's, unless another board that fits has a slower one.
         """
         pcie = self.board.pcie
         if self.is_named or {board.gcn for board in self.others} <= set(_MESHED):
@@ -60,7 +61,10 @@ class Model:
 
 
 def find_partition(text: str, notes: list[str]) -> str | None:
-    """Return the compute partition that a text states, None without one; note parts of GPUs."""
+    """Return the compute partition (such as CPX) that a text states, None without one.
+
+    If a GPU is divided into several, add a line to `notes`.
+    """
     modes = dict.fromkeys(_PARTITION.findall(text))
     if parts := [mode for mode in modes if mode != "SPX"]:
         notes.append(
@@ -75,7 +79,7 @@ def choose_model(
 ) -> Model:
     """Return the board of the GPUs: the one that is named, else one with links as in `pairs`.
 
-    Only some can have a `partition`.
+    `pairs` are the GPUs that xGMI joins, by name. Only some boards can have a `partition`.
     """
     named = names.find(0)
     if named is not None and named[0].gcn:
@@ -112,7 +116,10 @@ def _count_most(pairs: Sequence[tuple[str, str]]) -> int:
 def check_links(
     output: AmdOutput, pairs: Sequence[tuple[str, str]], model: Model, where: str
 ) -> None:
-    """Raise InputError if the pairs cannot all have links of their own."""
+    """Raise InputError if a GPU of the board cannot have all these xGMI links.
+
+    `pairs` are the GPUs that xGMI joins, by name; `where` names the file.
+    """
     most = _count_most(pairs)
     if most > MAX_XGMI_LINKS:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Tables of AMD's tools among the formats that are read."""
+"""Register the tables of AMD's tools among the formats that topo-probe reads."""
 
 from ...formats.format import Format
 from . import json_tables, smi

@@ -43,14 +43,15 @@ _OLD_GPU = re.compile(r"gpu_(\d{1,4})")
 
 
 def looks_like(text: str) -> bool:
-    """Return whether a text begins as the JSON of AMD's tools does."""
+    """Return whether a text begins like the JSON of AMD's tools."""
     return bool(_AMD.match(text) or _ROCM.match(text))
 
 
 def find_json(text: str) -> str | None:
-    """Return the JSON of amd-smi or rocm-smi in a document, after as many empty lines as it has.
+    """Return the JSON of amd-smi or rocm-smi within a document; None if there is none.
 
-    It ends where the value does, or at the document's end if it has none; None without any.
+    It begins with as many empty lines as precede it there, so that line numbers stay right, and
+    ends where the value does, or at the document's end if it is cut off.
     """
     start = next((found for pattern in _INSIDE if (found := pattern.search(text))), None)
     if start is None:
@@ -64,7 +65,7 @@ def find_json(text: str) -> str | None:
 
 
 def parse_json(text: str, where: str) -> AmdOutput:
-    """Return the tables in a text in JSON; `where` names the file in errors.
+    """Parse a JSON text into the tables of the tools' texts; `where` names the file in errors.
 
     Raise InputError if it is no JSON, or none that these commands print.
     """

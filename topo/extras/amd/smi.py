@@ -61,6 +61,7 @@ def read(text: str, where: str) -> Topology:
 
     Raise InputError if there is no table of link types or of weights, if it does not say how two
     GPUs are joined or says two things of it, and for rows with more or fewer cells than columns.
+    `where` names the file in errors.
     """
     text = clean(text)
     is_json = json_tables.looks_like(text)

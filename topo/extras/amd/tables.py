@@ -58,8 +58,9 @@ _MARK_UP = re.compile(r"[ \t]{0,40}(?:[>#+|][ \t]?){0,8}")  # of a quote, a comm
 
 @dataclass
 class XgmiMetrics:
-    """The table of amd-smi xgmi: GPUs in its order, MB/s of a link of each, and its cells.
+    """The table of `amd-smi xgmi`.
 
+    `gpus` maps each GPU, in the table's order, to the MB/s of one link (None if not stated).
     `carried` maps a GPU to what its links to each GPU have read: "N/A" if there is no link.
     """
 
@@ -87,39 +88,39 @@ class AmdOutput:
     metrics: XgmiMetrics = field(default_factory=XgmiMetrics)
 
     def get_number_of(self, name: str) -> int:
-        """Return a GPU's number: the one in its name, else its place in the tables."""
+        """Return a GPU's number: the one in its name, else its index in the tables."""
         return int(name[3:]) if name.upper().startswith("GPU") else self.names.index(name)
 
     def get_cell(self, table: str, a: str, b: str) -> str:
-        """Return a table's text for two GPUs, by name, in either direction, "" if there is none."""
+        """Return a table's text for two GPUs, by name, in either direction; "" if none."""
         cells = self.tables.get(table, {})
         return cells.get((a, b)) or cells.get((b, a)) or ""
 
     def has_type(self, kind: str) -> bool:
-        """Return whether a link of two GPUs is of a type, XGMI or PCIE."""
+        """Return whether any two GPUs have a link of this type, XGMI or PCIE."""
         cells = self.tables.get(TYPE, {})
         return any(cell.upper() == kind for (a, b), cell in cells.items() if a != b)
 
     @cached_property
     def has_rates(self) -> bool:
-        """Whether the table of bandwidths has any that is not 0."""
+        """Whether the table of bandwidths has any number other than 0."""
         return any(re.search("[1-9]", cell) for cell in self.tables.get(BANDWIDTH, {}).values())
 
     @cached_property
     def link_GBps(self) -> Fraction:
-        """The highest rate of one link in the table of bandwidths, 0 without any."""
+        """The highest rate of one link in the table of bandwidths, in GB/s; 0 if it has none."""
         cells = self.tables.get(BANDWIDTH, {}).values()
         rates = [int(cell.partition("-")[0]) for cell in cells if RANGE.fullmatch(cell)]
         return Fraction(max(rates, default=0), 1000)
 
     @property
     def tells_direct(self) -> bool:
-        """Whether weights or bandwidths tell which GPUs xGMI joins directly."""
+        """Whether weights or bandwidths show which GPUs xGMI joins directly."""
         weights = self.tables.get(WEIGHT, {}).values()
         return self.has_rates or any(weight.strip("0") for weight in weights)
 
     def get_number(self, table: str, a: str, b: str) -> int | None:
-        """Return a table's number for two GPUs, by name, None if there is none."""
+        """Return a table's number for two GPUs, by name; None if it has none."""
         text = self.get_cell(table, a, b)
         return int(text) if text.isdecimal() and len(text) < 10 else None
 
@@ -130,7 +131,7 @@ def looks_like(text: str) -> bool:
 
 
 def parse_tables(text: str, where: str) -> AmdOutput:
-    """Split a text into tables, without interpreting them; `where` names the file in errors.
+    """Parse a text into tables, without interpreting them; `where` names the file in errors.
 
     Raise InputError for more than MAX_LINES lines or MAX_GPUS GPUs, tables of different machines,
     and rows that do not fit their heading.

@@ -1,4 +1,4 @@
-"""Infer how hosts are joined, by cables or switches, from what their ports heard and answered."""
+"""Infer how hosts are joined, by cables or switches, from messages between their network ports."""
 
 from .facts import FabricFacts, Flow, Hello, HostFacts, PortAnswer, PortFacts
 from .faults import CableFault, find_faults

@@ -1,4 +1,4 @@
-"""Check of the cables between hosts, from what their ports heard and answered (facts.py)."""
+"""The doctor's check of the cables between hosts, from messages between their ports (facts.py)."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from .segments import find_hearing
 
 
 def check_cables(view: DoctorView) -> Iterator[Finding]:
-    """Report cables that are crossed, slow, deaf in one direction, or lead to another host.
+    """Report cables that are crossed, slow, dead in one direction, or lead to another host.
 
     Also subnets and addresses that two cables share, MTUs that differ along one, hosts that no
     cable reaches, and data on the management network. What keeps hosts apart is an error, all else

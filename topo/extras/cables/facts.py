@@ -1,6 +1,6 @@
-"""Facts about ports of hosts and what passes between them, as the hosts collected them.
+"""Facts about the network ports of hosts and the messages between them, collected by the hosts.
 
-Hosts are numbered; a port is named by its host's number and the name of its interface.
+Hosts are numbered; a port is named by (host's number, interface).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ FIELD = "fabric"
 class PortFacts(msgspec.Struct, frozen=True):
     """A network port of a host: an interface with an IPv4 address, or one that is down.
 
-    `address` has its prefix ("10.0.0.1/24"), and is empty without one. `speed_Mbps` is what the
-    driver reports for the link, `rdma` the RDMA device of the port, if it has one. Interfaces of
-    one host with the same `connector` share it, and the one cable in it, as on cards with a PCIe
-    function for each of two links to their host; empty if the driver does not say.
+    `name` is the interface. `address` has its prefix ("10.0.0.1/24"), and is empty without one;
+    `mtu` is in bytes. `speed_Mbps` is what the driver reports for the link, `rdma` the RDMA device
+    of the port, if it has one. Interfaces of one host with the same `connector` share it, and the
+    one cable in it, as on cards with a PCIe function for each of two links to their host; empty if
+    the driver does not say.
     """
 
     name: str
@@ -37,17 +38,17 @@ class PortFacts(msgspec.Struct, frozen=True):
 
     @property
     def network(self) -> IPv4Network | None:
-        """The port's subnet."""
+        """The port's subnet; None without an address."""
         return IPv4Interface(self.address).network if self.address else None
 
     @property
     def ip(self) -> str:
-        """The address without its prefix."""
+        """The port's IP address without its prefix; "" without an address."""
         return self.address.partition("/")[0]
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """A host with its ranks and ports.
+    """A host with the ranks that run on it and its network ports.
 
     `management` is the port on the route to the rendezvous, `chosen` the ports that the environment
     names for data (GLOO_SOCKET_IFNAME).
@@ -65,9 +66,10 @@ class HostFacts(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A multicast message that `port` of `host` heard, from a port of another host.
+    """A multicast message that `port` of `host` received from a port of another host.
 
-    Such messages need no addresses: they show what a cable or a switch leads to.
+    The sender is `from_port` of host number `from_host`. Such messages need no addresses: they show
+    what a cable or a switch leads to.
     """
 
     host: int
@@ -97,7 +99,10 @@ class PortAnswer(msgspec.Struct, frozen=True):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A measured flow from a port to another one, in GB/s of payload."""
+    """A measured flow from one port to another, in GB/s of payload.
+
+    It goes from `port` of host number `host` to `to_port` of host number `to_host`.
+    """
 
     host: int
     port: str
@@ -109,8 +114,9 @@ class Flow(msgspec.Struct, frozen=True):
 class FabricFacts(msgspec.Struct, frozen=True, dict=True):
     """All facts about the ports of some hosts.
 
-    `rounds` has the measurements: flows of one round ran at the same time. `key` is known to the
-    ranks of the launch only.
+    `hellos` are the multicasts received, `answers` the results of connections. `rounds` has the
+    measured flows; those of one round ran at the same time. `key` is a secret of the launch's
+    ranks.
     """
 
     hosts: tuple[HostFacts, ...]
@@ -129,20 +135,20 @@ class FabricFacts(msgspec.Struct, frozen=True, dict=True):
         }
 
     def find_connector(self, key: tuple[int, str]) -> tuple[int, str]:
-        """Return the host of a port, and its connector; a port of its own if unknown."""
+        """Return (host, connector) of a port; if unknown, the port counts as its own connector."""
         return key[0], self.ports[key].connector or f"port {key[1]}"
 
     def name_port(self, key: tuple[int, str]) -> str:
-        """Return a port as people write it: "host1:port0"."""
+        """Return a port's name for messages: "host1:port0"."""
         return f"{self.hosts[key[0]].name}:{key[1]}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as they may be published, as JSON that `load_facts` reads."""
+        """Return the facts without the secret key, as JSON that `load_facts` reads."""
         return dict(msgspec.to_builtins(msgspec.structs.replace(self, key="")))
 
 
 def agree_on_management(hosts: Sequence[HostFacts]) -> tuple[HostFacts, ...]:
-    """Return the hosts with the port of each to the rendezvous, by its network on the others.
+    """Return the hosts with each one's port to the rendezvous set, by the others' networks.
 
     The host of the rendezvous itself may know that by a loopback address only (/etc/hosts).
     """
@@ -161,7 +167,7 @@ def agree_on_management(hosts: Sequence[HostFacts]) -> tuple[HostFacts, ...]:
 def list_possible_pairs(
     hosts: Sequence[HostFacts],
 ) -> list[tuple[tuple[int, str], tuple[int, str]]]:
-    """Return all pairs of ports of two hosts that are in one subnet, in both orders."""
+    """Return all (port, port) of two hosts that are in one subnet, in both orders."""
     ports = [
         (number, port)
         for number, host in enumerate(hosts)
@@ -177,7 +183,10 @@ def list_possible_pairs(
 
 
 def load_facts(extra: Any, where: str) -> FabricFacts | None:
-    """Return the facts in a topology's `extra`, or None without them; raise InputError if bad."""
+    """Parse the facts in a topology's `extra`; None without them.
+
+    Raise InputError, which names `where`, if they are malformed.
+    """
     data = extra.get(FIELD)
     if data is None:
         return None

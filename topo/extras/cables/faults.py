@@ -1,4 +1,4 @@
-"""Name what is wrong with the cabling of some hosts, port by port, from facts alone."""
+"""Find faults in the cabling of hosts, port by port, from facts alone."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _ADVISED = 4
 
 @dataclass(frozen=True)
 class CableFault:
-    """Something wrong: a `code`, the ports that it is about, one line of text, and advice.
+    """A fault in the cabling: a `code`, the ports concerned, one line of text, and advice.
 
-    `is_fatal` says that hosts cannot be joined by such facts, or only wrongly.
+    If `is_fatal`, hosts cannot be joined by such facts, or would be joined wrongly.
     """
 
     code: str
@@ -50,7 +50,7 @@ class CableFault:
 
 
 def find_faults(facts: FabricFacts) -> tuple[CableFault, ...]:
-    """Return the faults of the cabling, those that nothing works with first."""
+    """Return the faults of the cabling, fatal ones first."""
     segments, wires = find_segments(facts), find_wires(facts)
     faults = [
         *_find_wrong_answers(facts),
@@ -458,14 +458,15 @@ def _find_slow(facts: FabricFacts, segments: tuple[Segment, ...]) -> Iterator[Ca
 
 
 def find_rate(facts: FabricFacts, a: PortKey, b: PortKey) -> float | None:
-    """Return the highest measured rate from one port to another, in GB/s; None without one."""
+    """Return the highest measured rate from port `a` to port `b` in GB/s; None without one."""
     return find_total(facts, [(a, b)])
 
 
 def find_total(facts: FabricFacts, flows: Sequence[tuple[PortKey, PortKey]]) -> float | None:
-    """Return the highest rate of some flows at the same time, in GB/s; None without one.
+    """Return the highest total rate of simultaneous flows in GB/s; None without one.
 
-    Where they were not measured together, the fastest alone counts: they may share a cable.
+    `flows` are (from port, to port). If they were not measured together, the fastest alone counts:
+    they may share a cable.
     """
     rounds = [
         {((x.host, x.port), (x.to_host, x.to_port)): x.GBps for x in measured}

@@ -1,4 +1,4 @@
-"""Join ports to segments: a cable has two ports, a switched network three or more.
+"""Group ports into segments: a cable has two ports, a switched network three or more.
 
 Ports are on one segment if each answers the other over exactly these ports. Where ports heard each
 other's multicast messages, these decide which answers count: two cables in one subnet answer for
@@ -25,8 +25,9 @@ _Node = TypeVar("_Node")
 class Segment:
     """Ports that reach each other directly, one of each host, in the order of their hosts.
 
-    `is_management` says that it carries the rendezvous, and hosts are joined without it. `unused`
-    are further ports of the same hosts in the same subnet: a system sends over one of them only.
+    `is_management` says that it carries the rendezvous, and that hosts are joined without it.
+    `unused` are further ports of the same hosts in the same subnet: a system sends over one of them
+    only.
     """
 
     ports: tuple[PortKey, ...]
@@ -35,44 +36,44 @@ class Segment:
 
     @property
     def hosts(self) -> frozenset[int]:
-        """The numbers of the hosts that it joins."""
+        """The numbers of the hosts that this segment joins."""
         return frozenset(host for host, _ in self.ports)
 
     @property
     def all_ports(self) -> tuple[PortKey, ...]:
-        """Its ports, and those that are unused."""
+        """The segment's ports, and the unused ones."""
         return self.ports + self.unused
 
     @property
     def is_cable(self) -> bool:
-        """Whether it joins two ports only."""
+        """Whether this segment is a cable: it joins two ports only."""
         return len(self.ports) == 2
 
 
 @dataclass(frozen=True)
 class SegmentBundle:
-    """Segments through the same connectors: one cable or switched network carries them all."""
+    """Segments through the same connectors, which one cable or switched network carries."""
 
     segments: tuple[Segment, ...]
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """The numbers of the hosts that it joins, in order."""
+        """The numbers of the hosts that this bundle joins, in order."""
         return tuple(sorted({host for segment in self.segments for host in segment.hosts}))
 
     @property
     def is_cable(self) -> bool:
-        """Whether it joins two hosts only."""
+        """Whether this bundle is a cable: it joins two hosts only."""
         return len(self.hosts) == 2
 
     def list_flows(self, src: int, dst: int) -> tuple[tuple[PortKey, PortKey], ...]:
-        """Return the ports from which, and to which, data passes from a host to another."""
+        """Return the (from port, to port) over which data passes from host `src` to host `dst`."""
         ports = [dict(segment.ports) for segment in self.segments]
         return tuple(((src, of[src]), (dst, of[dst])) for of in ports if src in of and dst in of)
 
 
 def find_hearing(facts: FabricFacts) -> dict[PortKey, set[PortKey]]:
-    """Return the ports that each port heard."""
+    """Return, for each port, the ports whose multicasts it received."""
     heard: dict[PortKey, set[PortKey]] = defaultdict(set)
     for x in facts.hellos:
         heard[x.host, x.port].add((x.from_host, x.from_port))
@@ -80,10 +81,10 @@ def find_hearing(facts: FabricFacts) -> dict[PortKey, set[PortKey]]:
 
 
 def find_wires(facts: FabricFacts) -> list[frozenset[PortKey]]:
-    """Return the ports of each wire: on one cable, or on cables that switches join.
+    """Return the sets of ports on one wire: on one cable, or on cables that switches join.
 
-    They hear each other, whatever their addresses, or share a connector. Ports are in one wire
-    each, alone if they hear nothing.
+    They receive each other's multicasts, whatever their addresses, or share a connector. Ports are
+    on one wire each, alone if they receive nothing.
     """
     heard = find_hearing(facts)
     ends = [(p, ("connector", facts.find_connector(p))) for p in facts.ports]
@@ -120,10 +121,10 @@ def find_segments(facts: FabricFacts) -> tuple[Segment, ...]:
 
 
 def find_loose(facts: FabricFacts) -> set[tuple[PortKey, PortKey]]:
-    """Return the ports that a host reaches from a port, but not over exactly these two.
+    """Return pairs (port, port it reaches) whose connection did not use exactly these two.
 
-    Ports of one host on one wire answer for each other. That they are is known by what they hear,
-    or by a connector that they share; else an answer may have come by another cable.
+    Ports of one host on one wire answer for each other. That they are is known by what they
+    receive, or by a connector that they share; else an answer may have come by another cable.
     """
     heard = find_hearing(facts)
     sharing = Counter(map(facts.find_connector, facts.ports))
@@ -165,7 +166,7 @@ def _mark_management(facts: FabricFacts, segments: Sequence[Segment]) -> list[Se
 
 
 def list_carrying(facts: FabricFacts, segments: Sequence[Segment]) -> list[Segment]:
-    """Return the segments of the cable or network that carries the rendezvous."""
+    """Return those segments that share a cable or network with the rendezvous."""
     management = _list_management(facts)
     return [
         segment
@@ -176,12 +177,12 @@ def list_carrying(facts: FabricFacts, segments: Sequence[Segment]) -> list[Segme
 
 
 def list_data_segments(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the segments that carry data."""
+    """Return those segments that carry data, not the rendezvous."""
     return tuple(segment for segment in segments if not segment.is_management)
 
 
 def find_bundles(facts: FabricFacts, segments: Sequence[Segment]) -> tuple[SegmentBundle, ...]:
-    """Return segments by the connectors that they share, ordered by their first segment."""
+    """Group segments by the connectors that they share, ordered by their first segment."""
     joined = [
         (number, facts.find_connector(p))
         for number, segment in enumerate(segments)
@@ -192,7 +193,7 @@ def find_bundles(facts: FabricFacts, segments: Sequence[Segment]) -> tuple[Segme
 
 
 def count_islands(facts: FabricFacts, segments: Sequence[Segment]) -> int:
-    """Return the number of groups of hosts that segments do not join."""
+    """Return the number of groups of hosts that segments leave unconnected with each other."""
     alone = [(host, host) for host in range(len(facts.hosts))]
     return len(_find_groups([*alone, *(x for each in segments for x in pairwise(each.hosts))]))
 

@@ -21,9 +21,10 @@ _SHARED = 0.8
 
 @dataclass(frozen=True)
 class Tiers:
-    """The leaves of a switched network, each a set of host numbers, and the rate of an uplink.
+    """The tiers of a switched network: its leaf switches and the rate of their uplinks.
 
-    `uplink_GBps` is of one leaf, in each direction; None without leaves.
+    `leaves` are sets of host numbers. `uplink_GBps` is that of one leaf, in each direction; None
+    without leaves.
     """
 
     leaves: tuple[frozenset[int], ...] = ()
@@ -41,9 +42,9 @@ class _Trial:
 
 
 def list_trials(hosts: Sequence[int], limit: int) -> list[tuple[tuple[int, int], ...]]:
-    """Return pairs of flows (source, target) between four hosts each, to run at the same time.
+    """Return pairs of flows (source host, target host) among four hosts, to run at the same time.
 
-    At most `limit` pairs, spread over all hosts.
+    At most `limit` pairs, spread over all `hosts`.
     """
     trials: list[tuple[tuple[int, int], ...]] = []
     for four in combinations(hosts, 4):
@@ -54,7 +55,10 @@ def list_trials(hosts: Sequence[int], limit: int) -> list[tuple[tuple[int, int],
 
 
 def find_tiers(facts: FabricFacts, segment: Segment) -> Tiers:
-    """Return the leaves of a switched network; none if no two flows slowed each other down."""
+    """Return the leaves of a switched network; none if no two flows slowed each other down.
+
+    `segment` is the network; the flows are in `facts`.
+    """
     port_of = dict(segment.ports)
     trials = [
         trial

@@ -35,15 +35,15 @@ _ALIKE = 0.08
 
 
 def make_topology(facts: FabricFacts, name: str | None = None) -> Topology:
-    """Return the hosts of some facts, joined by the segments between their ports.
+    """Return the topology of hosts that are joined by the segments between their ports.
 
     A rank is a device of kind gpu, named after its host, and linked to those of other hosts: a
     cable is a link in each direction with the ports and addresses of its ends, parallel cables are
     parallel links, and other networks are switches. Several interfaces of one connector are one
-    port of one cable, with the RDMA devices of all. Of several ranks on a host the link to others
-    goes through two devices, "HOST/out" and "HOST/in": nothing forwards from cable to cable.
+    port of one cable, with the RDMA devices of all. If a host has several ranks, its links to
+    others go through two devices, "HOST/out" and "HOST/in": nothing forwards from cable to cable.
 
-    Raise InputError, naming the port, if the hosts are not joined, or by ambiguous addresses.
+    Raise InputError, naming the port, if the hosts are not joined, or if addresses are ambiguous.
     """
     segments = find_segments(facts)
     data = list_data_segments(segments)
@@ -99,7 +99,7 @@ def _note_answers(facts: FabricFacts, bundle: SegmentBundle) -> str:
 
 
 def describe_hosts(facts: FabricFacts) -> Topology:
-    """Return `make_topology`, or hosts without links, with the facts, where there is none."""
+    """Return `make_topology` of the facts, or hosts without links if that fails, with the facts."""
     try:
         return make_topology(facts)
     except InputError:

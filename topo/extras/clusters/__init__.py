@@ -76,7 +76,7 @@ def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
     """Read the topology of a cluster whose hosts all have the devices and links of `box`.
 
     Return None for a text in another format. Raise InputError for a malformed file, for a missing
-    box, and for a box given with another format.
+    box, and for a box given with another format. `where` names the file in errors.
     """
     start = text[:_SNIFF_CHARACTERS].lstrip("\ufeff \t\r\n")
     format = next(

@@ -1,4 +1,4 @@
-"""The hosts and switches that a scheduler's or cloud's file names, with checks of such files."""
+"""Collect the hosts and switches that a scheduler's or cloud's file names, and check them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Host:
-    """A host: the switch right above it, and the file and line that name it."""
+    """A host of a cluster: the switch right above it, and the file and line that name it."""
 
     switch: str
     place: str
@@ -77,7 +77,7 @@ class Cluster:
     def put_below(self, child: str, parent: str, place: str) -> None:
         """Put the switch `child` below `parent`; both must have been added.
 
-        Raise InputError if they are the same.
+        Raise InputError, which names the `place` in the file, if they are the same.
         """
         if child == parent:
             raise InputError(f"{place}: switch {child} is below itself; correct the line")

@@ -1,4 +1,4 @@
-"""Files of clusters among the formats that are read."""
+"""Register the files of schedulers and clouds among the formats that topo-probe reads."""
 
 from ...formats.format import PlaceFormats
 from . import CLUSTER_FORMATS, read_box, read_cluster

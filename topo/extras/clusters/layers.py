@@ -55,14 +55,14 @@ Row = tuple[str, tuple[str, ...], str]
 
 
 class Instance(Struct):
-    """A host, and the switches above it, the closest first; labels are ignored."""
+    """A host in topograph's JSON, and the switches above it, the closest first."""
 
     id: Identifier
     network_layers: Annotated[list[Identifier], Meta(min_length=1, max_length=16)]
 
 
 class Graph(Struct):
-    """The output of topograph's graph engine."""
+    """The JSON that NVIDIA topograph's graph engine prints."""
 
     instances: Annotated[list[Instance], Meta(min_length=1)]
 
@@ -70,7 +70,7 @@ class Graph(Struct):
 def read_topograph(text: str, where: str) -> Cluster:
     """Read topograph's JSON.
 
-    Raise InputError that names the file and the instance.
+    Raise InputError that names the file, `where`, and the instance.
     """
     rows = [
         (x.id, tuple(x.network_layers), f"{where}: instances[{i}]")
@@ -80,7 +80,7 @@ def read_topograph(text: str, where: str) -> Cluster:
 
 
 def parse_json(text: str, where: str) -> object:
-    """Parse JSON text. Raise InputError if it is malformed."""
+    """Parse JSON text; raise InputError, which names the file `where`, if it is malformed."""
     try:
         return load_json(text, _MAX_JSON_VALUES)
     except ValueError as error:
@@ -88,10 +88,11 @@ def parse_json(text: str, where: str) -> object:
 
 
 def looks_like_list(text: str) -> bool:
-    """Return whether a text is a list of hosts.
+    """Return whether a text is a list of hosts, one per line, with the switches above each.
 
     Either its first line begins with the word host, or all lines have the same number of names, at
-    least two, and some lines share their last name. A column of measured values is none of names.
+    least two, and some lines share their last name. Lines with numbers, such as measurements, are
+    not.
     """
     rows = [words for _, words in _list_lines(text)] if len(text) <= _MAX_LIST_CHARACTERS else []
     if not rows or len(rows[0]) == 1:
@@ -113,9 +114,9 @@ def _is_measured(column: Sequence[str]) -> bool:
 
 
 def read_list(text: str, where: str) -> Cluster:
-    """Read a list of hosts.
+    """Read a list of hosts, one per line with the switches above each, the closest first.
 
-    Raise InputError that names file and line.
+    Raise InputError that names the file, `where`, and the line.
     """
     lines = _list_lines(text)
     columns = [_HEADING, *(f"tier {number}" for number in range(1, len(lines[0][1])))]
@@ -203,20 +204,20 @@ def drop_single_tiers(rows: list[Row]) -> list[Row]:
 
 
 class NodeMetadata(Struct):
-    """A node's name and labels."""
+    """The name and labels of a Kubernetes node."""
 
     name: Identifier
     labels: dict[str, str] = field(default_factory=dict)
 
 
 class NodeStatus(Struct):
-    """A node's resources."""
+    """The resources (`capacity`) of a Kubernetes node."""
 
     capacity: dict[str, Any] = field(default_factory=dict)
 
 
 class Node(Struct):
-    """A node; its other fields are ignored."""
+    """A Kubernetes node; its other fields are ignored."""
 
     metadata: NodeMetadata
     kind: str = "Node"
@@ -224,7 +225,7 @@ class Node(Struct):
 
 
 class NodeList(Struct):
-    """The output of `kubectl get nodes -o json`."""
+    """The nodes that `kubectl get nodes -o json` prints."""
 
     items: list[Node]
 

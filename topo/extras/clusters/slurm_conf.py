@@ -1,6 +1,6 @@
 """Read Slurm's topology.conf: a tree of switches (topology/tree) or blocks (topology/block).
 
-What `scontrol show topology` prints of it is read, too.
+The output of `scontrol show topology` is read, too.
 """
 
 import re
@@ -39,7 +39,7 @@ SwitchRow = tuple[str, "str | None", "str | None", str]
 
 
 def looks_like(text: str) -> bool:
-    """Return whether a text begins as topology.conf does, or has lines of it in it."""
+    """Return whether a text begins like topology.conf, or contains lines of it."""
     return CONF_START.match(text) is not None or _find_lines(text) is not None
 
 
@@ -56,7 +56,7 @@ def _find_lines(text: str) -> str | None:
 def read_conf(text: str, where: str) -> Cluster:
     """Read Slurm's topology.conf.
 
-    Raise InputError that names file and line.
+    Raise InputError that names the file, `where`, and the line.
     """
     if CONF_START.match(text) is None:
         text = _find_lines(text) or text
@@ -113,7 +113,8 @@ def add_switches(cluster: Cluster, switches: list[SwitchRow]) -> None:
 def read_block_sizes(texts: list[str], place: str) -> list[int]:
     """Parse the sizes of blocks, and of blocks of blocks, in hosts.
 
-    Raise InputError unless each is a multiple of the one before.
+    Raise InputError, which names the `place` in the file, unless each is a multiple of the one
+    before.
     """
     sizes = [int(text) if re.fullmatch(r"\s*[1-9]\d{0,6}\s*", text) else 0 for text in texts]
     if not all(sizes) or any(b % a or a == b for a, b in pairwise(sizes)):

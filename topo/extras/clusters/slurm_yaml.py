@@ -24,7 +24,7 @@ _TYPES = ("tree", "block", "flat", "ring", "torus3d")
 def read(text: str, where: str) -> Cluster:
     """Read the default topology of Slurm's topology.yaml.
 
-    Raise InputError that names file and line.
+    Raise InputError that names the file, `where`, and the line.
     """
     if len(text) > _MAX_CHARACTERS:
         raise InputError(

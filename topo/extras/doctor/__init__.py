@@ -1,8 +1,8 @@
-"""The doctor: checks for problems of a machine, based only on its topology and facts.
+"""The doctor: check a machine for problems, from its topology and facts alone.
 
 It works on this machine, a JSON file, NCCL's XML and any other source of a topology. Each check
-states its rule in its docstring, and judges nothing that no file or fact claims. `examine` also
-returns the checks that could not be made.
+states its rule in its docstring, and only judges what a file or fact states. `examine` also returns
+the checks that could not be made.
 """
 
 from collections import Counter, defaultdict
@@ -43,7 +43,7 @@ class Examination:
 
     @property
     def summary(self) -> str:
-        """One line: "2 errors, 1 warning in 20 checks", or "nothing wrong found in 20 checks"."""
+        """The result as "2 errors, 1 warning in 20 checks" or "nothing wrong found in ..."."""
         counts = Counter(f.severity for f in self.findings)
         listed = ", ".join(
             f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}"
@@ -57,7 +57,10 @@ class Examination:
 
 
 def list_checks() -> tuple[Check, ...]:
-    """Return every check, also those of extras, in the order of the findings of one severity."""
+    """Return every check of the doctor, those of extras included.
+
+    Findings of the same severity are listed in the order of their checks.
+    """
     added = Names(CHECKS)
     return (
         *driver.CHECKS,

@@ -78,9 +78,8 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
 
     If the driver lists no GPU at all, it is an error. If they are given away (bound to a driver
     such as vfio-pci for a virtual machine), or this is a container, whose /sys shows GPUs that it
-    was not given, it is a note. GPUs are not reported if the driver counts as many whose address
-    it does not tell: those that are lost, or that this process may not use. The source is the facts
-    or the probe's notes.
+    was not given, it is a note. If the driver counts further GPUs without an address (lost, or
+    closed to this process), as many are not reported. The source is the facts or the probe's notes.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return
@@ -257,9 +256,10 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_unknown_nvlinks(view: DoctorView) -> Iterator[Finding]:
-    """Warn about GPUs whose NVLinks the driver does not tell, so that they are judged without.
+    """Warn about GPUs whose NVLinks the driver does not report.
 
-    A driver whose library does not answer at all is reported as such.
+    Other checks judge such GPUs as if they had none. A driver whose library does not answer at all
+    is reported by `check_driver`.
     """
     about = view.nvlinks_unknown
     if about and view.facts.get_reason(NVML, keys.NVML_LIBRARY) is None:

@@ -1,4 +1,4 @@
-"""The doctor's findings in topo-probe's JSON."""
+"""Add the doctor's findings to topo-probe's JSON."""
 
 from typing import Any
 
@@ -7,5 +7,5 @@ from . import list_findings
 
 
 def describe_findings(topology: Topology) -> dict[str, Any]:
-    """Return the field `findings`."""
+    """Return the field `findings` of topo-probe's JSON: the doctor's findings on a topology."""
     return {"findings": [finding.to_json() for finding in list_findings(topology)]}

@@ -57,7 +57,7 @@ def check_missing_directions(view: DoctorView) -> Iterator[Finding]:
 def check_directions(view: DoctorView) -> Iterator[Finding]:
     """Report pairs whose directions differ in bandwidth, or in number of NVLink or xGMI links.
 
-    Each pair is reported once. A rate that stands for no limit is none to compare.
+    Each pair is reported once. Rates that mean "no limit" are not compared.
     """
     capacity = view.topology.capacity_GBps
     for (fast, slow), about, evidence in view.group(

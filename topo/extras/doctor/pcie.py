@@ -38,9 +38,9 @@ _Compared = Mapping[str, tuple[Fraction, str, Collection[str]]]
 def check_placeholders(view: DoctorView) -> Iterator[Finding]:
     """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines: a warning.
 
-    NCCL then assumes 0.19 GB/s, and where only its rate is known, that rate tells. Not reported are
-    a NIC that is no faster than that, and a GPU with NVLink-C2C, which NCCL takes instead, or of a
-    board with it (GB10 declares that it is x1).
+    NCCL then assumes 0.19 GB/s; a link whose only known fact is that rate is reported, too.
+    Exceptions: a NIC that is no faster than that; a GPU with NVLink-C2C, which NCCL uses instead,
+    or of a board with it (GB10 declares that it is x1).
     """
     with_c2c = {link.src for link in view.topology.links if link.kind == "c2c"}
     with_c2c |= {

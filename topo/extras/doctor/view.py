@@ -1,4 +1,4 @@
-"""What the doctor's checks work with: a view of the machine, findings, and formats of values.
+"""The data of the doctor's checks: a view of the machine, findings, and formats of values.
 
 The state of a PCIe link is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4
 x16", written by the probe) and from `extra["pci"]` (of an NCCL XML file, which has the maximum
@@ -181,7 +181,7 @@ def _list_possible_wires(gpu: Device) -> set[int]:
 
 
 class DoctorView(MachineView):
-    """A machine, with values that several checks derive from its links and facts."""
+    """A machine, with values derived from its links and facts that several checks use."""
 
     @cached_property
     def like_gpus(self) -> tuple[tuple[Device, ...], ...]:
@@ -209,10 +209,10 @@ class DoctorView(MachineView):
 
     @cached_property
     def hides_peers(self) -> bool:
-        """Whether GPUs are linked directly, and some are hidden, so that numbers of links differ.
+        """Whether some GPUs with direct links are hidden, so that numbers of links may differ.
 
-        CUDA_VISIBLE_DEVICES or the job's cgroup hides them. Without a note about it, so many
-        NVLinks as no board has mean that others lead to hidden GPUs.
+        CUDA_VISIBLE_DEVICES or the job's cgroup hides them. Without a note about it, they count as
+        hidden if no board has as many NVLinks as the GPUs do: the others lead to hidden GPUs.
         """
         kinds = {self.topology.by_id[end].kind for pair in self.links_between for end in pair}
         if kinds != {"gpu"}:
@@ -233,7 +233,7 @@ class DoctorView(MachineView):
 
     @cached_property
     def links_between(self) -> Mapping[tuple[str, str], int]:
-        """The number of NVLink and xGMI links from one device to another, keyed by ids (src, dst).
+        """The number of NVLink and xGMI links between devices, by ids (source, destination).
 
         Pairs without any have no key.
         """

@@ -42,8 +42,8 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
     """Return a verdict for each pair of devices that GPUDirect could connect.
 
     Each pair appears once. The order is: each two GPUs of one host, host by host; each GPU and NIC
-    of one host, host by host; each two GPUs of different hosts in one NVLink fabric. NICs that are
-    alike are judged once. Raise InputError if the topology's facts are malformed, or if more than
+    of one host, host by host; each two GPUs of different hosts in one NVLink fabric. Equivalent
+    NICs are judged once. Raise InputError if the topology's facts are malformed, or if more than
     MAX_PAIRS pairs are to be judged.
     """
     views = {host: PairView(part) for host, part in split_hosts(topology).items()}
@@ -75,7 +75,8 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
 class LineGroup:
     """Verdicts that differ in their devices only; `pairs` are their (a, b) in the order given.
 
-    The other fields are those of `Verdict`.
+    Of each pair: the `kind` of GPUDirect (p2p or rdma), the `answer` (yes, no or unknown), the
+    `rule` that decided, the `evidence` known, and `advice`, None if there is none.
     """
 
     kind: str

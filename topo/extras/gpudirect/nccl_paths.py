@@ -90,7 +90,7 @@ class Paths:
         return {key: tuple(idents) for key, idents in ids.items()}
 
     def find_label(self, a: str, b: str) -> str:
-        """Return the label that topo-probe's matrix gives the path, such as NV4, PIX or NODE.
+        """Return topo-probe's label of the path between two devices, such as NV4, PIX or NODE.
 
         If the directions differ, it is the label of the worse one. `find_kind` has NCCL's names.
         """
@@ -112,7 +112,7 @@ class Paths:
         return bool(self.topology.by_id[ident].extra.get(ASSUMED_PLACE))
 
     def list_relays(self, a: str, b: str) -> tuple[str, ...]:
-        """Return the ids of the GPUs that have NVLink or xGMI with both GPU `a` and GPU `b`."""
+        """Return the ids of the GPUs that NVLink or xGMI joins with both GPU `a` and GPU `b`."""
         return tuple(c for c in self.wired.get(a, ()) if c in self.wired.get(b, ()))
 
     def _judge(self, a: str, b: str) -> str:
@@ -146,7 +146,7 @@ class Paths:
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, None]]:
-        """The GPUs that each GPU has NVLink or xGMI with in both directions, by GPU id.
+        """The GPUs that NVLink or xGMI joins with each GPU in both directions, by GPU id.
 
         The inner mapping is an ordered set: its keys are GPU ids in the order of the topology's
         links. GPUs without such links have no key.

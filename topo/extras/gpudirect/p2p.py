@@ -67,7 +67,7 @@ FabricPair = tuple[str, str, str]
 
 
 def judge_p2p(view: PairView, a: str, b: str) -> Answer:
-    """Return whether two GPUs (ids) of one host reach each other's memory directly."""
+    """Return whether two GPUs (ids) of one host reach each other's memory directly, and why."""
     path = view.paths.find_kind(a, b)
     maker = AMD if AMD in (view.find_maker(a), view.find_maker(b)) else NVIDIA
     label = view.paths.find_label(a, b)

@@ -1,4 +1,4 @@
-"""GPUDirect's verdicts in topo-probe's JSON, and below its tables."""
+"""Add GPUDirect's verdicts to topo-probe's JSON, and to the text below its tables."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from . import format_verdicts, judge_pairs
 
 
 def describe_verdicts(topology: Topology) -> dict[str, Any]:
-    """Return the field `gpudirect`, or `gpudirect_missing`: why GPUDirect cannot be judged.
+    """Return the field `gpudirect` of topo-probe's JSON, or `gpudirect_missing`: why not.
 
     Its facts are unreadable then, or it is a cluster with too many pairs.
     """
@@ -20,7 +20,10 @@ def describe_verdicts(topology: Topology) -> dict[str, Any]:
 
 
 def make_part(topology: Topology, columns: int) -> TablePart | None:
-    """Return GPUDirect's verdicts if there are facts: a preset knows nothing of drivers."""
+    """Return GPUDirect's verdicts as text of `columns` columns; None without facts.
+
+    A preset, for example, has no facts on drivers.
+    """
     if not (topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A view of a machine for the rules on GPUDirect: pairs of devices, and the paths between them."""
+"""The data of the rules on GPUDirect: the pairs of a machine's devices, and paths between them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -50,10 +50,10 @@ class PairView(MachineView):
 
     @cached_property
     def first_alike(self) -> Mapping[str, str]:
-        """For each NIC, the first NIC that no rule tells from it, by ids.
+        """Maps each NIC to the first equivalent one, by ids.
 
-        They have equal links, and equal facts and attributes, such as the functions of an adapter
-        with virtual ones.
+        Equivalent NICs have equal links, and equal facts and attributes, such as the functions of
+        an adapter with virtual ones.
         """
         links = collect_links(self.topology)
         first: dict[object, str] = {}
@@ -99,7 +99,10 @@ class PairView(MachineView):
         return self.facts.get_number(self.find_subject(gpu), key)
 
     def get_attribute(self, ident: str, name: str) -> int | None:
-        """Return the attribute `name` in a device's `extra` as an integer, None if it is none."""
+        """Return the attribute `name` in the `extra` of device `ident` as an integer.
+
+        None if it is missing or no integer.
+        """
         value = self.topology.by_id[ident].extra.get(name)
         try:
             return int(value) if _is_number(value) else None
@@ -116,9 +119,9 @@ class PairView(MachineView):
         )
 
     def get_pci_text(self, ident: str, key: Key[str]) -> str | None:
-        """Return the fact `key` about a device's PCI function, else the attribute in its file.
+        """Return the fact `key` about the PCI function of device `ident`, else the attribute.
 
-        The attribute is in `extra["pci"]`. Return None if neither is known.
+        The attribute is in its `extra["pci"]`, from the file. Return None if neither is known.
         """
         device = self.topology.by_id[ident]
         text = self.facts.get_text(pci_subject(device.bus_id), key) if device.bus_id else None
@@ -160,7 +163,7 @@ class PairView(MachineView):
     # -- a host
 
     def get_cpu_text(self, ident: str, name: str) -> str | None:
-        """Return `arch`, `vendor`, `familyid` or `modelid` of the first CPU of a device's host.
+        """Return `arch`, `vendor`, `familyid` or `modelid` of the first CPU on the host of `ident`.
 
         NCCL's rules depend on that CPU's model.
         """
@@ -169,7 +172,7 @@ class PairView(MachineView):
         return str(value) if isinstance(value, (int, str)) else None
 
     def explain_missing(self, subject: str, key: Key[Any]) -> str:
-        """Return why a fact has no value, as text for the evidence; "not asked" if not queried."""
+        """Return why a fact of a `subject` has no value; "not asked" if it was never queried."""
         return self.facts.get_reason(subject, key) or "not asked"
 
 

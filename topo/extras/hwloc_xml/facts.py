@@ -50,7 +50,10 @@ def read_facts(
     nics: list[HwlocNic],
     node_of: Mapping[str, int],
 ) -> Facts:
-    """Return one machine's facts; `node_of` maps a function's PCI address to its NUMA node."""
+    """Return one machine's facts; `node_of` maps PCI addresses to NUMA nodes.
+
+    `cpus`, `gpus` and `nics` are those found in the file.
+    """
     facts = [
         *_build_facts(
             HOST,
@@ -93,14 +96,15 @@ def read_facts(
 
 
 def find_uuid(gpu: HwlocGpu) -> str | None:
-    """Return the UUID that a GPU's tool reports, None if it reports none."""
+    """Return the UUID that the file has for a GPU, None if it has none."""
     return gpu.infos.get("NVIDIAUUID") or gpu.infos.get("AMDUUID")
 
 
 def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return the state of the first active port, else of the first, and the number of ports.
+    """Return the state of the first active port in <info> values, else of the first port.
 
-    The state is written as in Linux, such as "4: ACTIVE". Both are None if no ports are listed.
+    Also return the number of ports. The state is written as in Linux, such as "4: ACTIVE". Both are
+    None if no ports are listed.
     """
     ports = sorted(
         (int(match[1]), value) for name, value in infos.items() if (match := _PORT.fullmatch(name))

@@ -1,4 +1,4 @@
-"""hwloc's XML among the formats that are read."""
+"""Register hwloc's XML among the formats that topo-probe reads."""
 
 import re
 

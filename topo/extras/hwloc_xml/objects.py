@@ -49,7 +49,7 @@ def read_infos(element: Element) -> dict[str, str]:
 
 
 def read_gp_index(element: Element) -> int | None:
-    """Return hwloc's number for an object, by which matrices name it, None if there is none.
+    """Return hwloc's gp_index of an object, by which matrices name it; None if there is none.
 
     Version 3 also has it in the id.
     """
@@ -58,7 +58,7 @@ def read_gp_index(element: Element) -> int | None:
 
 
 def read_os_index(element: Element) -> int | None:
-    """Return the operating system's number for an object, None if there is none."""
+    """Return the operating system's number of an object; None if there is none."""
     number = element.get_integer("os_index", maximum=MAX_INDEX, minimum=-1)
     return None if number in (-1, MAX_INDEX) else number
 
@@ -176,7 +176,7 @@ class PciFunction:
 
     @property
     def address_key(self) -> tuple[int, str]:
-        """The key that sorts functions by address, those of longer domains last."""
+        """The key that sorts functions by address; longer domains come last."""
         return len(self.bus_id or ""), self.bus_id or ""
 
     def has_class(self, *prefixes: str) -> bool:
@@ -186,12 +186,13 @@ class PciFunction:
 
 @dataclass(eq=False)
 class HwlocMachine:
-    """An index of the objects below one Machine element; creating it reads them.
+    """The objects below one Machine element, indexed; creating it reads them.
 
-    The ids of its devices start with `prefix`, and `infos` are its own. `packages` are CPUs,
-    `functions` those of PCI. `numa` maps a NUMA node to the package around it (None: none is), and
-    `by_gp` maps hwloc's gp_index to an object. `loose` has a function without a bus id for each
-    device of the operating system that is on no PCI function.
+    The ids of its devices start with `prefix`, and `infos` are its own <info> values. `version` is
+    the file's major version. `packages` are CPUs, `functions` those of PCI. `numa` maps a NUMA node
+    to the package around it (None: none is), and `by_gp` maps hwloc's gp_index to an object.
+    `loose` has a function without a bus id for each device of the operating system that is on no
+    PCI function.
     """
 
     element: Element

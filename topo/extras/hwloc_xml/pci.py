@@ -76,10 +76,10 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class HwlocGpu:
-    """A GPU: its device's id and its PCI function.
+    """A GPU in an hwloc file: its device's id and its PCI function.
 
-    `names` are those that tools give it, such as nvml0 and cuda0; `infos` are all of theirs about
-    it.
+    `names` are those that tools give it, such as nvml0 and cuda0; `infos` are all <info> values
+    that they have about it.
     """
 
     id: str
@@ -95,9 +95,10 @@ class HwlocGpu:
 
 @dataclass(frozen=True)
 class HwlocNic:
-    """An RDMA device (`is_rdma`) or network interface, its PCI function and infos.
+    """An RDMA device (`is_rdma`) or network interface in an hwloc file, on its PCI function.
 
     `interfaces` are the network interfaces of the same function as an RDMA device, else empty.
+    `infos` are its <info> values.
     """
 
     name: str

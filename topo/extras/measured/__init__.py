@@ -1,1 +1,1 @@
-"""Measurements between GPUs, attributed to the links on their routes."""
+"""Attribute measurements between GPUs to the links on their routes, and correct the topology."""

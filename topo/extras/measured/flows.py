@@ -61,7 +61,7 @@ class Measurements:
 
 @dataclass
 class HopEvidence:
-    """What experiments show of one hop: all links from one device to the next, in one direction.
+    """The evidence on one hop: all links from one device to the next, in one direction.
 
     `max_GBps` is the highest load, the sum of flows that crossed it at once, and `how` the kind of
     experiment with it, or with the first proof. `proofs` are its loads in GB/s in experiments in
@@ -87,9 +87,10 @@ class HopEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence keyed by hop (src, dst), and texts on flows that no link of their route explains.
+    """What experiments show of all hops, and of the flows that they cannot explain.
 
-    Hops that no flow crossed are missing.
+    `hops` are by (from device id, to device id); those that no flow crossed are missing.
+    `unexplained` has a text on each flow that no link of its route explains.
     """
 
     hops: Mapping[Hop, HopEvidence]
@@ -107,7 +108,7 @@ def get_declared_GBps(link: Link) -> Fraction:
 
 
 def find_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Return the load of each hop, and which hop limited which flow.
+    """Return the load of each hop in the measurements, and which hop limited which flow.
 
     A flow's data takes the declared route of its pair. These are rules 1, 2 and 5 of believe.py.
     """

@@ -1,4 +1,4 @@
-"""Matrices of measured rates among the texts that describe no machine."""
+"""Recognize matrices of measured rates among the texts that do not describe a machine."""
 
 from ...formats.format import Aside
 from . import pair_rates

@@ -1,4 +1,4 @@
-"""What a log puts before each line of a program: a time, a host, a rank, a quotation mark."""
+"""Strip what a log puts before each line of a program: a time, a host, a rank, a quotation mark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_PREFIX = 200
 
 
 def make_prefix(before: str) -> re.Pattern[str] | None:
-    """Return a pattern of the text before a heading; None if that is nothing.
+    """Return a pattern of the text `before` a heading, to strip it from all lines; None if blank.
 
     Its numbers may differ from line to line: they are times, ranks or processes.
     """
@@ -19,6 +19,6 @@ def make_prefix(before: str) -> re.Pattern[str] | None:
 
 
 def cut_prefix(prefix: re.Pattern[str] | None, line: str) -> str:
-    """Return a line without the prefix, if it has it."""
+    """Return a line without the prefix, unchanged if it lacks it."""
     match = prefix.match(line) if prefix is not None else None
     return line[match.end() :] if match is not None else line

@@ -1,10 +1,9 @@
-"""Measurements for `believe` from matrices of other tools: nvbandwidth, p2pBandwidthLatencyTest,
-nvloom.
+"""Read measurements from matrices of other tools: nvbandwidth, p2pBandwidthLatencyTest, nvloom.
 
 Their pairs are measured one at a time. A pair's rate is the highest of all matrices that measured
 it one way and directly: copy engines and kernels, reads and writes differ, and the links carried
-that. Rates with peer-to-peer disabled are those of another way, through the host's memory; they
-show where peer-to-peer is the slower one.
+that. Rates with peer-to-peer disabled go through the host's memory instead; they show where
+peer-to-peer is slower than that.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ _MAX_NAMED = 4
 
 
 def read_measurements(text: str, where: str, topology: Topology) -> Measurements:
-    """Return what the matrices of a text measured between the GPUs of a topology, in its order.
+    """Return what the matrices in a text measured between the GPUs of a topology, for `believe`.
 
-    `where` names the text in errors. Raise InputError if it has no matrix of rates between pairs of
-    GPUs, one way and by peer-to-peer, or if the matrices are of another number of GPUs.
+    The matrices' GPUs are in the topology's order. `where` names the text in errors. Raise
+    InputError if it has no matrix of rates between pairs of GPUs, one way and by peer-to-peer, or
+    if the matrices are of another number of GPUs.
     """
     found = find_pair_rates(text)
     usable = [x for x in found if x.is_of_pairs and x.is_one_way]

@@ -1,7 +1,7 @@
-"""Recognize measured rates between pairs of GPUs, which are neither a machine nor a collective.
+"""Recognize matrices of measured rates between pairs of GPUs in the output of tools.
 
 nvbandwidth (its text and its JSON), p2pBandwidthLatencyTest of the CUDA samples, CUDA's busGrind
-and nvloom print them as matrices, of which the range is reported.
+and nvloom print them; `describe` gives the range of each.
 """
 
 import json
@@ -38,10 +38,11 @@ _Rows = list[list[float | None]]
 
 @dataclass(frozen=True)
 class PairRates:
-    """A matrix of rates in GB/s, from the GPU of the row to that of the column or the reverse.
+    """A matrix of measured rates in GB/s between the GPU of the row and that of the column.
 
-    Cells are None if they were not measured. `is_one_way` is False for the sum of two directions,
-    `is_of_pairs` for rates of each GPU to something else: its CPU, or all other GPUs.
+    `tool` and `test` name what measured it. Cells are None if they were not measured. `is_one_way`
+    is False for the sum of two directions, `is_of_pairs` for rates of each GPU to something else:
+    its CPU, or all other GPUs.
     """
 
     tool: str
@@ -52,7 +53,7 @@ class PairRates:
 
     @property
     def between(self) -> list[float]:
-        """The rates between different GPUs."""
+        """The rates between different GPUs, in GB/s."""
         return [
             rate
             for i, row in enumerate(self.rows)
@@ -132,7 +133,7 @@ _TOOLS = (
 
 
 def find_pair_rates(text: str) -> list[PairRates]:
-    """Return the matrices of a text, without those of a single GPU."""
+    """Return the matrices of rates in a text, without those of a single GPU."""
     text = text[:_MAX_CHARACTERS]
     found = list(_read_json(text)) if text.lstrip()[:1] == "{" else []
     text = clean(text)
@@ -147,7 +148,7 @@ def find_pair_rates(text: str) -> list[PairRates]:
 
 
 def find_refused(text: str) -> set[tuple[int, int]]:
-    """Return the pairs of GPUs that p2pBandwidthLatencyTest says do not reach each other."""
+    """Return the pairs of GPUs without P2P access, according to p2pBandwidthLatencyTest."""
     refused, allowed = set[tuple[int, int]](), set[tuple[int, int]]()
     text = clean(text[:_MAX_CHARACTERS])
     for a, no, b in _ACCESS.findall(text):
@@ -187,9 +188,9 @@ def _part_refused(rates: PairRates, refused: set[tuple[int, int]]) -> list[PairR
 
 
 def describe(text: str) -> str | None:
-    """Say in a line what the measured rates of a text are, and their use; None if it has none.
+    """Return a line on the measured rates in a text and how to use them; None if it has none.
 
-    nvbandwidth's output without rates is none of another kind: the line says why, if it does.
+    If nvbandwidth printed no rates, the line says why, if the text does.
     """
     found = find_pair_rates(text)
     if not found:

@@ -1,1 +1,1 @@
-"""NCCL's and RCCL's logs with their graph, as machines."""
+"""Read a machine from NCCL's or RCCL's log, in which they print their graph of it."""

@@ -1,4 +1,4 @@
-"""NCCL's logs among the formats that are read."""
+"""Register NCCL's logs among the formats that topo-probe reads."""
 
 from ...formats.format import Format
 from .reader import looks_like, read

@@ -81,8 +81,9 @@ def looks_like(text: str) -> bool:
 def read(text: str, where: str) -> Topology:
     """Return the machine that a log describes: its hosts joined, GPUs in the order of ranks.
 
-    Of the graphs of a host, the first with the most GPUs and then links counts, since ranks may
-    interrupt each other's lines. Raise InputError if none has a GPU.
+    If a host's graph is printed several times, the most complete one counts (most GPUs, then
+    links), since ranks may interrupt each other's lines. Raise InputError, which names `where`, if
+    none has a GPU.
     """
     best: dict[str, _HostGraph] = {}
     for graph in _read_graphs(text):

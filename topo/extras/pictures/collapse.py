@@ -27,7 +27,7 @@ def collapse(
     A box is a group of devices connected without the network, such as a server. The part has one
     box of each kind, or, if that is not possible, the GPUs nearest to the first. Unlike
     `show_hosts_once` it looks at links, not at names of hosts. `max_boxes` counts boxes of several
-    GPUs.
+    GPUs. A machine with more than `max_cables` cables is too large to draw.
     """
     boxes = list_boxes(topology)
     if (

@@ -43,10 +43,11 @@ def find_tiers(groups: Sequence[Group], cables: Iterable[Cable]) -> list[list[Gr
 
 
 class TieredNetwork:
-    """Boxes and tiers of switches; `build_picture` returns the layout.
+    """The layout of boxes and tiers of switches; `build_picture` returns it.
 
-    `pictures` are the boxes' with their network side up in `facing_up` and down in `facing_down`.
-    `names` has the title of each group of switches, `cables` all cables with a switch at an end.
+    `facing_up` are the pictures of the boxes with their network side up, `facing_down` with it
+    down. `names` has the title of each group of switches, `cables` all cables with a switch at an
+    end. `gap` is the room between boxes in pixels.
     """
 
     def __init__(
@@ -80,7 +81,10 @@ class TieredNetwork:
                 )
 
     def build_picture(self, most_in_row: int) -> Picture:
-        """Return the layout: on both sides of the highest tier if there are many boxes."""
+        """Return the layout; many boxes are divided between both sides of the highest tier.
+
+        `most_in_row` is the largest number of boxes in a row.
+        """
         order = sorted(
             range(len(self.facing_up)),
             key=lambda box: next(

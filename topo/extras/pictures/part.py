@@ -1,4 +1,4 @@
-"""The part of a topology that a page or a notebook shows, in the size of both."""
+"""Draw the part of a topology that fits on a page or in a notebook."""
 
 import re
 
@@ -8,7 +8,7 @@ from .collapse import collapse
 
 
 def draw_part(topology: Topology) -> tuple[str, str | None]:
-    """Return a machine as SVG, and a text on the parts left out; None if it is complete.
+    """Return (SVG of a machine, text on what was left out); None for the text if it is complete.
 
     Most of many GPUs are left out, and identical boxes of a wide picture.
     """

@@ -36,9 +36,10 @@ TIMES = "\u00d7"
 
 @dataclass(frozen=True)
 class Shape:
-    """A rectangle around (x, y) that represents one device or several identical ones.
+    """A rectangle around (x, y), in pixels, that represents one device or several identical ones.
 
-    `look` is gpu, cpu, pcie, nvswitch, network or nic.
+    `ids` are theirs; `look` is gpu, cpu, pcie, nvswitch, network or nic. `title` is written in it,
+    and `subtitle` in small letters below that.
     """
 
     ids: tuple[str, ...]
@@ -99,7 +100,8 @@ class Wire:
 class Frame:
     """A rectangle around the devices of one host, package or box, labelled above or below them.
 
-    A box is a group of devices that are connected without the network.
+    A box is a group of devices that are connected without the network. Sizes are in pixels from the
+    picture's upper left corner; the label is below if `label_below`.
     """
 
     label: str
@@ -112,7 +114,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Picture:
-    """A laid-out machine."""
+    """A laid-out machine: `shapes` for its devices, `wires` for links, `frames` around hosts."""
 
     shapes: tuple[Shape, ...]
     wires: tuple[Wire, ...]
@@ -185,7 +187,7 @@ def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
 
 
 def make_shape(topology: Topology, ident: str, rank: int | None, x: float, y: float) -> Shape:
-    """Return the shape of a GPU, with its rank, or of a NIC if `rank` is None.
+    """Return the shape of the device `ident`: a GPU with its rank, or a NIC if `rank` is None.
 
     A GPU is titled with its rank; the subtitle is its id without the host, or GPU if that is
     GPU<rank>. A NIC is titled with its name. (x, y) is the centre.

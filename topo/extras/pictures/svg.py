@@ -48,7 +48,7 @@ _THINNEST, _THICKEST = 1.6, 6.5  # pixels
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as an SVG document; hosts that are alike once if all are too wide."""
+    """Return the topology as an SVG document; if hosts are too wide, equal ones appear once."""
     shown, picture = _choose_part(topology)
     classes = Counter[Cable]()  # how many cables look like one without ends
     for wire in picture.wires:

@@ -1,1 +1,1 @@
-"""Graph files for jobs of several equal hosts, in which each channel begins and ends at a NIC."""
+"""Graph files for jobs on several equal hosts, in which each channel begins and ends at a NIC."""

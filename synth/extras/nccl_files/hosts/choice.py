@@ -1,4 +1,7 @@
-"""The choice of the rings and trees of a file for several equal hosts, beside stock NCCL's."""
+"""Choose the rings and trees of a graph file for several equal hosts, compared with stock NCCL.
+
+Algbw is the bytes of the buffer over the time of a call.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,10 +32,11 @@ _Rates = dict[Row, Fraction]
 
 @dataclass(frozen=True)
 class ChosenHostGraphs:
-    """The graphs of a file, and how they compare with stock.
+    """The graphs chosen for a file for several hosts, and how they compare with stock.
 
-    `bound_GBps` is the algbw of the collective that no channels of this form exceed, at NCCL's own
-    constants.
+    `network` is one of the hosts as NCCL sees it. `bound_GBps` is the upper bound, at NCCL's
+    constants, on the collective's algbw over channels of this form. `rings_only` says that it runs
+    on rings.
     """
 
     network: HostNetwork
@@ -43,7 +47,7 @@ class ChosenHostGraphs:
 
     @property
     def algbw_GBps(self) -> dict[str, Fraction]:
-        """The algbw in GB/s: of rings for the collective, of chains (trees) for allreduce."""
+        """The algbw in GB/s of "rings" for the collective, of "chains" (trees) for allreduce."""
         rates = dict(self.graphs.algbw_GBps)
         if self.rings_only:
             rates["rings"] *= 2  # an allreduce is two of these
@@ -51,7 +55,7 @@ class ChosenHostGraphs:
 
     @property
     def fraction(self) -> float:
-        """The share of the bound that the faster graph for the collective reaches."""
+        """The algbw of the faster graph for the collective as a fraction of the bound."""
         rates = self.algbw_GBps
         return float(rates["rings"] if self.rings_only else max(rates.values())) / self.bound_GBps
 
@@ -64,10 +68,10 @@ def choose_host_graphs(
     size_bytes: int,
     rings_only: bool,
 ) -> ChosenHostGraphs:
-    """Return the best graphs for `hosts` hosts like the topology, for a buffer of a size.
+    """Return the best graphs for `hosts` hosts like the topology, for buffers of `size_bytes`.
 
-    With `rings_only` the collective runs on rings. Raise InfeasibleError if stock cannot be
-    modelled there, or there are too many GPUs.
+    `version` is NCCL's. With `rings_only` the collective runs on rings. Raise InfeasibleError if
+    stock cannot be modelled there, or there are too many GPUs.
     """
     network = HostNetwork(topology, hosts)
     own, robust = [_list_rates(network, None, 1)] * 2, _list_robust_rates(network)

@@ -1,4 +1,4 @@
-"""The text of a graph file for several equal hosts, and its check."""
+"""Write a graph file for several equal hosts, and check the text by reading it back."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -23,11 +23,11 @@ def write_host_graphs(
     version: NcclVersion,
     remarks: Sequence[str],
 ) -> str:
-    """Return the text of the graph file, with `remarks` in its comment.
+    """Return the text of the graph file, with the lines `remarks` in its comment.
 
-    GPUs and NICs are named in hexadecimal with 0x, which every version reads in the same way, and
-    have no rank. Raise VerificationError if the text, read back, does not have the rates of
-    `chosen`.
+    GPUs, by `numbers`, and NICs are named in hexadecimal with 0x, which every version reads in the
+    same way, and have no rank. Raise VerificationError if the text, read back, does not have the
+    rates of `chosen`.
     """
     lines = ['<graphs version="1">', _write_comment(chosen, topology, numbers, version, remarks)]
     given = {RING_ID: chosen.graphs.rings, TREE_ID: chosen.graphs.trees}

@@ -1,4 +1,8 @@
-"""One of several equal hosts as NCCL sees it, to build a file's channels there."""
+"""Model one of several equal hosts as NCCL sees it, to build a file's channels there.
+
+Algbw is the bytes of the buffer over the time of a call; the level of P2P is the farthest type of
+path over which GPUs access each other's memory.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +27,7 @@ Row = tuple[PathType | None, StockLink]
 
 @dataclass(frozen=True)
 class HostChannel:
-    """A channel of each host: its GPUs in order, and the NICs it comes from and goes to.
+    """A channel through one host: its GPUs in order, and the NICs (`nets`) at its start and end.
 
     All are indices in NCCL's order. A tree has its NIC at the first GPU only.
     """
@@ -34,7 +38,7 @@ class HostChannel:
 
 @dataclass(frozen=True)
 class HostGraphs:
-    """The graphs of rings and of trees that each host gets, with as many channels each.
+    """The rings and trees of a file for each host, the same number of both.
 
     `ring_GBps` and `tree_GBps` are the algbw of an allreduce over all hosts that NCCL's tuner
     predicts from the graphs' speeds.
@@ -52,12 +56,12 @@ class HostGraphs:
 
     @property
     def algbw_GBps(self) -> dict[str, Fraction]:
-        """Both rates, of `rings` and of `chains`."""
+        """The algbw of "rings" and of "chains" (trees) in GB/s."""
         return {"rings": self.ring_GBps, "chains": self.tree_GBps}
 
 
 class HostNetwork:
-    """One of `hosts` equal hosts of NCCL's graph.
+    """One of `hosts` equal hosts, with the links of NCCL's graph.
 
     Raise InfeasibleError if stock NCCL cannot be modelled there, or NICs have no known speed.
     """
@@ -103,7 +107,7 @@ class HostNetwork:
     def build_graph(
         self, pattern: int, channels: Sequence[HostChannel], cross_nic: int = 0
     ) -> StockGraph:
-        """Return channels as NCCL's graph, without a speed."""
+        """Return channels as NCCL's graph, without a speed; `cross_nic` is NCCL's setting."""
         orders = tuple(each.order for each in channels)
         return StockGraph(
             pattern,
@@ -118,7 +122,7 @@ class HostNetwork:
         )
 
     def set_speed(self, graph: StockGraph) -> tuple[StockGraph, Fraction]:
-        """Return a graph with the speed by which NCCL's tuner counts its true rate, and the rate.
+        """Return a graph with the speed from which NCCL's tuner gets its true rate, and the rate.
 
         The rate is the algbw of an allreduce in GB/s.
         """
@@ -147,7 +151,7 @@ class HostNetwork:
         )
 
     def repeat_stock_rings(self, count: int) -> StockGraph | None:
-        """Return `count` rings, those of stock in turn, None if that is no multiple of them."""
+        """Return `count` rings that repeat stock's; None if `count` is no multiple of these."""
         model = self.library.model
         graph = model.graphs[RING_SHAPE]
         if count % model.channels:

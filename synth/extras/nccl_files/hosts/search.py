@@ -1,4 +1,4 @@
-"""The best equal rings or trees of several equal hosts: a linear program, and its rounding.
+"""Search the best equal rings or trees of several equal hosts: a linear program, and its rounding.
 
 A channel is a circuit from a NIC through all GPUs of a host and back. The linear program's columns
 are priced NIC by NIC, by the cheapest of all such circuits.
@@ -32,7 +32,7 @@ _MAX_COLUMNS = 2000
 
 
 class ChannelSearch(Packing[HostChannel]):
-    """The search for channels of one pattern that carry most together.
+    """The search for the channels of one pattern (rings or trees) with the highest total rate.
 
     `capacity` has the rates of links in GB/s. With `near` a channel takes a NIC only from and to
     GPUs that are near it, if two are, or for a tree one. `optimum` is the algbw in GB/s that no set
@@ -72,7 +72,7 @@ class ChannelSearch(Packing[HostChannel]):
     # -- the linear program
 
     def price_columns(self) -> list[HostChannel]:
-        """Return channels that improve the program; store the bound that the prices prove."""
+        """Return channels that improve the program; record the bound that the prices prove."""
         offers = sorted(
             (offer for net in range(len(self.network.nets)) for offer in self._price_nic(net)),
             key=lambda offer: offer[0],
@@ -91,12 +91,12 @@ class ChannelSearch(Packing[HostChannel]):
         ]
 
     def count_uses(self, column: HostChannel) -> dict[int, float]:
-        """Return the load of a channel on each row."""
+        """Return how much a channel loads each row (a link at a level of P2P) of the program."""
         loads = self.network.count_loads(self.pattern, column)
         return {self.rows[row]: float(load) for row, load in loads.items() if row in self.rows}
 
     def is_enough(self) -> bool:
-        """Return whether the channels reach the bound, or are too many."""
+        """Return whether the search may stop: at the bound, or with too many channels."""
         return super().is_enough() or len(self.columns) > _MAX_COLUMNS
 
     def _describe(self) -> str:
@@ -131,7 +131,7 @@ class ChannelSearch(Packing[HostChannel]):
     # -- rounding
 
     def round(self, count: int) -> tuple[HostChannel, ...]:
-        """Return the best `count` equal channels found, in an order with balanced prefixes."""
+        """Return the best `count` equal channels found; any first few of them are balanced, too."""
         begun = round_down(self.shares / self.shares.sum(), count)
         filled = fill_up(self.loads, begun, count, self.effort)
         chosen = exchange(self.loads, filled, self.effort, "channels between hosts")

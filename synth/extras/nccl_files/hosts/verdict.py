@@ -1,4 +1,4 @@
-"""What a graph file for several hosts says beside its rates."""
+"""Describe a graph file for several hosts: its rates beside stock's, and what it needs."""
 
 from itertools import pairwise
 from typing import Any
@@ -46,7 +46,7 @@ def _model_json(chosen: ChosenHostGraphs, size_bytes: int) -> dict[str, Any]:
 
 
 def count_pairs(chosen: ChosenHostGraphs) -> tuple[int, int]:
-    """Return how many ordered pairs of the file lack P2P by NCCL's default, and how many it has."""
+    """Return (pairs without P2P by NCCL's default, all pairs), of ordered pairs in the file."""
     hops = {hop for order in chosen.graphs.rings.orders for hop in pairwise(order)}
     for order in chosen.graphs.trees.orders:
         hops |= {*pairwise(order), *pairwise(order[::-1])}
@@ -55,7 +55,10 @@ def count_pairs(chosen: ChosenHostGraphs) -> tuple[int, int]:
 
 
 def explain_host_refusal(chosen: ChosenHostGraphs, size_bytes: int) -> str | None:
-    """Return in a line why no file is worth writing; None if one is."""
+    """Return a line on why a `chosen` file is not worth writing; None if it is.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     network = chosen.network
     if chosen.comparison.is_safe:
         return None
@@ -65,7 +68,10 @@ def explain_host_refusal(chosen: ChosenHostGraphs, size_bytes: int) -> str | Non
 
 
 def describe_host_choice(chosen: ChosenHostGraphs, size_bytes: int) -> list[str]:
-    """Return lines on stock, and on what the file needs, for its comment and for people."""
+    """Return lines on stock and on what a `chosen` file needs: for its comment, and to print.
+
+    `size_bytes` is the size of the buffer that it is made for.
+    """
     library, stock = chosen.network.library, chosen.network.library.model
     lines = [compare_in_words(library, chosen.comparison, size_bytes)]
     lines += [f"assumed: {text}" for text in stock.assumes]

@@ -1,4 +1,4 @@
-"""Search for the weights of a certificate that proves a bound on all rank orders.
+"""Search for the best lower bound on all rank orders: the weights of a certificate that proves it.
 
 check.py states the claim and its proof.
 """
@@ -36,10 +36,12 @@ def find_bound(
     unit: Fraction,
     together: Sequence[str] = (),
 ) -> PlaceBound:
-    """Return the best lower bound on the time of all orders that tiers of GPUs prove.
+    """Return the best lower bound on the time of all rank orders that tiers of GPUs prove.
 
-    A tier divides `gpus` (numbers of the topology's ranks) into parts. `unit` is the time of a
-    known order in seconds: programs are scaled by it, and no higher bound is sought.
+    `table` has the machine's routes; a tier divides `gpus` (numbers of the topology's ranks) into
+    parts. `phases` are the job's messages, `objective` is "time" or "bottleneck", and each group of
+    the dimensions `together` shares a host. `unit` is the time of a known order in seconds:
+    programs are scaled by it, and no higher bound is sought.
     """
     proof = Proof(table, gpus, job, phases, objective, together)
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]

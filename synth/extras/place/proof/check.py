@@ -96,7 +96,7 @@ def check_place_bound(
     """Raise VerificationError unless the certificate proves exactly the seconds of the bound.
 
     `gpus` (by number in the topology) have a rank each, and `phases` are the job's messages; each
-    group of the dimensions `together` shares a host.
+    group of the dimensions `together` shares a host. `objective` is "time" or "bottleneck".
     """
     if bound.kind != TIERS:
         raise VerificationError(f"bound: one of kind {bound.kind!r} has no certificate to check")
@@ -119,9 +119,9 @@ def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
     """Return the least number of messages that leave a part, per member of a group in the part.
 
     The part has `inside` of the group's `size` members, and `shape` is that of their pattern. With
-    `covers` the parts cover the whole machine, and the result bounds the mean over all ranks.
-    Around a ring one message leaves each part; on a line 2 (p - 1) leave p parts together, and (p -
-    1) times the bytes of a plan; of pairs, all divided ones leave.
+    `covers` the parts cover the whole machine, and the result bounds the mean over all ranks. One
+    message leaves each part around a ring; p parts of a line send 2 (p - 1) together, those of a
+    plan (p - 1) times its bytes; of pairs, all divided ones count.
     """
     if inside == size:
         return Fraction(0)
@@ -141,7 +141,8 @@ class Proof:
 
     `tiers` are the divisions of the GPUs that the certificate lists; methods name a tier by its
     `number` in this list, and a dimension of the job by its `name`. `cases` says which groups are
-    assumed to be whole or divided so far. Each group of the dimensions `together` is on one host.
+    assumed to be whole (in one part of a tier) or divided so far. Each group of the dimensions
+    `together` is on one host.
     """
 
     def __init__(
@@ -238,7 +239,7 @@ class Proof:
         )
 
     def list_inside(self, number: int, name: str, cases: Cases) -> list[int]:
-        """Return the possible numbers of members of a rank's group in the rank's part of a tier."""
+        """Return how many members of a rank's group can be in the rank's part of tier `number`."""
         size = self.sizes[name]
         if self.must_be_whole(number, name, cases):
             return [size]

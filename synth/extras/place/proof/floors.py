@@ -18,7 +18,7 @@ from ..tiers import TierParts
 
 
 class LatencyFloors:
-    """Bounds on what the calls of phases take beyond their bytes, for ranks on `gpus`."""
+    """Lower bounds on the latencies of a job's calls, for ranks on `gpus` in any order."""
 
     def __init__(self, table: RouteTable, gpus: Sequence[int]) -> None:
         self._table, self._gpus = table, gpus
@@ -30,7 +30,10 @@ class LatencyFloors:
         return routes[np.ix_(self._gpus, self._gpus)], unit_s
 
     def find_between(self, tier: TierParts | None) -> int:
-        """Return the least latency of a route between parts of a tier (None: between any GPUs)."""
+        """Return the least latency of a route between parts of a tier (None: between any GPUs).
+
+        It is in the unit of the latencies' table.
+        """
         if tier not in self._between:
             at = {gpu: i for i, gpu in enumerate(self._gpus)}
             part_of = np.arange(len(at))

@@ -60,7 +60,7 @@ def list_shapes(
 
 
 def keep_least(all_costs: set[Costs]) -> set[Costs]:
-    """Return the costs that no other entry undercuts or equals in all numbers."""
+    """Return the Pareto-minimal entries: no other is as small or smaller in all numbers."""
     return {c for c in all_costs if not any(o != c and all(map(le, o, c)) for o in all_costs)}
 
 
