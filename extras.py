@@ -479,7 +479,10 @@ EXTRAS = (
     ),
     Extra(
         "one-sided",
-        ("runtime/extras/one_sided", "tests/extras/one_sided"),
+        (
+            *("runtime/extras/one_sided", "tests/extras/one_sided"),
+            "benchmarks/one_sided_replay.py",
+        ),
         {},
     ),
     Extra(

@@ -49,6 +49,9 @@ from topoplan.extras import (
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("topo", "synth", "runtime", "cli")
+# As in `make test`. Each worker imports torch for its ranks once more, and makes the fixtures of
+# the modules whose tests it runs.
+_SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 # Prints why the facade does not have a name, or the backend does not read a file.
 _TRY = """
 import sys
@@ -199,12 +202,14 @@ def _check(gone: Iterable[Extra], *, runs_tests: bool) -> int:
         _run("backend and hook", [str(smoke), str(Path(folder, "store"))], Path(folder), env)
         tests = ["-m", "pytest", "-q", "--ignore=tests/project"]
         how = (
-            ["-m", "not gpu and not network and not long", "-n", "4"]
+            ["-m", "not gpu and not network and not long", *_SIDE_BY_SIDE]
             if runs_tests
             else ["--collect-only"]
         )
-        # On CI no test may be skipped that it should run; here tests of what is gone are.
-        _run("the tests that are left", [*tests, *how], copy, {**env, "CI": ""})
+        # On CI no test may be skipped that it should run; here tests of what is gone are. Bytecode
+        # is written, or each of the hundreds of processes would compile the tests anew.
+        env |= {"CI": "", "PYTHONDONTWRITEBYTECODE": ""}
+        _run("the tests that are left", [*tests, *how], copy, env)
     print(f"works without {', '.join(sorted(names))}")
     return 0
 

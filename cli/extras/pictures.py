@@ -20,7 +20,7 @@ def _draw(topology: Topology) -> str:
 def _draw_rates(topology: Topology) -> str:
     from ...synth.extras.heat_map import draw_heat_map
 
-    return draw_heat_map(topology, alone=True)
+    return draw_heat_map(topology)
 
 
 SVG = View(_draw, ".svg")

@@ -59,7 +59,7 @@ def run(job: SynthRun) -> None:
 
     def picture() -> str:
         title = f"{front.collective.name} on {front.topology.name}"
-        return draw_front(title, front.rows, front.least_ratio, alone=True)
+        return draw_front(title, front.rows, front.least_ratio)
 
     deliver(
         job,

@@ -78,14 +78,8 @@ class DemandPacking(SharePacking[Delivery]):
     each other on the hardware's routes only; else on any path, through any device.
     """
 
-    def __init__(
-        self,
-        demands: Demands,
-        topology: Topology,
-        routes: OwnRoutes | None,
-        images: Ints | None = None,
-    ) -> None:
-        super().__init__(topology, images)
+    def __init__(self, demands: Demands, topology: Topology, routes: OwnRoutes | None) -> None:
+        super().__init__(topology, None)
         self.demands, self.routes = demands, routes
         self.classes = list(demands.classes)
         sizes = list(demands.classes.values())

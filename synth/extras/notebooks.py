@@ -83,7 +83,7 @@ def show_schedule(schedule: Schedule) -> str:
 def draw_front_svg(front: ParetoFront) -> str:
     """Return a Pareto front as an SVG file."""
     title = f"{front.collective.name} on {front.topology.name}"
-    return draw_front(title, front.rows, front.least_ratio, alone=True)
+    return draw_front(title, front.rows, front.least_ratio)
 
 
 def show_front(front: ParetoFront) -> str:

@@ -14,14 +14,12 @@ _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 48, 44
 
 
-def draw_front(
-    title: str, rows: Sequence[ParetoRow], least_ratio: Fraction, *, alone: bool = False
-) -> str:
-    """Return the SVG picture of a Pareto front of steps against rounds per chunk.
+def draw_front(title: str, rows: Sequence[ParetoRow], least_ratio: Fraction) -> str:
+    """Return the SVG file of a Pareto front of steps against rounds per chunk.
 
     Dots are rows with a schedule, filled and connected on the front; crosses are rows proved
     impossible, rings undecided ones; a dashed line is `least_ratio`, the least ratio of rounds to
-    chunks that the bound allows. With `alone` it is a complete file.
+    chunks that the bound allows.
     """
     least, steps_of = float(least_ratio), [row.steps for row in rows]
     first, last = min(steps_of, default=1) - 1, max(steps_of, default=1) + 1
@@ -35,7 +33,7 @@ def draw_front(
     axis = "rounds a chunk (R/C): the less, the more bandwidth"
     key = "dot: chunks,steps,rounds; circle: another is better; cross: proved impossible"
     lines = [
-        *start_svg(_WIDTH, _HEIGHT, title, alone=alone),
+        *start_svg(_WIDTH, _HEIGHT, title, alone=True),
         draw_text(4, 16, title, 13),
         draw_text(4, _TOP - 10, axis, 12, look="f"),
         draw_text(right, _HEIGHT - 6, "steps (latency)", 12, anchor="end", look="f"),

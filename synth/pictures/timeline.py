@@ -61,9 +61,7 @@ def draw_plan_timeline(plan: Plan, size_bytes: int) -> str:
     return draw_timeline(title, times, len(topology.ranks), alone=True)
 
 
-def draw_links(
-    title: str, times: Sequence[TransferTime], topology: Topology, *, alone: bool = False
-) -> str:
+def draw_links(title: str, times: Sequence[TransferTime], topology: Topology) -> str:
     """Draw when each of the MAX_ROWS busiest links carries sums and copies.
 
     The share of the time for which it would be busy at full bandwidth is next to each row.
@@ -88,7 +86,7 @@ def draw_links(
     )
     bars = [_join_times(key, of, f"{len(of)} at once, ") for key, of in sorted(groups.items())]
     names = [f"{a} > {b}  {busy_us[a, b] / end_us:.0%}" for a, b in busiest]
-    return _draw(title, names, bars, end_us, alone)
+    return _draw(title, names, bars, end_us, alone=False)
 
 
 def draw_spans(title: str, spans: Sequence[tuple[str, float, float, str]]) -> str:

@@ -13,8 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ....topo.errors import VerificationError
-from .instructions import END, Fold, OneSidedProgram, Part, Put, Signal, Slot, Wait
+from topoplan.runtime.extras.one_sided.instructions import (
+    END,
+    Fold,
+    OneSidedProgram,
+    Part,
+    Put,
+    Signal,
+    Slot,
+    Wait,
+)
+from topoplan.topo.errors import VerificationError
 
 Values = NDArray[np.int64]
 # A run and a signal number, as in a counter.
