@@ -14,7 +14,7 @@ these are looked at only for names that no extra here has, and for listings:
 - `formats`: a Format (topo/formats/format.py) of other tools' files that are read. Those of
   packages are tried for what nothing here reads.
 - `strategies`: a function of a Request that returns schedules (synth/planner/registry.py), for
-  `strategy=NAME`; only packages add.
+  `strategy=NAME`; what extras here add is a Strategy (synth/request.py), which says more.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `explanations`: a function that returns an ExplanationPart (synth/extras/explain/part.py), for
@@ -51,6 +51,7 @@ Of plans and topo-synth:
   the options of their names.
 - `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
   what is planned.
+- `job_options`: JobOptions (cli/synthesis/added.py), for an extra whose jobs are more than flags.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does.
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's.
@@ -122,7 +123,8 @@ ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
 CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
-JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
+JOBS, JOB_OPTIONS, MODES = "jobs", "job_options", "modes"
+CURVES, SCHEMAS = "curves", "schemas"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
 OBSERVERS, ACCOUNTS, CACHES = "observers", "accounts", "caches"
 ENCODERS, FEEDBACK, CALL_CHECKS = "encoders", "feedback", "call_checks"
@@ -458,6 +460,50 @@ EXTRAS = (
         },
     ),
     Extra(
+        "exact",
+        (
+            *("synth/extras/exact", "cli/extras/exact", "tests/extras/exact"),
+            "benchmarks/exact_rows.py",
+        ),
+        {
+            STRATEGIES: {
+                "exact": (
+                    "synth.extras.exact.strategy:EXACT",
+                    "SCCL's exact synthesis: the schedules of the Pareto front",
+                )
+            },
+            JOBS: {
+                "pareto": (
+                    "cli.extras.exact.front:run",
+                    "find the Pareto front of steps and rounds (R/C) by exact synthesis",
+                ),
+                "instance": (
+                    "cli.extras.exact.front:run",
+                    "decide whether a schedule of so many chunks, steps and rounds exists (exit "
+                    "code 3: there is none); may be repeated",
+                ),
+            },
+            JOB_OPTIONS: {
+                "exact": ("cli.extras.exact.options:OPTIONS", "limits on steps and rounds")
+            },
+            NAMES: {
+                "ParetoFront": ("synth.extras.exact.front:ParetoFront", "rows, bounds and a plan"),
+                "ParetoRow": ("synth.extras.exact.search:ParetoRow", "a row of a Pareto front"),
+                "pareto": ("synth.extras.exact.api:pareto", "the front of exact schedules"),
+            },
+            EXAMPLES: {
+                "topo-synth allgather dgx1 --pareto": (
+                    "topo-synth",
+                    "the Pareto front of steps and rounds",
+                ),
+                "topo-synth alltoall dgx1 --instance 3,3,8": (
+                    "topo-synth",
+                    "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
+                ),
+            },
+        },
+    ),
+    Extra(
         "notebooks",
         ("synth/extras/notebooks.py", "topo/extras/notebooks.py", "tests/extras/notebooks"),
         {
@@ -468,7 +514,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
-        needs=("report", "pictures"),
+        needs=("report", "pictures", "exact"),
     ),
     Extra(
         "native",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...extras import (
     ADDITIONS,
@@ -12,9 +14,11 @@ from ...extras import (
     EXPORTS,
     EXTRAS,
     FILES,
+    JOB_OPTIONS,
     JOBS,
     MODES,
     PROMISES,
+    STRATEGIES,
     WORDS,
     Extra,
     Names,
@@ -39,10 +43,27 @@ ADDED_JOBS = Names(JOBS)
 _MENTIONED = {
     FILES: ("--format {}", ""),
     EXPORTS: ("--format {}", "the plan's schedule for --size: "),
+    STRATEGIES: ("--strategy {}", ""),
     WORDS: ("--strategy {}:", ""),
     CURVES: ("--plot", "also "),
     EXPLANATIONS: ("--explain", "also "),
 }
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of an extra's jobs, where they are more than a flag for each.
+
+    `values` has what argparse is told of the jobs that are no flags, by their names. `add` adds
+    further options, of which `list_given` returns those that the arguments have; `check` raises
+    InputError for the first option that contradicts the jobs. The help needs all of it, so that the
+    module of one imports no solver.
+    """
+
+    values: Mapping[str, Mapping[str, Any]]
+    add: Callable[[argparse._ArgumentGroup], None]
+    list_given: Callable[[argparse.Namespace], list[str]]
+    check: Callable[[argparse.Namespace], None]
 
 
 class Formats:
@@ -84,6 +105,12 @@ def list_suffixes() -> dict[str, str]:
     return {".json": PLAN, **{suffix: name for suffix, name in suffixes.items() if suffix}}
 
 
+def list_job_options() -> list[JobOptions]:
+    """Return the options of the jobs of all extras that are here."""
+    added = Names(JOB_OPTIONS)
+    return [added.find(name) for name in added.describe()]
+
+
 def add_options(parser: Parser) -> None:
     """Add the options of extras, a group for each; those of extras that are not here are hidden."""
     groups = {extra.name: parser.add_extra(extra.name) for extra in EXTRAS}
@@ -102,9 +129,17 @@ def _add_own(group: argparse._ArgumentGroup, extra: Extra) -> None:
 
     for name in extra.adds.get(MODES, ()):
         group.add_argument(f"--{name}", help=find_help(MODES, name))
+    of_jobs: list[JobOptions] = [
+        Names(JOB_OPTIONS).find(name)
+        for name in (extra.adds.get(JOB_OPTIONS, ()) if extra.is_here else ())
+    ]
+    values = {name: given for options in of_jobs for name, given in options.values.items()}
     for kind in (JOBS, PROMISES):
         for name in extra.adds.get(kind, ()):
-            group.add_argument(f"--{name}", action="store_true", help=find_help(kind, name))
+            given = values.get(name, {"action": "store_true"})
+            group.add_argument(f"--{name}", help=find_help(kind, name), **given)
+    for options in of_jobs:
+        options.add(group)
     for name in extra.adds.get(ADDITIONS, ()):
         group.add_argument(f"--{name}", choices=("links",), help=find_help(ADDITIONS, name))
 

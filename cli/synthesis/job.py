@@ -408,7 +408,7 @@ def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
     """
     if plan is None:
         keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")
-        return {"strategy": "exact", "size_bytes": job.size, **dict.fromkeys(keys)}
+        return {"strategy": None, "size_bytes": job.size, **dict.fromkeys(keys)}
     from ...synth.cost.affine import rounds
 
     entry = plan.entry_for(job.size)

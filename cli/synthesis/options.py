@@ -19,6 +19,7 @@ from .added import (
     Formats,
     add_options,
     is_of_schedules,
+    list_job_options,
     list_suffixes,
     list_taking,
     takes,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
-# Enough for every preset; larger machines and --pareto may need more.
+# Enough for every preset; larger machines may need more.
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 # The help begins with so many examples, which `--help core` has too.
@@ -41,11 +42,6 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-synth allreduce topo.xml -o plan.json", "the plan, for topo-run and DDP"),
     ("topo-synth allreduce mesh:8x8 --bound-only", "how fast can a schedule be?"),
     ("topo-synth allreduce dgx1 --without-link 0:3", "a plan without that link"),
-    ("topo-synth allgather dgx1 --pareto", "the Pareto front of steps and rounds"),
-    (
-        "topo-synth alltoall dgx1 --instance 3,3,8",
-        "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
-    ),
     ("topo-synth allreduce dgx-a100:2 --max-trees 16", "at most 16 trees"),
     (
         "topo-synth allreduce mi300x --group 0,1",
@@ -138,11 +134,6 @@ def _add_usual(parser: Parser) -> None:
     )
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add(
-        "--pareto",
-        action="store_true",
-        help="find the Pareto front of steps and rounds (R/C) by exact synthesis",
-    )
-    add(
         "--time-limit",
         type=float,
         default=DEFAULT_TIME_LIMIT_S,
@@ -151,12 +142,11 @@ def _add_usual(parser: Parser) -> None:
         "searches go further in proportion",
     )
     add("--json", action="store_true", help="one JSON object on standard output")
-    add_csv(parser, "the table's rows (with --pareto: the front's)")
+    add_csv(parser, "the table's rows")
     add(
         "--plot",
         **OUTPUT,
-        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan and the "
-        "bound; with --pareto: the front",
+        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan and the bound",
     )
 
 
@@ -209,7 +199,7 @@ def _add_more(parser: Parser) -> None:
         metavar="A:B=F",
         help="plan for the machine with this link at F times its bandwidth",
     )
-    _add_searches(group)
+    _add_tree_limits(group)
     add(
         "--trace",
         **OUTPUT,
@@ -219,8 +209,8 @@ def _add_more(parser: Parser) -> None:
     add_force(group, "--trace", "--plot", "--csv")
 
 
-def _add_searches(group: argparse._ArgumentGroup) -> None:
-    """Add what limits trees and exact searches."""
+def _add_tree_limits(group: argparse._ArgumentGroup) -> None:
+    """Add what limits trees."""
     add = group.add_argument
     add(
         "--epsilon",
@@ -233,22 +223,6 @@ def _add_searches(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="packing: at most this many hops from any rank to the root of a tree",
-    )
-    add("--max-steps", type=int, metavar="S", help="with --pareto: at most this many steps")
-    add(
-        "-k",
-        "--slack",
-        dest="slack",
-        type=int,
-        metavar="K",
-        help="with --pareto: only k-synchronous rows, R <= S + K",
-    )
-    add(
-        "--instance",
-        action="append",
-        metavar="C,S,R",
-        help="decide whether a schedule of so many chunks, steps and rounds exists (exit code "
-        "3: there is none); may be repeated",
     )
 
 
@@ -266,11 +240,9 @@ def check_options(args: argparse.Namespace) -> None:
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     for flag, value, least in (
-        ("--max-steps", args.max_steps, 1),
         ("--max-trees", args.max_trees, 1),
         ("--max-depth", args.max_depth, 1),
         ("--hosts", args.hosts, 1),
-        ("-k", args.slack, 0),
     ):
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; expected at least {least}")
@@ -336,18 +308,18 @@ def _check_combinations(args: argparse.Namespace) -> None:
         "--max-trees": args.max_trees,
         "--max-depth": args.max_depth,
     }
-    fronts = {"--max-steps": args.max_steps, "-k": args.slack}
-    exacts = {"--pareto": args.pareto, "--instance": args.instance}
-    explains = {f"--{name}": getattr(args, name) for name in ADDED_JOBS.list_all()}
+    job_options = list_job_options()
+    jobs = [
+        *(option for options in job_options for option in options.list_given(args)),
+        *_given({f"--{name}": getattr(args, name) for name in ADDED_JOBS.list_all()}),
+    ]
     files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
-    limits = _given({**trees, **fronts, **explains, **exacts})
+    limits = [*_given(trees), *jobs]
     others = {
         "--strategy": args.strategy != "auto",
         "--bound-only": args.bound_only,
         "--reproducible": args.reproducible,
     }
-    exact = "--pareto" if args.pareto else "--instance"
-    is_exact = bool(args.pareto or args.instance)
     groups = {"--group": args.group, "--helpers": args.helpers}
     mode = find_mode(args)
     modes = {f"--{name}": getattr(args, name) for name in ADDED_MODES.list_all()}
@@ -401,7 +373,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --{mode}: its plans have no such option; leave it out",
         ),
         (
-            _given({**fronts, **explains, **exacts, "--bound-only": args.bound_only, **files}),
+            [*jobs, *_given({"--bound-only": args.bound_only, **files})],
             is_of_schedules(args.format),
             f"{{}} with --format {args.format}: that is one schedule; leave one of them out",
         ),
@@ -411,16 +383,17 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
-            _given(
-                {
-                    "--format": args.format != PLAN,
-                    "--bound-only": args.bound_only,
-                    **groups,
-                    **modes,
-                    **exacts,
-                    **explains,
-                }
-            ),
+            [
+                *_given(
+                    {
+                        "--format": args.format != PLAN,
+                        "--bound-only": args.bound_only,
+                        **groups,
+                        **modes,
+                    }
+                ),
+                *jobs,
+            ],
             args.spare is not None,
             f"{{}} with --spare {args.spare}: spares are for plans of whole machines; leave one of "
             "them out",
@@ -430,11 +403,6 @@ def _check_combinations(args: argparse.Namespace) -> None:
             args.without_rank and args.group is not None,
             "--group with {}: ranks that are neither in --group nor in --helpers use no links; "
             "leave it out",
-        ),
-        (
-            _given(exacts),
-            args.group is not None,
-            "--group with {}: exact synthesis is for whole machines; leave one of them out",
         ),
         (
             ["--helpers"],
@@ -475,26 +443,9 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "--bound-only with {}: the bound holds for every schedule; leave one of them out",
         ),
         (
-            _given({"--bound-only": args.bound_only, **trees, **exacts}),
+            _given({"--bound-only": args.bound_only, **trees}),
             args.reproducible,
             "--reproducible with {}: only whole plans have one bracketing; leave one of them out",
-        ),
-        (
-            ["--instance"],
-            args.instance and args.pareto,
-            "{} with --pareto: the one decides single rows, the other searches; leave one of "
-            "them out",
-        ),
-        (
-            _given({**trees, **explains}),
-            is_exact,
-            f"{{}} with {exact}: exact synthesis has neither trees nor this explanation; leave one "
-            "of them out",
-        ),
-        (
-            _given(fronts),
-            not args.pareto,
-            "{} without --pareto: it limits the search for the front; leave it out",
         ),
         (
             _given(trees),
@@ -502,14 +453,11 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --strategy {args.strategy}: only {', '.join(_STRATEGIES_WITH_TREES[1:])} "
             "make trees; leave it out, or name one of these",
         ),
-        (
-            [exact],
-            is_exact and args.strategy not in ("auto", "exact"),
-            f"{{}} is exact synthesis; it does not go with --strategy {args.strategy}",
-        ),
     ):
         if clashes and holds:
             raise InputError(why.format(clashes[0]))
+    for options in job_options:
+        options.check(args)
 
 
 def _given(values: Mapping[str, object]) -> list[str]:
@@ -536,19 +484,3 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
         if not 0 <= epsilon < 1:
             raise InputError(f"--epsilon {args.epsilon}: expected at least 0 and less than 1")
     return TreeLimits(epsilon, args.max_trees, args.max_depth)
-
-
-def parse_instance(text: str) -> tuple[int, int, int]:
-    """Return chunks, steps and rounds of "C,S,R". Raise InputError unless they are consistent."""
-    try:
-        chunks, steps, rounds = (int(x) for x in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--instance {text}: expected three whole numbers, chunks,steps,rounds, such as 6,3,7"
-        ) from None
-    if chunks < 1 or steps < 1 or rounds < steps:
-        raise InputError(
-            f"--instance {text}: expected chunks and steps of at least 1, and no fewer rounds "
-            "than steps"
-        )
-    return chunks, steps, rounds

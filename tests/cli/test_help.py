@@ -235,10 +235,10 @@ def test_the_helps_start_light_and_soon(arguments: list[str], begins: str) -> No
     assert done.stdout.startswith(begins)
 
 
-def test_the_help_of_synth_begins_with_twelve_options_and_has_extras_by_name() -> None:
+def test_the_help_of_synth_begins_with_eleven_options_and_has_extras_by_name() -> None:
     text = print_help("synth")
     first, _, rest = text.partition("\n\nmore options:\n")
-    assert len(re.findall(r"^  -", first.partition("\noptions:\n")[2], re.MULTILINE)) == 12
+    assert len(re.findall(r"^  -", first.partition("\noptions:\n")[2], re.MULTILINE)) == 11
     assert len(first.splitlines()) <= 60
     for extra in EXTRAS:
         options = [*extra.adds.get(MODES, ()), *extra.adds.get(JOBS, ())]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...synth.bounds.in_network import bound_in_network
-from ...synth.describe import print_front
-from ...synth.ksync.pareto import FEASIBLE, INFEASIBLE
-from ...synth.numeric.effort import Effort
-from ...synth.pictures.front import draw_front
-from ...synth.planner.front import ParetoFront, find_front
-from ...topo.errors import InfeasibleError, TimeLimitError
-from .job import SynthRun, deliver, plan_json
+from ....synth.bounds.in_network import bound_in_network
+from ....synth.extras.exact.front import ParetoFront, find_front
+from ....synth.extras.exact.picture import draw_front
+from ....synth.extras.exact.search import FEASIBLE, INFEASIBLE
+from ....synth.extras.exact.text import print_front
+from ....synth.numeric.effort import Effort
+from ....topo.errors import InfeasibleError, TimeLimitError
+from ...synthesis.job import SynthRun, deliver, plan_json
 from .options import parse_instance
 
 # Instances without a schedule that an error lists: more would not fit one line.
@@ -51,7 +51,9 @@ def run(job: SynthRun) -> None:
         return [{key: getattr(row, key) for key in _KEYS} for row in front.rows]
 
     def body() -> dict[str, Any]:
-        return plan_json(job, front.plan, front.bound, front.bound_one_way) | {
+        fields = plan_json(job, front.plan, front.bound, front.bound_one_way)
+        return fields | {
+            "strategy": fields["strategy"] or "exact",
             "complete": front.complete,
             "least_ratio": str(front.least_ratio),
             "rows": rows(),

@@ -1,20 +1,22 @@
 """SCCL's exact synthesis: the schedules of the Pareto front over steps and R/C.
 
-The search is in synth/ksync.
+The search is in `search.py`.
 """
 
-from ...topo.errors import InfeasibleError, TimeLimitError
-from ..ir.schedule import Schedule
-from ..ksync.models import fabric_of
-from ..ksync.pareto import pareto
-from ..request import Request
+from ....topo.errors import InfeasibleError, TimeLimitError
+from ...ir.schedule import Schedule
+from ...request import Request, Strategy
+from .models import fabric_of
+from .search import pareto
 
+# With more ranks it takes long and wins little, so auto leaves it out if there is a schedule.
+_MAX_RANKS_BESIDE = 8
 # Chunks times edges, for one chunk in SCCL's units, above which the exact models are not tried.
 _MAX_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedules of the Pareto front over steps and R/C (see `ksync.pareto`).
+    """Return the schedules of the Pareto front over steps and R/C (see `search.pareto`).
 
     Raise InfeasibleError if the machine is too large, TimeLimitError if the effort was too small to
     find any.
@@ -31,3 +33,6 @@ def build(request: Request) -> list[Schedule]:
     if not schedules:
         raise TimeLimitError(f"exact found no schedule for {collective.name} in time; give it more")
     return schedules
+
+
+EXACT = Strategy("exact", build, quick_work_s=3.0, max_ranks_beside=_MAX_RANKS_BESIDE)

@@ -9,11 +9,11 @@ from fractions import Fraction
 import pytest
 
 from topoplan.synth.cost.affine import rounds
+from topoplan.synth.extras.exact.models import SyncInstance, fabric_of, solve_copying
+from topoplan.synth.extras.exact.ratio_bound import prove_least_ratio
+from topoplan.synth.extras.exact.search import decide, pareto
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import reverse
-from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
-from topoplan.synth.ksync.pareto import decide, pareto
-from topoplan.synth.ksync.ratio_bound import prove_least_ratio
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset

@@ -30,11 +30,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...topo.grouping import group_by_key
-from ..cost.loads import DirectedLink
-from ..ir.collective import Chunk, Collective
-from ..numeric.effort import Effort
-from ..numeric.linear import Rows, minimise
+from ....topo.grouping import group_by_key
+from ...cost.loads import DirectedLink
+from ...ir.collective import Chunk, Collective
+from ...numeric.effort import Effort
+from ...numeric.linear import Rows, minimise
 from .models import SyncFabric, list_possible_sends
 
 # Denominators to which multipliers are rounded in turn; the exact formula tells what they prove.

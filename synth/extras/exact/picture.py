@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from ...topo.grouping import group_by_key
-from ...topo.printable import quote
-from ..ksync.pareto import FEASIBLE, INFEASIBLE, ParetoRow
-from .drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
+from ....topo.grouping import group_by_key
+from ....topo.printable import quote
+from ...pictures.drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
+from .search import FEASIBLE, INFEASIBLE, ParetoRow
 
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 320

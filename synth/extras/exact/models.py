@@ -27,18 +27,18 @@ from itertools import pairwise, product
 
 from ortools.sat.python import cp_model
 
-from ...topo.errors import TimeLimitError
-from ...topo.graph import Topology
-from ...topo.grouping import group_by_key
-from ...topo.routes import Route, Router, route_links
-from ..cost.loads import DirectedLink
-from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
-from ..ir.transfers import Op, Transfer, Transfers
-from ..machine.routes import OwnRoutes
-from ..machine.symmetry import group, shifts
-from ..numeric.cp_sat import solve
-from ..numeric.effort import Effort
+from ....topo.errors import TimeLimitError
+from ....topo.graph import Topology
+from ....topo.grouping import group_by_key
+from ....topo.routes import Route, Router, route_links
+from ...cost.loads import DirectedLink
+from ...ir.collective import Chunk, Collective
+from ...ir.schedule import Schedule
+from ...ir.transfers import Op, Transfer, Transfers
+from ...machine.routes import OwnRoutes
+from ...machine.symmetry import group, shifts
+from ...numeric.cp_sat import solve
+from ...numeric.effort import Effort
 
 # Maximum number of symmetries that a schedule must have; share of an instance's work for such
 # schedules, which are few but quickly found.

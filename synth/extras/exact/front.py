@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ...topo.errors import InputError
-from ...topo.graph import Topology
-from ...topo.notebook import draw, show
-from ...topo.routes import Router
-from ..bounds.certificate import Bound
-from ..bounds.single_path import Bounds, find_single_path_bound
-from ..describe import describe_front
-from ..ir.collective import Collective
-from ..ksync.pareto import Front, ParetoRow, decide, pareto
-from ..numeric.effort import Effort
-from ..plan import Plan
-from .whole import cost_all, plan_of
+from ....topo.errors import InputError
+from ....topo.graph import Topology
+from ....topo.notebook import draw, show
+from ....topo.routes import Router
+from ...bounds.certificate import Bound
+from ...bounds.single_path import Bounds, find_single_path_bound
+from ...ir.collective import Collective
+from ...numeric.effort import Effort
+from ...plan import Plan
+from ...planner.whole import cost_all, plan_of
+from .search import Front, ParetoRow, decide, pareto
+from .text import describe_front
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def find_front(
 ) -> ParetoFront:
     """Return the front of a collective, or with `instances` only these (chunks, steps, rounds).
 
-    See `ksync.pareto` for the other parameters. Raise InfeasibleError if the topology is not
+    See `search.pareto` for the other parameters. Raise InfeasibleError if the topology is not
     connected.
     """
     search: Front = (

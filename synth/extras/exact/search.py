@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 
-from ...topo.errors import TimeLimitError
-from ...topo.routes import Router, route_links
-from ..bounds.certificate import Bound
-from ..bounds.multipath import bound
-from ..ir.collective import Collective
-from ..ir.schedule import Schedule, compose, reverse
-from ..numeric.effort import Effort
+from ....topo.errors import TimeLimitError
+from ....topo.routes import Router, route_links
+from ...bounds.certificate import Bound
+from ...bounds.multipath import bound
+from ...ir.collective import Collective
+from ...ir.schedule import Schedule, compose, reverse
+from ...numeric.effort import Effort
 from .models import SyncFabric, SyncInstance, fabric_of, solve_combining, solve_copying
 from .ratio_bound import RatioProof, prove_least_ratio
 
