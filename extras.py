@@ -44,6 +44,10 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
 
 Of plans and topo-synth:
 
+- `planners`: a function of a Request for such collectives that returns their Synthesis
+  (synth/planner/whole.py), and `bounds`: DemandBounds (synth/bounds/demand_bounds.py), a module.
+- `requests`: a FileRequest (cli/synthesis/added.py), for `topo-synth --NAME FILE` in place of a
+  collective that its name describes.
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon.
 - `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file.
@@ -122,6 +126,7 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
 ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
 CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
+PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
 JOBS, JOB_OPTIONS, MODES = "jobs", "job_options", "modes"
 CURVES, SCHEMAS = "curves", "schemas"
@@ -611,6 +616,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("demands",),
     ),
     Extra(
         "sockets",
@@ -1006,6 +1012,50 @@ EXTRAS = (
         needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log"),
     ),
     Extra(
+        "traffic",
+        ("synth/extras/traffic.py",),
+        {},
+    ),
+    Extra(
+        "demands",
+        (
+            *("synth/extras/demands", "cli/extras/demands.py", "tests/extras/demands"),
+            "benchmarks/reshard.py",
+        ),
+        {
+            PLANNERS: {
+                "demands": (
+                    "synth.extras.demands.planning:synthesize_demands",
+                    "plans for pieces of data that some ranks have and others need",
+                )
+            },
+            BOUNDS: {"demands": ("synth.extras.demands.bounds", "the bounds of such plans")},
+            REQUESTS: {
+                "traffic": (
+                    "cli.extras.demands:TRAFFIC",
+                    "of alltoallv: a matrix of bytes, .csv or .npy, a row for each sender (with "
+                    "--group: for each of its ranks)",
+                ),
+                "demands": (
+                    "cli.extras.demands:DEMANDS",
+                    "in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that "
+                    "need each one (docs/files.md)",
+                ),
+            },
+            EXAMPLES: {
+                "topo-synth alltoallv two-hosts.json --traffic bytes.csv": (
+                    "topo-synth",
+                    "an uneven alltoall: row i, column j is what rank i sends to rank j",
+                ),
+                "topo-synth dgx-a100:2 --demands weights.json": (
+                    "topo-synth",
+                    "pieces, the ranks that have each one, and those that need it",
+                ),
+            },
+        },
+        needs=("traffic",),
+    ),
+    Extra(
         "place",
         (
             *("synth/extras/place", "runtime/extras/device_mesh.py", "cli/extras/place.py"),
@@ -1034,6 +1084,7 @@ EXTRAS = (
                 "place": ("synth.extras.place.placing:place", "chooses the GPU of each rank"),
             },
         },
+        needs=("traffic",),
     ),
     Extra(
         "report",
@@ -1067,6 +1118,7 @@ EXTRAS = (
                 ),
             }
         },
+        needs=("demands",),
     ),
     Extra(
         "joint",

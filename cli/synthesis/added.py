@@ -18,6 +18,7 @@ from ...extras import (
     JOBS,
     MODES,
     PROMISES,
+    REQUESTS,
     STRATEGIES,
     WORDS,
     Extra,
@@ -28,6 +29,9 @@ from ..shared.common import mention
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...synth.ir.collective import DemandName
+    from ...synth.ir.demands import Demands
+    from ...topo.graph import Topology
     from ..shared.common import Parser
 
 PLAN = "plan"
@@ -39,6 +43,8 @@ SCHEDULE_FORMATS = Names(EXPORTS)
 ADDED_MODES = Names(MODES)
 # Those that do something else with what is planned; likewise.
 ADDED_JOBS = Names(JOBS)
+# Those whose file says what to plan for, in place of a collective's name; likewise.
+ADDED_REQUESTS = Names(REQUESTS)
 # What the line about a name in each group follows, and what stands before that line.
 _MENTIONED = {
     FILES: ("--format {}", ""),
@@ -64,6 +70,20 @@ class JobOptions:
     add: Callable[[argparse._ArgumentGroup], None]
     list_given: Callable[[argparse.Namespace], list[str]]
     check: Callable[[argparse.Namespace], None]
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """What `topo-synth --NAME FILE` plans for: demands that the file lists.
+
+    They are a `collective`, which users name too if `is_named`; else the file stands in its place,
+    and says which ranks take part. `read` returns the demands for the arguments on a topology, and
+    the helpers that the file names, None if it names none. The module of one imports no solver.
+    """
+
+    collective: DemandName
+    is_named: bool
+    read: Callable[[argparse.Namespace, Topology], tuple[Demands, tuple[int, ...] | None]]
 
 
 class Formats:
@@ -105,6 +125,12 @@ def list_suffixes() -> dict[str, str]:
     return {".json": PLAN, **{suffix: name for suffix, name in suffixes.items() if suffix}}
 
 
+def find_request(args: argparse.Namespace) -> FileRequest | None:
+    """Return what the arguments name a file for, None if they name a collective only."""
+    given = (name for name in ADDED_REQUESTS.list_all() if getattr(args, name) is not None)
+    return next((ADDED_REQUESTS.find(name) for name in given), None)
+
+
 def list_job_options() -> list[JobOptions]:
     """Return the options of the jobs of all extras that are here."""
     added = Names(JOB_OPTIONS)
@@ -127,6 +153,8 @@ def _add_own(group: argparse._ArgumentGroup, extra: Extra) -> None:
     def find_help(kind: str, name: str) -> str:
         return extra.adds[kind][name][1] if extra.is_here else argparse.SUPPRESS
 
+    for name in extra.adds.get(REQUESTS, ()):
+        group.add_argument(f"--{name}", metavar="FILE", help=find_help(REQUESTS, name))
     for name in extra.adds.get(MODES, ()):
         group.add_argument(f"--{name}", help=find_help(MODES, name))
     of_jobs: list[JobOptions] = [

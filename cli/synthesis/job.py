@@ -23,6 +23,7 @@ from ...topo.pictures.cables import describe_rates
 from ...topo.pictures.convert import PICTURE_SUFFIXES
 from ..shared.outputs import rows_csv, write_extra
 from ..shared.progress import ProgressReporter, Say
+from .added import find_request
 from .options import PROG
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from ...synth.bounds.certificate import Bound
     from ...synth.bounds.group_bounds import SubMachine
-    from ...synth.demands.demands import Demands
     from ...synth.ir.collective import Collective
     from ...synth.plan import Entry, Plan
     from ...topo.graph import Topology
@@ -233,8 +233,9 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     )
     given: Collective
     collective: Collective
-    if args.has_demands:
-        demands, helpers = _read_demands(args, topology)
+    request = find_request(args)
+    if request is not None:
+        demands, helpers = request.read(args, topology)
         given = collective = demands
         size = size or demands.size
     elif args.group is not None:
@@ -284,22 +285,6 @@ def _read_machine(
     ):
         drawn = load(args.topology)
         return drawn, *load_for_planning(drawn)
-
-
-def _read_demands(
-    args: argparse.Namespace, topology: Topology
-) -> tuple[Demands, tuple[int, ...] | None]:
-    """Return the demands of --traffic or --demands, and the helpers that the file names, if any."""
-    from ...synth.demands.demands import from_matrix, read_demands
-    from ...synth.groups.ranks import choose_helpers, group_on, parse_ranks
-
-    gpus = len(topology.ranks)
-    if args.demands is None:
-        listed = None if args.group is None else parse_ranks(args.group, "group")
-        members = () if listed is None else group_on("alltoall", topology, listed).members
-        return from_matrix(args.traffic, gpus, members), None
-    demands, wanted = read_demands(args.demands, gpus)
-    return demands, choose_helpers(wanted, demands, topology) if args.helpers is None else None
 
 
 def _choose_helpers(

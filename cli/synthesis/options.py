@@ -15,9 +15,12 @@ from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 from .added import (
     ADDED_JOBS,
     ADDED_MODES,
+    ADDED_REQUESTS,
     PLAN,
+    FileRequest,
     Formats,
     add_options,
+    find_request,
     is_of_schedules,
     list_job_options,
     list_suffixes,
@@ -26,7 +29,7 @@ from .added import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ...synth.request import TreeLimits
 
@@ -48,14 +51,6 @@ EXAMPLES: tuple[Example, ...] = (
         "a plan for two of the GPUs; the idle ones help",
     ),
     *list_examples(PROG),
-    (
-        "topo-synth alltoallv two-hosts.json --traffic bytes.csv",
-        "an uneven alltoall: row i, column j is what rank i sends to rank j",
-    ),
-    (
-        "topo-synth dgx-a100:2 --demands weights.json",
-        "pieces, the ranks that have each one, and those that need it",
-    ),
     ("topo-synth allreduce dgx1 --csv ranges.csv", "the table as rows"),
 )
 ABOUT = """\
@@ -91,7 +86,7 @@ def _add_usual(parser: Parser) -> None:
         nargs="?",
         metavar="COLLECTIVE",
         help="allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, "
-        "alltoall, or alltoallv with --traffic; torch's and nccl-tests' spellings too",
+        "alltoall; torch's and nccl-tests' spellings too",
     )
     add(
         "second",
@@ -109,7 +104,7 @@ def _add_usual(parser: Parser) -> None:
     add(
         "--size",
         metavar="BYTES",
-        help=f"buffer size to report on (default {DEFAULT_SIZE}; for demands, their bytes)",
+        help=f"buffer size to report on (default {DEFAULT_SIZE})",
     )
     add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
     add(
@@ -157,18 +152,6 @@ def _add_more(parser: Parser) -> None:
     add("--collective", metavar="C", help="COLLECTIVE, as an option")
     add("--topology", metavar="T", help="TOPOLOGY, as an option")
     add(
-        "--traffic",
-        metavar="FILE",
-        help="of alltoallv: a matrix of bytes, .csv or .npy, a row for each sender (with --group: "
-        "for each of its ranks)",
-    )
-    add(
-        "--demands",
-        metavar="FILE",
-        help="in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that need "
-        "each one (docs/files.md)",
-    )
-    add(
         "--root",
         type=int,
         metavar="R",
@@ -179,8 +162,8 @@ def _add_more(parser: Parser) -> None:
         "--helpers",
         metavar="LIST",
         help=f"with {', '.join(['--group', *(f'--{name}' for name in ADDED_MODES.describe())])} "
-        "or demands: the other ranks that may relay, copy and add for a group: rest (default), "
-        "none, or a list",
+        "or a file of what to plan for: the other ranks that may relay, copy and add for a group: "
+        "rest (default), none, or a list",
     )
     add(
         "--without-rank",
@@ -262,10 +245,10 @@ def _settle_request(args: argparse.Namespace) -> None:
         if given is not None and spell_collective(word) != spell_collective(given):
             raise InputError(f"{word} and --{option} {given}: expected one {option}; leave one out")
         setattr(args, option, word)
-    if args.demands is not None and args.collective is None:
-        args.collective = "reshard"
-    args.has_demands = args.demands is not None or args.traffic is not None
-    if args.size is None and not args.has_demands:
+    request = find_request(args)
+    if request is not None and not request.is_named and args.collective is None:
+        args.collective = request.collective
+    if args.size is None and request is None:
         args.size = DEFAULT_SIZE
     needed = ("topology",) if find_mode(args) else ("collective", "topology")
     missing = [option for option in needed if getattr(args, option) is None]
@@ -335,19 +318,10 @@ def _check_combinations(args: argparse.Namespace) -> None:
         "--plot": args.plot,
         "--csv": args.csv,
     }
-    name = spell_collective(args.collective or "")
+    request = find_request(args)
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
-        (
-            ["--traffic"],
-            (name == "alltoallv") != (args.traffic is not None),
-            "{0} is for alltoallv, which needs it: expected alltoallv TOPOLOGY {0} FILE",
-        ),
-        (
-            ["--demands"],
-            (name == "reshard") != (args.demands is not None),
-            "{0} stands in place of a collective: expected TOPOLOGY {0} FILE",
-        ),
+        *_list_wrong_requests(args),
         (
             limits
             + _given(
@@ -359,13 +333,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
                     "--format": args.format != PLAN,
                 }
             ),
-            args.has_demands,
+            request is not None,
             "{} with demands: their plans have no such option; leave it out",
-        ),
-        (
-            ["--group"],
-            args.group is not None and args.demands is not None,
-            "{} with --demands: the file names the ranks; leave it out",
         ),
         (
             limits + _given({**others, **changes, **rest, "--format": args.format != PLAN}),
@@ -409,7 +378,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             args.helpers is not None
             and args.group is None
             and mode is None
-            and args.demands is None,
+            and (request is None or request.is_named),
             "--helpers without --group: it has no effect then; name the ranks that take part",
         ),
         (
@@ -458,6 +427,27 @@ def _check_combinations(args: argparse.Namespace) -> None:
             raise InputError(why.format(clashes[0]))
     for options in job_options:
         options.check(args)
+
+
+def _list_wrong_requests(args: argparse.Namespace) -> Iterator[tuple[list[str], bool, str]]:
+    """Yield rows as `_check_combinations` has them, on files of what to plan for."""
+    name = spell_collective(args.collective or "")
+    for option in ADDED_REQUESTS.describe():
+        request: FileRequest = ADDED_REQUESTS.find(option)
+        is_given = getattr(args, option) is not None
+        yield (
+            [f"--{option}"],
+            (name == request.collective) != is_given,
+            f"{{0}} is for {request.collective}, which needs it: expected {request.collective} "
+            "TOPOLOGY {0} FILE"
+            if request.is_named
+            else "{0} stands in place of a collective: expected TOPOLOGY {0} FILE",
+        )
+        yield (
+            ["--group"],
+            is_given and not request.is_named and args.group is not None,
+            f"{{}} with --{option}: the file names the ranks; leave it out",
+        )
 
 
 def _given(values: Mapping[str, object]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from called import call_command
 
-from topoplan.synth.demands.demands import Demands
+from topoplan.synth.ir.demands import Demands
 from topoplan.synth.plan import Plan
 
 

@@ -20,8 +20,9 @@ from thorough import count_examples
 
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.certificate import Bound, bound_of, check_bound
-from topoplan.synth.bounds.demand_cuts import is_large
-from topoplan.synth.demands.demands import Demand, Demands, from_matrix
+from topoplan.synth.extras.demands.cuts import is_large
+from topoplan.synth.extras.demands.reading import from_matrix
+from topoplan.synth.ir.demands import Demand, Demands
 from topoplan.synth.numeric.steiner import SteinerTrees, close
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError

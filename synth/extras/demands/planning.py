@@ -7,22 +7,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from ...topo.errors import InfeasibleError, InputError
-from ..bounds.certificate import Bound, Bounds
-from ..bounds.demand_bounds import find_demand_bounds
-from ..bounds.demand_cuts import is_large
-from ..bounds.group_bounds import SubMachine
-from ..demands.box_deliveries import BoxDeliveries
-from ..demands.demands import Demands
-from ..demands.packing import DemandPacking
-from ..demands.rounds import divide_into_rounds
-from ..demands.schedules import NAME, draw_schedule
-from ..ir.schedule import Schedule
-from ..machine.routes import OwnRoutes
-from ..numeric.effort import Effort
-from ..request import Request, TreeLimits, segment_counts
-from ..strategy_names import AUTO
-from .whole import Synthesis, cost_all, plan_of
+from ....topo.errors import InfeasibleError, InputError
+from ...bounds.certificate import Bound, Bounds
+from ...bounds.group_bounds import SubMachine
+from ...ir.demands import Demands
+from ...ir.schedule import Schedule
+from ...machine.routes import OwnRoutes
+from ...numeric.effort import Effort
+from ...planner.whole import Synthesis, cost_all, plan_of
+from ...request import Request, TreeLimits, segment_counts
+from ...strategy_names import AUTO
+from .bounds import find_demand_bounds
+from .box_deliveries import BoxDeliveries
+from .cuts import is_large
+from .packing import DemandPacking
+from .rounds import divide_into_rounds
+from .schedules import NAME, draw_schedule
 
 # Share of the work and of the time for the plan's own packing, and for that without help before.
 _MAIN, _ALONE = 0.5, 0.25

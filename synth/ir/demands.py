@@ -5,10 +5,7 @@ held by several ranks, any of which may send it, and needed by several, which th
 themselves. `Demands` is a collective whose chunks are shares of its pieces; all that handles
 schedules handles it, and its buffer is all pieces, each counted once.
 
-A file of demands is JSON:
-
-    {"format": "topoplan-demands", "version": 1, "ranks": 4, "helpers": "rest",
-     "pieces": [{"size": 1048576, "have": [0, 1], "need": [2]}]}
+Plans of demands are an extra's (group `planners`); their files, checks and programs are the core's.
 """
 
 from __future__ import annotations
@@ -18,46 +15,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from os import PathLike
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from ...topo.errors import InputError
-from ...topo.exact import load_json
-from ...topo.files import read_file
-from ...topo.schema import Count, Index, read_as
-from ..ir.collective import Chunk, Collective, DemandName, spell_ranks
-from ..traffic import ByteMatrix, read_matrix
+from ...topo.schema import Index
+from .collective import Chunk, Collective, DemandName, spell_ranks
 
-FORMAT = "topoplan-demands"
 # In all: the sum over pieces, which floating point holds exactly.
 MAX_SIZE = 1 << 52
-# Bytes of a file: two million pieces from one rank to another.
-_MAX_FILE_BYTES = 1 << 27
 
 Size = Annotated[int, Meta(ge=1, le=MAX_SIZE)]
 # Rows of size, ranks that hold the piece, ranks that need it.
 DemandRows = list[tuple[Size, list[Index], list[Index]]]
-
-
-class DemandFields(Struct, forbid_unknown_fields=True):
-    """The JSON of one piece: its size in bytes, the ranks that have it and that need it."""
-
-    size: int
-    have: list[int]
-    need: list[int]
-
-
-class DemandsFile(Struct, forbid_unknown_fields=True):
-    """The JSON of demands on a machine of so many GPUs; other ranks among `helpers` may relay."""
-
-    format: Literal["topoplan-demands"]
-    version: Literal[1]
-    ranks: Count
-    pieces: list[DemandFields]
-    helpers: Literal["rest", "none"] | list[int] = "rest"
 
 
 @dataclass(frozen=True)
@@ -82,7 +53,7 @@ class Demand:
 class Demands(Collective):
     """Pieces to be delivered: a collective whose chunks are shares of `pieces`.
 
-    Made by `Demands.of`, `from_matrix` or `read_demands`. Members hold or need a piece (in an
+    Made by `Demands.of`. Members hold or need a piece (in an
     alltoallv all ranks of the matrix are members). `name` is "alltoallv" if pieces are parts of a
     matrix, else "reshard"; `root` is None. The buffer is all pieces, one after the other.
     """
@@ -122,9 +93,9 @@ class Demands(Collective):
             _check_piece(piece, number, gpus, where) for number, piece in enumerate(pieces)
         )
         if sum(piece.size for piece in listed) > MAX_SIZE:
-            raise _refuse(where, f"more than {MAX_SIZE} bytes in all; give those of one call")
+            raise refuse(where, f"more than {MAX_SIZE} bytes in all; give those of one call")
         if not any(piece.missing for piece in listed):
-            raise _refuse(where, "no rank needs a piece that it does not have; nothing is to move")
+            raise refuse(where, "no rank needs a piece that it does not have; nothing is to move")
         named = {rank for piece in listed for rank in (*piece.holders, *piece.receivers)}
         everyone = tuple(sorted(named.union(members)))
         is_whole = len(everyone) == gpus
@@ -235,87 +206,37 @@ class Demands(Collective):
         """Return the demands of a plan file; `where` names it in errors."""
         listed = members or range(ranks)
         if len(listed) != ranks or any(a >= b for a, b in pairwise((-1, *listed))):
-            raise _refuse(where, f"expected {ranks} different members, ascending")
+            raise refuse(where, f"expected {ranks} different members, ascending")
         pieces = tuple(
             _check_piece(Demand(size, tuple(have), tuple(need)), number, listed[-1] + 1, where)
             for number, (size, have, need) in enumerate(rows)
         )
         others = {r for p in pieces for r in (*p.holders, *p.receivers)}.difference(listed)
         if others or not any(piece.missing for piece in pieces):
-            raise _refuse(
-                where, f"rank {min(others)} is no member" if others else "nothing to move"
-            )
+            raise refuse(where, f"rank {min(others)} is no member" if others else "nothing to move")
         return cls(name, ranks, None, tuple(members), pieces)
-
-
-def from_matrix(
-    source: str | PathLike[str] | ByteMatrix, gpus: int, members: Sequence[int] = ()
-) -> Demands:
-    """Return an alltoallv as demands: row i, column j is what member i sends to member j.
-
-    The matrix is a file (see synth/traffic.py) or an array; pieces are its entries above 0 off the
-    diagonal, row by row. `members` are ranks of the machine, ascending; by default all `gpus`.
-    Raise InputError if it is no such matrix, or all entries are 0.
-    """
-    listed = members or range(gpus)
-    matrix = read_matrix(source, len(listed))
-    pieces = (
-        Demand(int(matrix[i, j]), (listed[i],), (listed[j],))
-        for i, j in np.argwhere(matrix).tolist()
-    )
-    where = str(source) if isinstance(source, (str, PathLike)) else "traffic"
-    if not matrix.any():
-        why = "no number above 0 off the diagonal; nothing is to move"
-        raise InputError(f"{where}: {why}", parameter="traffic")
-    return Demands.of(pieces, gpus, name="alltoallv", members=listed, where=where)
-
-
-def read_demands(
-    path: str | PathLike[str], gpus: int
-) -> tuple[Demands, Literal["rest", "none"] | list[int]]:
-    """Return the demands of a JSON file for a machine of `gpus` GPUs, and its `helpers`.
-
-    Raise InputError if the file cannot be read, is not of that format, is for another number of
-    GPUs, or names pieces that make no sense (see `Demands.of`).
-    """
-    where = str(path)
-    try:
-        raw = read_file(where, _MAX_FILE_BYTES + 1)
-        if len(raw) > _MAX_FILE_BYTES:
-            raise _refuse(where, f"more than {_MAX_FILE_BYTES >> 20} MiB; merge pieces")
-        data = load_json(raw)
-    except OSError as error:
-        raise _refuse(where, error.strerror or "cannot be read") from None
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise _refuse(where, f"not usable JSON: {error}") from None
-    fields = read_as(data, DemandsFile, where)
-    if fields.ranks != gpus:
-        raise _refuse(where, f"for {fields.ranks} ranks; the topology has {gpus} GPUs")
-    pieces = (Demand(piece.size, tuple(piece.have), tuple(piece.need)) for piece in fields.pieces)
-    return Demands.of(pieces, gpus, where=where), fields.helpers
 
 
 def _check_piece(piece: Demand, number: int, gpus: int, where: str) -> Demand:
     """Return a piece with its ranks ascending; raise InputError if it makes no sense."""
     which = f"piece {number}"
     if type(piece.size) is not int or piece.size < 1:
-        raise _refuse(where, f"{which} has size {piece.size}; expected a whole number above 0")
+        raise refuse(where, f"{which} has size {piece.size}; expected a whole number above 0")
     ends: list[tuple[int, ...]] = []
     for ranks, what in ((piece.holders, "has it"), (piece.receivers, "needs it")):
         if not ranks:
-            raise _refuse(where, f"{which}: no rank {what}; expected at least one")
+            raise refuse(where, f"{which}: no rank {what}; expected at least one")
         for rank in ranks:
             if type(rank) is not int or not 0 <= rank < gpus:
-                raise _refuse(where, f"{which}: rank {rank} {what}; ranks are 0 to {gpus - 1}")
+                raise refuse(where, f"{which}: rank {rank} {what}; ranks are 0 to {gpus - 1}")
         if len(set(ranks)) < len(ranks):
-            raise _refuse(
+            raise refuse(
                 where, f"{which}: ranks {spell_ranks(ranks)}, of which each {what}; list each once"
             )
         ends.append(tuple(sorted(ranks)))
     return Demand(piece.size, *ends)
 
 
-def _refuse(where: str, why: str) -> InputError:
+def refuse(where: str, why: str) -> InputError:
+    """Return the error for demands that make no sense."""
     return InputError(f"{where}: {why}", parameter="demands")

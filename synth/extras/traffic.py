@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topo.errors import InputError
-from ..topo.files import check_file
-from .sizes import parse_size
+from ...topo.errors import InputError
+from ...topo.files import check_file
+from ..sizes import parse_size
 
 ByteMatrix = NDArray[np.int64]
 SUFFIXES = (".csv", ".npy")

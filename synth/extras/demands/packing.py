@@ -20,15 +20,15 @@ from math import gcd
 import numpy as np
 from scipy.sparse.csgraph import dijkstra
 
-from ...topo.errors import InfeasibleError
-from ...topo.graph import Topology
-from ..machine.links import Floats, Ints
-from ..machine.routes import OwnRoutes
-from ..numeric.effort import Effort
-from ..numeric.linear import Optimum, Rows, minimise
-from ..numeric.steiner import SteinerTrees, close
-from ..packing.packing import SharePacking
-from .demands import Demands
+from ....topo.errors import InfeasibleError
+from ....topo.graph import Topology
+from ...ir.demands import Demands
+from ...machine.links import Floats, Ints
+from ...machine.routes import OwnRoutes
+from ...numeric.effort import Effort
+from ...numeric.linear import Optimum, Rows, minimise
+from ...numeric.steiner import SteinerTrees, close
+from ...packing.packing import SharePacking
 
 # Price of a hop, in mean link prices: ties go to the fewest hops, and no bound notices.
 _HOP_SHARE = 1e-11

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from ...topo.routes import Router
-from ..cost.affine import tighten
-from ..ir.collective import Chunk
-from ..ir.schedule import Schedule, find_helpers
-from ..ir.transfers import COPY, Transfers
-from .demands import Demands
+from ....topo.routes import Router
+from ...cost.affine import tighten
+from ...ir.collective import Chunk
+from ...ir.demands import Demands
+from ...ir.schedule import Schedule, find_helpers
+from ...ir.transfers import COPY, Transfers
 from .packing import Delivery
 
 NAME = "packing"

@@ -15,10 +15,10 @@ from math import ceil
 
 import numpy as np
 
-from ...topo.errors import InfeasibleError
-from ...topo.routes import Router
-from ..machine.boxes import find_boxes
-from .demands import Demands
+from ....topo.errors import InfeasibleError
+from ....topo.routes import Router
+from ...ir.demands import Demands
+from ...machine.boxes import find_boxes
 from .packing import Delivery, Hop
 
 # A portion keeps the narrowest link busy for at most this part of the bound.

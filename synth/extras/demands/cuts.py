@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...topo.graph import Topology
-from ..demands.demands import Demands
-from ..machine.links import Ints, LinkArrays
-from ..machine.partitions import list_partitions
-from .certificate import Bound
-from .cuts import bound_of_cut
+from ....topo.graph import Topology
+from ...bounds.certificate import Bound
+from ...bounds.cuts import bound_of_cut
+from ...ir.demands import Demands
+from ...machine.links import Ints, LinkArrays
+from ...machine.partitions import list_partitions
 
 # With more GPUs, or more classes, no linear program is solved: it takes a minute.
 _MAX_RANKS, _MAX_CLASSES = 128, 6000

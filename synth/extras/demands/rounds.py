@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from ...topo.graph import Topology
-from ..cost.affine import bandwidth_s_per_GB, tighten
-from ..ir.collective import Chunk
-from ..ir.schedule import Schedule
-from ..ir.transfers import COPY, Transfers
+from ....topo.graph import Topology
+from ...cost.affine import bandwidth_s_per_GB, tighten
+from ...ir.collective import Chunk
+from ...ir.schedule import Schedule
+from ...ir.transfers import COPY, Transfers
 
 NAME = "rounds"
 # With more ranks there are hundreds of rounds.
