@@ -59,6 +59,7 @@ Of plans and topo-synth:
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does.
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's.
+- `plan_files`: a PlanFile (cli/synthesis/added.py), for `topo-synth --NAME FILE`.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 Of the runtime:
@@ -129,7 +130,7 @@ CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
 PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
 JOBS, JOB_OPTIONS, MODES = "jobs", "job_options", "modes"
-CURVES, SCHEMAS = "curves", "schemas"
+CURVES, PLAN_FILES, SCHEMAS = "curves", "plan_files", "schemas"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
 OBSERVERS, ACCOUNTS, CACHES = "observers", "accounts", "caches"
 ENCODERS, FEEDBACK, CALL_CHECKS = "encoders", "feedback", "call_checks"
@@ -519,7 +520,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
-        needs=("report", "pictures", "exact"),
+        needs=("report", "pictures", "exact", "traces"),
     ),
     Extra(
         "native",
@@ -775,8 +776,19 @@ EXTRAS = (
     ),
     Extra(
         "traces",
-        ("runtime/extras/traces.py", "cli/extras/traces.py", "tests/extras/traces"),
+        (
+            *("synth/extras/traces", "runtime/extras/traces.py", "cli/extras/traces.py"),
+            "tests/extras/traces",
+        ),
         {
+            PLAN_FILES: {
+                "trace": (
+                    "cli.extras.traces:PREDICTED",
+                    "write when each transfer is predicted to begin and end at --size: a Chrome "
+                    "trace, which Perfetto (ui.perfetto.dev) opens, or a timeline as .svg, .png or "
+                    ".pdf",
+                )
+            },
             RUN_FILES: {
                 "trace": (
                     "cli.extras.traces:TRACE",
@@ -1100,7 +1112,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain", "doctor", "pictures"),
+        needs=("stock", "explain", "doctor", "pictures", "traces"),
     ),
     Extra(
         "reshard",

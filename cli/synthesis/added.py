@@ -17,6 +17,7 @@ from ...extras import (
     JOB_OPTIONS,
     JOBS,
     MODES,
+    PLAN_FILES,
     PROMISES,
     REQUESTS,
     STRATEGIES,
@@ -25,12 +26,14 @@ from ...extras import (
     Names,
 )
 from ..shared.common import mention
+from ..shared.outputs import OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...synth.ir.collective import DemandName
     from ...synth.ir.demands import Demands
+    from ...synth.plan import Plan
     from ...topo.graph import Topology
     from ..shared.common import Parser
 
@@ -45,6 +48,8 @@ ADDED_MODES = Names(MODES)
 ADDED_JOBS = Names(JOBS)
 # Those whose file says what to plan for, in place of a collective's name; likewise.
 ADDED_REQUESTS = Names(REQUESTS)
+# Files that are written beside the plan; likewise.
+PLAN_BESIDE = Names(PLAN_FILES)
 # What the line about a name in each group follows, and what stands before that line.
 _MENTIONED = {
     FILES: ("--format {}", ""),
@@ -84,6 +89,20 @@ class FileRequest:
     collective: DemandName
     is_named: bool
     read: Callable[[argparse.Namespace, Topology], tuple[Demands, tuple[int, ...] | None]]
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What `topo-synth --NAME FILE` writes of a plan beside it.
+
+    `make` returns the file's text for a plan, a size in bytes and the suffix of the file's name;
+    `remark` returns what is said when it is written, by that suffix, FILE standing for its name.
+    Names end in `suffix`, or in that of a picture. The module of one imports no solver.
+    """
+
+    make: Callable[[Plan, int, str], str]
+    remark: Callable[[str], str]
+    suffix: str
 
 
 class Formats:
@@ -131,6 +150,12 @@ def find_request(args: argparse.Namespace) -> FileRequest | None:
     return next((ADDED_REQUESTS.find(name) for name in given), None)
 
 
+def list_plan_files(args: argparse.Namespace) -> dict[str, PlanFile]:
+    """Return the files beside the plan that the arguments ask for, by the names of options."""
+    given = (name for name in PLAN_BESIDE.list_all() if getattr(args, name))
+    return {name: PLAN_BESIDE.find(name) for name in given}
+
+
 def list_job_options() -> list[JobOptions]:
     """Return the options of the jobs of all extras that are here."""
     added = Names(JOB_OPTIONS)
@@ -155,6 +180,8 @@ def _add_own(group: argparse._ArgumentGroup, extra: Extra) -> None:
 
     for name in extra.adds.get(REQUESTS, ()):
         group.add_argument(f"--{name}", metavar="FILE", help=find_help(REQUESTS, name))
+    for name in extra.adds.get(PLAN_FILES, ()):
+        group.add_argument(f"--{name}", help=find_help(PLAN_FILES, name), **OUTPUT)
     for name in extra.adds.get(MODES, ()):
         group.add_argument(f"--{name}", help=find_help(MODES, name))
     of_jobs: list[JobOptions] = [

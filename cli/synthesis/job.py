@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,9 @@ from ...topo.clock import limit_time
 from ...topo.derived.stripes import describe_merged
 from ...topo.output_head import output_head
 from ...topo.pictures.cables import describe_rates
-from ...topo.pictures.convert import PICTURE_SUFFIXES
 from ..shared.outputs import rows_csv, write_extra
 from ..shared.progress import ProgressReporter, Say
-from .added import find_request
+from .added import find_request, list_plan_files
 from .options import PROG
 
 if TYPE_CHECKING:
@@ -418,6 +418,14 @@ def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
     }
 
 
+def _write_beside(job: SynthRun, plan: Plan) -> None:
+    """Write the files of extras that the arguments ask for."""
+    for name, file in list_plan_files(job.args).items():
+        suffix = Path(getattr(job.args, name)).suffix.lower()
+        text = partial(file.make, plan, job.size, suffix)
+        write_extra(job.args, name, job.progress, file.remark(suffix), text)
+
+
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
     """Print lines that may contain names from files: no markup in them is interpreted.
 
@@ -450,18 +458,8 @@ def deliver(
     args = job.args
     if args.output and plan is not None:
         plan.save(args.output, overwrite=args.force)
-    if args.trace and plan is not None:
-        from ...synth.pictures.chrome_trace import write_plan_trace
-        from ...synth.pictures.timeline import draw_plan_timeline
-
-        is_picture = Path(args.trace).suffix.lower() in PICTURE_SUFFIXES
-        what = (
-            "timeline drawn in FILE"
-            if is_picture
-            else "trace written to FILE; open it at ui.perfetto.dev"
-        )
-        text = draw_plan_timeline if is_picture else write_plan_trace
-        write_extra(args, "trace", job.progress, what, lambda: text(plan, job.size))
+    if plan is not None:
+        _write_beside(job, plan)
     write_extra(args, "plot", job.progress, *picture)
     if args.json:
         print(json.dumps(body()))

@@ -17,12 +17,14 @@ from .added import (
     ADDED_MODES,
     ADDED_REQUESTS,
     PLAN,
+    PLAN_BESIDE,
     FileRequest,
     Formats,
     add_options,
     find_request,
     is_of_schedules,
     list_job_options,
+    list_plan_files,
     list_suffixes,
     list_taking,
     takes,
@@ -183,13 +185,7 @@ def _add_more(parser: Parser) -> None:
         help="plan for the machine with this link at F times its bandwidth",
     )
     _add_tree_limits(group)
-    add(
-        "--trace",
-        **OUTPUT,
-        help="write when each transfer is predicted to begin and end at --size: a Chrome trace, "
-        "which Perfetto (ui.perfetto.dev) opens, or a timeline as .svg, .png or .pdf",
-    )
-    add_force(group, "--trace", "--plot", "--csv")
+    add_force(group, *(f"--{name}" for name in PLAN_BESIDE.describe()), "--plot", "--csv")
 
 
 def _add_tree_limits(group: argparse._ArgumentGroup) -> None:
@@ -216,8 +212,10 @@ def check_options(args: argparse.Namespace) -> None:
     """
     _settle_request(args)
     args.format = choose_format(args, list_suffixes(), PLAN, args.format)
-    if Path(args.trace or "").suffix.lower() != ".json":
-        check_pictures(args, "trace")
+    beside = list_plan_files(args)
+    for name, file in beside.items():
+        if Path(getattr(args, name)).suffix.lower() != file.suffix:
+            check_pictures(args, name)
     check_pictures(args, "plot")
     check_name(args.strategy)
     if not args.time_limit > 0:
@@ -232,7 +230,7 @@ def check_options(args: argparse.Namespace) -> None:
     _check_combinations(args)
     # In formats of schedules -o may be the beginning of several names.
     outputs = () if is_of_schedules(args.format) else ("output",)
-    check_outputs(args, *outputs, "trace", "plot", "csv")
+    check_outputs(args, *outputs, *beside, "plot", "csv")
 
 
 def _settle_request(args: argparse.Namespace) -> None:
@@ -296,7 +294,11 @@ def _check_combinations(args: argparse.Namespace) -> None:
         *(option for options in job_options for option in options.list_given(args)),
         *_given({f"--{name}": getattr(args, name) for name in ADDED_JOBS.list_all()}),
     ]
-    files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
+    files = {
+        **{f"--{name}": getattr(args, name) for name in PLAN_BESIDE.list_all()},
+        "--plot": args.plot,
+        "--csv": args.csv,
+    }
     limits = [*_given(trees), *jobs]
     others = {
         "--strategy": args.strategy != "auto",
@@ -314,9 +316,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
     rest = {
         "--group": args.group,
         "--root": args.root,
-        "--trace": args.trace,
-        "--plot": args.plot,
-        "--csv": args.csv,
+        **files,
     }
     request = find_request(args)
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.

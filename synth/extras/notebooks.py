@@ -9,13 +9,13 @@ from ..describe import assumption_lines, bounds_text, help_lines
 from ..ir.schedule import Schedule
 from ..pictures.drawing import STYLE
 from ..pictures.plan_curves import draw_plan_alone
-from ..pictures.timeline import MAX_ROWS, draw_timeline
 from ..plan import Plan
 from .exact.front import ParetoFront
 from .exact.picture import draw_front
 from .exact.text import TITLES, least_ratio_text, list_cells
 from .report.html import make_details, make_figure, make_paragraph, make_table
 from .report.plans import draw_schedule, list_entries
+from .traces.timeline import MAX_ROWS, draw_timeline
 
 # Most transfers of a timeline: more are a matter of seconds, for a picture that nothing shows in.
 _MAX_TRANSFERS = 60_000

@@ -16,7 +16,7 @@ from topoplan.cli import entry, run, synth
 from topoplan.cli.commands import import_command, list_commands
 from topoplan.cli.probing.added import Review, View
 from topoplan.cli.running.added import RunFile, RunMode
-from topoplan.cli.synthesis.added import FileRequest, JobOptions
+from topoplan.cli.synthesis.added import FileRequest, JobOptions, PlanFile
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     ADDITIONS,
@@ -49,6 +49,7 @@ from topoplan.extras import (
     NOTEBOOKS,
     OPTIONS,
     OTHERS,
+    PLAN_FILES,
     PLANNERS,
     PLANS,
     PREPARATIONS,
@@ -132,6 +133,8 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(waits.find(name), WaitWatch) for name in waits.describe())
     dialects = Names(DIALECTS)
     assert all(callable(dialects.find(name).add_options) for name in dialects.describe())
+    beside = Names(PLAN_FILES)
+    assert all(isinstance(beside.find(name), PlanFile) for name in beside.describe())
     requests, bounds = Names(REQUESTS), Names(BOUNDS)
     assert all(isinstance(requests.find(name), FileRequest) for name in requests.describe())
     assert all(callable(bounds.find(name).find_demand_bounds) for name in bounds.describe())

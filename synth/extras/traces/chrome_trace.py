@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...topo.graph import Topology
-from ...topo.grouping import group_by_key
-from ..cost.host_costs import describe_host, host_of
-from ..cost.segmentation import reroute_unless_in_network
-from ..cost.transfer_times import TransferTime, predict_times
-from ..ir.schedule import Schedule
-from ..plan import Plan
+from ....topo.graph import Topology
+from ....topo.grouping import group_by_key
+from ...cost.host_costs import describe_host, host_of
+from ...cost.segmentation import reroute_unless_in_network
+from ...cost.transfer_times import TransferTime, predict_times
+from ...ir.schedule import Schedule
+from ...plan import Plan
 
 PREDICTED, MEASURED = "predicted", "measured"
 # The order of the two threads.

@@ -6,15 +6,15 @@ Each rank or link has a row; time runs to the right.
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ...topo.graph import Topology
-from ...topo.grouping import group_by_key
-from ...topo.printable import quote
-from ..cost.host_costs import host_of
-from ..cost.segmentation import reroute_unless_in_network
-from ..cost.transfer_times import TransferTime, predict_times
-from ..plan import Plan
-from ..sizes import show_size
-from .drawing import draw_text, show_us, start_svg
+from ....topo.graph import Topology
+from ....topo.grouping import group_by_key
+from ....topo.printable import quote
+from ...cost.host_costs import host_of
+from ...cost.segmentation import reroute_unless_in_network
+from ...cost.transfer_times import TransferTime, predict_times
+from ...pictures.drawing import draw_text, start_svg
+from ...plan import Plan
+from ...sizes import show_size
 
 # Pixels: the picture, its margins, a row.
 _WIDTH, _ROW = 860, 24
@@ -124,7 +124,7 @@ def _draw(
         x, anchor = left_edge + width * i / 5, "end" if i == 5 else "middle"
         lines += [
             f'<path class="g" d="M{x:.1f} {_TOP - 4}V{bottom}"/>',
-            draw_text(x, bottom + 16, show_us(end_us * i / 5), 11, anchor=anchor, look="f"),
+            draw_text(x, bottom + 16, _show_us(end_us * i / 5), 11, anchor=anchor, look="f"),
         ]
     for number, (look, text) in enumerate(legend):
         x = left_edge + 160 * number
@@ -174,3 +174,11 @@ def _join_bars(bars: Sequence[_Bar], least_us: float) -> list[_Bar]:
         else:
             out.append((*bar[:3], 0, bar[4], bar[5], ""))
     return out
+
+
+def _show_us(us: float) -> str:
+    """Format a time in us: 12.3 us, 4.5 ms, 1.2 s."""
+    for limit, factor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
+        if us < limit:
+            return f"{us / factor:.3g} {unit}"
+    return f"{us / 1e6:.3g} s"

@@ -19,8 +19,8 @@ from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import reroute, time_us
 from topoplan.synth.cost.transfer_times import predict_times
+from topoplan.synth.extras.traces.chrome_trace import write_plan_trace
 from topoplan.synth.ir.collective import collective_on
-from topoplan.synth.pictures.chrome_trace import write_plan_trace
 from topoplan.synth.plan import Plan
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
