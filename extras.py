@@ -1046,12 +1046,12 @@ EXTRAS = (
                 "traffic": (
                     "cli.extras.demands:TRAFFIC",
                     "of alltoallv: a matrix of bytes, .csv or .npy, a row for each sender (with "
-                    "--group: for each of its ranks)",
+                    "--group: for each of its ranks); their sum is the default of --size",
                 ),
                 "demands": (
                     "cli.extras.demands:DEMANDS",
                     "in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that "
-                    "need each one (docs/files.md)",
+                    "need each one (docs/files.md); likewise",
                 ),
             },
             EXAMPLES: {
