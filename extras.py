@@ -14,7 +14,7 @@ these are looked at only for names that no extra here has, and for listings:
 - `formats`: a Format (topo/formats/format.py) of other tools' files that are read. Those of
   packages are tried for what nothing here reads.
 - `strategies`: a function of a Request that returns schedules (synth/planner/registry.py), for
-  `strategy=NAME`; only packages add.
+  `strategy=NAME`; what extras here add is a Strategy (synth/request.py), which says more.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `explanations`: a function that returns an ExplanationPart (synth/extras/explain/part.py), for
@@ -44,6 +44,10 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
 
 Of plans and topo-synth:
 
+- `planners`: a function of a Request for such collectives that returns their Synthesis
+  (synth/planner/whole.py), and `bounds`: DemandBounds (synth/bounds/demand_bounds.py), a module.
+- `requests`: a FileRequest (cli/synthesis/added.py), for `topo-synth --NAME FILE` in place of a
+  collective that its name describes.
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon.
 - `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file.
@@ -51,10 +55,12 @@ Of plans and topo-synth:
   the options of their names.
 - `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
   what is planned.
+- `job_options`: JobOptions (cli/synthesis/added.py), for an extra whose jobs are more than flags.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does.
 - `remarks`: a function of a plan and a size in bytes that returns a Remark (synth/remark.py).
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's.
+- `plan_files`: a PlanFile (cli/synthesis/added.py), for `topo-synth --NAME FILE`.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 Of the runtime:
@@ -122,8 +128,10 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
 ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
 CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
+PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
-JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
+JOBS, JOB_OPTIONS, MODES = "jobs", "job_options", "modes"
+CURVES, PLAN_FILES, SCHEMAS = "curves", "plan_files", "schemas"
 REMARKS = "remarks"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
 OBSERVERS, USAGE_LOGS, CACHES = "observers", "usage_logs", "caches"
@@ -460,6 +468,50 @@ EXTRAS = (
         },
     ),
     Extra(
+        "exact",
+        (
+            *("synth/extras/exact", "cli/extras/exact", "tests/extras/exact"),
+            "benchmarks/exact_rows.py",
+        ),
+        {
+            STRATEGIES: {
+                "exact": (
+                    "synth.extras.exact.strategy:EXACT",
+                    "SCCL's exact synthesis: the schedules of the Pareto front",
+                )
+            },
+            JOBS: {
+                "pareto": (
+                    "cli.extras.exact.front:run",
+                    "find the Pareto front of steps and rounds (R/C) by exact synthesis",
+                ),
+                "instance": (
+                    "cli.extras.exact.front:run",
+                    "decide whether a schedule of so many chunks, steps and rounds exists (exit "
+                    "code 3: there is none); may be repeated",
+                ),
+            },
+            JOB_OPTIONS: {
+                "exact": ("cli.extras.exact.options:OPTIONS", "limits on steps and rounds")
+            },
+            NAMES: {
+                "ParetoFront": ("synth.extras.exact.front:ParetoFront", "rows, bounds and a plan"),
+                "ParetoRow": ("synth.extras.exact.search:ParetoRow", "a row of a Pareto front"),
+                "pareto": ("synth.extras.exact.api:pareto", "the front of exact schedules"),
+            },
+            EXAMPLES: {
+                "topo-synth allgather dgx1 --pareto": (
+                    "topo-synth",
+                    "the Pareto front of steps and rounds",
+                ),
+                "topo-synth alltoall dgx1 --instance 3,3,8": (
+                    "topo-synth",
+                    "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
+                ),
+            },
+        },
+    ),
+    Extra(
         "notebooks",
         ("synth/extras/notebooks.py", "topo/extras/notebooks.py", "tests/extras/notebooks"),
         {
@@ -470,7 +522,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
-        needs=("report", "pictures"),
+        needs=("report", "pictures", "exact", "traces"),
     ),
     Extra(
         "native",
@@ -570,6 +622,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("demands",),
     ),
     Extra(
         "sockets",
@@ -728,8 +781,19 @@ EXTRAS = (
     ),
     Extra(
         "traces",
-        ("runtime/extras/traces.py", "cli/extras/traces.py", "tests/extras/traces"),
+        (
+            *("synth/extras/traces", "runtime/extras/traces.py", "cli/extras/traces.py"),
+            "tests/extras/traces",
+        ),
         {
+            PLAN_FILES: {
+                "trace": (
+                    "cli.extras.traces:PREDICTED",
+                    "write when each transfer is predicted to begin and end at --size: a Chrome "
+                    "trace, which Perfetto (ui.perfetto.dev) opens, or a timeline as .svg, .png or "
+                    ".pdf",
+                )
+            },
             RUN_FILES: {
                 "trace": (
                     "cli.extras.traces:TRACE",
@@ -965,6 +1029,50 @@ EXTRAS = (
         needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log"),
     ),
     Extra(
+        "traffic",
+        ("synth/extras/traffic.py",),
+        {},
+    ),
+    Extra(
+        "demands",
+        (
+            *("synth/extras/demands", "cli/extras/demands.py", "tests/extras/demands"),
+            "benchmarks/reshard.py",
+        ),
+        {
+            PLANNERS: {
+                "demands": (
+                    "synth.extras.demands.planning:synthesize_demands",
+                    "plans for pieces of data that some ranks have and others need",
+                )
+            },
+            BOUNDS: {"demands": ("synth.extras.demands.bounds", "the bounds of such plans")},
+            REQUESTS: {
+                "traffic": (
+                    "cli.extras.demands:TRAFFIC",
+                    "of alltoallv: a matrix of bytes, .csv or .npy, a row for each sender (with "
+                    "--group: for each of its ranks); their sum is the default of --size",
+                ),
+                "demands": (
+                    "cli.extras.demands:DEMANDS",
+                    "in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that "
+                    "need each one (docs/files.md); likewise",
+                ),
+            },
+            EXAMPLES: {
+                "topo-synth alltoallv two-hosts.json --traffic bytes.csv": (
+                    "topo-synth",
+                    "an uneven alltoall: row i, column j is what rank i sends to rank j",
+                ),
+                "topo-synth dgx-a100:2 --demands weights.json": (
+                    "topo-synth",
+                    "pieces, the ranks that have each one, and those that need it",
+                ),
+            },
+        },
+        needs=("traffic",),
+    ),
+    Extra(
         "place",
         (
             *("synth/extras/place", "runtime/extras/device_mesh.py", "cli/extras/place.py"),
@@ -993,6 +1101,7 @@ EXTRAS = (
                 "place": ("synth.extras.place.placing:place", "chooses the GPU of each rank"),
             },
         },
+        needs=("traffic",),
     ),
     Extra(
         "worth",
@@ -1033,7 +1142,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain", "doctor", "pictures", "worth"),
+        needs=("stock", "explain", "doctor", "pictures", "traces", "worth"),
     ),
     Extra(
         "reshard",
@@ -1051,6 +1160,7 @@ EXTRAS = (
                 ),
             }
         },
+        needs=("demands",),
     ),
     Extra(
         "joint",

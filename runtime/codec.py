@@ -71,7 +71,9 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, sizes: BufferSizes, slicer: Slicer) -> Encoding:
-        """Return a program's buffers, of `list_buffers`, cut from scratch memory."""
+        """Return a program's buffers of the given sizes (`list_buffers`), cut from `slicer`'s
+        memory.
+        """
 
     def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
         """Return what encodes a rank's messages."""

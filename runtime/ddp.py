@@ -79,10 +79,11 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
 
 
 class DdpHook:
-    """The hook for register_comm_hook(None, hook), and for frameworks that take DDP's hooks.
+    """A DDP communication hook that runs one allreduce plan: `register_comm_hook(None, hook)`.
 
-    It can be pickled, and so can a model that has it: a copy has the plan and the options, no error
-    feedback, and meets the ranks of the default group at its first bucket.
+    Frameworks that take DDP's hooks take it, too. It can be pickled, and so can a model that has
+    it: a copy has the plan and the options, no error feedback, and meets the ranks of the default
+    group at its first bucket.
     """
 
     def __init__(

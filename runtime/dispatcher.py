@@ -65,7 +65,10 @@ class CallPath(Protocol):
         """Carry out a call; see Dispatcher."""
 
     def bind(self, buffers: Buffers) -> Play | None:
-        """Return a function that repeats `run` quickly; see Dispatcher."""
+        """Return a function that repeats `run` on buffers quickly; None if there is none.
+
+        It takes the number of the call (None: the next one).
+        """
 
     def is_settled(self, buffers: Buffers) -> bool:
         """Return whether the choice for a buffer's size is made."""
@@ -219,9 +222,9 @@ class Dispatcher:
         return buffers.numel == 0 or self._find_choice(buffers) is not None
 
     def can_start_stock(self, buffers: Buffers) -> bool:
-        """Return whether `run` would use the stock collective, so that `start` may be called.
+        """Return whether `run` would use the stock collective: `start` may then be called.
 
-        False while no choice is made, and over links that do not leave it.
+        False while no choice is made, and over links on which a stock call blocks.
         """
         if not self.transport.links.leaves_stock or not buffers.numel:
             return False
@@ -237,7 +240,10 @@ class Dispatcher:
         self.choices.machine = replace(self.machine, host=costs)
 
     def use(self, buffers: Buffers, candidate: Entrant) -> None:
-        """Settle a buffer's size; the same on all ranks."""
+        """Choose a candidate (None: the stock collective) for the buffers' size.
+
+        All ranks must choose the same.
+        """
         self.choices.settle(self._size_of(buffers), candidate)
         free_arenas(self.transport)
         self.forget(buffers, candidate)
@@ -337,7 +343,9 @@ class Dispatcher:
         return play or partial(runner.run, played, buffers)
 
     def make_run(self, buffers: Buffers) -> Callable[[Entrant], None]:
-        """Return a function that carries out any entrant on buffers; see `make_play`."""
+        """Return a function that carries out any entrant of a race (a candidate or None) on
+        buffers.
+        """
         plays: dict[Entrant, Play] = {}
 
         def run(entrant: Entrant) -> None:

@@ -64,7 +64,10 @@ def heed_log_level() -> None:
 
 
 def read_number(variable: str, default: float) -> float:
-    """Return a variable's number, or the default; raise InputError if it is none."""
+    """Return a variable's number, or `default` if it is not set.
+
+    Raise InputError if it is no number.
+    """
     text = read(variable)
     try:
         return default if text is None else float(text)

@@ -29,7 +29,10 @@ class Around:
         return None
 
     def compare(self, number: int, what: str, check: CallCheck) -> None:
-        """Raise ExecutionError if ranks make other calls than `what` as the `number`-th one."""
+        """Compare the group's `number`-th call, `what`, with the other ranks' by `check`.
+
+        Raise ExecutionError if they make another one.
+        """
         check.wait_until_same(number)
 
     def check_stock(self, what: str) -> None:

@@ -97,7 +97,10 @@ class CollectiveGroup(BaseGroup):
     def reduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """See torch.distributed.reduce. Tensors of ranks that are not the root stay unchanged."""
+        """Reduce the tensor over all ranks, in place at `opts.rootRank`; return the work.
+
+        Tensors of ranks that are not the root stay unchanged.
+        """
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
             return self._leave("reduce", tensors, opts, **more)
@@ -208,9 +211,9 @@ class CollectiveGroup(BaseGroup):
     def allgather_into_tensor_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
-        """Gather several tensors at once.
+        """Concatenate every rank's inputs in the outputs, pair by pair; return the work.
 
-        A single one may go through a plan; functional collectives call it like this.
+        Only a single pair may go through a plan; functional collectives call it like this.
         """
         opts = AllgatherOptions() if opts is None else opts
         if len(inputs) == 1:
@@ -222,7 +225,7 @@ class CollectiveGroup(BaseGroup):
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """See torch.distributed.reduce_scatter."""
+        """Reduce lists of one tensor per rank; rank i gets the i-th result. Return the work."""
         opts = ReduceScatterOptions() if opts is None else opts
         output, parts = _single(output_tensors), _single(input_tensors)
         if output is None or parts is None or more or not isinstance(opts, ReduceScatterOptions):
@@ -280,7 +283,10 @@ class CollectiveGroup(BaseGroup):
     def reduce_scatter_tensor_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
-        """Reduce and scatter several tensors at once, or one, as functional collectives do."""
+        """Reduce each of `inputs` and keep this rank's parts in `outputs`; return the work.
+
+        Functional collectives call it, also for a single pair.
+        """
         opts = ReduceScatterOptions() if opts is None else opts
         if len(inputs) == 1:
             return self.reduce_scatter_single(outputs[0], inputs[0], opts)

@@ -249,10 +249,11 @@ class Communicators:
         return communicator
 
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:
-        """Return the transport of all communicators for a device type.
+        """Return the transport that all communicators of a device type share; the first call makes
+        it.
 
-        Its ranks have their numbers in the group, or `in_launch`, for plans that number the ranks
-        so. Collective the first time on GPUs.
+        Plans number the ranks as in the group, or, `in_launch`, as in the launch. Collective the
+        first time on GPUs.
         """
         in_launch = in_launch or self.plans.scope.is_within(device)
         key = device, in_launch
@@ -307,7 +308,7 @@ class Communicators:
         return queue is not None and queue.holds_stock
 
     def close_queues(self) -> None:
-        """End the searches for plans, and wait for all calls for some seconds.
+        """End the searches for plans, and wait some seconds for calls that have not ended.
 
         Calls that wait for a plan go without it once rank 0 has ended its search. It decides for
         all: otherwise some ranks would wait in a collective that others have left out.

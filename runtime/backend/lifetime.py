@@ -158,7 +158,7 @@ class GroupLifetime(PlainCalls):
             dist.ProcessGroupGloo._set_default_timeout(self._gloo, self.timeout - grace)
 
     def shutdown(self) -> None:
-        """End the group's threads after the calls that wait, and destroy all groups."""
+        """Finish the queued calls, end the threads, and destroy this group and those it made."""
         self.usage.close()
         self.check.close()
         self.planned.close()

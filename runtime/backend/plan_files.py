@@ -86,7 +86,11 @@ class PlanFiles:
         return any(entry.members == tuple(gpus) for entry in self.entries)
 
     def find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
-        """Return the plan for a group's GPUs of a whole machine, None if it needs helpers."""
+        """Return the plan for the GPUs `ranks` of a whole machine, None without one.
+
+        A plan that needs helpers does not count. The root of `wanted` is a place in `ranks`. Raise
+        VerificationError if the plan is wrong.
+        """
         root = None if wanted.root is None else ranks[wanted.root]
         for entry in self.entries:
             if (entry.collective, entry.members, entry.root) == (wanted.name, tuple(ranks), root):

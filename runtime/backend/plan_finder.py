@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store
 
-from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
+from ...synth.ir.demands import Demands
 from ...synth.numeric.effort import Effort
 from ...synth.plan import Plan
 from ...synth.request import Request
@@ -167,7 +167,8 @@ class PlanFinder:
         """Settle what a plan uses at a size, if that is known before its first call."""
 
     def check_rank_0(self) -> None:
-        """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""
+        """Raise RuntimeError if the process of the group's rank 0 has ended: it provides the plan.
+        """
         first = self.ranks[0]
         if find_ended({first: self._addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")

@@ -50,7 +50,7 @@ _OTHER_CODECS = {
 
 
 def spell_dtype(text: str) -> str:
-    """Return our name of an element type: float32 for float, bfloat16 for torch.bf16.
+    """Return topoplan's name of an element type: float32 for "float", bfloat16 for "torch.bf16".
 
     Raise InputError if it is none.
     """
@@ -64,12 +64,17 @@ def spell_dtype(text: str) -> str:
 
 
 def spell_op(text: str) -> str:
-    """Return our name of a reduction, such as avg for mean; raise InputError if it is none."""
+    """Return topoplan's name of a reduction, such as avg for "mean"; raise InputError if it is
+    none.
+    """
     return _spell("op", text.lower(), text, OP_NAMES, _OTHER_OPS)
 
 
 def spell_codec(text: str) -> str:
-    """Return our name of a codec, such as fp16 for half; raise InputError if it is none."""
+    """Return topoplan's name of a codec (a compressed format), such as fp16 for "half".
+
+    Raise InputError if it is none.
+    """
     return _spell("compress", text.lower().replace("_", "-"), text, Names(CODECS), _OTHER_CODECS)
 
 
@@ -91,8 +96,10 @@ def _spell(
 class BenchOptions:
     """What to measure, with the defaults of topo-run.
 
-    Sizes are in bytes, from `min_bytes` to `max_bytes` by `factor`; `iterations` count after
-    `warmup`.
+    Sizes are in bytes, from `min_bytes` to `max_bytes`, each `factor` times the one before;
+    `iterations` timed calls follow `warmup` untimed ones. `timeout_s` limits a call. `place` is in,
+    out or both (None: as torch has the collective). `choose`, `compress`, `reduction`, `executor`,
+    `on_fault` and `on_slow` are as for Communicator.
     """
 
     min_bytes: int = 1 << 10
@@ -131,7 +138,7 @@ class BenchOptions:
 
     @property
     def policy(self) -> Policy:
-        """How plans are carried out, as communicators take it."""
+        """The options for Communicator: how schedules are chosen and carried out."""
         from ..policy import make_policy  # helps of commands need no more than names
 
         return make_policy(
@@ -153,7 +160,11 @@ class BenchOptions:
         return out
 
     def check(self, plan: Plan | None, ranks: int) -> None:
-        """Raise InputError if these options do not fit the plan or this machine."""
+        """Raise InputError if these options do not fit the plan (None: stock alone) or this
+        machine.
+
+        `ranks` is the number of ranks to start.
+        """
         collective = self.collective_over(plan, ranks)
         default = BenchOptions()
         if self.choose == "same-bits" and plan is not None:
@@ -164,16 +175,20 @@ class BenchOptions:
             self.resolve_backend(ranks)
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
-        """Return the plan's collective, or without a plan the one named here, rooted at rank 0.
+        """Return the plan's collective, or without a plan `collective` over `ranks` ranks, rooted
+        at 0.
 
-        It is that of the members alone, numbered from 0.
+        A plan's is that of its members alone, numbered from 0.
         """
         if plan is None:
             return Collective.with_default_root(self.collective, ranks)
         return plan.collective.among(plan.collective.members)
 
     def settings_for(self, collective: Collective) -> BenchSettings:
-        """Return the benchmark's settings; raise InputError if dtype and reduction do not fit."""
+        """Return the benchmark's settings for a collective.
+
+        Raise InputError if dtype and reduction do not fit each other.
+        """
         from .bench_data import DTYPES, OPS, BenchSettings
 
         dtype, op = DTYPES[spell_dtype(self.dtype)], spell_op(self.op)
@@ -184,7 +199,7 @@ class BenchOptions:
         return BenchSettings(collective, self, dtype, op)
 
     def resolve_backend(self, ranks: int) -> str:
-        """Return the name of the backend to use: the one chosen, or what "auto" stands for.
+        """Return the backend to use for `ranks` ranks: the one named, or what "auto" stands for.
 
         "auto" is mpi if TOPOPLAN_TRANSPORT says so, nccl if each of this host's ranks has a GPU,
         else gloo.

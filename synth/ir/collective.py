@@ -31,7 +31,7 @@ CollectiveName = Literal[
 ]
 """The names of the collectives in every command and in the API."""
 COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
-# Collectives whose pieces a list of demands names (synth/demands/demands.py).
+# Collectives whose pieces a list of demands names (synth/ir/demands.py).
 DemandName = Literal["alltoallv", "reshard"]
 # Spellings of torch, nccl-tests and MPI, reduced to letters and digits in lower case.
 _SPELLINGS = {
@@ -62,7 +62,7 @@ class Chunk:
     `source` is the rank that owns the chunk if each rank contributes its own part (allgather,
     gather, alltoall), else None. `target` is the rank that receives it if each rank gets its own
     part (reduce-scatter, scatter, alltoall), else None. `piece` is the number of the piece that
-    the chunk is a share of, for demands (synth/demands/demands.py); else None.
+    the chunk is a share of, for demands (synth/ir/demands.py); else None.
     """
 
     share: Fraction

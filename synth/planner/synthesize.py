@@ -1,8 +1,10 @@
 """The entrance of planning: a request of any kind to its planner."""
 
-from ..demands.demands import Demands
+from collections.abc import Callable
+
+from ...extras import PLANNERS, Names
+from ..ir.demands import Demands
 from ..request import Request
-from .demands import synthesize_demands
 from .groups import synthesize_group
 from .whole import Synthesis, synthesize_whole
 
@@ -14,7 +16,8 @@ def synthesize(request: Request) -> Synthesis:
     GPUs and collectives of all GPUs have planners of their own, which say what they raise.
     """
     if isinstance(request.collective, Demands):
-        return synthesize_demands(request)
+        plan_demands: Callable[[Request], Synthesis] = Names(PLANNERS).find("demands")
+        return plan_demands(request)
     if request.collective.has_all_gpus:
         return synthesize_whole(request)
     return synthesize_group(request)

@@ -63,7 +63,7 @@ def test_the_suffix_implies_the_format(
             ),
             ([*SYNTH, "-o", "x.svg"], ", or --format; --plot writes pictures"),
             ([*SYNTH, "--plot", "x.jpg"], ".svg, .png or .pdf"),
-            ([*SYNTH, "--trace", "x.html"], ".svg, .png or .pdf"),
+            *([([*SYNTH, "--trace", "x.html"], ".svg, .png or .pdf")] * has_extra("traces")),
             (["place", "dgx1", "-o", "x.svg"], "ends in .json, or --format"),
             (["judge", "missing.log", "-o", "x.html"], "ends in .json or .prom"),
             (["report", "dgx1", "-o", "x.svg"], ".html or .htm; --pictures"),
@@ -96,10 +96,13 @@ def test_every_picture_is_png_and_pdf_too(tmp_path: Path) -> None:
             assert main(["probe", "dgx1", "-o", name("machine", suffix)]) == 0
             heat_map = ["probe", "dgx1", "--format", "heat-map"]
             assert main([*heat_map, "-o", name("rates", suffix)]) == 0
-        drawn = ["--plot", name("curves", suffix), "--trace", name("timeline", suffix)]
-        assert main([*SYNTH, "--size", "1M", *drawn]) == 0
+        assert main([*SYNTH, "--plot", name("curves", suffix)]) == 0
+        if has_extra("traces"):
+            traced = [*SYNTH, "--size", "1M", "--trace", name("timeline", suffix)]
+            assert main(traced) == 0
     written = sorted(tmp_path.iterdir())
-    assert len(written) == (12 if has_extra("pictures") else 6)
+    drawn = 1 + 2 * has_extra("pictures") + has_extra("traces")
+    assert len(written) == len(MAGIC) * drawn
     for target in written:
         assert target.read_bytes().startswith(MAGIC[target.suffix]), target.name
 
@@ -133,7 +136,7 @@ def test_png_without_the_converter_is_one_line(
         *([["probe", "dgx1", "-o"]] * has_extra("pictures")),
         *([["probe", "dgx1", "--format", "pdf", "-o"]] * has_extra("pictures")),
         [*SYNTH, "--plot"],
-        [*SYNTH, "--trace"],
+        *([[*SYNTH, "--trace"]] * has_extra("traces")),
         ["report", "dgx1", "--pictures", "png", "-o"],
     )
     for arguments in list_runnable(lines):

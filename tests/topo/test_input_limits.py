@@ -21,11 +21,9 @@ from needs import has_extra
 from planned import synthesize
 
 from topoplan.runtime.backend.plan_files import PlanFiles
-from topoplan.synth.demands.demands import read_demands
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
-from topoplan.synth.traffic import read_matrix
 from topoplan.topo import files
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
@@ -327,9 +325,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "topology.json": Topology.load,
     "topology": resolve,
     "plans": lambda path: PlanFiles([path]),
-    "traffic.csv": lambda path: read_matrix(path, 2),
-    "traffic.npy": lambda path: read_matrix(path, 2),
-    "demands.json": lambda path: read_demands(path, 2),
 }
 
 
