@@ -29,6 +29,7 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
 - `asides`: an Aside (topo/formats/format.py): what texts have beside a machine, or instead of one.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; NAME is the option that
   says what each host is.
+- `skeletons`: Skeletons (likewise), files that only the machine they are for completes.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
 - `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
@@ -37,6 +38,7 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables.
 - `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`.
 - `views`: a View (likewise), for `topo-probe --format NAME`.
+- `writers`: a View (likewise), for `topo-probe --NAME`, which writes it in place of NCCL's XML.
 - `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
   corrected topology.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for --NAME.
@@ -118,9 +120,11 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "layers",
     "codecs",
 )
-ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
+ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
+GRAPHS, NOTEBOOKS = "graphs", "notebooks"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
-CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
+WRITERS, CORRECTIONS = "writers", "corrections"
+SOURCES, LAUNCHES = "sources", "launches"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
 JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
@@ -218,6 +222,37 @@ EXTRAS = (
         },
     ),
     Extra(
+        "nccl-topology",
+        (
+            *("topo/extras/nccl_topology", "cli/extras/nccl_topology.py"),
+            "tests/extras/nccl_topology",
+        ),
+        {
+            SKELETONS: {
+                "nccl-xml": (
+                    "topo.extras.nccl_topology.format:SKELETONS",
+                    "NCCL's XML without GPUs, as cloud providers distribute it",
+                )
+            },
+            VIEWS: {
+                "nccl-xml": ("cli.extras.nccl_topology:NCCL_XML", "the machine for NCCL_TOPO_FILE")
+            },
+            WRITERS: {
+                "for-vm": (
+                    "cli.extras.nccl_topology:FOR_VM",
+                    "write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe topo.xml --for-vm -o vm.xml": (
+                    "topo-probe",
+                    "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself "
+                    "leave topo.xml out",
+                )
+            },
+        },
+    ),
+    Extra(
         "networkx-graphs",
         ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
         {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
@@ -230,6 +265,7 @@ EXTRAS = (
         ),
         {
             VIEWS: {
+                "dot": ("cli.extras.pictures:DOT", "a graph for Graphviz"),
                 "svg": ("cli.extras.pictures:SVG", "the machine"),
                 "png": ("cli.extras.pictures:PNG", "the same as pixels"),
                 "pdf": ("cli.extras.pictures:PDF", "the same for print"),
@@ -351,6 +387,7 @@ EXTRAS = (
                 )
             }
         },
+        needs=("nccl-topology",),
     ),
     Extra(
         "nccl-files",
@@ -387,7 +424,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock",),
+        needs=("stock", "nccl-topology"),
     ),
     Extra(
         "spares",

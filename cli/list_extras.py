@@ -34,6 +34,7 @@ from ..extras import (
     STRATEGIES,
     VIEWS,
     WORDS,
+    WRITERS,
     Extra,
     list_points,
 )
@@ -80,6 +81,7 @@ _SPELLED = {
     STRATEGIES: "--strategy {}",
     VIEWS: "topo-probe --format {}",
     WORDS: "--strategy {}:",
+    WRITERS: "topo-probe --{}",
 }
 # A policy names layers of other packages; those of extras have options of their own.
 _SPELLED_OUTSIDE = {**_SPELLED, LAYERS: "around={}"}

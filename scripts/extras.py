@@ -44,6 +44,7 @@ from topoplan.extras import (
     RUNS,
     SOURCES,
     VIEWS,
+    WRITERS,
     Extra,
 )
 
@@ -237,6 +238,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         FORMATS: lambda _: ["-m", "topoplan.cli.probe", "file.xml"],
         CORRECTIONS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}", "FILE"],
         VIEWS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", "--format", name],
+        WRITERS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}"],
         REVIEWS: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],

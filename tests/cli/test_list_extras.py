@@ -69,7 +69,7 @@ def test_what_is_deleted_is_not_here_and_says_what_it_lacks(
     monkeypatch.setattr(Extra, "is_here", property(lambda extra: extra.name not in gone))
     assert not list_json(user.name)["extras"][0]["is_here"]
     said = call_command("extras", user.name).stdout
-    assert f"no: without {user.needs[0]}" in " ".join(said.split())
+    assert "no: without" in said and user.needs[0] in said
 
 
 def test_entry_points_of_other_packages_are_listed_with_what_is_not_used(

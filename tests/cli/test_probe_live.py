@@ -14,14 +14,11 @@ from fake_nvml import (
     captured,
     hybrid_cube_mesh,
     lost_gpu,
-    nvswitch_box,
     probe,
     two_socket_pcie,
 )
 from needs import has_extra
 
-from topoplan.topo.formats import nccl_xml
-from topoplan.topo.formats.nccl_xml import fill_skeleton
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
@@ -93,24 +90,9 @@ def test_json_holds_facts_with_sources_verdicts_and_findings(tmp_path: Path) -> 
     assert back.fingerprint == data["fingerprint"] and "findings" not in back.extra
 
 
-def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path) -> None:
-    machine = nvswitch_box()
-    done = probe(machine, tmp_path, "--for-vm")
-    assert done.returncode == 0, done.stderr
-    live = Topology.loads(probe(machine, tmp_path, "--json").stdout)
-    assert all(f'busid="{live.by_id[gpu].bus_id}"' in done.stdout for gpu in live.ranks)
-    assert "<gpu" not in done.stdout and "topoplan_" not in done.stdout
-    assert nccl_xml.is_skeleton(done.stdout)
-    filled = fill_skeleton(done.stdout, "topo.xml", live)
-    assert filled.ranks == live.ranks
-    assert filled.capacity_GBps["gpu0", "nvswitch0"] == live.capacity_GBps["gpu0", "nvswitch0"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["dgx1", "--for-vm"], "PCI address"),
-        (["dgx1", "--for-vm", "--format", "dot"], "leave --format out"),
         (["dgx1", "--sysfs-root", "/nowhere"], "leave TOPOLOGY out"),
         (["--sysfs-root", "/nowhere"], "/nowhere"),
     ],

@@ -13,14 +13,16 @@ from ...devices import Device
 from ...errors import InputError
 from ...facts import Facts, keys, load_facts
 from ...facts.view import MachineView
+from ...formats.nccl_xml.partial_topology import (
+    CAPABILITY,
+    CPU_ATTRIBUTES,
+    CPU_MODEL,
+    TOPOPLAN_PREFIX,
+)
 from ...graph import Link, Topology
 from ...hardware import inter_cpu_GBps_of
-from .partial_topology import CAPABILITY, TOPOPLAN_PREFIX
 
 MADE_UP = TOPOPLAN_PREFIX + "made_up"
-# Value of the mark: the made-up part of a cpu element; that of a gpu element is CAPABILITY.
-CPU_MODEL = "model"
-CPU_ATTRIBUTES = ("arch", "vendor", "familyid", "modelid")
 
 SKYLAKE = {"arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "85"}
 # The x86 CPUs with different rates between sockets in NCCL: Skylake, Broadwell, Sapphire and

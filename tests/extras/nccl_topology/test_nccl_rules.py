@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from thorough import count_examples
 
 from topoplan.topo.errors import InputError
+from topoplan.topo.extras import nccl_topology
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import PRESETS, Preset, preset
@@ -69,7 +70,7 @@ def check_written(topology: Topology) -> None:
     it is refused.
     """
     try:
-        text = nccl_xml.write(topology)
+        text = nccl_topology.write(topology)
     except InputError as error:
         assert "\n" not in str(error)
         assert any(word in str(error) for word in ("no GPUs", "JSON"))
@@ -161,7 +162,7 @@ def test_recorded_machines_are_written_as_nccl_loads_them(
     name: str, recorded: Callable[[str], Path]
 ) -> None:
     text = recorded(f"nccl_xml/{name}").read_text(encoding="utf-8")
-    written = nccl_xml.write(nccl_xml.read(text, name))
+    written = nccl_topology.write(nccl_xml.read(text, name))
     assert rules.check(written) == []
     told, again = ([n for n in rules.load(t).walk() if n.name == "pci"] for t in (text, written))
     rate = {n.attrs["busid"]: rules.pcie_GBps(n) for n in told}
@@ -184,7 +185,7 @@ def test_recorded_machines_are_written_as_nccl_loads_them(
 )
 def test_what_nccl_would_not_load_is_not_written(topology: Topology, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        nccl_xml.write(topology)
+        nccl_topology.write(topology)
 
 
 def test_switches_below_each_other_without_end_are_refused() -> None:
@@ -204,9 +205,9 @@ def test_switches_below_each_other_without_end_are_refused() -> None:
             *chain,
         )
         topology = Topology("deep", devices, (*hang, across))
-        for for_vm in (False, True):
+        for write in (nccl_topology.write, nccl_topology.write_for_vm):
             with pytest.raises(InputError, match="deeper than 58"):
-                nccl_xml.write(topology, for_vm)
+                write(topology)
 
 
 def test_measured_links_keep_the_rates_that_the_topology_counts_them_with() -> None:
@@ -214,7 +215,7 @@ def test_measured_links_keep_the_rates_that_the_topology_counts_them_with() -> N
     hang = both_directions(Link("g", "c", Fraction(209, 10), kind="pcie", extra=facts))
     topology = Topology("t", (Device("g"), Device("c", "cpu", numa_node=0)), hang)
     check_written(topology)
-    assert '<topoplan_link src="g" dst="c" GBps="209/10"' in nccl_xml.write(topology)
+    assert '<topoplan_link src="g" dst="c" GBps="209/10"' in nccl_topology.write(topology)
 
 
 def test_a_nic_without_an_address_below_a_switch_leaves_the_switch_whole() -> None:
@@ -232,7 +233,7 @@ def test_a_nic_without_an_address_below_a_switch_leaves_the_switch_whole() -> No
     check_written(topology)
     switch = next(
         n
-        for n in rules.load(nccl_xml.write(topology)).walk()
+        for n in rules.load(nccl_topology.write(topology)).walk()
         if n.name == "pci" and len(n.subs) == 3
     )
     assert [n.subs[0].name for n in switch.subs] == ["gpu", "gpu", "nic"]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from thorough import count_examples
 
 from topoplan.topo.errors import InputError
+from topoplan.topo.extras import nccl_topology
 from topoplan.topo.facts import Fact, Facts, facts_to_json
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Device, Link, Topology, both_directions
@@ -98,7 +99,7 @@ def test_the_tree_is_the_files_and_the_devices_are_the_machines() -> None:
     bridge = "ffff:ff:01.0", slot("0001:00:00.0"), slot("0101:00:00.0", kind="0x020700")
     text = skeleton(slot(*bridge, kind="0x060400"), slot("0002:00:00.0", speed="8 GT/s"))
     live = flat_vm(["0002:00:00.0", "0001:00:00.0"], ["0101:00:00.0"])
-    full = nccl_xml.fill_skeleton(text, "vm.xml", live)
+    full = nccl_topology.fill_skeleton(text, "vm.xml", live)
     assert full.ranks == ("gpu0", "gpu1")
     assert parents(full) == {
         "gpu0": "cpu1",
@@ -118,11 +119,11 @@ def test_the_tree_is_the_files_and_the_devices_are_the_machines() -> None:
 @pytest.mark.parametrize("name", ["azure/ndv2-topo.xml", "azure/ndv4-topo.xml", "aws/p4d-24xl.xml"])
 def test_recorded_skeletons_are_filled_in(name: str, recorded: Callable[[str], Path]) -> None:
     text = recorded(f"nccl_xml/{name}").read_text(encoding="utf-8")
-    assert nccl_xml.is_skeleton(text)
+    assert nccl_topology.is_skeleton(text)
     places = [n for n in rules.load(text).walk() if n.name == "pci"]
     gpus = [n.attrs["busid"] for n in places if n.attrs["class"].startswith("0x03")]
     nics = [n.attrs["busid"] for n in places if n.attrs["class"].startswith("0x02")]
-    full = nccl_xml.fill_skeleton(text, name, flat_vm(gpus, nics))
+    full = nccl_topology.fill_skeleton(text, name, flat_vm(gpus, nics))
     assert [full.by_id[gpu].bus_id for gpu in full.ranks] == gpus
     assert notes(full) == "as probed: all is flat"
     above = {n.attrs["busid"]: n.parent.attrs for n in places if n.parent is not None}
@@ -136,7 +137,7 @@ def test_places_without_a_device_are_left_out_and_empty_bridges_with_them() -> N
         "ffff:ff:02.0", slot("0003:00:00.0"), slot("0103:00:00.0", kind="0x020700"), kind="0x060400"
     )
     text = skeleton(slot("0001:00:00.0"), empty)
-    full = nccl_xml.fill_skeleton(text, "vm.xml", flat_vm(["0001:00:00.0"]))
+    full = nccl_topology.fill_skeleton(text, "vm.xml", flat_vm(["0001:00:00.0"]))
     assert [d.id for d in full.devices] == ["gpu0", "cpu0", "cpu1", "nvswitch0"]
     assert "0003:00:00.0: a slot for a GPU that this machine does not have; left out" in notes(full)
     assert "0103:00:00.0: a slot for a NIC that this machine does not have; left out" in notes(full)
@@ -148,7 +149,7 @@ def test_devices_without_a_place_stand_as_probed() -> None:
     moved = [x for x in live.links if {x.src, x.dst} != {"gpu1", "cpu0"}]
     links = (*moved, *pcie("gpu1", "pci-x", Fraction(24)), *pcie("pci-x", "cpu0", Fraction(6)))
     live = replace(live, devices=(*live.devices, switch), links=links)
-    full = nccl_xml.fill_skeleton(skeleton(slot("0001:00:00.0")), "vm.xml", live)
+    full = nccl_topology.fill_skeleton(skeleton(slot("0001:00:00.0")), "vm.xml", live)
     assert parents(full) == {"gpu0": "cpu0", "gpu1": "pci-x", "mlx5_0": "cpu0#2"}
     assert full.capacity_GBps["pci-x", "cpu0#2"] == 6
     assert full.by_id["cpu0#2"].numa_node == 7
@@ -170,7 +171,7 @@ def test_links_to_a_cpu_lead_to_the_one_that_the_file_says() -> None:
             *both_directions(Link("gpu0", "cpu0", Fraction(450), kind="c2c", count=10)),
         ),
     )
-    full = nccl_xml.fill_skeleton(skeleton("", slot("0001:00:00.0")), "vm.xml", live)
+    full = nccl_topology.fill_skeleton(skeleton("", slot("0001:00:00.0")), "vm.xml", live)
     assert [(x.src, x.dst) for x in full.links if x.kind == "c2c"] == [
         ("gpu0", "cpu1"),
         ("cpu1", "gpu0"),
@@ -182,7 +183,7 @@ def test_links_between_cpus_that_the_file_has_as_one_are_dropped() -> None:
     other = Device("cpu1", "cpu", numa_node=0)
     odd = both_directions(Link("cpu0", "cpu1", Fraction(5), kind="nvlink"))
     live = replace(live, devices=(*live.devices, other), links=(*live.links, *odd))
-    full = nccl_xml.fill_skeleton(skeleton(slot("0001:00:00.0")), "vm.xml", live)
+    full = nccl_topology.fill_skeleton(skeleton(slot("0001:00:00.0")), "vm.xml", live)
     assert {(x.src, x.dst) for x in full.links if x.kind == "nvlink"} == {
         ("gpu0", "nvswitch0"),
         ("nvswitch0", "gpu0"),
@@ -191,7 +192,7 @@ def test_links_between_cpus_that_the_file_has_as_one_are_dropped() -> None:
 
 def test_nics_that_the_file_names_stay_where_it_has_them() -> None:
     nets = '<nic><net name="mlx5_0" dev="0" speed="200000"/><net name="gone" dev="1"/></nic>'
-    full = nccl_xml.fill_skeleton(
+    full = nccl_topology.fill_skeleton(
         skeleton(slot("0001:00:00.0"), nets), "vm.xml", flat_vm(["0001:00:00.0"], ["x"])
     )
     assert parents(full)["mlx5_0"] == "cpu1"
@@ -201,7 +202,9 @@ def test_nics_that_the_file_names_stay_where_it_has_them() -> None:
 
 def test_addresses_are_matched_however_they_are_written() -> None:
     text = skeleton(slot("0001:0A:00.0"), slot("00000001:0b:00.0"))
-    full = nccl_xml.fill_skeleton(text, "vm.xml", flat_vm(["0001:0a:00.0", "00000001:0B:00.0"]))
+    full = nccl_topology.fill_skeleton(
+        text, "vm.xml", flat_vm(["0001:0a:00.0", "00000001:0B:00.0"])
+    )
     assert parents(full) == {"gpu0": "cpu0", "gpu1": "cpu1"}
     assert "0001:0A:00.0, 00000001:0b:00.0: NCCL compares addresses letter by letter" in notes(full)
 
@@ -237,7 +240,7 @@ def test_addresses_are_matched_however_they_are_written() -> None:
 )
 def test_what_cannot_be_filled_in_gets_one_clear_line(text: str, live: Topology, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        nccl_xml.fill_skeleton(text, "vm.xml", live)
+        nccl_topology.fill_skeleton(text, "vm.xml", live)
     assert str(caught.value).startswith("vm.xml")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -247,7 +250,7 @@ def test_what_cannot_be_filled_in_gets_one_clear_line(text: str, live: Topology,
     "text", ["", "{}", "<system>", "<topology/>", skeleton(slot("0001:00:00.0", "<gpu/>"))]
 )
 def test_other_texts_are_no_skeletons(text: str) -> None:
-    assert not nccl_xml.is_skeleton(text)
+    assert not nccl_topology.is_skeleton(text)
 
 
 # -- files for virtual machines
@@ -262,12 +265,12 @@ def written(topology: Topology) -> dict[str, rules.Node]:
     """The places that NCCL reads of the file for `topology`, by address, after checking the
     file.
     """
-    text = nccl_xml.write(topology, for_vm=True)
+    text = nccl_topology.write_for_vm(topology)
     assert rules.check(text) == []
     assert "topoplan" not in text
     system = rules.load(text)
     assert {n.name for n in system.walk()} == {"system", "cpu", "pci"}
-    assert text.count("<!--") == 1 + len(nccl_xml.list_vm_notes(topology))
+    assert text.count("<!--") == 1 + len(nccl_topology.list_vm_notes(topology))
     return {n.attrs["busid"]: n for n in system.walk() if n.name == "pci"}
 
 
@@ -275,7 +278,7 @@ def test_placeholders_are_replaced_by_what_the_devices_are_made_for() -> None:
     vm = flat_vm(["0001:00:00.0", "0002:00:00.0"], ["0101:00:00.0"])
     places = written(vm)
     assert {bus: rules.pcie_GBps(n) for bus, n in places.items()} == dict.fromkeys(places, 24)
-    assert nccl_xml.list_vm_notes(vm) == [
+    assert nccl_topology.list_vm_notes(vm) == [
         "gpu0, gpu1: 2.5 GT/s x1, a placeholder or read while idle; written as 16 GT/s x16, "
         "what GPUs of compute capability 8.0 are made for",
         "mlx5_0: 2.5 GT/s x1, a placeholder or read while idle; written as 16 GT/s x16, "
@@ -289,9 +292,9 @@ def test_the_bottleneck_of_0_12_GBps_between_switch_and_cpu_is_gone() -> None:
         slot("ffff:ff:00.0", slot("0001:00:00.0"), speed="2.5 GT/s", width=1, kind="0x060400")
     )
     assert rules.pcie_GBps(rules.load(text).subs[0].subs[0]) == 0.1875
-    vm = nccl_xml.fill_skeleton(text, "vm.xml", flat_vm(["0001:00:00.0"]))
+    vm = nccl_topology.fill_skeleton(text, "vm.xml", flat_vm(["0001:00:00.0"]))
     assert rules.pcie_GBps(written(vm)["ffff:ff:00.0"]) == 24
-    assert "as the fastest device below" in "\n".join(nccl_xml.list_vm_notes(vm))
+    assert "as the fastest device below" in "\n".join(nccl_topology.list_vm_notes(vm))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +334,7 @@ def test_what_a_gpu_is_made_for(
     ]
     vm = flat_vm(["0001:00:00.0"], known=facts, **extra)
     assert written(vm)["0001:00:00.0"].attrs["link_speed"] == f"{GTps} GT/s PCIe"
-    assert says in nccl_xml.list_vm_notes(vm)[0]
+    assert says in nccl_topology.list_vm_notes(vm)[0]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +353,7 @@ def test_what_a_nic_is_made_for(GBps: Fraction | None, GTps: int) -> None:
 def test_speeds_that_can_be_true_are_kept_without_a_word(generation: int, width: int) -> None:
     vm = flat_vm(["0001:00:00.0"], rate=Fraction(width * 15 * 2 ** (generation - 1), 80))
     assert rules.pcie_GBps(written(vm)["0001:00:00.0"]) == width * 15 * 2 ** (generation - 1) / 80
-    assert nccl_xml.list_vm_notes(vm) == []
+    assert nccl_topology.list_vm_notes(vm) == []
 
 
 def test_declared_speeds_count_before_rates_and_assumed_ones_count_for_nothing() -> None:
@@ -360,15 +363,15 @@ def test_declared_speeds_count_before_rates_and_assumed_ones_count_for_nothing()
         "gpu0", "cpu0", Fraction(20), extra={"declared": "32 GT/s x8", "measured": "11.5"}
     )
     assert rules.pcie_GBps(written(replace(bare, links=declared))["0001:00:00.0"]) == 24
-    assert nccl_xml.list_vm_notes(replace(bare, links=declared)) == []
+    assert nccl_topology.list_vm_notes(replace(bare, links=declared)) == []
     assumed = replace(
         bare, links=pcie("gpu0", "cpu0", Fraction(12), source="assumed: link_speed not given")
     )
     assert rules.pcie_GBps(written(assumed)["0001:00:00.0"]) == 24
-    assert "gpu0: link unknown; written as 16 GT/s x16" in nccl_xml.list_vm_notes(assumed)[0]
+    assert "gpu0: link unknown; written as 16 GT/s x16" in nccl_topology.list_vm_notes(assumed)[0]
     odd = replace(bare, links=pcie("gpu0", "cpu0", Fraction(64, 3)))
     assert rules.pcie_GBps(written(odd)["0001:00:00.0"]) == 24
-    assert "21.3333 GB/s is no PCIe rate; written as" in nccl_xml.list_vm_notes(odd)[0]
+    assert "21.3333 GB/s is no PCIe rate; written as" in nccl_topology.list_vm_notes(odd)[0]
 
 
 def test_numa_nodes_are_those_that_the_facts_know() -> None:
@@ -380,12 +383,12 @@ def test_numa_nodes_are_those_that_the_facts_know() -> None:
     vm = flat_vm(
         ["0001:00:00.0", "0002:00:00.0", "0003:00:00.0"], numa=None, known=known, rate=Fraction(24)
     )
-    system = rules.load(nccl_xml.write(vm, for_vm=True))
+    system = rules.load(nccl_topology.write_for_vm(vm))
     assert {cpu.attrs["numaid"]: [n.attrs["busid"] for n in cpu.subs] for cpu in system.subs} == {
         "0": ["0002:00:00.0", "0003:00:00.0"],
         "1": ["0001:00:00.0"],
     }
-    assert nccl_xml.list_vm_notes(vm) == [
+    assert nccl_topology.list_vm_notes(vm) == [
         "cpu0: NUMA node unknown; from what is known of the devices below: 0, 1",
     ]
 
@@ -393,7 +396,7 @@ def test_numa_nodes_are_those_that_the_facts_know() -> None:
 def test_one_cpu_of_unknown_numa_node_is_node_0() -> None:
     vm = flat_vm(["0001:00:00.0"], numa=None, rate=Fraction(24))
     assert parent_of(written(vm)["0001:00:00.0"]).attrs["numaid"] == "0"
-    assert nccl_xml.list_vm_notes(vm) == [
+    assert nccl_topology.list_vm_notes(vm) == [
         "cpu0: NUMA node unknown; written as 0, since it is the only CPU"
     ]
 
@@ -410,7 +413,7 @@ def test_gpus_of_which_no_place_is_known_hang_on_a_cpu() -> None:
     }
     assert (
         "gpu1: not known what it hangs on; put below CPU 1, the first one"
-        in nccl_xml.list_vm_notes(vm)
+        in nccl_topology.list_vm_notes(vm)
     )
 
 
@@ -429,7 +432,7 @@ def test_a_nic_without_an_address_is_left_out_and_said() -> None:
         vm, devices=(*vm.devices, Device("eth0", "nic")), links=(*vm.links, *pcie("eth0", "cpu0"))
     )
     assert set(written(vm)) == {"0001:00:00.0"}
-    assert nccl_xml.list_vm_notes(vm) == [
+    assert nccl_topology.list_vm_notes(vm) == [
         "eth0: no PCI address known; left out, and NCCL puts it where it finds it"
     ]
 
@@ -443,7 +446,9 @@ def test_a_nic_at_the_address_of_a_switch_is_left_out_and_said() -> None:
         *pcie("mlx5_0", "cpu0"),
     )
     written(vm := replace(vm, devices=(*vm.devices, switch), links=hang))
-    assert nccl_xml.list_vm_notes(vm) == ["mlx5_0: its PCI address is that of a switch; left out"]
+    assert nccl_topology.list_vm_notes(vm) == [
+        "mlx5_0: its PCI address is that of a switch; left out"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -473,17 +478,17 @@ def test_a_nic_at_the_address_of_a_switch_is_left_out_and_said() -> None:
 )
 def test_what_is_no_machine_at_hand_is_refused(topology: Topology, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        nccl_xml.write(topology, for_vm=True)
+        nccl_topology.write_for_vm(topology)
     with pytest.raises(InputError, match=says):
-        nccl_xml.list_vm_notes(topology)
+        nccl_topology.list_vm_notes(topology)
 
 
 def check_believed(vm: Topology) -> None:
     """The file for a machine, filled in on that machine, gives it back with believed speeds."""
-    text = nccl_xml.write(vm, for_vm=True)
+    text = nccl_topology.write_for_vm(vm)
     places = written(vm)
-    full = nccl_xml.fill_skeleton(text, "topo.xml", vm)
-    read = nccl_xml.read(nccl_xml.write(full), "again")
+    full = nccl_topology.fill_skeleton(text, "topo.xml", vm)
+    read = nccl_xml.read(nccl_topology.write(full), "again")
     assert (read.ranks, read.capacity_GBps) == (full.ranks, full.capacity_GBps)
     assert full.ranks == vm.ranks
     assert {d.id for d in full.devices if d.kind == "nic"} == {
@@ -497,7 +502,7 @@ def check_believed(vm: Topology) -> None:
         (x.src, x.dst, x.kind) for x in vm.links if x.kind not in ("pcie", "smp", "c2c")
     )
     assert cross <= Counter((x.src, x.dst, x.kind) for x in full.links)
-    assert all("no PCI address known" in line for line in nccl_xml.list_vm_notes(full))
+    assert all("no PCI address known" in line for line in nccl_topology.list_vm_notes(full))
     again = written(full)
     for bus, place in places.items():
         assert rules.pcie_GBps(again[bus]) == rules.pcie_GBps(place)
@@ -528,7 +533,7 @@ def test_the_slow_switches_of_a_recorded_machine_are_believed_faster(
     text = recorded("nccl_xml/oci/H100-topology.xml").read_text(encoding="utf-8")
     vm = nccl_xml.read(text, "oci.xml")
     assert {float(rules.pcie_GBps(n)) for n in written(vm).values()} == {48}
-    said = nccl_xml.list_vm_notes(vm)
+    said = nccl_topology.list_vm_notes(vm)
     assert len(said) == 1
     assert re.match(
         r"(pci-\S+, ){7}pci-\S+: 5 GT/s x16, a placeholder .* written as 32 GT/s x16, as the",

@@ -8,9 +8,9 @@ from itertools import count
 from xml.sax.saxutils import escape
 
 from ...errors import InputError
+from ...formats.safe_xml import MAX_DEPTH, Element
 from ...graph import Device, Topology
 from ...printable import printable
-from ..safe_xml import MAX_DEPTH, Element
 
 _ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-9a-f])")
 # Larger domains do not fit the ids that NCCL makes of addresses.

@@ -17,9 +17,9 @@ from ...errors import InputError
 from ...facts import Facts, keys, load_facts
 from ...facts.keys import GPU, gpu_subject, net_subject, pci_subject, rdma_subject
 from ...facts.view import read_pci_details
+from ...formats.safe_xml import Element
 from ...graph import Device, Link, Topology
 from ...hardware import PCIE_GTps, PcieLink, pcie_generation, pcie_link
-from ..safe_xml import Element
 from .limits import NCCL, RCCL, check_limits, select_attributes
 from .writer import BRIDGE_CLASS, NIC_CLASS, PCIE_WIDTHS, choose_gpu_class, format_speed, is_amd
 from .xml_tree import assign_addresses, build_tree, format_xml, normalize_address, number_nodes

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from ...errors import InputError
 from ...facts.view import read_pci_details
+from ...formats.nccl_xml.partial_topology import GPU_CLASSES, TOPOPLAN_PREFIX, has_class
+from ...formats.nccl_xml.reader import has_no_gpus, make_skeleton_error, parse_system, read_system
+from ...formats.notes import Notes
+from ...formats.safe_xml import Element
 from ...graph import Device, Link, Topology, both_directions
 from ...hardware import LATENCY_us, inter_cpu_GBps_of
 from ...names import join_first, pick_unused_name
-from ..notes import Notes
-from ..safe_xml import Element
-from .partial_topology import GPU_CLASSES, TOPOPLAN_PREFIX, has_class
-from .reader import has_no_gpus, make_skeleton_error, parse_system, read_system
 from .xml_tree import build_tree, normalize_address
 
 # Most addresses that a message lists before "and 5 more".

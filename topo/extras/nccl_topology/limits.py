@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
-from ..safe_xml import Element
-from .partial_topology import TOPOPLAN_PREFIX
+from ...formats.nccl_xml.partial_topology import TOPOPLAN_PREFIX
+from ...formats.safe_xml import Element
 from .xml_tree import quote
 
 # Longest attribute value, as written between the quotes: neither parser decodes entities.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..devices import Device
-from ..grouping import group_by_key
-from ..printable import printable_lines
-from .cables import Cable, find_cables, format_rate
+from ...devices import Device
+from ...grouping import group_by_key
+from ...pictures.cables import Cable, find_cables, format_rate
+from ...printable import printable_lines
 
 if TYPE_CHECKING:
-    from ..graph import Topology
+    from ...graph import Topology
 
 _SHAPES = {"gpu": "box", "cpu": "box3d", "switch": "hexagon", "nic": "component"}
 _FILLS = {"gpu": "#eef7dd", "cpu": "#efe9f8", "switch": "#e6eefa", "nic": "#e2f4f4"}

@@ -2,7 +2,7 @@
 
 The parts of a topology that NCCL understands become NCCL's own elements: the PCI tree, GPUs, NICs,
 NVLinks. That text is read back, and wherever it differs from the topology, topoplan's elements are
-added (see `nccl_xml`).
+added (see the package).
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,19 @@ from fractions import Fraction
 
 from ...errors import InputError
 from ...facts.view import read_pci_details
+from ...formats.nccl_xml.partial_topology import (
+    CPU_CLASS,
+    GPU_CLASSES,
+    NVSWITCH_CLASS,
+    TOPOPLAN_PREFIX,
+)
+from ...formats.nccl_xml.reader import read
+from ...formats.safe_xml import Element
 from ...graph import Device, Link, Topology
 from ...grouping import group_by_key
 from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, PcieLink, pcie_generation, pcie_link
-from ..safe_xml import Element
 from .limits import NCCL, RCCL, check_limits, fits, select_attributes
 from .made_up import MADE_UP, SKYLAKE, make_up_capability, make_up_cpu, view_machine
-from .partial_topology import CPU_CLASS, GPU_CLASSES, NVSWITCH_CLASS, TOPOPLAN_PREFIX
-from .reader import read
 from .xml_tree import assign_addresses, build_tree, format_xml, iterate_free_numbers, number_nodes
 
 NIC_CLASS = "0x020000"
@@ -35,7 +40,7 @@ _MAX_C2C_MBps = 10**9
 _MAX_Mbps = 10**9
 
 
-def write_all(topology: Topology) -> str:
+def write(topology: Topology) -> str:
     """Write the topology as XML text from which `read` restores its devices, links and ranks.
 
     Raise InputError if there are no GPUs, and if NCCL would not load the text (too large, values
