@@ -33,6 +33,7 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
 - `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
+- `probes`: a function of the folder that is `/` on a machine, which returns Facts about it.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON.
 - `tables`: a function of a topology and a number of columns that returns a TablePart
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables.
@@ -121,7 +122,7 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "codecs",
 )
 ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
-GRAPHS, NOTEBOOKS = "graphs", "notebooks"
+GRAPHS, NOTEBOOKS, PROBES = "graphs", "notebooks", "probes"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
 WRITERS, CORRECTIONS = "writers", "corrections"
 SOURCES, LAUNCHES = "sources", "launches"
@@ -313,6 +314,12 @@ EXTRAS = (
         "gpudirect",
         ("topo/extras/gpudirect", "tests/extras/gpudirect"),
         {
+            PROBES: {
+                "gpudirect": (
+                    "topo.extras.gpudirect.linux:read_gpudirect",
+                    "settings of Linux on which it depends",
+                )
+            },
             FIELDS: {
                 "gpudirect": (
                     "topo.extras.gpudirect.shown:describe_verdicts",

@@ -1,6 +1,6 @@
 """Read the settings of Linux on which GPUDirect depends.
 
-These are ACS, the IOMMU, peer memory, DMA-BUF, and whether the machine is a guest or a container.
+These are ACS, the IOMMU, peer memory and DMA-BUF.
 
 Access Control Services (ACS) decide whether a PCI Express port sends traffic between two devices up
 to the root complex. The enabled controls are in the ACS extended capability of a function's
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ...facts import Fact, Facts, keys
 from ...facts.keys import HOST, pci_subject
-from .sysfs import (
+from ...probe.linux.host import read_kernel
+from ...probe.linux.sysfs import (
     list_bridges,
     list_folder,
     list_gpus_and_nics,
@@ -32,29 +33,6 @@ _PEERMEM_MODULES = ("sys/module/nvidia_peermem", "sys/module/nv_peer_mem")
 _PEERMEM_FOLDERS = ("sys/kernel/mm/memory_peers", "sys/kernel/memory_peers", "sys/memory_peers")
 _AMD_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY=y", "CONFIG_PCI_P2PDMA=y")
 _BACKPORTING = re.compile(r"\.el\d")
-
-# Files that container runtimes put into their containers, and names in control groups of these.
-_CONTAINER_FILES = (
-    (".dockerenv", "docker"),
-    ("run/.containerenv", "podman"),
-    (".singularity.d", "apptainer"),
-    ("run/systemd/container", "systemd"),
-)
-_CONTAINER_GROUP = re.compile(r"docker|kubepods|containerd|libpod|crio|lxc")
-
-# Words in the vendor and product names of a guest's firmware, and the hypervisor they indicate.
-_HYPERVISORS = (
-    ("VMware", "VMware"),
-    ("VirtualBox", "VirtualBox"),
-    ("Microsoft Corporation Virtual Machine", "Hyper-V"),
-    ("Amazon EC2", "Amazon EC2"),
-    ("Google Compute Engine", "Google Compute Engine"),
-    ("Alibaba Cloud", "Alibaba Cloud"),
-    ("OpenStack", "OpenStack"),
-    ("Xen", "Xen"),
-    ("KVM", "KVM"),
-    ("QEMU", "QEMU"),
-)
 
 # Names of the bits of the ACS control register, from bit 0.
 CONTROLS = (
@@ -86,80 +64,17 @@ _TRANSLATING = (
 def read_gpudirect(root: Path) -> Facts:
     """Return the facts on which GPUDirect depends.
 
-    They are `pci/BUS acs` for GPUs, NICs and the bridges above them, and the host's kernel,
-    virtual, container, iommu, peermem and dma_buf. `root` is the folder with the machine's
-    `/sys`, `/proc` and `/boot`.
+    They are `pci/BUS acs` for GPUs, NICs and the bridges above them, and the host's iommu, peermem
+    and dma_buf. `root` is the folder with the machine's `/sys`, `/proc` and `/boot`.
     """
-    kernel = read_fact(root, root / "proc/sys/kernel/osrelease", HOST, keys.HOST_KERNEL)
     return Facts(
         (
-            kernel,
-            _read_virtual(root),
-            _read_container(root),
             read_iommu(root),
             _read_peermem(root),
-            _read_dma_buf(root, kernel),
+            _read_dma_buf(root, read_kernel(root)),
             *read_acs(root),
         )
     )
-
-
-# -- guest or not
-
-
-def is_wsl(facts: Facts) -> bool:
-    """Return whether the kernel in `facts` is that of the Windows Subsystem for Linux."""
-    return "microsoft" in (facts.get_text(HOST, keys.HOST_KERNEL) or "").lower()
-
-
-def _read_virtual(root: Path) -> Fact:
-    """Return the fact `host virtual`: the hypervisor, or `no`.
-
-    A guest of Xen is recognized by `/sys/hypervisor/type`. On x86 the CPU flag `hypervisor`
-    decides, and the firmware's vendor and product give the name (bare-metal machines of Amazon and
-    Google have the same names); on other architectures the names alone decide.
-    """
-    xen = read_fact(root, root / "sys/hypervisor/type", HOST, keys.HOST_VIRTUAL)
-    if xen.value is not None:
-        return xen
-    names = [
-        read_fact(root, root / "sys/class/dmi/id" / name, HOST, keys.HOST_VIRTUAL)
-        for name in ("sys_vendor", "product_name")
-    ]
-    maker = " ".join(str(fact.value) for fact in names if fact.value is not None)
-    known = next((name for sign, name in _HYPERVISORS if sign in maker), None)
-    cpuinfo = read_fact(root, root / "proc/cpuinfo", HOST, keys.HOST_VIRTUAL)
-    flags = re.search(r"^flags\s*:(.*)$", str(cpuinfo.value), re.MULTILINE)
-    if flags is not None:
-        return replace(
-            cpuinfo, value=known or "not named" if "hypervisor" in flags[1].split() else "no"
-        )
-    return Fact(
-        HOST,
-        keys.HOST_VIRTUAL,
-        (known or "no") if maker else None,
-        names[0].source,
-        None if maker else f"{names[0].missing}, and no CPU flags tell",
-    )
-
-
-def _read_container(root: Path) -> Fact:
-    """Return the fact `host container`: the kind of container that this process is in, or `no`.
-
-    Files that container runtimes write decide, then the control group of the first process, then a
-    root folder that is an overlay.
-    """
-    for name, kind in _CONTAINER_FILES:
-        if (root / name).exists():
-            return Fact(HOST, keys.HOST_CONTAINER, kind, f"/{name}")
-    groups = read_fact(root, root / "proc/1/cgroup", HOST, keys.HOST_CONTAINER)
-    if (runtime := _CONTAINER_GROUP.search(str(groups.value or ""))) is not None:
-        return replace(groups, value=runtime[0])
-    mounts = read_fact(root, root / "proc/self/mountinfo", HOST, keys.HOST_CONTAINER)
-    if re.search(r"^(?:\S+ ){4}/ .* - overlay ", str(mounts.value or ""), re.MULTILINE):
-        return replace(mounts, value="overlay")
-    known = mounts if groups.value is None else groups
-    return known if known.value is None else replace(known, value="no")
 
 
 # -- requirements of RDMA devices
