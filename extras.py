@@ -24,8 +24,9 @@ these are looked at only for names that no extra here has, and for listings:
 - `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
 - `codecs`: a Codec (runtime/codec.py), for `compress=NAME`.
 
-Of machines and topo-probe; to these and all that follow only the extras here add:
+Of machines, topo-probe and topoplan; to these and all that follow only the extras here add:
 
+- `subcommands`: a module as in `commands`, for `topoplan NAME` alone, no program of its own.
 - `asides`: an Aside (topo/formats/format.py): what texts have beside a machine, or instead of one.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; NAME is the option that
   says what each host is.
@@ -107,13 +108,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-COMMANDS, FORMATS, STRATEGIES, EXPORTS, FILES = (
-    "commands",
-    "formats",
-    "strategies",
-    "exports",
-    "files",
-)
+COMMANDS, SUBCOMMANDS = "commands", "subcommands"
+FORMATS, STRATEGIES, EXPORTS, FILES = "formats", "strategies", "exports", "files"
 EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "explanations",
     "links",
@@ -1119,6 +1115,39 @@ EXTRAS = (
                 "joint-plan": (
                     "synth.extras.joint.plan:JointPlanFile",
                     "a joint plan: topo-synth --groups -o",
+                )
+            },
+        },
+    ),
+    Extra(
+        "list-extras",
+        ("cli/extras/list_extras.py", "tests/extras/list_extras"),
+        {
+            SUBCOMMANDS: {
+                "extras": ("cli.extras.list_extras", "list the extras, and what other packages add")
+            },
+            EXAMPLES: {
+                "topoplan extras": (
+                    "topoplan",
+                    "what there is beside the core, and what each extra adds",
+                )
+            },
+        },
+    ),
+    Extra(
+        "completion",
+        ("cli/extras/completion.py", "tests/extras/completion"),
+        {
+            SUBCOMMANDS: {
+                "completion": (
+                    "cli.extras.completion",
+                    "print the script that lets a shell complete these commands",
+                )
+            },
+            EXAMPLES: {
+                'eval "$(topoplan completion bash)"': (
+                    "topoplan",
+                    "let the shell complete these commands",
                 )
             },
         },

@@ -43,6 +43,7 @@ from topoplan.extras import (
     RUN_MODES,
     RUNS,
     SOURCES,
+    SUBCOMMANDS,
     VIEWS,
     WRITERS,
     Extra,
@@ -231,6 +232,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
     ask_for: dict[str, Callable[[str], list[str]]] = {
         COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
+        SUBCOMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
         EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
         FILES: lambda name: [*synth, "ring:2", "--format", name],
         SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],

@@ -4,10 +4,10 @@ import argparse
 import re
 import sys
 
-from ..extras import CODECS, Names
-from .commands import import_command, list_own
-from .shared.common import Example, Parser, call_as, run_command
-from .topoplan import build_parser as build_whole
+from ...extras import CODECS, Names
+from ..commands import import_command, list_own
+from ..shared.common import Example, Parser, call_as, run_command
+from ..topoplan import build_parser as build_whole
 
 PROG = "topoplan completion"
 # shtab adds this function to the bash script; bash completes with the words that it prints.
@@ -48,7 +48,7 @@ def write_script(shell: str) -> str:
     """Return the completion script of `shell`, one of SHELLS, as text."""
     import shtab
 
-    from ..topo.presets import PRESETS
+    from ...topo.presets import PRESETS
 
     parsers: list[argparse.ArgumentParser] = [
         build_whole(with_options=True),
@@ -101,9 +101,9 @@ def _join_zsh(scripts: list[str], function: str) -> str:
 
 def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:
     """Attach completions to the options of a parser: known words, or files."""
-    from ..runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES
-    from ..synth.ir.collective import COLLECTIVES
-    from ..synth.strategy_names import STRATEGY_NAMES
+    from ...runtime.measuring.bench_options import DTYPE_NAMES, OP_NAMES
+    from ...synth.ir.collective import COLLECTIVES
+    from ...synth.strategy_names import STRATEGY_NAMES
 
     values = {
         "collective": COLLECTIVES,

@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..extras import (
+from ...extras import (
     ADDITIONS,
     BOXES,
     BY_NAME,
@@ -32,15 +32,16 @@ from ..extras import (
     RUN_MODES,
     SOURCES,
     STRATEGIES,
+    SUBCOMMANDS,
     VIEWS,
     WORDS,
     WRITERS,
     Extra,
     list_points,
 )
-from ..topo.errors import InputError, suggest
-from ..topo.output_head import output_head
-from .shared.common import Example, Parser, run_command
+from ...topo.errors import InputError, suggest
+from ...topo.output_head import output_head
+from ..shared.common import Example, Parser, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,6 +80,7 @@ _SPELLED = {
     RUN_MODES: "topo-run --{}",
     SOURCES: "topo-probe --{}",
     STRATEGIES: "--strategy {}",
+    SUBCOMMANDS: "topoplan {}",
     VIEWS: "topo-probe --format {}",
     WORDS: "--strategy {}:",
     WRITERS: "topo-probe --{}",
@@ -144,7 +146,7 @@ def _describe_point(point: EntryPoint) -> dict[str, Any]:
 
 
 def _print_tables(extras: Sequence[Extra], points: Sequence[EntryPoint]) -> None:
-    from ..topo.pictures.console import SafeConsole
+    from ...topo.pictures.console import SafeConsole
 
     columns = shutil.get_terminal_size((_WIDTH, 24)).columns
     console = SafeConsole(width=None if sys.stdout.isatty() else columns)
@@ -188,7 +190,7 @@ def _make_row(point: dict[str, Any]) -> tuple[str, ...]:
 def _print_table(console: Any, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
-    from ..topo.pictures.console import safe_text
+    from ...topo.pictures.console import safe_text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
