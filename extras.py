@@ -34,6 +34,7 @@ Of machines, topo-probe and topoplan; to these and all that follow only the extr
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
 - `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
+- `archives`: a function that unpacks a file into a folder, both by their paths, by its format.
 - `probes`: a function of the folder that is `/` on a machine, which returns Facts about it.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON.
 - `tables`: a function of a topology and a number of columns that returns a TablePart
@@ -118,7 +119,7 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "codecs",
 )
 ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
-GRAPHS, NOTEBOOKS, PROBES = "graphs", "notebooks", "probes"
+ARCHIVES, GRAPHS, NOTEBOOKS, PROBES = "archives", "graphs", "notebooks", "probes"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
 WRITERS, CORRECTIONS = "writers", "corrections"
 SOURCES, LAUNCHES = "sources", "launches"
@@ -247,6 +248,15 @@ EXTRAS = (
                     "leave topo.xml out",
                 )
             },
+        },
+    ),
+    Extra(
+        "archives",
+        ("topo/extras/archives.py", "tests/extras/archives"),
+        {
+            ARCHIVES: {
+                "tar": ("topo.extras.archives:unpack", "of a machine's /sys and /proc, to read it")
+            }
         },
     ),
     Extra(

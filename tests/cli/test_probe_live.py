@@ -5,13 +5,11 @@ that goes with it.
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 from called import call_command
 from fake_nvml import (
-    captured,
     hybrid_cube_mesh,
     lost_gpu,
     probe,
@@ -101,29 +99,6 @@ def test_what_cannot_be_is_one_line(arguments: list[str], says: str) -> None:
     done = call_command("probe", *arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == "" and done.stderr.count("\n") == 1 and says in done.stderr
-
-
-def test_a_folder_and_an_archive_of_it_are_the_same_machine(tmp_path: Path) -> None:
-    root = captured(two_socket_pcie(), tmp_path)
-    with tarfile.open(tmp_path / "box.tar.xz", "w:xz") as archive:
-        archive.add(root, "box")
-    told, packed = resolve(str(root)), resolve(str(tmp_path / "box.tar.xz"))
-    assert len(told.ranks) == 4 and told.fingerprint == packed.fingerprint
-    assert told.devices == packed.devices
-
-
-def test_an_archive_that_leads_out_of_its_folder_writes_nothing_there(tmp_path: Path) -> None:
-    root = captured(two_socket_pcie(), tmp_path)
-    (tmp_path / "outside").write_text("as it was")
-    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-        archive.add(root, "box")
-        link = tarfile.TarInfo("box/sys/way-out")
-        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
-        archive.addfile(link)
-        for name in ("box/sys/way-out/outside", "../outside", str(tmp_path / "outside")):
-            archive.add(root / "proc/cpuinfo", name)
-    assert len(resolve(str(tmp_path / "evil.tar")).ranks) == 4
-    assert (tmp_path / "outside").read_text() == "as it was"
 
 
 def test_smi_text_and_tree_of_the_machine(tmp_path: Path) -> None:

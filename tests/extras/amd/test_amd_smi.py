@@ -634,20 +634,3 @@ def test_what_other_tools_print_is_refused_by_name_with_what_to_give_instead(tex
     with pytest.raises(InputError, match=f"^other.txt: .*{OTHERS[text]}") as caught:
         read_topology_text(text, "other.txt")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"BZh9garbage",
-        b"\x1f\x8b\x08junk",
-        b"\xfd7zXZ\x00junk",
-        b"\0" * 257 + b"ustar" + b"\xff" * 300,
-    ],
-)
-def test_a_bad_archive_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "machine.tar"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match="pack the captured folder again") as caught:
-        resolve(str(path))
-    assert "\n" not in str(caught.value)
