@@ -30,7 +30,9 @@ Of machines, topo-probe and topoplan; to these and all that follow only the extr
 - `asides`: an Aside (topo/formats/format.py): what texts have beside a machine, or instead of one.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; NAME is the option that
   says what each host is.
-- `skeletons`: Skeletons (likewise), files that only the machine they are for completes.
+- `repairs`: Repairs (topo/formats/pasted.py), which undo what pasting does to texts.
+- `statements`: a subclass of Around (topo/formats/around.py), of what stands around a matrix.
+- `skeletons`: Skeletons (topo/formats/format.py), files that only their own machine completes.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
 - `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
@@ -119,6 +121,7 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "codecs",
 )
 ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
+REPAIRS, STATEMENTS = "repairs", "statements"
 ARCHIVES, GRAPHS, NOTEBOOKS, PROBES = "archives", "graphs", "notebooks", "probes"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
 WRITERS, CORRECTIONS = "writers", "corrections"
@@ -173,6 +176,24 @@ class Extra:
 
 
 EXTRAS = (
+    Extra(
+        "pasted",
+        ("topo/extras/pasted", "tests/extras/pasted"),
+        {
+            REPAIRS: {
+                "pasted": (
+                    "topo.extras.pasted.repairs:REPAIRS",
+                    "what terminals, web pages and logs do to texts, and XML amid text",
+                )
+            },
+            STATEMENTS: {
+                "pasted": (
+                    "topo.extras.pasted.around:TextAround",
+                    "what is written around a matrix: PCIe links, MIG, P2P, the host",
+                )
+            },
+        },
+    ),
     Extra(
         "hwloc",
         ("topo/extras/hwloc_xml", "tests/extras/hwloc_xml"),
@@ -1007,7 +1028,7 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log"),
+        needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log", "pasted"),
     ),
     Extra(
         "place",

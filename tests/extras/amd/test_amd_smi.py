@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from needs import has_extra
 from verdicts import judge_pairs, list_findings
 
 from topoplan.topo.errors import InputError
@@ -466,6 +467,7 @@ def test_rates_of_amd_smi_xgmi_that_are_all_bits_are_not_known() -> None:
     assert "neither NUMA nodes nor hops are listed" in notes(machine)
 
 
+@pytest.mark.skipif(not has_extra("pasted"), reason="no extra pasted")
 @pytest.mark.parametrize(
     "dress",
     [
@@ -503,6 +505,7 @@ def refused(machine: Topology) -> list[str]:
     return [v.rule for v in judge_pairs(machine) if v.kind == "p2p" and v.answer == "no"]
 
 
+@pytest.mark.skipif(not has_extra("pasted"), reason="no extra pasted")
 def test_lscpu_beside_the_tables_tells_of_a_guest() -> None:
     text = "CPU(s):  8\nHypervisor vendor:      KVM\nVirtualization type: full\n" + rocm_smi(
         "PCIE", 3

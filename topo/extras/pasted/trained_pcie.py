@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from ..hardware import PCIE_GTps
+from ...hardware import PCIE_GTps
 
 _PCIE = r"PCI[- ]?E(?:xpress)?"
 _GENERATION = (

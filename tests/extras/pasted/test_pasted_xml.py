@@ -8,8 +8,8 @@ import pytest
 from needs import has_extra
 
 from topoplan.topo.errors import InputError
+from topoplan.topo.extras.pasted.xml import find_xml
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.formats.pasted_xml import find_xml
 
 NCCL = """\
 <system version="1">

@@ -5,9 +5,9 @@ Lines keep their numbers, so that errors name those of the text as given.
 
 import html
 import re
-from dataclasses import dataclass
 
-from .pasted import remove_codes
+from ...formats.pasted import PastedXml
+from .traces import remove_codes
 
 # Largest text that is searched; the files themselves are smaller.
 _MAX_CHARACTERS = 16 * 2**20
@@ -20,17 +20,6 @@ _AFTER_ROOT = r"(?:\s+[\w:]+\s*=|\s*>[ \t]*(?:$|<))"
 _FENCE = re.compile(r"^[ \t>]{0,40}(?:`{3,}|~{3,})[^\n]*$|</(?:pre|code)>", re.MULTILINE)
 # Quotation marks as text processors set them.
 _QUOTES = {0x201C: '"', 0x201D: '"', 0xA0: " "}
-
-
-@dataclass(frozen=True)
-class PastedXml:
-    """An element with all in it, after as many empty lines as there are lines before it.
-
-    `is_whole` is False if it has no end.
-    """
-
-    text: str
-    is_whole: bool
 
 
 def find_xml(text: str, *roots: str) -> PastedXml | None:

@@ -6,9 +6,9 @@ They are lscpu's hypervisor, NICs without a link, and P2P that is switched off f
 import re
 from collections.abc import Collection, Iterator
 
-from ..facts import Fact, keys
-from ..facts.keys import HOST
-from ..names import join_first
+from ...facts import Fact, keys
+from ...facts.keys import HOST
+from ...names import join_first
 
 _HYPERVISOR = re.compile(
     r"^[ \t>|]{0,40}Hypervisor vendor::?[ \t]{1,80}([A-Za-z][\w .-]{0,40}?)[ \t\r]{0,40}$",

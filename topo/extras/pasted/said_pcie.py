@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..boards import find_mentioned
-from ..hardware import PCIE_GTps, PcieLink
-from ..names import join_first
-from ..notes import Source, assumed, rated
+from ...boards import find_mentioned
+from ...hardware import PCIE_GTps, PcieLink
+from ...names import join_first
+from ...notes import Source, assumed, rated
 from .trained_pcie import (
     FIRST_SPEED_AT_WORK,
     AddressReader,
