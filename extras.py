@@ -177,24 +177,6 @@ class Extra:
 
 EXTRAS = (
     Extra(
-        "pasted",
-        ("topo/extras/pasted", "tests/extras/pasted"),
-        {
-            REPAIRS: {
-                "pasted": (
-                    "topo.extras.pasted.repairs:REPAIRS",
-                    "what terminals, web pages and logs do to texts, and XML amid text",
-                )
-            },
-            STATEMENTS: {
-                "pasted": (
-                    "topo.extras.pasted.around:TextAround",
-                    "what is written around a matrix: PCIe links, MIG, P2P, the host",
-                )
-            },
-        },
-    ),
-    Extra(
         "hwloc",
         ("topo/extras/hwloc_xml", "tests/extras/hwloc_xml"),
         {FORMATS: {"hwloc": ("topo.extras.hwloc_xml.format:FORMAT", "hwloc XML")}},
@@ -241,6 +223,29 @@ EXTRAS = (
         },
     ),
     Extra(
+        "machine-details",
+        ("topo/extras/machine_details",),
+        {},
+    ),
+    Extra(
+        "pasted",
+        ("topo/extras/pasted", "tests/extras/pasted"),
+        {
+            REPAIRS: {
+                "pasted": (
+                    "topo.extras.pasted.repairs:REPAIRS",
+                    "what terminals, web pages and logs do to texts, and XML amid text",
+                )
+            },
+            STATEMENTS: {
+                "pasted": (
+                    "topo.extras.pasted.around:TextAround",
+                    "what is written around a matrix: PCIe links, MIG, P2P, the host",
+                )
+            },
+        },
+    ),
+    Extra(
         "nccl-topology",
         (
             *("topo/extras/nccl_topology", "cli/extras/nccl_topology.py"),
@@ -270,6 +275,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("machine-details",),
     ),
     Extra(
         "archives",
@@ -336,6 +342,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("machine-details",),
     ),
     Extra(
         "gpudirect",
@@ -355,6 +362,7 @@ EXTRAS = (
             },
             TABLES: {"gpudirect": ("topo.extras.gpudirect.shown:make_part", "the same in words")},
         },
+        needs=("machine-details",),
     ),
     Extra(
         "doctor",
@@ -374,6 +382,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("machine-details",),
     ),
     Extra(
         "mscclpp",
@@ -1028,7 +1037,16 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log", "pasted"),
+        needs=(
+            "stock",
+            "nccl-files",
+            "place",
+            "gpudirect",
+            "measured",
+            "nccl-log",
+            "pasted",
+            "machine-details",
+        ),
     ),
     Extra(
         "place",

@@ -12,7 +12,6 @@ from ...boards import BOARDS
 from ...devices import Device
 from ...errors import InputError
 from ...facts import Facts, keys, load_facts
-from ...facts.view import MachineView
 from ...formats.nccl_xml.partial_topology import (
     CAPABILITY,
     CPU_ATTRIBUTES,
@@ -21,6 +20,7 @@ from ...formats.nccl_xml.partial_topology import (
 )
 from ...graph import Link, Topology
 from ...hardware import inter_cpu_GBps_of
+from ..machine_details.view import DetailedView
 
 MADE_UP = TOPOPLAN_PREFIX + "made_up"
 
@@ -62,15 +62,15 @@ def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> d
     }
 
 
-def view_machine(topology: Topology) -> MachineView:
+def view_machine(topology: Topology) -> DetailedView:
     """Return a view of a topology and its facts; without any if they cannot be read (no error)."""
     try:
-        return MachineView(topology, load_facts(topology.extra, topology.name))
+        return DetailedView(topology, load_facts(topology.extra, topology.name))
     except InputError:
-        return MachineView(topology, Facts())
+        return DetailedView(topology, Facts())
 
 
-def make_up_capability(machine: MachineView, gpu: str, links: Iterable[Link]) -> dict[str, str]:
+def make_up_capability(machine: DetailedView, gpu: str, links: Iterable[Link]) -> dict[str, str]:
     """Return the attribute `sm` of a GPU, its compute capability times ten, known or made up.
 
     It is that of the machine's facts. Else it has the mark `MADE_UP`, and is that of the board with

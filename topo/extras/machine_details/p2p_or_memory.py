@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ..exact import parse_positive
+from ...exact import parse_positive
 
 if TYPE_CHECKING:
-    from ..graph import Topology
+    from ...graph import Topology
 
 # Fields of the measured pairs in a topology's JSON: rates in GB/s.
 DIRECT, THROUGH_MEMORY = "GBps", "through_memory_GBps"
