@@ -27,55 +27,14 @@ class MachineView:
         self.topology = topology
         self.facts = facts
 
-    # -- devices
-
     @cached_property
     def gpus(self) -> tuple[Device, ...]:
         """The GPUs in rank order."""
-        return self._list_devices("gpu")
+        return self.list_devices("gpu")
 
-    @cached_property
-    def nics(self) -> tuple[Device, ...]:
-        """The NICs in the topology's order."""
-        return self._list_devices("nic")
-
-    @cached_property
-    def cpus(self) -> tuple[Device, ...]:
-        """The CPUs, one per NUMA node."""
-        return self._list_devices("cpu")
-
-    def _list_devices(self, kind: str) -> tuple[Device, ...]:
+    def list_devices(self, kind: str) -> tuple[Device, ...]:
+        """Return the devices of a kind in the topology's order, in that of ranks for GPUs."""
         return tuple(device for device in self.topology.devices if device.kind == kind)
-
-    @cached_property
-    def order(self) -> Mapping[str, int]:
-        """The position of each device in the topology, by device id."""
-        return {device.id: i for i, device in enumerate(self.topology.devices)}
-
-    # -- GPUs and the facts about them
-
-    @cached_property
-    def gpu_of(self) -> Mapping[str, str]:
-        """The device id of each GPU in the facts, keyed by its index N in subjects `gpu/N`.
-
-        It is the GPU of the topology at the PCI address of the facts, or else gpuN, which the
-        topology may lack.
-        """
-        ids: dict[str | None, str] = {
-            gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id
-        }
-        return {
-            i: ids.get(self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID), f"gpu{i}")
-            for i in self.facts.list_names(GPU)
-        }
-
-    @cached_property
-    def index_of(self) -> Mapping[str, str]:
-        """The index N of each GPU in the facts, by device id: the inverse of `gpu_of`.
-
-        GPUs that the topology lacks are left out, and so are those that the facts do not mention.
-        """
-        return {gpu: index for index, gpu in self.gpu_of.items() if gpu in self.topology.by_id}
 
     @cached_property
     def _index_at(self) -> Mapping[str | None, str]:
@@ -88,8 +47,8 @@ class MachineView:
     def find_gpu_index(self, gpu: str) -> str:
         """Return the index N, in subjects `gpu/N`, of the GPU with device id `gpu`.
 
-        The facts' PCI addresses decide; if none matches, it is the number in the id. Unlike
-        `index_of`, this also answers for GPUs that the facts do not mention.
+        The facts' PCI addresses decide; if none matches, it is the number in the id, also of GPUs
+        that the facts do not mention.
         """
         return self._index_at.get(self.topology.by_id[gpu].bus_id, gpu.removeprefix("gpu"))
 

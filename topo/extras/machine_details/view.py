@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...boards import BOARDS, Board, find_board, find_by_id, find_mentioned, get_board
+from ...devices import Device
 from ...facts import Facts, keys
 from ...facts.keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
 from ...facts.view import WIRES, MachineView, read_pci_details
@@ -44,6 +45,48 @@ class DetailedView(MachineView):
     def __init__(self, topology: Topology, facts: Facts) -> None:
         super().__init__(topology, facts)
         self._boards: dict[str, Board | None] = {}
+
+    # -- devices
+
+    @cached_property
+    def nics(self) -> tuple[Device, ...]:
+        """The NICs in the topology's order."""
+        return self.list_devices("nic")
+
+    @cached_property
+    def cpus(self) -> tuple[Device, ...]:
+        """The CPUs, one per NUMA node."""
+        return self.list_devices("cpu")
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """The position of each device in the topology, by device id."""
+        return {device.id: i for i, device in enumerate(self.topology.devices)}
+
+    # -- GPUs and the facts about them
+
+    @cached_property
+    def gpu_of(self) -> Mapping[str, str]:
+        """The device id of each GPU in the facts, keyed by its index N in subjects `gpu/N`.
+
+        It is the GPU of the topology at the PCI address of the facts, or else gpuN, which the
+        topology may lack.
+        """
+        ids: dict[str | None, str] = {
+            gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id
+        }
+        return {
+            i: ids.get(self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID), f"gpu{i}")
+            for i in self.facts.list_names(GPU)
+        }
+
+    @cached_property
+    def index_of(self) -> Mapping[str, str]:
+        """The index N of each GPU in the facts, by device id: the inverse of `gpu_of`.
+
+        GPUs that the topology lacks are left out, and so are those that the facts do not mention.
+        """
+        return {gpu: index for index, gpu in self.gpu_of.items() if gpu in self.topology.by_id}
 
     @cached_property
     def nvlink_subjects(self) -> Mapping[str, tuple[str, ...]]:
