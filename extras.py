@@ -24,19 +24,26 @@ these are looked at only for names that no extra here has, and for listings:
 - `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
 - `codecs`: a Codec (runtime/codec.py), for `compress=NAME`.
 
-Of machines and topo-probe; to these and all that follow only the extras here add:
+Of machines, topo-probe and topoplan; to these and all that follow only the extras here add:
 
+- `subcommands`: a module as in `commands`, for `topoplan NAME` alone, no program of its own.
 - `asides`: an Aside (topo/formats/format.py): what texts have beside a machine, or instead of one.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; NAME is the option that
   says what each host is.
+- `repairs`: Repairs (topo/formats/pasted.py), which undo what pasting does to texts.
+- `statements`: a subclass of Around (topo/formats/around.py), of what stands around a matrix.
+- `skeletons`: Skeletons (topo/formats/format.py), files that only their own machine completes.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
 - `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
+- `archives`: a function that unpacks a file into a folder, both by their paths, by its format.
+- `probes`: a function of the folder that is `/` on a machine, which returns Facts about it.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON.
 - `tables`: a function of a topology and a number of columns that returns a TablePart
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables.
 - `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`.
 - `views`: a View (likewise), for `topo-probe --format NAME`.
+- `writers`: a View (likewise), for `topo-probe --NAME`, which writes it in place of NCCL's XML.
 - `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
   corrected topology.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for --NAME.
@@ -111,13 +118,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-COMMANDS, FORMATS, STRATEGIES, EXPORTS, FILES = (
-    "commands",
-    "formats",
-    "strategies",
-    "exports",
-    "files",
-)
+COMMANDS, SUBCOMMANDS = "commands", "subcommands"
+FORMATS, STRATEGIES, EXPORTS, FILES = "formats", "strategies", "exports", "files"
 EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "explanations",
     "links",
@@ -125,9 +127,12 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "layers",
     "codecs",
 )
-ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
+ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
+REPAIRS, STATEMENTS = "repairs", "statements"
+ARCHIVES, GRAPHS, NOTEBOOKS, PROBES = "archives", "graphs", "notebooks", "probes"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
-CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
+WRITERS, CORRECTIONS = "writers", "corrections"
+SOURCES, LAUNCHES = "sources", "launches"
 PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
 JOBS, JOB_OPTIONS, MODES = "jobs", "job_options", "modes"
@@ -228,6 +233,70 @@ EXTRAS = (
         },
     ),
     Extra(
+        "machine-details",
+        ("topo/extras/machine_details",),
+        {},
+    ),
+    Extra(
+        "pasted",
+        ("topo/extras/pasted", "tests/extras/pasted"),
+        {
+            REPAIRS: {
+                "pasted": (
+                    "topo.extras.pasted.repairs:REPAIRS",
+                    "what terminals, web pages and logs do to texts, and XML amid text",
+                )
+            },
+            STATEMENTS: {
+                "pasted": (
+                    "topo.extras.pasted.around:TextAround",
+                    "what is written around a matrix: PCIe links, MIG, P2P, the host",
+                )
+            },
+        },
+    ),
+    Extra(
+        "nccl-topology",
+        (
+            *("topo/extras/nccl_topology", "cli/extras/nccl_topology.py"),
+            "tests/extras/nccl_topology",
+        ),
+        {
+            SKELETONS: {
+                "nccl-xml": (
+                    "topo.extras.nccl_topology.format:SKELETONS",
+                    "NCCL's XML without GPUs, as cloud providers distribute it",
+                )
+            },
+            VIEWS: {
+                "nccl-xml": ("cli.extras.nccl_topology:NCCL_XML", "the machine for NCCL_TOPO_FILE")
+            },
+            WRITERS: {
+                "for-vm": (
+                    "cli.extras.nccl_topology:FOR_VM",
+                    "write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe topo.xml --for-vm -o vm.xml": (
+                    "topo-probe",
+                    "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself "
+                    "leave topo.xml out",
+                )
+            },
+        },
+        needs=("machine-details",),
+    ),
+    Extra(
+        "archives",
+        ("topo/extras/archives.py", "tests/extras/archives"),
+        {
+            ARCHIVES: {
+                "tar": ("topo.extras.archives:unpack", "of a machine's /sys and /proc, to read it")
+            }
+        },
+    ),
+    Extra(
         "networkx-graphs",
         ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
         {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
@@ -240,6 +309,7 @@ EXTRAS = (
         ),
         {
             VIEWS: {
+                "dot": ("cli.extras.pictures:DOT", "a graph for Graphviz"),
                 "svg": ("cli.extras.pictures:SVG", "the machine"),
                 "png": ("cli.extras.pictures:PNG", "the same as pixels"),
                 "pdf": ("cli.extras.pictures:PDF", "the same for print"),
@@ -282,11 +352,18 @@ EXTRAS = (
                 )
             },
         },
+        needs=("machine-details",),
     ),
     Extra(
         "gpudirect",
         ("topo/extras/gpudirect", "tests/extras/gpudirect"),
         {
+            PROBES: {
+                "gpudirect": (
+                    "topo.extras.gpudirect.linux:read_gpudirect",
+                    "settings of Linux on which it depends",
+                )
+            },
             FIELDS: {
                 "gpudirect": (
                     "topo.extras.gpudirect.shown:describe_verdicts",
@@ -295,6 +372,7 @@ EXTRAS = (
             },
             TABLES: {"gpudirect": ("topo.extras.gpudirect.shown:make_part", "the same in words")},
         },
+        needs=("machine-details",),
     ),
     Extra(
         "doctor",
@@ -314,6 +392,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("machine-details",),
     ),
     Extra(
         "mscclpp",
@@ -361,6 +440,7 @@ EXTRAS = (
                 )
             }
         },
+        needs=("nccl-topology",),
     ),
     Extra(
         "nccl-files",
@@ -397,7 +477,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock",),
+        needs=("stock", "nccl-topology"),
     ),
     Extra(
         "spares",
@@ -1026,7 +1106,16 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log"),
+        needs=(
+            "stock",
+            "nccl-files",
+            "place",
+            "gpudirect",
+            "measured",
+            "nccl-log",
+            "pasted",
+            "machine-details",
+        ),
     ),
     Extra(
         "traffic",
@@ -1215,6 +1304,39 @@ EXTRAS = (
                 "joint-plan": (
                     "synth.extras.joint.plan:JointPlanFile",
                     "a joint plan: topo-synth --groups -o",
+                )
+            },
+        },
+    ),
+    Extra(
+        "list-extras",
+        ("cli/extras/list_extras.py", "tests/extras/list_extras"),
+        {
+            SUBCOMMANDS: {
+                "extras": ("cli.extras.list_extras", "list the extras, and what other packages add")
+            },
+            EXAMPLES: {
+                "topoplan extras": (
+                    "topoplan",
+                    "what there is beside the core, and what each extra adds",
+                )
+            },
+        },
+    ),
+    Extra(
+        "completion",
+        ("cli/extras/completion.py", "tests/extras/completion"),
+        {
+            SUBCOMMANDS: {
+                "completion": (
+                    "cli.extras.completion",
+                    "print the script that lets a shell complete these commands",
+                )
+            },
+            EXAMPLES: {
+                'eval "$(topoplan completion bash)"': (
+                    "topoplan",
+                    "let the shell complete these commands",
                 )
             },
         },

@@ -88,8 +88,7 @@ class LayerKind(Protocol):
         """Return why calls of a plan cannot have the layer, None if they can."""
 
     def prepare(self) -> object:
-        """Return what the layer needs to know from before a group's links are opened, for `open`.
-        """
+        """Return what the layer needs to know from before a group's links are opened, for `open`."""
 
     def open(self, transport: Transport, prepared: object) -> Layer:
         """Return a layer for calls over a transport; `prepared` is from `prepare`. Collective."""
@@ -132,8 +131,7 @@ class PlainLayer(Layer):
         """
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """Return a path whose calls go to this layer's `run` with `path`; `make_path` is not used.
-        """
+        """Return a path whose calls go to this layer's `run` with `path`; `make_path` is not used."""
         return _PathWithin(self, path)
 
 

@@ -47,7 +47,9 @@ from topoplan.extras import (
     RUNS,
     SOURCES,
     STRATEGIES,
+    SUBCOMMANDS,
     VIEWS,
+    WRITERS,
     Extra,
 )
 
@@ -239,6 +241,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
     ask_for: dict[str, Callable[[str], list[str]]] = {
         COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
+        SUBCOMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
         EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
         FILES: lambda name: [*synth, "ring:2", "--format", name],
         SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
@@ -246,6 +249,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         FORMATS: lambda _: ["-m", "topoplan.cli.probe", "file.xml"],
         CORRECTIONS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}", "FILE"],
         VIEWS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", "--format", name],
+        WRITERS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}"],
         REVIEWS: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, VIEWS, Names
+from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, VIEWS, WRITERS, Names
 
 if TYPE_CHECKING:
     import argparse
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Each finds the topology by itself, and excludes the others.
 PROBE_SOURCES = Names(SOURCES)
-# Forms of it, by the values of --format.
-PROBE_VIEWS = Names(VIEWS)
+# Forms of it, by the values of --format, and by options of their own.
+PROBE_VIEWS, PROBE_WRITERS = Names(VIEWS), Names(WRITERS)
 _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 
@@ -39,12 +39,14 @@ class Review:
 class View:
     """What `topo-probe --format NAME` writes, which files whose names end in `suffix` imply.
 
-    A view without a suffix returns SVG, and -o says by its suffix whether to write it as PNG or
-    PDF.
+    Of a view that `is_svg`, without a suffix, -o says by its own whether to write it as PNG or PDF.
+    `list_notes` returns a line for each thing that people should know about what is written.
     """
 
     write: Callable[[Topology], str | bytes]
     suffix: str = ""
+    is_svg: bool = False
+    list_notes: Callable[[Topology], list[str]] | None = None
 
 
 def list_reviews() -> dict[str, str | None]:
@@ -61,6 +63,11 @@ def list_suffixes() -> dict[str, str]:
     """Return the suffixes of -o that imply views, and the views' names."""
     views = {name: PROBE_VIEWS.find(name) for name in PROBE_VIEWS.describe()}
     return {view.suffix: name for name, view in views.items() if view.suffix}
+
+
+def list_writers() -> dict[str, str | None]:
+    """Return the help of each option that writes a view of its own, None likewise."""
+    return _describe_all(PROBE_WRITERS)
 
 
 def list_corrections() -> dict[str, str | None]:

@@ -167,8 +167,7 @@ class PlanFinder:
         """Settle what a plan uses at a size, if that is known before its first call."""
 
     def check_rank_0(self) -> None:
-        """Raise RuntimeError if the process of the group's rank 0 has ended: it provides the plan.
-        """
+        """Raise RuntimeError if the process of the group's rank 0 has ended: it provides the plan."""
         first = self.ranks[0]
         if find_ended({first: self._addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")

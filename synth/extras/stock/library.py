@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ....topo.formats.nccl_xml import is_amd
+from ....topo.extras.nccl_topology import is_amd
 from .model import NotModelled, model_stock
 from .nccl import NcclHost, NcclHosts
 from .on_paper import StockRate, rate_stock
