@@ -290,6 +290,12 @@ EXTRAS = (
         "doctor",
         ("topo/extras/doctor", "cli/extras/doctor.py", "tests/extras/doctor"),
         {
+            COMMANDS: {
+                "doctor": (
+                    "cli.extras.doctor",
+                    "list what is wrong with a machine, or with one of several that are alike",
+                )
+            },
             FIELDS: {"findings": ("topo.extras.doctor.fields:describe_findings", "what is wrong")},
             REVIEWS: {
                 "check": (
