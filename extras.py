@@ -39,6 +39,8 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
 - `views`: a View (likewise), for `topo-probe --format NAME`.
 - `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
   corrected topology.
+- `selections`: a function of a topology and the LIST of `--NAME LIST` that returns a part of it,
+  for topo-probe, topo-place and topo-judge.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for --NAME.
 - `launches`: a function that returns the machine of a launch's ranks, for topo-probe as ranks.
 
@@ -120,7 +122,8 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
 )
 ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
-CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
+CORRECTIONS, SELECTIONS, SOURCES = "corrections", "selections", "sources"
+LAUNCHES = "launches"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
 JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
@@ -214,7 +217,20 @@ EXTRAS = (
                     "what each host is, of files that only say where hosts are: a preset such as "
                     "dgx-h100, or a file",
                 )
-            }
+            },
+            SELECTIONS: {
+                "nodes": (
+                    "topo.extras.clusters.nodes:select_nodes",
+                    "take these hosts alone, in this order, as Slurm lists a job's: "
+                    "'node[01-04,07],gpu-b[1,3]', \"$SLURM_JOB_NODELIST\"",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe topology.conf --box dgx1 --nodes 'node[1-2]' -o job.json": (
+                    "topo-probe",
+                    'the hosts of a job, as --nodes "$SLURM_JOB_NODELIST" names them',
+                )
+            },
         },
     ),
     Extra(

@@ -44,6 +44,7 @@ from .shared.outputs import (
     write_output,
 )
 from .shared.progress import ProgressReporter
+from .shared.selections import add_selections, select
 
 if TYPE_CHECKING:
     import argparse
@@ -206,6 +207,7 @@ def build_parser() -> Parser:
     )
     for name, about in list_boxes().items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=about or argparse.SUPPRESS)
+    add_selections(parser)
     parser.add_argument(
         "--sysfs-root",
         metavar="DIR",
@@ -246,7 +248,7 @@ def _probe(arguments: argparse.Namespace) -> int:
     source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
     named = [] if source is not None else list_topologies(arguments)
     topology: Topology = (
-        correct(_join(named, arguments), arguments)
+        correct(select(_join(named, arguments), arguments), arguments)
         if source is None
         else PROBE_SOURCES.find(source)(arguments, progress)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...synth.ir.collective import COLLECTIVES, spell_collective
@@ -31,10 +32,12 @@ from ..shared.outputs import (
     write_output,
 )
 from ..shared.progress import ProgressReporter, Say
+from ..shared.selections import add_selections, select
 
 if TYPE_CHECKING:
     from ...synth.extras.judge.machine import Machines
     from ...synth.extras.judge.verdict import FileVerdict
+    from ...topo.graph import Topology
 
 PROG = "topo-judge"
 _FAILED, _USAGE = 1, 2  # exit codes of topo/errors.py
@@ -125,6 +128,7 @@ def build_parser() -> Parser:
         action="store_true",
         help="what is judged ran on one host of T, not on all: take its GPUs alone",
     )
+    add_selections(parser)
     add(
         "--thresholds",
         action="store_true",
@@ -185,6 +189,14 @@ def _list_sizes(text: str) -> list[int]:
     return [parse_size(part.strip()) for part in text.split(",")]
 
 
+def _narrow(topology: Topology, arguments: argparse.Namespace) -> Topology:
+    """Return the part of a machine that what is judged ran on."""
+    from ...synth.extras.judge.machine import select_box
+
+    part = select(topology, arguments)
+    return select_box(part) if arguments.box else part
+
+
 def _write_thresholds(arguments: argparse.Namespace) -> int:
     from ...synth.extras.judge.machine import Machines
     from ...topo.derived.stated import parse_rates
@@ -200,7 +212,8 @@ def _write_thresholds(arguments: argparse.Namespace) -> int:
     check_outputs(arguments, "output")
     progress = ProgressReporter(PROG, arguments)
     rates = parse_rates(arguments.rate)
-    machines = Machines(arguments.topology, [], "--topology", rates, is_box=arguments.box)
+    narrow = partial(_narrow, arguments=arguments)
+    machines = Machines(arguments.topology, [], "--topology", rates, narrow=narrow)
     topology = machines.load_named()
     from ...synth.extras.judge import floors
 
@@ -258,7 +271,7 @@ def _judge(arguments: argparse.Namespace) -> int:
                 given,
                 "--topology",
                 parse_rates(arguments.rate),
-                is_box=arguments.box,
+                narrow=partial(_narrow, arguments=arguments),
             ),
             work.say,
         )

@@ -106,7 +106,7 @@ class Machines:
     A file's machine is the one `named` by the user, else the first of the topology files `given`
     among the files, else the topology next to the file, else the one in the file itself, else the
     local machine. `how_named` is the `source` of a named one. `rates` replace assumed ones, as in
-    `state_rates`. With `is_box` files are from one host of it, and the machine is that host.
+    `state_rates`. `narrow` returns the part of a machine that files are from.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Machines:
         how_named: str = "as named",
         rates: Mapping[str, Fraction] | None = None,
         *,
-        is_box: bool = False,
+        narrow: Callable[[Topology], Topology] = lambda topology: topology,
     ) -> None:
         self.named, self.given, self.how_named, self.rates = named, given, how_named, rates or {}
-        self.is_box = is_box
+        self.narrow = narrow
         self._cache: dict[str, JudgedMachine] = {}
 
     def find(self, reading: Reading) -> JudgedMachine:
@@ -174,8 +174,8 @@ class Machines:
         return topology
 
     def _plan_for(self, topology: Topology) -> Topology:
-        box = select_box(topology) if self.is_box else topology
-        return load_for_planning(state_rates([box], self.rates)[0])[0]
+        part = self.narrow(topology)
+        return load_for_planning(state_rates([part], self.rates)[0])[0]
 
 
 def select_box(topology: Topology) -> Topology:

@@ -24,9 +24,11 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 GiB = 1 << 30
 
 
-def find(machine: str, collective: str = "allreduce", size: int = GiB, **given: float) -> Floor:
+def find(
+    machine: str, collective: str = "allreduce", size: int = GiB, at_least: float | None = None
+) -> Floor:
     topology = load_for_planning(machine)[0]
-    (floor,) = find_floors(topology, [collective], [size], **given).floors
+    (floor,) = find_floors(topology, [collective], [size], at_least).floors
     return floor
 
 
