@@ -304,7 +304,10 @@ EXTRAS = (
     ),
     Extra(
         "doctor",
-        ("topo/extras/doctor", "cli/extras/doctor.py", "tests/extras/doctor"),
+        (
+            *("topo/extras/doctor", "cli/extras/doctor.py", "tests/extras/doctor"),
+            "examples/operators",
+        ),
         {
             COMMANDS: {
                 "doctor": (

@@ -61,8 +61,11 @@ def test_domains_may_be_left_out(cluster: Topology) -> None:
     [
         ("node[01-", "the list of nodes: 'node[01-' is no list of names"),
         ("", "is no list of names"),
-        ("node9", "node9: topology.conf has no such host (did you mean 'node0"),
-        ("elsewhere", "has no such host; it has node01, node02, node03, node04 and 7 more"),
+        ("node9", "node9 is no host of topology.conf (did you mean 'node0"),
+        (
+            "elsewhere",
+            "is no host of topology.conf; it has node01, node02, node03, node04 and 7 more",
+        ),
         ("node[01,01]", "node01 is there twice"),
     ],
 )
@@ -90,4 +93,4 @@ def test_the_commands_take_the_list(
     assert "node01" not in capsys.readouterr().out
     assert probe(["job.json", "--nodes", "node77"]) == 2
     said = capsys.readouterr().err
-    assert "the list of nodes: node77: " in said and "it has node01, node05" in said
+    assert "the list of nodes: node77 is no host of topology.conf, 2 of 11 hosts" in said

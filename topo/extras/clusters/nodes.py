@@ -39,7 +39,7 @@ def select_nodes(topology: Topology, text: str) -> Topology:
         found = [name] if name in hosts else short.get(name, [])
         if len(found) != 1:
             near = suggest(name, hosts) or f"; it has {join_first(hosts, _MAX_NAMED)}"
-            raise InputError(f"{_WHERE}: {name}: {topology.name} has no such host{near}")
+            raise InputError(f"{_WHERE}: {name} is no host of {topology.name}{near}")
         if found[0] in chosen:
             raise InputError(f"{_WHERE}: {name} is there twice; name each node once")
         chosen[found[0]] = None
