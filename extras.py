@@ -848,6 +848,7 @@ EXTRAS = (
         (
             *("runtime/extras/kernels", "tests/extras/kernels", "tests/ranks/kernels.py"),
             *("benchmarks/kernels.py", "benchmarks/kernels_on_gpu.py"),
+            "benchmarks/small_calls.py",
         ),
         {
             RUNNERS: {
