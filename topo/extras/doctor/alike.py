@@ -203,7 +203,7 @@ def _check_gpus(standard: _Standard) -> Iterator[_Case]:
                     "fewer-gpus",
                     f"{_count(count, 'GPU')}, where {who} {expected}{at}",
                     "look for the missing one in the kernel's log (NVRM: Xid 79 is a GPU that fell "
-                    "off the bus), and keep jobs off the host until it is back",
+                    "off the bus), unless the hosts differ on purpose",
                 ),
                 host,
                 (),
