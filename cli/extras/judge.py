@@ -123,25 +123,7 @@ def build_parser() -> Parser:
         metavar="C",
         help="judge this collective only; a table of others is refused",
     )
-    add(
-        "--box",
-        action="store_true",
-        help="what is judged ran on one host of T, not on all: take its GPUs alone",
-    )
-    add_selections(parser)
-    add(
-        "--thresholds",
-        action="store_true",
-        help="judge nothing, and write the least that T reaches if it is healthy, by collective "
-        "and size, as functions of a shell (--json or .json: as JSON): a share of the bound, or of "
-        "what stock reaches on paper where that is less; --at-least F: F of the bound",
-    )
-    add(
-        "--sizes",
-        type=_list_sizes,
-        metavar="LIST",
-        help="the sizes of --thresholds: 64M,1G (default: 16M,256M,1G,8G)",
-    )
+    _add_parts_and_floors(parser)
     gate = parser.add_mutually_exclusive_group()
     gate.add_argument(
         "--least",
@@ -177,6 +159,30 @@ def build_parser() -> Parser:
     add_csv(parser, "a row for each share of the bound")
     add_force(parser, "--csv")
     return parser
+
+
+def _add_parts_and_floors(parser: Parser) -> None:
+    """Add the options that take a part of the machine, and those for its floors."""
+    add = parser.add_argument
+    add(
+        "--box",
+        action="store_true",
+        help="what is judged ran on one host of T, not on all: take its GPUs alone",
+    )
+    add_selections(parser)
+    add(
+        "--thresholds",
+        action="store_true",
+        help="judge nothing, and write the least that T reaches if it is healthy, by collective "
+        "and size, as functions of a shell (--json or .json: as JSON): a share of the bound, or of "
+        "what stock reaches on paper where that is less; --at-least F: F of the bound",
+    )
+    add(
+        "--sizes",
+        type=_list_sizes,
+        metavar="LIST",
+        help="the sizes of --thresholds: 64M,1G (default: 16M,256M,1G,8G)",
+    )
 
 
 def _share(text: str) -> float:
