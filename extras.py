@@ -46,6 +46,8 @@ Of machines, topo-probe and topoplan; to these and all that follow only the extr
 - `writers`: a View (likewise), for `topo-probe --NAME`, which writes it in place of NCCL's XML.
 - `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
   corrected topology.
+- `selections`: a function of a topology and the LIST of `--NAME LIST` that returns a part of it,
+  for topo-probe, topo-place and topo-judge.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for --NAME.
 - `launches`: a function that returns the machine of a launch's ranks, for topo-probe as ranks.
 
@@ -131,7 +133,7 @@ ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
 REPAIRS, STATEMENTS = "repairs", "statements"
 ARCHIVES, GRAPHS, NOTEBOOKS, PROBES = "archives", "graphs", "notebooks", "probes"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
-WRITERS, CORRECTIONS = "writers", "corrections"
+WRITERS, CORRECTIONS, SELECTIONS = "writers", "corrections", "selections"
 SOURCES, LAUNCHES = "sources", "launches"
 PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
@@ -229,7 +231,20 @@ EXTRAS = (
                     "what each host is, of files that only say where hosts are: a preset such as "
                     "dgx-h100, or a file",
                 )
-            }
+            },
+            SELECTIONS: {
+                "nodes": (
+                    "topo.extras.clusters.nodes:select_nodes",
+                    "take these hosts alone, in this order, as Slurm lists a job's: "
+                    "'node[01-04,07],gpu-b[1,3]', \"$SLURM_JOB_NODELIST\"",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe topology.conf --box dgx1 --nodes 'node[1-2]' -o job.json": (
+                    "topo-probe",
+                    'the hosts of a job, as --nodes "$SLURM_JOB_NODELIST" names them',
+                )
+            },
         },
     ),
     Extra(
@@ -376,8 +391,17 @@ EXTRAS = (
     ),
     Extra(
         "doctor",
-        ("topo/extras/doctor", "cli/extras/doctor.py", "tests/extras/doctor"),
+        (
+            *("topo/extras/doctor", "cli/extras/doctor.py", "tests/extras/doctor"),
+            "examples/operators",
+        ),
         {
+            COMMANDS: {
+                "doctor": (
+                    "cli.extras.doctor",
+                    "list what is wrong with a machine, or with one of several that are alike",
+                )
+            },
             FIELDS: {"findings": ("topo.extras.doctor.fields:describe_findings", "what is wrong")},
             REVIEWS: {
                 "check": (
@@ -972,6 +996,7 @@ EXTRAS = (
         (
             *("runtime/extras/kernels", "tests/extras/kernels", "tests/ranks/kernels.py"),
             *("benchmarks/kernels.py", "benchmarks/kernels_on_gpu.py"),
+            "benchmarks/small_calls.py",
         ),
         {
             RUNNERS: {

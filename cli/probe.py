@@ -16,11 +16,13 @@ from .probing.added import (
     PROBE_SOURCES,
     PROBE_VIEWS,
     PROBE_WRITERS,
+    Reviewed,
     correct,
     find_reviews,
     list_boxes,
     list_corrections,
     list_formats,
+    list_own_reviews,
     list_reviews,
     list_suffixes,
     list_writers,
@@ -44,10 +46,11 @@ from .shared.outputs import (
     write_output,
 )
 from .shared.progress import ProgressReporter
+from .shared.selections import add_selections, select
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..topo.graph import Topology
     from .probing.added import Review, View
@@ -159,6 +162,10 @@ def build_parser() -> Parser:
         const="json",
         help="the same as --format json",
     )
+    own = list_own_reviews()
+    for review in own:
+        for name, line in review.forms.items():
+            form.add_argument(f"--{name}", action="store_true", help=line)
     parser.add_argument(
         "-o",
         "--output",
@@ -171,6 +178,9 @@ def build_parser() -> Parser:
     add_force(parser, "--csv")
     for name, about in reviews.items():
         parser.add_argument(f"--{name}", action="store_true", help=about or argparse.SUPPRESS)
+    for review in own:
+        for name, given in review.options.items():
+            parser.add_argument(f"--{name}", **given)
     for name, about in list_writers().items():
         parser.add_argument(f"--{name}", action="store_true", help=about or argparse.SUPPRESS)
     parser.add_argument(
@@ -194,6 +204,7 @@ def build_parser() -> Parser:
     )
     for name, about in list_boxes().items():
         parser.add_argument(f"--{name}", metavar=name.upper(), help=about or argparse.SUPPRESS)
+    add_selections(parser)
     parser.add_argument(
         "--sysfs-root",
         metavar="DIR",
@@ -250,8 +261,9 @@ def _probe(arguments: argparse.Namespace) -> int:
     if _reports():
         check_outputs(arguments, "output", "csv")
     source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
+    named = [] if source is not None else list_topologies(arguments)
     topology: Topology = (
-        correct(name_topology(arguments), arguments)
+        correct(select(_join(named, arguments), arguments), arguments)
         if source is None
         else PROBE_SOURCES.find(source)(arguments, progress)
     )
@@ -262,10 +274,9 @@ def _probe(arguments: argparse.Namespace) -> int:
         "colour": not to_file and wants_colour(sys.stdout),
         "wraps": not to_file and is_terminal(sys.stdout),
     }
+    reviewed = Reviewed(topology, arguments, named, find_width() if given["wraps"] else None)
     if form in reviews:
-        content: str | bytes = reviews[form].write(
-            topology, find_width() if given["wraps"] else None
-        )
+        content: str | bytes = reviews[form].write(reviewed)
     elif view is not None:
         content = view.write(topology)
         if view.is_svg and to_file:
@@ -278,12 +289,16 @@ def _probe(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
     write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
-    return _report_errors(topology, reviews, printed=form)
+    return _report_errors(reviewed, reviews, printed=form)
 
 
 def name_topology(arguments: argparse.Namespace) -> Topology:
     """Return the named topology, or that of this host or the ranks' hosts, with given rates."""
-    topologies = _list_topologies(arguments)
+    return _join(list_topologies(arguments), arguments)
+
+
+def _join(topologies: Sequence[Topology], arguments: argparse.Namespace) -> Topology:
+    """Return topologies as one machine, with the rates that the arguments give."""
     given = (arguments.network, arguments.gpu, arguments.rate or None)
     if len(topologies) == 1 and given == (None, None, None):
         return topologies[0]
@@ -299,7 +314,8 @@ def name_topology(arguments: argparse.Namespace) -> Topology:
     return state_rates(topologies, network)[0]
 
 
-def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
+def list_topologies(arguments: argparse.Namespace) -> list[Topology]:
+    """Return the topologies that the arguments name, or that of this host or the ranks' hosts."""
     if arguments.sysfs_root is not None:
         from ..topo.probe.join import probe_local
 
@@ -366,12 +382,12 @@ def _links_csv(topology: Topology) -> str:
     )
 
 
-def _report_errors(topology: Topology, reviews: Mapping[str, Review], printed: str) -> int:
+def _report_errors(reviewed: Reviewed, reviews: Mapping[str, Review], printed: str) -> int:
     """Return the exit code: 1 if reviews have errors, else 0.
 
     Errors are printed, but for those of the review whose text was, `printed`.
     """
-    errors = {name: review.list_errors(topology) for name, review in reviews.items()}
+    errors = {name: review.list_errors(reviewed) for name, review in reviews.items()}
     for message in (x for name, own in errors.items() if name != printed for x in own):
         print_error(f"{PROG}: {message}")
     return 1 if any(errors.values()) else 0

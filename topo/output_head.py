@@ -12,6 +12,7 @@ OutputFormat = Literal[
     "topoplan-run",
     "topoplan-judge",
     "topoplan-judge-gate",
+    "topoplan-judge-thresholds",
     "topoplan-place",
     "topoplan-extras",
     "topoplan-worth",

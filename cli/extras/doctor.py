@@ -1,29 +1,162 @@
-"""topo-probe --check: what is wrong with the machine."""
+"""topo-probe --check: what is wrong with the machine. `topoplan doctor` is that review alone."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from ...topo.printable import printable
-from ..probing.added import Review
+from ..probing.added import Review, Reviewed, list_boxes
+from ..shared.common import Example, Parser, call_as, shown_name
+from ..shared.outputs import OUTPUT, add_force
 
 if TYPE_CHECKING:
-    from ...topo.graph import Topology
+    from collections.abc import Sequence
+
+    from ...topo.extras.doctor import ComparedHost, Examination
+
+PROG = "topo-doctor"
+# From the worst on, as the doctor's view has them, whose import takes longer than a help.
+_SEVERITIES = ("error", "warning", "note")
+# What ends with exit code 1 if --fail-on is not given.
+_FAIL_ON = "error"
+# The files whose names say that they are for node_exporter.
+_METRICS_SUFFIX = ".prom"
 
 
-def _write(topology: Topology, columns: int | None) -> str:
-    from ...topo.extras.doctor import examine, report
+def _write(reviewed: Reviewed) -> str:
+    arguments, columns = reviewed.arguments, reviewed.columns
+    hosts = _list_hosts(reviewed)
+    examination = _examine(reviewed, hosts)
+    if arguments.prometheus or str(arguments.output or "").endswith(_METRICS_SUFFIX):
+        from ...topo.extras.doctor.metrics import write_prometheus
+
+        return write_prometheus(examination, hosts, arguments.fail_on or _FAIL_ON)
+    from ...topo.extras.doctor import report
     from ...topo.pictures.fit import wrap_text
 
-    lines = report(examine(topology), *([] if columns is None else [columns]))
+    width = () if columns is None else (columns,)
+    lines = report(examination, *width, says_skipped=not arguments.quiet)
     text = "\n".join(map(printable, lines)) + "\n"
     return text if columns is None else wrap_text(text, columns)
 
 
-def _list_errors(topology: Topology) -> list[str]:
+def _list_errors(reviewed: Reviewed) -> list[str]:
+    from ...topo.extras.doctor.metrics import list_failures
+
+    examination = _examine(reviewed, _list_hosts(reviewed))
+    return list_failures(examination, reviewed.arguments.fail_on or _FAIL_ON)
+
+
+def _examine(reviewed: Reviewed, hosts: Sequence[ComparedHost]) -> Examination:
+    from ...topo.errors import InputError
     from ...topo.extras.doctor import examine
+    from ...topo.extras.doctor.alike import name_hosts
+    from ...topo.loader.resolve import resolve
 
-    return [x.message for x in examine(topology).findings if x.severity == "error"]
+    name, reference = reviewed.arguments.like, None
+    if name is not None:
+        like = name_hosts([name], [resolve(name, reviewed.arguments.box)])
+        if len(like) > 1:
+            raise InputError(f"{name}: {len(like)} hosts; expected one, which all should be like")
+        (reference,) = like
+    return examine(reviewed.topology, hosts, reference)
 
 
-CHECK = Review(_write, _list_errors)
+def _list_hosts(reviewed: Reviewed) -> list[ComparedHost]:
+    """Return the hosts by the names that they were given as, else by those of the machine."""
+    from ...topo.extras.doctor.alike import name_hosts
+
+    given = reviewed.given or [reviewed.topology]
+    named = reviewed.arguments.topologies
+    return name_hosts(named if len(named) == len(given) else [x.name for x in given], given)
+
+
+CHECK = Review(
+    _write,
+    _list_errors,
+    options={
+        "fail-on": {
+            "choices": _SEVERITIES,
+            "help": "with --check: end with exit code 1 from this severity on "
+            f"(default {_FAIL_ON})",
+        },
+        "like": {
+            "metavar": "HOST",
+            "help": "with --check: compare each host with this one, named as TOPOLOGY is; what it "
+            "lacks is an error",
+        },
+    },
+    forms={"prometheus": "with --check: write Prometheus' text, for node_exporter to collect"},
+)
+
+EXAMPLES: tuple[Example, ...] = (
+    ("topoplan doctor", "this machine: exit code 1 on errors"),
+    ("topoplan doctor pcie-2socket --fail-on error -q", "nothing of what could not be checked"),
+    (
+        "topoplan doctor operators/node*.txt",
+        "hosts that should be alike, by what was captured on each: what one of them lacks",
+    ),
+    (
+        "topoplan doctor operators/node1.txt --like operators/node2.txt",
+        "one host, held against a file of a good one",
+    ),
+    (
+        "topoplan doctor dgx-a100 -o topo.prom --force",
+        "Prometheus' text for node_exporter's text collector, which reads the file anew each time",
+    ),
+)
+ABOUT = """\
+Lists what is wrong with a machine: severity, evidence, advice. Several hosts are also compared with
+each other: fewer GPUs or NICs than the others, narrower links, other versions. It is topo-probe
+--check, and takes that command's other options too.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run topo-probe --check on the arguments, and return its exit code."""
+    from ..probe import main as probe
+
+    given = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help", "--version"} & {*given}:
+        build_parser().parse_args(given)
+    called = shown_name(PROG)
+    call_as(called)  # so that errors name the command in use
+    try:
+        return probe(["--check", *given])
+    finally:
+        call_as("" if called == PROG else called)
+
+
+def build_parser() -> Parser:
+    """Return the parser of what topoplan doctor is given most often."""
+    parser = Parser(
+        PROG, EXAMPLES, ABOUT, "[TOPOLOGY ...] [--like HOST] [--fail-on F] [--prometheus] [-o FILE]"
+    )
+    add = parser.add_argument
+    add(
+        "topologies",
+        metavar="TOPOLOGY",
+        nargs="*",
+        help="the hosts, as topo-probe takes them: local (the default), files, folders or archives "
+        "with a copy of /sys and /proc, presets",
+    )
+    for name, given in CHECK.options.items():
+        add(f"--{name}", **{**given, "help": given["help"].removeprefix("with --check: ")})
+    form = parser.add_mutually_exclusive_group()
+    for name, line in CHECK.forms.items():
+        form.add_argument(
+            f"--{name}", action="store_true", help=line.removeprefix("with --check: ")
+        )
+    form.add_argument("--json", action="store_true", help="the machine, with its findings")
+    add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all; .prom says what")
+    add_force(parser)
+    add("--sysfs-root", metavar="DIR", help="read /sys and /proc below DIR")
+    for name, about in list_boxes().items():
+        add(f"--{name}", metavar=name.upper(), help=about or argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

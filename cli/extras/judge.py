@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...synth.ir.collective import COLLECTIVES, spell_collective
@@ -31,10 +32,12 @@ from ..shared.outputs import (
     write_output,
 )
 from ..shared.progress import ProgressReporter, Say
+from ..shared.selections import add_selections, select
 
 if TYPE_CHECKING:
     from ...synth.extras.judge.machine import Machines
     from ...synth.extras.judge.verdict import FileVerdict
+    from ...topo.graph import Topology
 
 PROG = "topo-judge"
 _FAILED, _USAGE = 1, 2  # exit codes of topo/errors.py
@@ -59,6 +62,15 @@ EXAMPLES: tuple[Example, ...] = (
     (
         "topo-judge --topology dgx-a100 all_reduce_perf.txt --at-least 0.7",
         "a gate for CI: one line of JSON, exit code 1 where a share is below",
+    ),
+    (
+        "topo-judge --topology dgx-a100:2 --box all_reduce_perf.txt",
+        "a table of one host of a cluster, whose file describes all",
+    ),
+    (
+        "topo-judge --topology dgx-a100 --thresholds -o floors.sh --force",
+        "floors by collective and size for the checks of NHC and nccl-tests, with what each rests "
+        "on; floors.json for programs",
     ),
     (
         "topo-judge --topology dgx-a100 nccl.log -o topo.prom --force",
@@ -88,13 +100,13 @@ def build_parser() -> Parser:
         PROG,
         EXAMPLES,
         ABOUT,
-        "[--topology T] FILE... [--collective C] [--at-least F] [-o FILE] ...",
+        "[--topology T] FILE...|--thresholds [--collective C] [--at-least F] [-o FILE] ...",
     )
     add = parser.add_argument
     add(
         "files",
         metavar="FILE",
-        nargs="+",
+        nargs="*",
         help="a log, graph dump, table or JSON, - for standard input; a topology among them "
         "counts as T",
     )
@@ -111,6 +123,7 @@ def build_parser() -> Parser:
         metavar="C",
         help="judge this collective only; a table of others is refused",
     )
+    _add_parts_and_floors(parser)
     gate = parser.add_mutually_exclusive_group()
     gate.add_argument(
         "--least",
@@ -148,11 +161,93 @@ def build_parser() -> Parser:
     return parser
 
 
+def _add_parts_and_floors(parser: Parser) -> None:
+    """Add the options that take a part of the machine, and those for its floors."""
+    add = parser.add_argument
+    add(
+        "--box",
+        action="store_true",
+        help="what is judged ran on one host of T, not on all: take its GPUs alone",
+    )
+    add_selections(parser)
+    add(
+        "--thresholds",
+        action="store_true",
+        help="judge nothing, and write the least that T reaches if it is healthy, by collective "
+        "and size, as functions of a shell (--json or .json: as JSON): a share of the bound, or of "
+        "what stock reaches on paper where that is less; --at-least F: F of the bound",
+    )
+    add(
+        "--sizes",
+        type=_list_sizes,
+        metavar="LIST",
+        help="the sizes of --thresholds: 64M,1G (default: 16M,256M,1G,8G)",
+    )
+
+
 def _share(text: str) -> float:
     return read_number(text, 1, "a share; expected a number above 0 and up to 1, such as 0.8")
 
 
+def _list_sizes(text: str) -> list[int]:
+    from ...synth.sizes import parse_size
+
+    return [parse_size(part.strip()) for part in text.split(",")]
+
+
+def _narrow(topology: Topology, arguments: argparse.Namespace) -> Topology:
+    """Return the part of a machine that what is judged ran on."""
+    from ...synth.extras.judge.machine import select_box
+
+    part = select(topology, arguments)
+    return select_box(part) if arguments.box else part
+
+
+def _write_thresholds(arguments: argparse.Namespace) -> int:
+    from ...synth.extras.judge.machine import Machines
+    from ...topo.derived.stated import parse_rates
+
+    if arguments.files or arguments.csv or arguments.prometheus:
+        raise InputError(
+            "--thresholds judges nothing; leave FILE, --csv and --prometheus out, and name the "
+            "machine by --topology"
+        )
+    form = choose_format(
+        arguments, {".json": "json", ".sh": "sh"}, "sh", "json" if arguments.json else None
+    )
+    check_outputs(arguments, "output")
+    progress = ProgressReporter(PROG, arguments)
+    rates = parse_rates(arguments.rate)
+    narrow = partial(_narrow, arguments=arguments)
+    machines = Machines(arguments.topology, [], "--topology", rates, narrow=narrow)
+    topology = machines.load_named()
+    from ...synth.extras.judge import floors
+
+    with progress.follow("finding bounds ...") as work:
+        found = floors.find_floors(
+            topology,
+            floors.USUAL if arguments.collective is None else [arguments.collective],
+            arguments.sizes or floors.SIZES_bytes,
+            arguments.least or arguments.at_least,
+            work.say,
+        )
+    text = (
+        json.dumps(floors.write_json(found)) + "\n" if form == "json" else floors.write_shell(found)
+    )
+    write_output(arguments, text)
+    if all(floor.busbw_GBps is None for floor in found.floors):
+        say_error(PROG, f"{topology.name}: no floor: {found.floors[0].why_not}")
+        return _USAGE
+    return 0
+
+
 def _judge(arguments: argparse.Namespace) -> int:
+    if arguments.thresholds:
+        return _write_thresholds(arguments)
+    if arguments.sizes is not None:
+        raise InputError("--sizes is for --thresholds; give that too")
+    if not arguments.files:
+        raise InputError("no FILE is given; name a graph dump, log or table, or give --thresholds")
     from ...synth.extras.judge.machine import Machines, is_topology_file
     from ...topo.derived.stated import parse_rates
 
@@ -177,7 +272,13 @@ def _judge(arguments: argparse.Namespace) -> int:
         verdicts, refused = _judge_files(
             arguments,
             files,
-            Machines(arguments.topology, given, "--topology", parse_rates(arguments.rate)),
+            Machines(
+                arguments.topology,
+                given,
+                "--topology",
+                parse_rates(arguments.rate),
+                narrow=partial(_narrow, arguments=arguments),
+            ),
             work.say,
         )
     for _, message in refused:

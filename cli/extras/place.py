@@ -9,6 +9,7 @@ from ...topo.printable import printable_lines
 from ..shared.common import Example, Parser, print_error, read_number, run_command
 from ..shared.formats import choose_format
 from ..shared.outputs import OUTPUT, add_force, check_outputs, write_output
+from ..shared.selections import add_selections, select
 
 PROG = "topo-place"
 EXAMPLES: tuple[Example, ...] = (
@@ -29,6 +30,10 @@ EXAMPLES: tuple[Example, ...] = (
     (
         "topo-place topology.conf --box dgx-h100 --format slurm -o order.hosts",
         "hosts where Slurm's file says, each a DGX H100; the order as a SLURM_HOSTFILE",
+    ),
+    (
+        "topo-place topology.conf --box dgx-h100 --nodes 'node[0,2]'",
+        'the hosts of a job alone, as --nodes "$SLURM_JOB_NODELIST" names them',
     ),
 )
 ABOUT = """\
@@ -70,6 +75,7 @@ def build_parser() -> Parser:
         "topology.conf or topology.yaml, topograph's JSON, kubectl get nodes -o json, "
         "lines of host rack spine): a preset such as dgx-h100, or a file",
     )
+    add_selections(parser)
     add(
         "--network",
         metavar="GBps",
@@ -192,7 +198,7 @@ def _place(arguments: argparse.Namespace) -> int:
     from ...topo.derived.stated import NETWORK, parse_rate, state_rates
     from ...topo.loader.resolve import resolve
 
-    machine = resolve(arguments.topology, arguments.box)
+    machine = select(resolve(arguments.topology, arguments.box), arguments)
     if arguments.network is not None:
         machine = state_rates([machine], {NETWORK: parse_rate(arguments.network)})[0]
     placement = place(

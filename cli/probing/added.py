@@ -5,14 +5,16 @@ They are in groups of extras.py at the root; its options have the names that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, VIEWS, WRITERS, Names
+from ...topo.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from ...topo.graph import Topology
 
@@ -24,15 +26,33 @@ _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 
 @dataclass(frozen=True)
-class Review:
-    """What `topo-probe --NAME` says of a topology: `write` makes a text of it, `--format` aside.
+class Reviewed:
+    """What a review is of: the `topology`, and what topo-probe was asked, its `arguments`.
 
-    `write` is given the columns of a terminal, None for a file. `list_errors` returns a line for
-    each problem that makes the exit code 1.
+    `given` has the topologies that the arguments name before they are joined, none where a source
+    or a launch finds the machine. `columns` are those of a terminal, None for a file.
     """
 
-    write: Callable[[Topology, int | None], str]
-    list_errors: Callable[[Topology], list[str]]
+    topology: Topology
+    arguments: argparse.Namespace
+    given: Sequence[Topology] = ()
+    columns: int | None = None
+
+
+@dataclass(frozen=True)
+class Review:
+    """What `topo-probe --NAME` says of a machine: `write` makes a text of it, `--format` aside.
+
+    `list_errors` returns a line for each problem that makes the exit code 1. `options` are more
+    options that are for this review alone, by name, with what `add_argument` takes; none has a
+    default. `forms` are options, by name with their help, that ask for another form of its text in
+    place of --format.
+    """
+
+    write: Callable[[Reviewed], str]
+    list_errors: Callable[[Reviewed], list[str]]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    forms: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,11 @@ class View:
 def list_reviews() -> dict[str, str | None]:
     """Return the help of each review's option, None for those of extras that are not here."""
     return _describe_all(_REVIEWS)
+
+
+def list_own_reviews() -> list[Review]:
+    """Return the reviews that are here, whose options the command has."""
+    return [_REVIEWS.find(name) for name in _REVIEWS.describe()]
 
 
 def list_boxes() -> dict[str, str | None]:
@@ -89,7 +114,16 @@ def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
 
 
 def find_reviews(arguments: argparse.Namespace) -> dict[str, Review]:
-    """Return the reviews that the arguments ask for, by the names of their options."""
+    """Return the reviews that the arguments ask for, by the names of their options.
+
+    Raise InputError for an option of one that they do not ask for.
+    """
+    for name in _REVIEWS.describe():
+        review: Review = _REVIEWS.find(name)
+        own = (*review.options, *review.forms)
+        used = [x for x in own if getattr(arguments, x.replace("-", "_"))]
+        if used and not getattr(arguments, name):
+            raise InputError(f"--{used[0]} is for --{name}; give that too")
     return {name: _REVIEWS.find(name) for name in _REVIEWS.list_all() if getattr(arguments, name)}
 
 

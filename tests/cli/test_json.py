@@ -26,6 +26,8 @@ _LINES = {
     "synth allreduce ring:4 --json --bound-only": "topoplan-synth",
     "judge --topology dgx-a100 all_reduce_perf.txt --json": "topoplan-judge",
     "judge --topology dgx-a100 all_reduce_perf.txt --at-least 0.1": "topoplan-judge-gate",
+    "judge --topology dgx-a100 --thresholds --json": "topoplan-judge-thresholds",
+    "doctor dgx1 --json": "topoplan-topology",
     "place dgx1 --json": "topoplan-place",
     "place dgx1 --format json": "topoplan-place",
     "extras --json": "topoplan-extras",

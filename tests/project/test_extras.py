@@ -63,6 +63,7 @@ from topoplan.extras import (
     RUNS,
     SCHEMAS,
     SECTIONS,
+    SELECTIONS,
     SOURCES,
     STRATEGIES,
     SUBCOMMANDS,
@@ -161,7 +162,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
     for group in (
         *(JOBS, MODES, OPTIONS, PLANNERS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
-        *(CORRECTIONS, ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, TABLES),
+        *(CORRECTIONS, ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, SELECTIONS, TABLES),
     ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())
 

@@ -106,7 +106,7 @@ class Machines:
     A file's machine is the one `named` by the user, else the first of the topology files `given`
     among the files, else the topology next to the file, else the one in the file itself, else the
     local machine. `how_named` is the `source` of a named one. `rates` replace assumed ones, as in
-    `state_rates`.
+    `state_rates`. `narrow` returns the part of a machine that files are from.
     """
 
     def __init__(
@@ -115,8 +115,11 @@ class Machines:
         given: list[str],
         how_named: str = "as named",
         rates: Mapping[str, Fraction] | None = None,
+        *,
+        narrow: Callable[[Topology], Topology] = lambda topology: topology,
     ) -> None:
         self.named, self.given, self.how_named, self.rates = named, given, how_named, rates or {}
+        self.narrow = narrow
         self._cache: dict[str, JudgedMachine] = {}
 
     def find(self, contents: FileContents) -> JudgedMachine:
@@ -156,8 +159,57 @@ class Machines:
             self._cache[argument] = JudgedMachine(self._plan_for(load(argument)), source, argument)
         return self._cache[argument]
 
+    def load_named(self) -> Topology:
+        """Return the machine that the user named, or else the local one, as files are judged on it.
+
+        Raise InputError if it has fewer than two GPUs, among which nothing is sent.
+        """
+        topology = self._load(self.named or LOCAL, self.how_named).topology
+        if topology is None or len(topology.ranks) < 2:
+            raise InputError(
+                f"{self.named or LOCAL}: fewer than two GPUs, so nothing is sent; name another "
+                "machine",
+                parameter="topology",
+            )
+        return topology
+
     def _plan_for(self, topology: Topology) -> Topology:
-        return load_for_planning(state_rates([topology], self.rates)[0])[0]
+        part = self.narrow(topology)
+        return load_for_planning(state_rates([part], self.rates)[0])[0]
+
+
+def select_box(topology: Topology) -> Topology:
+    """Return the first host of a machine alone, with the NVSwitches that its GPUs are linked to.
+
+    Raise InputError if the hosts have different numbers of GPUs, so that no one stands for all.
+    """
+    blocks = group_by_host([topology.by_id[ident] for ident in topology.ranks])
+    if len(blocks) < 2:
+        return topology
+    counts = sorted({len(block) for block in blocks})
+    if len(counts) > 1:
+        raise InputError(
+            f"{topology.name}: its hosts have {' or '.join(map(str, counts))} GPUs, so no one "
+            "stands for all; name the topology of the one that ran it",
+            parameter="topology",
+        )
+    own = {_name_host(topology.by_id[topology.ranks[i]]) for i in blocks[0]}
+    kept = [d for d in topology.devices if _name_host(d) in own or d.family == "nvswitch"]
+    ids = {d.id for d in kept}
+    links = [x for x in topology.links if {x.src, x.dst} <= ids]
+    linked = {end for x in links for end in (x.src, x.dst) if x.dst in topology.ranks} | own
+    return replace(
+        topology,
+        name=f"{topology.name}, one of {len(blocks)} hosts",
+        devices=tuple(d for d in kept if _name_host(d) in own or d.id in linked),
+        links=tuple(links),
+    )
+
+
+def _name_host(device: Device) -> object:
+    """Return what tells a device's host, as `group_by_host` has it; None if nothing does."""
+    prefix = device.id.partition("/")[0] if "/" in device.id else None
+    return device.extra.get("host", device.extra.get("box", prefix))
 
 
 def _is_open(link: Link) -> bool:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ....topo.metrics import write_metrics
 from ....topo.output_head import output_head
 from ...bounds.assumptions import join_assumptions
 from ...describe import CUT_SHORT, help_text
@@ -28,7 +29,7 @@ _RACED = ("plan", "stock")
 # Share of a variant's rate below which another variant of the size gets a separate row.
 _SLOWER = 0.97
 # The metrics for Prometheus, and their help.
-_METRICS = {
+METRICS = {
     "topo_judge_algbw_gbps": "Measured algorithm bandwidth in GB/s (1e9 bytes a second).",
     "topo_judge_busbw_gbps": "Measured bus bandwidth in GB/s, as nccl-tests define it.",
     "topo_judge_bound_gbps": "Certified upper bound on the algorithm bandwidth in GB/s.",
@@ -414,20 +415,9 @@ def write_prometheus(verdicts: Sequence[FileVerdict], least: float | None) -> st
     if least is not None:
         passed = min(_list_shares(verdicts), default=0.0) >= least
         samples.append(("passed", {"least": f"{least:g}"}, float(passed)))
-    series: dict[str, dict[str, float]] = {name: {} for name in _METRICS}
-    for name, labels, value in samples:
-        escaped = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
-        series[f"topo_judge_{name}"].setdefault(escaped, value)
-    lines: list[str] = []
-    for name, values in series.items():
-        if values:
-            lines += [f"# HELP {name} {_METRICS[name]}", f"# TYPE {name} gauge"]
-            lines += [f"{name}{{{labels}}} {value:.9g}" for labels, value in values.items()]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _escape(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return write_metrics(
+        ((f"topo_judge_{name}", labels, value) for name, labels, value in samples), METRICS
+    )
 
 
 def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -5,6 +5,7 @@ states its rule in its docstring, and only judges what a file or fact states. `e
 the checks that could not be made.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +19,24 @@ from ...facts.keys import qualify
 from ...graph import Topology
 from ...grouping import group_by_key
 from . import driver, fabric, links, nic_distance, nics, p2p, pcie, rates, stock
+from .alike import ComparedHost, compare_hosts
 from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 
-__all__ = ["Examination", "Finding", "examine", "list_checks", "list_findings", "report"]
+__all__ = [
+    "ComparedHost",
+    "Examination",
+    "Finding",
+    "examine",
+    "list_checks",
+    "list_findings",
+    "report",
+]
 
 _MAX_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
 # Columns of a report if the caller does not give the terminal's width.
 _WIDTH = 120
+# How the id of a device in a machine of several hosts begins.
+_DEVICE_OF_HOST = re.compile(r"\b(host[0-9]+)/")
 # Maximum number of hosts in a message.
 _MAX_HOSTS = 4
 
@@ -84,33 +96,46 @@ def list_findings(topology: Topology) -> tuple[Finding, ...]:
     return examine(topology).findings
 
 
-def examine(topology: Topology) -> Examination:
+def examine(
+    topology: Topology,
+    hosts: Sequence[ComparedHost] = (),
+    reference: ComparedHost | None = None,
+) -> Examination:
     """Make all checks that the data allows, and return their findings.
 
-    Each host is examined by itself, with its own facts, and several hosts also as one machine.
-    Unreadable facts are a finding, too.
+    Each host is examined by itself, with its own facts, and several hosts also as one machine, and
+    compared with each other, or with the `reference`. `hosts` are those of the machine if the
+    caller has names for them, and also such as have no GPU. Unreadable facts are a finding, too.
     """
     parts = split_hosts(topology)
+    if not hosts and (len(parts) > 1 or reference is not None):
+        hosts = [ComparedHost(host or topology.name, part, host) for host, part in parts.items()]
+    compared = compare_hosts(hosts, reference)
+    alike = ("alike-hosts",) if len(hosts) > 1 or reference is not None else ()
     if len(parts) == 1:
-        return _examine_host(topology)
-    hosts = {host: _examine_host(part) for host, part in parts.items()}
+        alone = _examine_host(topology)
+        findings = _sort([*alone.findings, *compared])
+        return replace(alone, findings=findings, checked=(*alone.checked, *alike))
+    labels = {host.ident: host.label for host in hosts}
+    of_hosts = {host: _examine_host(part) for host, part in parts.items()}
     # the machine as a whole has no facts: checks that need them were made on each host
     whole = _examine_host(
         replace(
             topology, extra={k: v for k, v in topology.extra.items() if k not in ("facts", "notes")}
         )
     )
-    findings = [
-        *_merge_findings(hosts),
+    found = [
+        *_merge_findings(of_hosts, labels),
         *_check_fabrics(parts),
         *_check_copies(parts),
+        *compared,
     ]
-    findings += _list_new_findings(whole.findings, findings)
-    checked = dict.fromkeys(name for e in (*hosts.values(), whole) for name in e.checked)
+    found += [_name_hosts(x, labels) for x in _list_new_findings(whole.findings, found)]
+    checked = dict.fromkeys(name for e in (*of_hosts.values(), whole) for name in e.checked)
     skipped = {
-        name: lack for e in hosts.values() for name, lack in e.skipped if name not in checked
+        name: lack for e in of_hosts.values() for name, lack in e.skipped if name not in checked
     }
-    return Examination(_sort(findings), tuple(checked), tuple(skipped.items()))
+    return Examination(_sort(found), (*checked, *alike), tuple(skipped.items()))
 
 
 def _examine_host(topology: Topology) -> Examination:
@@ -141,10 +166,13 @@ def _examine_host(topology: Topology) -> Examination:
     )
 
 
-def _merge_findings(examinations: Mapping[str, Examination]) -> Iterator[Finding]:
+def _merge_findings(
+    examinations: Mapping[str, Examination], labels: Mapping[str, str]
+) -> Iterator[Finding]:
     """Yield the findings of all hosts, with equal findings of several hosts merged into one.
 
-    Device ids are those of the whole machine, and messages and evidence begin with the hosts.
+    Device ids are those of the whole machine, and messages and evidence begin with the hosts, by
+    their `labels`.
     """
     hosts_with: dict[tuple[object, ...], dict[str, Finding]] = defaultdict(dict)
     for host, examination in examinations.items():
@@ -152,19 +180,33 @@ def _merge_findings(examinations: Mapping[str, Examination]) -> Iterator[Finding
             hosts_with[f.severity, f.what, f.message, f.about][host] = f
     for of_hosts in hosts_with.values():
         hosts, first = list(of_hosts), next(iter(of_hosts.values()))
+        names = [labels[host] for host in hosts]
         named = (
-            join_names(hosts)
-            if len(hosts) <= _MAX_HOSTS
-            else f"{len(hosts)} hosts ({hosts[0]}, {hosts[1]}, ...)"
+            join_names(names)
+            if len(names) <= _MAX_HOSTS
+            else f"{len(names)} hosts ({names[0]}, {names[1]}, ...)"
         )
         yield replace(
             first,
             about=tuple(qualify(host, ident) for host in hosts for ident in first.about),
             message=f"{named}: {first.message}",
             evidence=tuple(
-                f"{host}: {line}" for host, f in of_hosts.items() for line in f.evidence
+                f"{labels[host]}: {line}" for host, f in of_hosts.items() for line in f.evidence
             ),
         )
+
+
+def _name_hosts(finding: Finding, labels: Mapping[str, str]) -> Finding:
+    """Return a finding about the whole machine with devices by their hosts' labels in its text."""
+
+    def rename(text: str) -> str:
+        return _DEVICE_OF_HOST.sub(lambda match: f"{labels.get(match[1], match[1])}/", text)
+
+    return replace(
+        finding,
+        message=rename(finding.message),
+        evidence=tuple(map(rename, finding.evidence)),
+    )
 
 
 def _list_new_findings(
@@ -241,16 +283,18 @@ def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def report(examination: Examination, width: int = _WIDTH) -> list[str]:
+def report(
+    examination: Examination, width: int = _WIDTH, *, says_skipped: bool = True
+) -> list[str]:
     """Return an examination as lines of text for a terminal of `width` columns.
 
     Each finding has its evidence and advice; then come a summary, and the checks skipped, with the
-    reasons.
+    reasons, unless `says_skipped` is false.
     """
     lines = [line for finding in examination.findings for line in _format_finding(finding)]
     lines.append(examination.summary)
     skipped = group_by_key((lack, name) for name, lack in examination.skipped)
-    if skipped:
+    if skipped and says_skipped:
         listed = "; ".join(f"{', '.join(checks)} ({lack})" for lack, checks in skipped.items())
         lines += wrap(f"not checked: {listed}", width, subsequent_indent="    ")
     return lines

@@ -267,8 +267,11 @@ def check_board_sizes(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs that are fewer than their board has, as a note: others may be lost.
 
     Boards with NVSwitches, and those whose GPUs xGMI joins all, have 4, 8 or 16 GPUs. If the job or
-    CUDA_VISIBLE_DEVICES hides GPUs, or the driver has lost some, other checks say so.
+    CUDA_VISIBLE_DEVICES hides GPUs, or the driver has lost some, other checks say so. Several hosts
+    are asked one by one: their boards together are no board.
     """
+    if len({split_host(gpu.id)[0] for gpu in view.gpus}) > 1:
+        return
     if view.list_notes("gpu-hidden", "gpu-lost", "gpu-not-listed"):
         return
     boards = {gpu.id: view.find_board(gpu.id) for gpu in view.gpus}

@@ -1,0 +1,29 @@
+"""Prometheus' text of metrics, as node_exporter's text collector reads it from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+# A sample: the metric's name, its labels, and its value.
+Sample = tuple[str, Mapping[str, str], float]
+
+
+def write_metrics(samples: Iterable[Sample], about: Mapping[str, str]) -> str:
+    """Return gauges with their HELP, `about` by name, and TYPE, in the order of `about`.
+
+    No series is written twice: the first of equal names and labels counts.
+    """
+    series: dict[str, dict[str, float]] = {name: {} for name in about}
+    for name, labels, value in samples:
+        escaped = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
+        series[name].setdefault(escaped, value)
+    lines: list[str] = []
+    for name, values in series.items():
+        if values:
+            lines += [f"# HELP {name} {about[name]}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{{{labels}}} {value:.9g}" for labels, value in values.items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
