@@ -56,7 +56,10 @@ class Layer(ABC):
         self.transport.faults.break_off(error)
 
     def close(self, seconds: float | None = None) -> None:  # noqa: B027 (most keep nothing)
-        """End the layer, once other ranks need this one no more, or after so many seconds."""
+        """End the layer once other ranks no longer need this one.
+
+        `seconds` limits the wait (None: no limit).
+        """
 
 
 class LayerKind(Protocol):
@@ -71,7 +74,7 @@ class LayerKind(Protocol):
     """Why all calls of a group of the backend cannot go through one, None if they can."""
 
     def why_not(self, links: Links | type[Links]) -> str | None:
-        """Return why calls over links, or a kind of them, cannot go through one; or None."""
+        """Return why calls over links, or a class of links, cannot have the layer; else None."""
 
     def why_not_plan(self, plan: Plan) -> str | None:
         """Return why calls of a plan cannot go through one, None if they can."""

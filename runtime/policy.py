@@ -149,7 +149,7 @@ class Policy:
 
     @property
     def scratch_bytes(self) -> int | None:
-        """The scratch memory that the process may hold between calls; None for the default."""
+        """The bytes of scratch memory the process may hold between calls; None for the default."""
         return parse_scratch(self.scratch)
 
     @property

@@ -187,7 +187,7 @@ class Encoder(Protocol):
         """Return the number of values that are encoded before a piece of a message."""
 
     def take_room(self, message: Message) -> Span:
-        """Reserve room in the wire buffer as the message's `slot`, and return the bytes it uses."""
+        """Reserve bytes of the wire buffer as the message's `slot`; return those that it uses."""
 
     def span_of(self, message: Message) -> Span:
         """Return the bytes of the wire buffer that a message uses in its slot."""
