@@ -86,7 +86,7 @@ in one direction.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run the command with `argv` (default: sys.argv) and return its exit code.
 
     The code is 0 if done, 1 if it failed or errors were found, 2 for wrong usage, 130 if
     interrupted.
@@ -266,7 +266,10 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 
 def name_topology(arguments: argparse.Namespace) -> Topology:
-    """Return the named topology, or that of this host or the ranks' hosts, with given rates."""
+    """Return the topology of the parsed arguments: a named one, this host's, or joined hosts'.
+
+    Rates given by options are set in it. Raise InputError if they or the names are wrong.
+    """
     topologies = _list_topologies(arguments)
     given = (arguments.network, arguments.gpu, arguments.rate or None)
     if len(topologies) == 1 and given == (None, None, None):

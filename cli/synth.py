@@ -1,7 +1,8 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each mode is in a module of cli/synthesis: plan, bound, front, schedule_files. Extras add
-modes, such as joint plans, and formats.
+A bound is the bandwidth that no schedule can exceed. Each mode is in a module of cli/synthesis:
+plan, bound, front, schedule_files. Extras, optional parts, add modes, such as joint plans, and
+formats.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from .synthesis.options import PROG, build_parser, check_options, find_job, find
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run the command with `argv` (default: sys.argv) and return its exit code.
 
     The code is 0 if done, 130 if interrupted, else that of the error (see topo/errors.py).
     """

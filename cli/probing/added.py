@@ -1,6 +1,7 @@
 """What extras add to topo-probe: sources and files of a topology, and reviews of it.
 
-They are in groups of extras.py at the root; its options have the names that they have there.
+An extra is an optional part of topoplan; the groups by which they add these are in extras.py at the
+root. Options of topo-probe have the names that they have there.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 @dataclass(frozen=True)
 class Review:
-    """What `topo-probe --NAME` says of a topology: `write` makes a text of it, `--format` aside.
+    """What `topo-probe --NAME` prints about a topology in place of its table.
 
-    `write` is given the columns of a terminal, None for a file. `list_errors` returns a line for
-    each problem that makes the exit code 1.
+    `write(topology, columns)` returns the text for a terminal of so many columns, None for a file.
+    `list_errors` returns a line for each problem that makes the exit code 1.
     """
 
     write: Callable[[Topology, int | None], str]
@@ -37,10 +38,10 @@ class Review:
 
 @dataclass(frozen=True)
 class View:
-    """What `topo-probe --format NAME` writes, which files whose names end in `suffix` imply.
+    """What `topo-probe --format NAME` writes: `write` makes the file of a topology.
 
-    A view without a suffix returns SVG, and -o says by its suffix whether to write it as PNG or
-    PDF.
+    `suffix` is that of file names which imply this format. A view without one returns SVG, and the
+    suffix of -o says whether it is converted to PNG or PDF.
     """
 
     write: Callable[[Topology], str | bytes]
@@ -48,33 +49,42 @@ class View:
 
 
 def list_reviews() -> dict[str, str | None]:
-    """Return the help of each review's option, None for those of extras that are not here."""
+    """Return the help text of each review's option, by name; None for extras not installed."""
     return _describe_all(_REVIEWS)
 
 
 def list_boxes() -> dict[str, str | None]:
-    """Return the help of each option that files of places need, None likewise."""
+    """Return the help text of each option that files of rack positions need, by name.
+
+    It is None for those of extras that are not installed.
+    """
     return _describe_all(Names(BOXES))
 
 
 def list_suffixes() -> dict[str, str]:
-    """Return the suffixes of -o that imply views, and the views' names."""
+    """Return the names of views, by the suffix of -o that implies each."""
     views = {name: PROBE_VIEWS.find(name) for name in PROBE_VIEWS.describe()}
     return {view.suffix: name for name, view in views.items() if view.suffix}
 
 
 def list_corrections() -> dict[str, str | None]:
-    """Return the help of each option with a file that corrects a topology, None likewise."""
+    """Return the help text of each option that takes a file to correct a topology, by name.
+
+    It is None for those of extras that are not installed.
+    """
     return _describe_all(_CORRECTIONS)
 
 
 def list_formats() -> list[str]:
-    """Return what formats of extras are called in the help, each once."""
+    """Return the names for users of the file formats that extras read, each once."""
     return list(dict.fromkeys(Names(FORMATS).describe().values()))
 
 
 def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
-    """Return a topology, corrected by the files that the arguments name."""
+    """Return a topology, corrected by the files that the parsed arguments name.
+
+    Raise InputError if a file does not fit it.
+    """
     for name in _CORRECTIONS.list_all():
         if (file := getattr(arguments, name)) is not None:
             topology = _CORRECTIONS.find(name)(topology, file)
@@ -82,7 +92,7 @@ def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
 
 
 def find_reviews(arguments: argparse.Namespace) -> dict[str, Review]:
-    """Return the reviews that the arguments ask for, by the names of their options."""
+    """Return the reviews that the parsed arguments ask for, by the names of their options."""
     return {name: _REVIEWS.find(name) for name in _REVIEWS.list_all() if getattr(arguments, name)}
 
 
