@@ -1,4 +1,9 @@
-"""A view of a topology and its facts, shared by the doctor and GPUDirect."""
+"""A view of a topology and its facts, shared by the doctor and GPUDirect.
+
+The doctor looks for faults of a machine; GPUDirect is how GPUs and NICs reach each other's memory.
+A fact is a value about a subject such as `gpu/0`, or the reason why it is missing; a board is a GPU
+model.
+"""
 
 from __future__ import annotations
 
@@ -119,18 +124,18 @@ class MachineView:
 
     @cached_property
     def nvlinks_dead(self) -> tuple[str, ...]:
-        """The ids of GPUs on boards with NVLink (SXM modules and the like) without an active one.
+        """The ids of GPUs on boards with NVLink (SXM modules ...) that have no active one.
 
         GPUs in MIG mode, virtual GPUs and those under confidential computing have none by design
-        and are not listed, nor those whose NVLinks the driver does not tell.
+        and are not listed, nor those whose NVLinks the driver does not report.
         """
         return tuple(gpu for gpu, state in self._nvlink_states.items() if state == "inactive")
 
     @cached_property
     def without_nvlink(self) -> tuple[str, ...]:
-        """The GPUs of `nvlinks_dead` if no GPU on such a board has an active NVLink, else none.
+        """The GPUs of `nvlinks_dead`, if there are several and no such board has an active NVLink.
 
-        The result is empty if there is only one GPU to list: it may be alone on purpose.
+        Otherwise empty; so for a single GPU, which may be alone on purpose.
         """
         boards = {
             gpu.id: board
@@ -145,11 +150,11 @@ class MachineView:
 
     @cached_property
     def nvlinks_unknown(self) -> tuple[str, ...]:
-        """The ids of GPUs that may have NVLinks of which the driver does not tell.
+        """The ids of GPUs that may have NVLinks which the driver does not report.
 
-        Its library does not answer, or it fails for the states of their links and none is known
-        to be active, or it supports no such question for a board that has NVLink. GPUs of
-        generations without NVLink, of other makers, and in MIG mode are not listed.
+        Its library does not answer, or it fails for the states of their links and none is known to
+        be active, or it supports no such question for a board that has NVLink. GPUs of generations
+        without NVLink, of other makers, and in MIG mode are not listed.
         """
         return tuple(gpu for gpu, state in self._nvlink_states.items() if state == "unknown")
 
@@ -213,11 +218,17 @@ class MachineView:
         return self.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on"
 
     def is_virtual_gpu(self, gpu: str) -> bool:
-        """Return whether a GPU is a virtual one (vGPU), by its name: GRID A100-40C."""
+        """Return whether a GPU is a virtual one (vGPU), by its name, such as GRID A100-40C.
+
+        `gpu` is a device id.
+        """
         return _VIRTUAL_GPU.search(self._find_gpu_name(gpu)) is not None
 
     def find_named_board(self, gpu: str) -> Board | None:
-        """Return the board that a GPU's name tells, None if it tells none."""
+        """Return the model of a GPU from its name, None if the name is of no known one.
+
+        `gpu` is a device id.
+        """
         return find_board(self._find_gpu_name(gpu))
 
     def _find_gpu_name(self, gpu: str) -> str:
@@ -226,9 +237,9 @@ class MachineView:
         return str(name or self.facts.get_text(gpu_subject(index), keys.GPU_NAME) or "")
 
     def describe_pending_fabric(self, gpu: str) -> str | None:
-        """Return why the GPU with device id `gpu` is not in its fabric; None if nothing says so.
+        """Return why a GPU has not joined its NVLink fabric; None if no fact says that it has not.
 
-        Its registration has not been completed, or has been with an error.
+        `gpu` is a device id. Its registration is not complete, or ended with an error.
         """
         subject = gpu_subject(self.index_of.get(gpu))
         state = self.facts.get_text(subject, keys.GPU_FABRIC_STATE)
@@ -284,13 +295,13 @@ class MachineView:
 
     @cached_property
     def faster_by_pair(self) -> Mapping[frozenset[str], str]:
-        """Which of two measured ways between two GPUs is faster (measured/ways.py), by ids."""
+        """Which measured way between two GPUs is faster, P2P or host memory, by their two ids."""
         return find_faster(self.topology)
 
     def find_board(self, gpu: str) -> Board | None:
-        """Return the board of the GPU with device id `gpu`, None if nothing tells it.
+        """Return the model of the GPU with device id `gpu`, None if it is unknown.
 
-        Its name decides, else its PCI device id, else a compute capability that one board has.
+        Its name decides, else its PCI device id, else a compute capability that one model has.
         """
         if gpu not in self._boards:
             self._boards[gpu] = self._look_up_board(gpu)
@@ -311,10 +322,10 @@ class MachineView:
         )
 
     def find_board_without_p2p(self, a: str, b: str) -> Board | None:
-        """Return the board of one of two GPUs that has no P2P over PCIe by its maker's driver.
+        """Return the model of one of two GPUs whose driver offers no P2P over PCIe, else None.
 
-        It is None if P2P between them was measured to be the faster way, as with a changed driver,
-        or if NVML was asked: its answer counts. Boards that a text only mentions count, too.
+        None, too, if P2P between them was measured to be the faster way, as with a changed driver,
+        or if NVML was asked: its answer counts. `a` and `b` are device ids.
         """
         i, j = self.find_gpu_index(a), self.find_gpu_index(b)
         subjects = (p2p_subject(i, j), p2p_subject(j, i))
