@@ -1,4 +1,8 @@
-"""The bounds of demands, proved by the prices that a packing of their trees ends with."""
+"""The bounds of demands, proved by the prices that a packing of their trees ends with.
+
+Demands say which ranks hold and need which pieces of data; a packing divides each piece among trees
+of links, and prices are the duals of its linear program.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def find_multipath_bound(
     effort: Effort,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """Return the bound for any use of the links.
+    """Return the bound of demands for any use of the links.
 
     If switches copy what several ranks need, it is that of the machine in which each is one with
     its nearest GPU. With many GPUs it is that of a cut.
