@@ -169,8 +169,9 @@ class Choices:
         return choice
 
     def decide(self, size_bytes: int, outcome: Outcome[Candidate]) -> Choice:
-        """Return the choice that follows from a race's `outcome`, without storing it; rank 0 caches
-        it.
+        """Return the choice that follows from a race's `outcome`, without storing it.
+
+        Rank 0 caches the outcome for later starts.
         """
         if self._transport.rank == 0:
             contest = self._describe_contest(size_bytes, with_stock=None in outcome.times_s)

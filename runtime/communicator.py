@@ -1,4 +1,9 @@
-"""The class that users create: `Communicator(plan).allreduce(tensor)`."""
+"""The class that users create: `Communicator(plan).allreduce(tensor)`.
+
+A plan holds schedules of one collective: which rank sends what to whom, and when. The stock
+collective is the backend's own (gloo's, NCCL's, MPI's). Collective methods must be called by all
+ranks.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -235,24 +240,27 @@ class Communicator:
         return self._run("allreduce", tensor, None, op, residual)
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Reduce the tensors of all ranks, in place at the plan's root.
+        """Reduce the tensors of all ranks, in place at the plan's root; return the tensor.
 
         Other ranks' tensors then hold partial results.
         """
         return self._run("reduce", tensor, None, op)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy the tensor of the plan's root to every rank, in place."""
+        """Copy the tensor of the plan's root to every rank, in place; return it."""
         return self._run("broadcast", tensor)
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Concatenate the tensors of all ranks in `output` (ranks times as long)."""
+        """Concatenate the tensors of all ranks in `output` and return it.
+
+        It is ranks times as long as `tensor`.
+        """
         return self._run("allgather", output, tensor)
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Concatenate the tensors of all ranks in `output` at the plan's root.
+        """Concatenate the tensors of all ranks in `output` at the plan's root; return `output`.
 
-        On other ranks `output` is None.
+        On other ranks `output` is None; raise InputError if only one of these holds.
         """
         self._check_call("gather", tensor if output is None else output, tensor)
         if self._is_root != (output is not None):
@@ -263,16 +271,16 @@ class Communicator:
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM
     ) -> torch.Tensor:
-        """Reduce the tensors of all ranks and write this rank's part to `output`.
+        """Reduce the tensors of all ranks, write this rank's part to `output` and return it.
 
         Each tensor is as long as `output` times the number of ranks.
         """
         return self._run("reduce-scatter", output, tensor, op)
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
-        """Write this rank's part of the root's tensor to `output`.
+        """Write this rank's part of the root's tensor to `output`, and return it.
 
-        On ranks other than the root, `tensor` is None.
+        On ranks other than the root, `tensor` is None; raise InputError if only one of these holds.
         """
         self._check_call("scatter", output, output if tensor is None else tensor)
         if self._is_root != (tensor is not None):
@@ -280,24 +288,28 @@ class Communicator:
         return self._run("scatter", output, output.new_empty(0) if tensor is None else tensor)
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Send part j of `tensor` to rank j, and write rank j's message to part j of `output`."""
+        """Send part j of `tensor` to rank j, and write rank j's part to part j of `output`.
+
+        Return `output`. All parts are equally long.
+        """
         return self._run("alltoall", output, tensor)
 
     def choice(self, size_bytes: int) -> Choice | None:
-        """Return the choice for a size in bytes on the wire.
+        """Return what calls of a size use: a candidate (schedule) or stock, with its race's times.
 
-        None before the first call of that size, rounded to a power of two.
+        `size_bytes` is the size on the wire, rounded down to a power of two. None before its first
+        call.
         """
         return self.dispatcher.choices.find(size_bytes)
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher that carries out calls: another one after a fault."""
+        """The object that carries out calls; another one after a fault."""
         return self.path.base
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules so far, races included."""
+        """The bytes that this rank has sent by schedules so far, those of races included."""
         if self.rank not in self.plan.collective.members:
             return self._role.sent_bytes
         return self.path.sent_bytes

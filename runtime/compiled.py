@@ -88,9 +88,7 @@ class Buffers:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(self.source[fill.lo : fill.hi])
 
     def drain(self, work: torch.Tensor, drains: Sequence[Move]) -> None:
-        """Copy the result from a program's work buffer to the output, by the element ranges in
-        `drains`.
-        """
+        """Copy the result from a program's work buffer to the output, by the ranges in `drains`."""
         for drain in drains:
             part = work[drain.lo : drain.hi]
             self.target[drain.to : drain.to + len(part)].copy_(part)

@@ -80,8 +80,7 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
 
 
 class DdpHook:
-    """A DDP communication hook that runs one allreduce plan; pass it to register_comm_hook(None,
-    hook).
+    """A DDP communication hook that runs one allreduce plan: `register_comm_hook(None, hook)`.
 
     Frameworks that take DDP's hooks take it, too. It can be pickled, and so can a model that has
     it: a copy has the plan and the options, no error feedback, and meets the ranks of the default

@@ -70,8 +70,7 @@ class CallPath(Protocol):
         """
 
     def bind(self, buffers: Buffers) -> Play | None:
-        """Return a function that repeats `run` on buffers quickly, or None if there is no such
-        function.
+        """Return a function that repeats `run` on buffers quickly; None if there is none.
 
         It takes the number of the call (None: the next one).
         """
@@ -228,8 +227,7 @@ class Dispatcher:
         return buffers.numel == 0 or self._find_choice(buffers) is not None
 
     def can_start_stock(self, buffers: Buffers) -> bool:
-        """Return whether `run` would use the stock collective, so that `start` may be called
-        instead.
+        """Return whether `run` would use the stock collective: `start` may then be called.
 
         False while no choice is made, and over links on which a stock call blocks.
         """
@@ -250,8 +248,9 @@ class Dispatcher:
         self.choices.machine = replace(self.machine, host=costs)
 
     def use(self, buffers: Buffers, candidate: Entrant) -> None:
-        """Choose a candidate (None: the stock collective) for the buffers' size; the same on all
-        ranks.
+        """Choose a candidate (None: the stock collective) for the buffers' size.
+
+        All ranks must choose the same.
         """
         self.choices.settle(self._size_of(buffers), candidate)
         free_arenas(self.transport)

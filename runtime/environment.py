@@ -64,8 +64,9 @@ def heed_log_level() -> None:
 
 
 def read_number(variable: str, default: float) -> float:
-    """Return a variable's number, or `default` if it is not set; raise InputError if it is no
-    number.
+    """Return a variable's number, or `default` if it is not set.
+
+    Raise InputError if it is no number.
     """
     text = read(variable)
     try:

@@ -1,7 +1,9 @@
-"""Layers: what goes around the dispatchers of a communicator, or of all communicators of a group.
+"""Layers: code around all calls of a communicator or group, such as one that survives a lost link.
 
 An option of a Policy asks for a layer by its name; extras add them to the group `layers`. The core
-knows none of them.
+knows none of them. A dispatcher carries out the calls of one plan; a path is a dispatcher or layers
+around one. Links carry messages between ranks; a transport is a group of ranks with its links. The
+stock collective is the backend's own, without a plan.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ MakePath = Callable[[Plan, Transport, FindWorth], CallPath]
 
 
 class Layer(ABC):
-    """A layer over `first`, the transport that its calls are made over until it takes another.
+    """A layer around calls over `first`, a transport, which it may replace by another.
 
-    `transport` is the one in use. `history` has a row for each event that users see, with the
-    seconds `at` which it came (Communicator.recoveries).
+    `transport` is the one in use. `history` has a row for each event that users see, with `at`, the
+    seconds after the start at which it came.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -41,18 +43,21 @@ class Layer(ABC):
 
     @abstractmethod
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """Return what carries out the calls of one plan, by `path` or others of `make_path`."""
+        """Return a path that carries out one plan's calls by `path`, within this layer.
+
+        `make_path` makes a path like `path` for another plan, if the layer changes plans.
+        """
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank. Collective."""
+        """Return the values that all ranks pass, by rank. Collective."""
         return self.transport.control.exchange(value)
 
     def explain_stock(self) -> str | None:
-        """Return why the plain group of the backend carries nothing any more; None if it does."""
+        """Return why the backend's plain group cannot run collectives any more; None if it can."""
         return None
 
     def break_off(self, error: ExecutionError) -> None:
-        """Make all calls fail with an error, the one in progress too, and those of other ranks."""
+        """Make all calls fail with `error`, the one in progress too, and those of other ranks."""
         self.transport.faults.break_off(error)
 
     def close(self, seconds: float | None = None) -> None:  # noqa: B027 (most keep nothing)
@@ -63,9 +68,11 @@ class Layer(ABC):
 
 
 class LayerKind(Protocol):
-    """How a layer is asked for, and opened.
+    """What an extra registers under a layer's name: what the layer excludes, and how it is opened.
 
-    Reasons say what it excludes, and why ("plans with helpers: ..."): see `refuse`.
+    With `leaves_stock` the stock collective may run within it. `why_no_group` says why a whole
+    process group cannot have it, None if it can. Reasons are parts of messages ("plans with
+    helpers: ...").
     """
 
     leaves_stock: bool
@@ -77,19 +84,19 @@ class LayerKind(Protocol):
         """Return why calls over links, or a class of links, cannot have the layer; else None."""
 
     def why_not_plan(self, plan: Plan) -> str | None:
-        """Return why calls of a plan cannot go through one, None if they can."""
+        """Return why calls of a plan cannot have the layer, None if they can."""
 
     def prepare(self) -> object:
-        """Take note of what is, before the links of a group are opened; `open` gets the answer."""
+        """Return what `open` needs to know from before a group's links are opened."""
 
     def open(self, transport: Transport, prepared: object) -> Layer:
-        """Return a layer for calls over a transport. Collective."""
+        """Return a layer for calls over a transport; `prepared` is from `prepare`. Collective."""
 
 
 class PlainLayer(Layer):
-    """A layer that all calls go through one by one, and that excludes nothing.
+    """The base of layers of other packages: each call goes through `run`, and nothing is excluded.
 
-    It is its own LayerKind, so that a package names the class in its entry point.
+    The class is its own LayerKind, so that a package names it in its entry point.
     """
 
     leaves_stock: ClassVar[bool] = True
@@ -97,33 +104,36 @@ class PlainLayer(Layer):
 
     @classmethod
     def why_not(cls, links: Links | type[Links]) -> str | None:
-        """Return why calls over links, or a kind of them, cannot go through one; or None."""
+        """Return None: such a layer works over all links."""
         return None
 
     @classmethod
     def why_not_plan(cls, plan: Plan) -> str | None:
-        """Return why calls of a plan cannot go through one, None if they can."""
+        """Return None: such a layer works with all plans."""
         return None
 
     @classmethod
     def prepare(cls) -> object:
-        """Take note of what is, before the links of a group are opened; `open` gets the answer.
-
-        Nothing is to be noted.
-        """
+        """Return None: such a layer needs nothing before links are opened."""
         return None
 
     @classmethod
     def open(cls, transport: Transport, prepared: object) -> Layer:
-        """Return a layer for calls over a transport."""
+        """Return a new layer for calls over a transport; `prepared` is not used."""
         return cls(transport)
 
     @abstractmethod
     def run(self, path: CallPath, buffers: Buffers, number: int | None = None) -> None:
-        """Carry out a call by `path.run`, and do what the layer is for; see Dispatcher.run."""
+        """Carry out a call by `path.run(buffers, number)`, and do what the layer is for.
+
+        `number` is the call's number in its group (None: the next one).
+        """
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """Return what carries out the calls of one plan, by `path` or others of `make_path`."""
+        """Return a path whose calls go to this layer's `run` with `path`.
+
+        `make_path` is not used.
+        """
         return _PathWithin(self, path)
 
 
@@ -168,13 +178,16 @@ class SharedLayers:
 
 
 def refuse(spelled: str, why_not: str | None) -> None:
-    """Raise InputError if there is a reason why a layer, spelled so, cannot be asked for."""
+    """Raise InputError if `why_not`, a reason against a layer, is not None.
+
+    `spelled` is how the user asked for the layer: "on_fault='replan'".
+    """
     if why_not is not None:
         raise InputError(f"{spelled} excludes {why_not}")
 
 
 def wrap_all(path: CallPath, layers: Sequence[Layer], make_path: MakePath) -> CallPath:
-    """Return the path of calls within layers, the first of them innermost.
+    """Return the path of calls within `layers`, the first of them innermost, around `path`.
 
     `make_path` makes the innermost path for another plan.
     """
@@ -194,6 +207,6 @@ def _make_within(
 
 
 def find_layer(name: str) -> LayerKind:
-    """Return the kind of layer that an option asks for; raise InputError if there is none."""
+    """Return what is registered under a layer's name; raise InputError if nothing is."""
     kind: LayerKind = Names(LAYERS).find(name)
     return kind

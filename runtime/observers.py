@@ -1,4 +1,7 @@
-"""Observers that extras add to everything that sends messages (group `observers`)."""
+"""Observers that extras add to everything that sends messages (group `observers`).
+
+An observer is told of calls and messages, for instance to measure links.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ MakeObservers = Callable[[Transport, Topology | None], list[Observer]]
 
 
 def observe_links(observed: Observed, transport: Transport, topology: Topology | None) -> None:
-    """Let what sends messages over a transport be observed by what extras here have for that."""
+    """Add the observers of all extras to `observed`, whose calls send messages over `transport`.
+
+    `topology` is the machine of the transport's ranks, None if unknown.
+    """
     names = Names(OBSERVERS)
     for name in names.describe():
         make: MakeObservers = names.find(name)

@@ -37,9 +37,10 @@ Key = tuple[int, int, torch.dtype]
 class PersistentCall:
     """A collective on `buffers`, which can run repeatedly as long as their memory stays valid.
 
-    After each run the functions in the list `then` are called in turn, such as one that copies the
-    result from the flat target to an output that is not contiguous; callers may append others. The
-    target of a cached call is a view of the caller's tensor that does not keep its memory alive.
+    `path` carries it out (the dispatcher, with any layers). After each run the functions in the
+    list `then` are called in turn, such as one that copies the result from the flat target to an
+    output that is not contiguous; callers may append others. The target of a cached call is a view
+    of the caller's tensor that does not keep its memory alive.
     """
 
     def __init__(self, path: CallPath, buffers: Buffers) -> None:
@@ -71,20 +72,20 @@ class PersistentCall:
         self.finish()
 
     def draw_number(self) -> int:
-        """Return the number of the next call in its group, which this call is."""
+        """Return the number of the group's next call, to be passed to `run`."""
         return (self._faults or self.path.base.transport.faults).draw_number()
 
     def finish(self) -> None:
-        """Call the functions in `then`, after a collective that ended without `run`.
+        """Call the functions in `then`, after the stock collective was started without `run`.
 
-        Such is a stock collective that was started asynchronously on `buffers`.
+        The stock collective is the backend's own; it must have ended.
         """
         for step in self.then:
             step()
 
 
 class CallCache:
-    """The recurring calls of one dispatcher: in-place calls on CPU tensors at the same addresses.
+    """The recurring calls of one path: in-place calls on CPU tensors at the same addresses.
 
     Checking and flattening take longer than a small message. If there are too many, the oldest are
     dropped, used or not: recording each use would take a measurable part of a small call.
@@ -99,9 +100,9 @@ class CallCache:
         """Return a function that repeats a tensor's cached call at once; None: use `prepare`.
 
         None if no call with reduction `op` is cached for the tensor's address, size and dtype, if
-        the call has run less than twice or its schedule is not settled, if running it takes more
-        than running one program, or while torch's profiler is on. The function takes the number of
-        the call (None: the next one), as `PersistentCall.run` does.
+        the call has run less than twice or its schedule is not chosen yet, if it takes more than
+        running one program, or while torch's profiler is on. The function takes the number of the
+        call (None: the next one).
 
         As few attributes of the tensor are read as possible: each takes some hundredths of a small
         call. Reductions are compared one by one: hashing one takes as long.

@@ -1,7 +1,8 @@
 """How plans are carried out: the one options object.
 
 Communicators, the DDP hook, the backend and the benchmark make or take the same one. It is checked
-when it is made, and imports no torch, so that commands can make it before they start ranks.
+when it is made, and imports no torch, so that commands can make it before they start ranks. A race
+times schedules and the stock collective (the backend's own), and keeps the fastest.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Policy:
             )
 
     def check_mode(self, mode: object) -> None:
-        """Raise InputError unless `mode` is one of MODES, and fits the compression.
+        """Raise InputError unless `mode`, a value of `choose`, is known and fits the compression.
 
         If bits must be reproducible, values cannot be compressed.
         """
@@ -144,7 +145,7 @@ class Policy:
 
     @property
     def cache_folder(self) -> Path | None:
-        """The folder for plans and races; None if there can be none."""
+        """The folder for cached plans and race results; None if there can be none."""
         return find_cache_folder(self.cache)
 
     @property
@@ -154,61 +155,67 @@ class Policy:
 
     @property
     def replans(self) -> bool:
-        """Whether calls go on after a lost link."""
+        """Whether a call whose link is lost is finished by another plan (`on_fault="replan"`)."""
         return self.on_fault == REPLAN
 
     @property
     def follows(self) -> bool:
-        """Whether plans follow slow links."""
+        """Whether other schedules are tried when a link becomes slow (`on_slow="replan"`)."""
         return self.on_slow == REPLAN
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers around calls, the innermost first: `around`, then options'."""
+        """The names of the layers around calls, innermost first: `around`, then other options'."""
         asked = (name for name in LAYER_OPTIONS if getattr(self, name) == REPLAN)
         return (*self.around, *asked)
 
     def spell_layer(self, name: str) -> str:
-        """Return how a layer is asked for, for errors: "on_fault='replan'"."""
+        """Return the option that asks for a layer, for errors: "on_fault='replan'"."""
         return f"around={name!r}" if name in self.around else f"{name}={REPLAN!r}"
 
     @property
     def keeps_bits(self) -> bool:
-        """Whether an element's sum must have the same bits in whatever buffer it is."""
+        """Whether an element's sum must have the same bits in any buffer (`choose="same-bits"`)."""
         return self.choose == SAME_BITS
 
     @property
     def sends_alone(self) -> bool:
-        """Whether schedules are sent as messages alone."""
+        """Whether schedules are only sent as messages (`executor="point-to-point"`)."""
         return self.executor == POINT_TO_POINT
 
     @property
     def plays_alone(self) -> bool:
-        """Whether schedules that can be played otherwise are not sent as messages."""
+        """Whether schedules are sent as messages only if they must (`executor="one-sided"`)."""
         return self.executor == ONE_SIDED
 
 
 def is_raced(mode: object) -> bool:
-    """Return whether candidates race in a mode; not if it is none of MODES."""
+    """Return whether candidates race in a choose mode; False for what is no mode."""
     return mode in _RACED
 
 
 def races_stock(mode: object) -> bool:
-    """Return whether the stock collective races in a mode; not if it is none of MODES."""
+    """Return whether the stock collective races, too, in a choose mode.
+
+    False for what is no mode.
+    """
     return mode == MODES[0]
 
 
 def check_plan(mode: object, plan: Plan) -> None:
-    """Raise InputError if a plan's schedules are not what a mode promises."""
+    """Raise InputError if a plan's schedules cannot give what a choose mode promises.
+
+    With `same-bits` all of them must add every element in the same order.
+    """
     if mode == SAME_BITS:
         plan.check_one_bracketing()
 
 
 def make_policy(policy: Policy | None, **given: Any) -> Policy:
-    """Return a policy, or the one that the options `given` make.
+    """Return `policy`, or the one that the options `given` make.
 
-    Of options without a fixed default, None and "" are what nobody gave. Raise InputError if there
-    are a policy and options.
+    Of options without a fixed default, None and "" count as not given. Raise InputError if there
+    are both a policy and options, or an option is invalid.
     """
     defaults = {option.name: option.default for option in fields(Policy)}
     given = {

@@ -39,8 +39,7 @@ class Around:
         return None
 
     def compare(self, number: int, what: str, check: CallCheck) -> None:
-        """Compare the group's `number`-th call, described by `what`, with the other ranks' by
-        `check`.
+        """Compare the group's `number`-th call, `what`, with the other ranks' by `check`.
 
         Raise ExecutionError if they make another one.
         """

@@ -106,8 +106,7 @@ class CollectiveGroup(BaseGroup):
     def reduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """Reduce the tensor over all ranks, in place at the root (`opts.rootRank`); return the
-        work.
+        """Reduce the tensor over all ranks, in place at `opts.rootRank`; return the work.
 
         Tensors of ranks that are not the root stay unchanged.
         """
@@ -224,8 +223,7 @@ class CollectiveGroup(BaseGroup):
     def allgather_into_tensor_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
-        """Concatenate every rank's inputs in the outputs, pair by pair, as one call; return its
-        work.
+        """Concatenate every rank's inputs in the outputs, pair by pair; return the work.
 
         Only a single pair may go through a plan; functional collectives call it like this.
         """
@@ -239,9 +237,7 @@ class CollectiveGroup(BaseGroup):
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """Reduce lists of one tensor per rank; rank i gets the i-th result as its output; return
-        the work.
-        """
+        """Reduce lists of one tensor per rank; rank i gets the i-th result. Return the work."""
         opts = ReduceScatterOptions() if opts is None else opts
         output, parts = _single(output_tensors), _single(input_tensors)
         if output is None or parts is None or more or not isinstance(opts, ReduceScatterOptions):
@@ -302,8 +298,7 @@ class CollectiveGroup(BaseGroup):
     def reduce_scatter_tensor_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
-        """Reduce each of `inputs` over all ranks and keep this rank's parts in `outputs`; return
-        the work.
+        """Reduce each of `inputs` and keep this rank's parts in `outputs`; return the work.
 
         Functional collectives call it, also for a single pair.
         """

@@ -317,8 +317,7 @@ class Communicators:
         return queue is not None and queue.holds_stock
 
     def close_queues(self) -> None:
-        """End the searches for plans, and wait some seconds for calls that are queued or in
-        progress.
+        """End the searches for plans, and wait some seconds for calls that have not ended.
 
         Calls that wait for a plan go without it once rank 0 has ended its search. It decides for
         all: otherwise some ranks would wait in a collective that others have left out.

@@ -163,9 +163,7 @@ class GroupLifetime(PlainCalls):
             dist.ProcessGroupGloo._set_default_timeout(self._gloo, self.timeout - grace)
 
     def shutdown(self) -> None:
-        """Finish the queued calls, end the group's threads, and destroy it with all groups that it
-        made.
-        """
+        """Finish the queued calls, end the threads, and destroy this group and those it made."""
         self.usage.close()
         self.check.close()
         self.planned.close()

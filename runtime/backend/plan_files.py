@@ -92,10 +92,10 @@ class PlanFiles:
         return any(entry.members == tuple(gpus) for entry in self.entries)
 
     def find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
-        """Return the plan for the GPUs `ranks` of a whole machine; None without one free of
-        helpers.
+        """Return the plan for the GPUs `ranks` of a whole machine, None without one.
 
-        The root of `wanted` is a place in `ranks`. Raise VerificationError if the plan is wrong.
+        A plan that needs helpers does not count. The root of `wanted` is a place in `ranks`. Raise
+        VerificationError if the plan is wrong.
         """
         root = None if wanted.root is None else ranks[wanted.root]
         for entry in self.entries:

@@ -181,8 +181,9 @@ class PlanFinder:
         """
 
     def check_rank_0(self) -> None:
-        """Raise RuntimeError if the process of the group's rank 0, which provides the plan, has
-        ended.
+        """Raise RuntimeError if the process of the group's rank 0 has ended.
+
+        That rank provides the plan.
         """
         first = self.ranks[0]
         if find_ended({first: self._addresses[first]}):

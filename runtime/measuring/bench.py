@@ -1,8 +1,8 @@
 """Time a plan and the stock collective like nccl-tests, and check every element.
 
-A time is the slowest rank's, from a barrier on; the median over the iterations, in which plan and
-stock take turns. Results are compared with float64 sums of the same random data, which every rank
-can compute for every other.
+The stock collective is the backend's own (gloo's, NCCL's, MPI's). A time is the slowest rank's,
+from a barrier on; the median over the iterations, in which plan and stock take turns. Results are
+compared with float64 sums of the same random data, which every rank can compute for every other.
 """
 
 import statistics
@@ -58,8 +58,9 @@ def run_benchmark(
 ) -> list[BenchRow]:
     """Measure all sizes over a transport (the communicator's, if given) and return the rows.
 
-    `say` is called with each line of progress. Collective over the plan's members; all of them
-    return the same rows. Without a communicator only the stock collective is timed. Raise
+    `settings` say what to measure; `say` is called with each line of progress. Collective over the
+    plan's members; all of them return the same rows. Without a communicator only the stock
+    collective is timed. Raise InputError if the collective is for another number of ranks,
     ExecutionError if a rank fails.
     """
     if communicator is not None:
@@ -88,9 +89,9 @@ def run_benchmark(
 
 
 def list_recoveries(communicator: Communicator) -> list[dict[str, Any]]:
-    """Return the communicator's recoveries as rank 0 saw them, with all ranks' bytes sent again.
+    """Return the lost or slowed links after which calls went on, as rank 0 saw them.
 
-    Collective.
+    The bytes sent again are those of all ranks. Collective.
     """
     parts = communicator.path.exchange(communicator.recoveries)
     resent: Counter[int] = Counter()
@@ -210,7 +211,7 @@ def _count_sent(communicator: Communicator | None) -> tuple[dict[int, int], dict
 
 
 def choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Callable[[], object]:
-    """Return a call of the communicator's collective on buffers."""
+    """Return a function that makes one call of the communicator's collective on the buffers."""
     op, is_root = OPS[buffers.settings.op], buffers.rank == buffers.root
     calls: dict[str, Callable[[], object]] = {
         "allreduce": lambda: communicator.allreduce(buffers.output, op),
@@ -247,7 +248,10 @@ def prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], o
 
 
 def find_scale(communicator: Communicator) -> float | None:
-    """Return the emulated machine's speed over the plan's, None if it is another machine."""
+    """Return how many times as fast the emulated machine's links are as the plan's.
+
+    1.0 if they are the same machine, None if its links are others.
+    """
     at_hand, plan = communicator.dispatcher.machine.topology, communicator.plan.topology
     if at_hand is None or at_hand is plan:
         return 1.0

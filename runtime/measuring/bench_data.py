@@ -26,7 +26,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_N
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """A collective with the options for it, whose `dtype` and `op` are checked and resolved."""
+    """A collective with the options for it; `dtype` and `op` are checked and resolved from them."""
 
     collective: Collective
     options: BenchOptions
@@ -41,7 +41,7 @@ class BenchSettings:
             )
 
     def list_places(self) -> list[bool]:
-        """Return whether results replace the input, for each of the rows that a size has."""
+        """Return whether results replace the input, once for each row that a size has."""
         name, place = self.collective.name, self.options.place
         if place == "both" and name != "alltoall":
             return [False, True]
@@ -51,10 +51,10 @@ class BenchSettings:
 class BenchBuffers:
     """Input and output of one size on one rank, with random data that every rank can compute.
 
-    `in_place` (default: as torch has the collective) makes results replace the input. For a
-    collective on a tensor in parts, the shorter of input and output is then this rank's part of the
-    longer one. Out of place, a collective that takes one tensor gets `input` copied to `output`
-    before each call.
+    `size_bytes` is the size of the collective's whole buffer. `in_place` (default: as torch has the
+    collective) makes results replace the input. For a collective on a tensor in parts, the shorter
+    of input and output is this rank's part of the longer one. Out of place, a collective that takes
+    one tensor gets `input` copied to `output` before each call.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BenchBuffers:
 
     @property
     def bytes(self) -> int:
-        """Size of the collective's whole buffer, in bytes."""
+        """The size of the collective's whole buffer, in bytes."""
         return self.numel * self.output.element_size()
 
     def make_input(self, rank: int, numel: int) -> torch.Tensor:
@@ -110,9 +110,9 @@ class BenchBuffers:
             self.input.copy_(self._unsent)
 
     def call_in_its_place(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return a function that makes `call`, after the copy that it needs if it is out of place.
+        """Return a function that makes `call`, out of place after copying the input to the output.
 
-        Only collectives that take one tensor need the copy, of the input to the output.
+        Only collectives that take one tensor need the copy.
         """
         if self.in_parts or self.in_place:
             return call
@@ -124,10 +124,10 @@ class BenchBuffers:
         return copy_and_call
 
     def compute_expected(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Return this rank's expected result and each element's largest error, or None without any.
+        """Return this rank's expected result and each element's largest allowed error.
 
-        Without compression, the error is the rounding that any order of additions may cause; it is
-        0 for collectives that only move data.
+        Return None if the rank has no result. Without compression, the error is the rounding that
+        any order of additions may cause; it is 0 for collectives that only move data.
         """
         if self.rank != self.root and self.name in ("reduce", "gather"):
             return None

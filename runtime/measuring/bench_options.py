@@ -50,7 +50,7 @@ _OTHER_CODECS = {
 
 
 def spell_dtype(text: str) -> str:
-    """Return our name of an element type: float32 for float, bfloat16 for torch.bf16.
+    """Return topoplan's name of an element type: float32 for "float", bfloat16 for "torch.bf16".
 
     Raise InputError if it is none.
     """
@@ -72,7 +72,10 @@ def spell_op(text: str) -> str:
 
 
 def spell_codec(text: str) -> str:
-    """Return our name of a codec, such as fp16 for half; raise InputError if it is none."""
+    """Return topoplan's name of a codec (a compressed format), such as fp16 for "half".
+
+    Raise InputError if it is none.
+    """
     return _spell("compress", text.lower().replace("_", "-"), text, Names(CODECS), _OTHER_CODECS)
 
 
@@ -94,8 +97,10 @@ def _spell(
 class BenchOptions:
     """What to measure, with the defaults of topo-run.
 
-    Sizes are in bytes, from `min_bytes` to `max_bytes` by `factor`; `iterations` count after
-    `warmup`.
+    Sizes are in bytes, from `min_bytes` to `max_bytes`, each `factor` times the one before;
+    `iterations` timed calls follow `warmup` untimed ones. `timeout_s` limits a call. `place` is in,
+    out or both (None: as torch has the collective). `choose`, `compress`, `reduction`, `executor`,
+    `on_fault` and `on_slow` are as for Communicator.
     """
 
     min_bytes: int = 1 << 10
@@ -134,7 +139,7 @@ class BenchOptions:
 
     @property
     def policy(self) -> Policy:
-        """How plans are carried out, as communicators take it."""
+        """The options for Communicator: how schedules are chosen and carried out."""
         from ..policy import make_policy  # helps of commands need no more than names
 
         return make_policy(
@@ -181,7 +186,10 @@ class BenchOptions:
         return plan.collective.among(plan.collective.members)
 
     def settings_for(self, collective: Collective) -> BenchSettings:
-        """Return the benchmark's settings; raise InputError if dtype and reduction do not fit."""
+        """Return the benchmark's settings for a collective.
+
+        Raise InputError if dtype and reduction do not fit each other.
+        """
         from .bench_data import DTYPES, OPS, BenchSettings
 
         dtype, op = DTYPES[spell_dtype(self.dtype)], spell_op(self.op)
@@ -192,7 +200,7 @@ class BenchOptions:
         return BenchSettings(collective, self, dtype, op)
 
     def resolve_backend(self, ranks: int) -> str:
-        """Return the name of the backend to use: the one chosen, or what "auto" stands for.
+        """Return the backend to use for `ranks` ranks: the one named, or what "auto" stands for.
 
         "auto" is mpi if TOPOPLAN_TRANSPORT says so, nccl if each of this host's ranks has a GPU,
         else gloo.

@@ -1,4 +1,8 @@
-"""The player of programs in their own order: by message over gloo, by a tick's batch over NCCL."""
+"""The player of programs in their own order: by message over gloo, by a tick's batch over NCCL.
+
+A program is one rank's list of instructions for a schedule; a tick is a step in which messages are
+posted together.
+"""
 
 import time
 from datetime import timedelta
@@ -16,7 +20,8 @@ from ..ranks.waits import Waiting, find_watch
 class PlayerInOrder:
     """Runs a program's operations one after the other over `backend`.
 
-    That is gloo's backend for CPUs, or the group for NCCL.
+    That is gloo's backend for CPUs, or the group for NCCL. `operations` are the instructions of
+    `program`, bound to memory.
     """
 
     def __init__(self, backend: Any, program: Program, operations: list[Operation]) -> None:
@@ -26,10 +31,11 @@ class PlayerInOrder:
         self._waiting = Waiting(backend)
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player.
+        """Run the program once, on CPUs until it has ended; on GPUs, put it on the current stream.
 
-        Over gloo each operation is a Work of the backend, awaited exactly once (a second wait
-        blocks).
+        Raise PlayError if a message fails, at `deadline` (time.monotonic) at the latest. `stamp`,
+        if given, is called for each message. Over gloo each operation is a Work of the backend,
+        awaited exactly once (a second wait blocks).
         """
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []

@@ -57,20 +57,21 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 class LocalOperations:
     """Makes a program's local operations as functions, with all views made beforehand.
 
-    On a stream (`on_stream`) all operations are torch's, which puts them on the stream.
+    If they run on a CUDA stream (`on_stream`), all operations are torch's, else numpy's where it
+    can.
     """
 
     on_stream: bool
 
     def combine(self, op: ReduceOp, into: Views, others: Views) -> Local:
-        """Return a function that reduces each of `others` into the one of `into` at its place."""
+        """Return a function that reduces `others[i]` into `into[i]` by `op`, for every i."""
         if not self._suits_numpy(into):
             return partial(IN_PLACE_REDUCTIONS[op], list(into), list(others))
         pairs = ((a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True))
         return _together([partial(REDUCTIONS_BY_NUMPY[op], a, b, a) for a, b in pairs])
 
     def copy(self, into: Views, others: Views) -> Local:
-        """Return a function that copies each of `others` to the one of `into` at its place."""
+        """Return a function that copies `others[i]` to `into[i]`, for every i."""
         return (
             _together(
                 [
@@ -91,7 +92,7 @@ class LocalOperations:
         )
 
     def divide(self, views: Views, by: int) -> Local:
-        """Return a function that divides floating-point views by a number, in place."""
+        """Return a function that divides floating-point views by the number `by`, in place."""
         return (
             _together([partial(np.divide, view.numpy(), by, view.numpy()) for view in views])
             if self._suits_numpy(views)

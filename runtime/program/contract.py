@@ -1,4 +1,8 @@
-"""The contract of players, the operations that they play, and what observers of calls are told."""
+"""The contract of players, the operations that they play, and what observers of calls are told.
+
+A program is one rank's list of instructions for a schedule; a player runs it. A post begins a send
+or a receive.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +28,8 @@ Stamp = Callable[[Post], object]
 class PlayError(Exception):
     """Raised by a player whose program cannot continue.
 
-    `post` is the message that failed or did not end, `posted` are all messages that were begun.
+    `post` is the message that failed or did not end, `posted` are all messages that were begun,
+    `reason` is the backend's error.
     """
 
     def __init__(self, post: Post, posted: Sequence[Post], reason: str) -> None:
@@ -33,7 +38,7 @@ class PlayError(Exception):
 
 
 class Player(Protocol):
-    """What runs a program repeatedly on one set of buffers."""
+    """What runs one program, repeatedly, on one set of buffers."""
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """Run the program once; on CPUs it has ended when this returns.
@@ -45,10 +50,7 @@ class Player(Protocol):
 
 
 class PlayedProgram(Protocol):
-    """What a rank's program says of its buffers; `work_numel` elements are its work buffer.
-
-    `fills` copy the input to it, `drains` the result from it.
-    """
+    """What the owner of a program's buffers must know of it."""
 
     @property
     def rank(self) -> int:
@@ -56,7 +58,7 @@ class PlayedProgram(Protocol):
 
     @property
     def work_numel(self) -> int:
-        """The elements of the work buffer."""
+        """The number of elements of the work buffer."""
 
     @property
     def instructions(self) -> Sequence[object]:
@@ -64,20 +66,20 @@ class PlayedProgram(Protocol):
 
     @property
     def fills(self) -> tuple[Move, ...]:
-        """The parts of the input."""
+        """The copies from the input to the work buffer, before the instructions."""
 
     @property
     def drains(self) -> tuple[Move, ...]:
-        """The parts of the result."""
+        """The copies from the work buffer to the output, after the instructions."""
 
 
 @dataclass(frozen=True)
 class ObservedCalls:
-    """Calls of one kind as observers see them: what is carried out, for buffers of one size.
+    """Calls of one kind, for observers: one collective on buffers of one size.
 
-    `call` describes them, `label` what carries them out, and `size_bytes` is that of a buffer as it
-    is sent. This rank sends `sent_bytes` in a call; `crosses_links` says whether messages cross
-    links.
+    `call` describes them, `label` names what carries them out, `size_bytes` is the size of a buffer
+    as it is sent, `sent_bytes` what this rank sends in a call; `crosses_links` says whether
+    messages cross links.
     """
 
     call: str
@@ -88,20 +90,23 @@ class ObservedCalls:
 
 
 class Listener(Protocol):
-    """What an observer has told of calls of one kind."""
+    """What an observer returns for calls of one kind, to be told of each of them."""
 
     def begin(self) -> Stamp | None:
-        """Take note that a call begins; return what is to be called with each message, if any.
+        """Note that a call begins; return a function to call with each message, or None.
 
         Of calls that cross no links only the end is told.
         """
 
     def end(self, number: int | None, /) -> None:
-        """Take note that the call begun last has ended well, the group's call `number` if known."""
+        """Note that the call begun last has ended well.
+
+        `number` is its number in the group, None if unknown.
+        """
 
 
 class Observer(Protocol):
-    """An observer of calls; runners know observers by these names alone."""
+    """What an extra adds to measure or count calls."""
 
     def listen(self, calls: ObservedCalls, /) -> Listener | None:
         """Return the listener for calls of one kind, None if they are of no interest.
@@ -110,11 +115,11 @@ class Observer(Protocol):
         """
 
     def begin_anew(self, size_bytes: int, /) -> None:
-        """Take note that the calls of a size so far were those of a race, which has ended."""
+        """Forget the calls of a size (bytes) so far: they were those of a race, which has ended."""
 
 
 class Observed:
-    """Something whose calls can be observed."""
+    """The base of what carries out calls that can be observed."""
 
     observers: tuple[Observer, ...] = ()
 

@@ -1,10 +1,13 @@
 """The program of one rank: its posts, waits, additions and copies, in one fixed order.
 
-`lowering.py` makes it from a schedule. All chunks that a rank holds are in its work buffer. For
-allreduce, broadcast and reduce that is the tensor itself; for allgather, gather, reduce-scatter and
-scatter it has a block for every rank; for alltoall it has just the chunks that the rank ever holds,
-relayed ones too. Element boundaries are floor(exact share * elements), the same on every rank, so
-any length works: a piece without elements is skipped on both sides.
+`lowering.py` makes it from a schedule, which moves chunks (parts of the collective's buffer) from
+rank to rank in steps; a tick is a step cut finer, in which a segment of a chunk moves. All chunks
+that a rank holds are in its work buffer. For allreduce, broadcast and reduce that is the tensor
+itself; for allgather, gather, reduce-scatter and scatter it has a block for every rank; for
+alltoall it has just the chunks that the rank ever holds, relayed ones too. Element boundaries are
+floor(exact share * elements), the same on every rank, so any length works: a piece without elements
+is skipped on both sides. Received pieces wait in staging, a scratch buffer; encoded messages are in
+the wire buffer.
 
 A piece is a segment of a chunk. All pieces that one rank sends another in one tick are one message,
 packed one after the other unless they are contiguous already. There are two orders:
@@ -33,7 +36,10 @@ ERRORS: Final = "errors"
 
 @dataclass(frozen=True)
 class Span:
-    """`length` elements of one of a rank's buffers from `start` on; bytes in the buffer "wire"."""
+    """`length` elements of one of a rank's buffers, from element `start` on.
+
+    In the buffer "wire" both are bytes.
+    """
 
     buffer: Literal["work", "staging", "wire", "errors"]
     start: int
@@ -49,8 +55,8 @@ class Span:
 class Post:
     """Begin to send `span` to rank `peer`, or to receive from it into `span`.
 
-    `number` counts the messages with that peer in that direction; `step` and `tick` are the
-    schedule's.
+    `number` counts the messages with that peer in that direction; `step` and `tick` are when the
+    schedule has the message.
     """
 
     kind: Literal["send", "receive"]
@@ -70,7 +76,7 @@ class Await:
 
 @dataclass(frozen=True)
 class Pack:
-    """Copy `parts` one after the other to `into`."""
+    """Copy `parts` one after the other to `into`, to send them as one message."""
 
     parts: tuple[Span, ...]
     into: Span
@@ -78,11 +84,11 @@ class Pack:
 
 @dataclass(frozen=True)
 class Encode:
-    """Encode `parts` of the work buffer to the bytes `into`.
+    """Encode `parts` of the work buffer to the bytes `into` of the wire buffer.
 
     Each part comes with its offset among the `padded` values that are encoded; the values between
-    parts are zero. Those of `keeps` are replaced by their rounded values, the rounding errors of
-    `errors` go to error feedback.
+    parts are zero. Parts in `keeps` are replaced by their rounded values; the rounding errors of
+    parts in `errors` go to error feedback, which adds them to the next call.
     """
 
     parts: tuple[tuple[Span, int], ...]
@@ -136,10 +142,11 @@ Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Divide | 
 
 @dataclass(frozen=True)
 class Program:
-    """The instructions of one rank.
+    """The instructions of one rank for one schedule and buffer size.
 
     `fills` copy the input to the work buffer before them, `drains` copy from it to the output after
-    them; collectives in place have neither. Staging and the wire buffer are scratch memory.
+    them; collectives in place have neither. `work_numel` and `staging_numel` are elements of the
+    work buffer and of staging, `wire_bytes` bytes of the wire buffer.
     """
 
     rank: int

@@ -1,4 +1,8 @@
-"""The places of chunks: element ranges in each rank's work buffer, and copies in and out of it."""
+"""The places of chunks: element ranges in each rank's work buffer, and copies in and out of it.
+
+A schedule moves chunks, which are parts of the collective's buffer; members are the ranks that make
+the call, helpers others that pass on chunks.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,9 +21,10 @@ MEETING = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:
     """Return the number of elements of the input and of the output that `rank` has.
 
-    The collective's buffer has `numel` elements (see the algbw of the glossary). 0 for an input or
-    output that the rank does not have; helpers have neither. For demands, the input is the pieces
-    that the rank holds, the output those that it needs, each in the order of their numbers.
+    The collective's buffer has `numel` elements: the whole tensor, or the concatenation of all
+    ranks' parts. 0 for an input or output that the rank does not have; helpers have neither. For
+    demands (pieces that ranks hold and need), the input is the pieces that the rank holds, the
+    output those that it needs, each in the order of their numbers.
     """
     if rank not in collective.members:
         return 0, 0
@@ -84,7 +89,7 @@ class Layout:
         return self._lay_out(rank)[1] if self._is_compact(rank) else self.numel
 
     def chunk(self, rank: int, c: int) -> Range:
-        """Return the range [lo, hi) of chunk `c` in the work buffer of `rank`."""
+        """Return the range [lo, hi), in elements, of chunk `c` in the work buffer of `rank`."""
         if self._is_compact(rank):
             start = self._lay_out(rank)[0].get(c, 0)
         else:

@@ -1,4 +1,8 @@
-"""Lowering: a schedule to the program of one rank (see instructions.py)."""
+"""Lowering: a schedule to the program of one rank, whose instructions are in instructions.py.
+
+A schedule moves chunks of a buffer from rank to rank, in steps, and adds them; a tick is a step cut
+finer, for parts of chunks.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -54,13 +58,12 @@ def lower(
     codec: MessageCodec | None = None,
     averages: bool = False,
 ) -> Program:
-    """Return the program of `rank` for a buffer of `numel` elements.
+    """Return the program of `rank` for a collective's buffer of `numel` elements.
 
-    See synth/ir/collective.py for which buffer that is. If each rank has its own part, `numel` must
-    be a multiple of the number of ranks. `batched` programs, for NCCL, exchange all messages of a
-    tick at once. With a `codec` messages are encoded. With `averages` (of an allreduce) sums are
-    divided as soon as they are completed, before they are forwarded: so each is divided once, by
-    few ranks.
+    If each rank has its own part of the buffer, `numel` must be a multiple of the number of ranks.
+    `batched` programs, for NCCL, exchange all messages of a tick at once. With a `codec` messages
+    are encoded. With `averages` (of an allreduce) sums are divided as soon as they are completed,
+    before they are forwarded: so each is divided once, by few ranks.
     """
     layout = Layout(schedule, numel)
     writer = _Writer(layout, rank, batched, codec, averages)

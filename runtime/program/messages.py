@@ -1,4 +1,9 @@
-"""A rank's messages, tick by tick: their pieces, peers and staging places, and who encodes them."""
+"""A rank's messages, tick by tick: their pieces, peers and staging places, and who encodes them.
+
+A piece is a segment of a chunk of the collective's buffer; a tick is when a schedule has a piece
+sent. Received pieces wait in staging, encoded messages are in the wire buffer; both are scratch
+memory.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -54,7 +59,7 @@ class Piece:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The numbers of its chunk and, in the chunk, of its segment."""
+        """The chunk's number, and the segment's in the chunk."""
         return self.chunk, self.part
 
 
@@ -62,8 +67,10 @@ class Piece:
 class Message:
     """A message that this rank sends to `peer` (`sent`) or receives from it in `tick`.
 
-    `number` counts the messages with that peer and direction. While it is staged, `slot` is its
-    place: the Slots, the start and the length; None if it is not, or is in the work buffer.
+    `number` counts the messages with that peer and direction. `slot` is its place in scratch memory
+    while it has one: the Slots, the start and the length. `post` is the index of its post in the
+    program, None before it is posted; `awaited` says whether the program has waited for it;
+    `unused` counts its pieces still to be used.
     """
 
     sent: bool
@@ -83,7 +90,7 @@ class Message:
 
     @property
     def start(self) -> int:
-        """The first element of its slot in the buffer; only while it has one."""
+        """The first element of its slot in scratch memory; it must have one."""
         assert self.slot is not None
         return self.slot[1]
 
@@ -204,10 +211,10 @@ class Encoder(Protocol):
 
 
 class MessageCodec(Protocol):
-    """What lowering needs of a codec; codec.Codec implements it."""
+    """A compressed format, as far as the lowering to programs needs to know it."""
 
     def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
-        """Return what encodes a rank's messages.
+        """Return what makes the encoding instructions of `rank`, whose chunks `layout` places.
 
         `reads` and `writes` list the steps in which each piece is sent and arrives.
         """

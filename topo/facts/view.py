@@ -124,7 +124,8 @@ class MachineView:
 
     @cached_property
     def nvlinks_dead(self) -> tuple[str, ...]:
-        """The ids of GPUs on boards with NVLink (SXM modules ...) that have no active one.
+        """The ids of GPUs without an active NVLink, though their boards (SXM modules ...) have
+        NVLink.
 
         GPUs in MIG mode, virtual GPUs and those under confidential computing have none by design
         and are not listed, nor those whose NVLinks the driver does not report.
@@ -295,7 +296,9 @@ class MachineView:
 
     @cached_property
     def faster_by_pair(self) -> Mapping[frozenset[str], str]:
-        """Which measured way between two GPUs is faster, P2P or host memory, by their two ids."""
+        """Which measured way between two GPUs is faster, P2P or the host's memory, by their two
+        ids.
+        """
         return find_faster(self.topology)
 
     def find_board(self, gpu: str) -> Board | None:
