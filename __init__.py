@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from .runtime.ranks.transport import Transport
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
+    from .synth.extras.exact.api import pareto
+    from .synth.extras.exact.front import ParetoFront
+    from .synth.extras.exact.search import ParetoRow
     from .synth.extras.joint.bound import JointBound
     from .synth.extras.joint.joint_calls import JointCall
     from .synth.extras.joint.plan import GroupPlan, JointPlan
@@ -55,11 +58,9 @@ if TYPE_CHECKING:
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
-    from .synth.ksync.pareto import ParetoRow
     from .synth.numeric.effort import Effort
     from .synth.plan import Entry, Plan
-    from .synth.planner.api import pareto, synthesize, verify
-    from .synth.planner.front import ParetoFront
+    from .synth.planner.api import synthesize, verify
     from .synth.planner.registry import strategy
     from .synth.request import Request, Send, TreeLimits, build_schedule
     from .topo.devices import Device, InNetwork, Link
@@ -103,8 +104,6 @@ _HOMES = {
     "InputError": "topo.errors",
     "Link": "topo.devices",
     "Note": "topo.notes",
-    "ParetoFront": "synth.planner.front",
-    "ParetoRow": "synth.ksync.pareto",
     "Plan": "synth.plan",
     "PlanMismatchError": "topo.errors",
     "Plans": "runtime.backend.options",
@@ -125,7 +124,6 @@ _HOMES = {
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
     "load": "topo.loader.resolve",
-    "pareto": "synth.planner.api",
     "probe": "topo.loader.resolve",
     "strategy": "synth.planner.registry",
     "synthesize": "synth.planner.api",

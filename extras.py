@@ -14,7 +14,7 @@ these are looked at only for names that no extra here has, and for listings:
 - `formats`: a Format (topo/formats/format.py) of other tools' files that are read. Those of
   packages are tried for what nothing here reads.
 - `strategies`: a function of a Request that returns schedules (synth/planner/registry.py), for
-  `strategy=NAME`; only packages add.
+  `strategy=NAME`; what extras here add is a Strategy (synth/request.py), which says more.
 - `exports`: a ScheduleFormat (synth/schedule_format.py), for `topo-synth --format NAME`.
 - `files`: a LibraryFormat (synth/library_format.py), likewise: files that tune other libraries.
 - `explanations`: a function that returns an ExplanationPart (synth/extras/explain/part.py), for
@@ -24,19 +24,26 @@ these are looked at only for names that no extra here has, and for listings:
 - `layers`: a LayerKind (runtime/layers.py), for the option of a policy that has the name.
 - `codecs`: a Codec (runtime/codec.py), for `compress=NAME`.
 
-Of machines and topo-probe; to these and all that follow only the extras here add:
+Of machines, topo-probe and topoplan; to these and all that follow only the extras here add:
 
+- `subcommands`: a module as in `commands`, for `topoplan NAME` alone, no program of its own.
 - `asides`: an Aside (topo/formats/format.py): what texts have beside a machine, or instead of one.
 - `boxes`: PlaceFormats (likewise), for files that only say where hosts are; NAME is the option that
   says what each host is.
+- `repairs`: Repairs (topo/formats/pasted.py), which undo what pasting does to texts.
+- `statements`: a subclass of Around (topo/formats/around.py), of what stands around a matrix.
+- `skeletons`: Skeletons (topo/formats/format.py), files that only their own machine completes.
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
 - `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
+- `archives`: a function that unpacks a file into a folder, both by their paths, by its format.
+- `probes`: a function of the folder that is `/` on a machine, which returns Facts about it.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON.
 - `tables`: a function of a topology and a number of columns that returns a TablePart
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables.
 - `reviews`: a Review (cli/probing/added.py), for `topo-probe --NAME`.
 - `views`: a View (likewise), for `topo-probe --format NAME`.
+- `writers`: a View (likewise), for `topo-probe --NAME`, which writes it in place of NCCL's XML.
 - `corrections`: a function of a topology and the FILE of `topo-probe --NAME FILE` that returns the
   corrected topology.
 - `sources`: a function of topo-probe's arguments and progress that finds the topology for --NAME.
@@ -44,6 +51,10 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
 
 Of plans and topo-synth:
 
+- `planners`: a function of a Request for such collectives that returns their Synthesis
+  (synth/planner/whole.py), and `bounds`: DemandBounds (synth/bounds/demand_bounds.py), a module.
+- `requests`: a FileRequest (cli/synthesis/added.py), for `topo-synth --NAME FILE` in place of a
+  collective that its name describes.
 - `words`: a function of a strategy's name that begins with NAME and a colon, which returns the
   Strategy (synth/request.py); the line says what follows the colon.
 - `sections`: a SectionKind (synth/section.py), for the field NAME of a plan's file.
@@ -51,10 +62,12 @@ Of plans and topo-synth:
   the options of their names.
 - `jobs`: a function of a SynthRun (cli/synthesis/job.py) that is what `topo-synth --NAME` does with
   what is planned.
+- `job_options`: JobOptions (cli/synthesis/added.py), for an extra whose jobs are more than flags.
 - `modes`: a function of the parsed arguments that is what `topo-synth --NAME VALUE` does.
 - `remarks`: a function of a plan and a size in bytes that returns a Remark (synth/remark.py).
 - `curves`: a function of a plan and sizes in bytes that returns a Curve (synth/pictures/curves.py),
   or None, to draw beside the plan's.
+- `plan_files`: a PlanFile (cli/synthesis/added.py), for `topo-synth --NAME FILE`.
 - `schemas`: the type that a file is read as, for docs/schemas/NAME.schema.json.
 
 Of the runtime:
@@ -105,13 +118,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from typing import Any
 
-COMMANDS, FORMATS, STRATEGIES, EXPORTS, FILES = (
-    "commands",
-    "formats",
-    "strategies",
-    "exports",
-    "files",
-)
+COMMANDS, SUBCOMMANDS = "commands", "subcommands"
+FORMATS, STRATEGIES, EXPORTS, FILES = "formats", "strategies", "exports", "files"
 EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "explanations",
     "links",
@@ -119,11 +127,16 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
     "layers",
     "codecs",
 )
-ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
+ASIDES, BOXES, SKELETONS = "asides", "boxes", "skeletons"
+REPAIRS, STATEMENTS = "repairs", "statements"
+ARCHIVES, GRAPHS, NOTEBOOKS, PROBES = "archives", "graphs", "notebooks", "probes"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
-CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
+WRITERS, CORRECTIONS = "writers", "corrections"
+SOURCES, LAUNCHES = "sources", "launches"
+PLANNERS, BOUNDS, REQUESTS = "planners", "bounds", "requests"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
-JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
+JOBS, JOB_OPTIONS, MODES = "jobs", "job_options", "modes"
+CURVES, PLAN_FILES, SCHEMAS = "curves", "plan_files", "schemas"
 REMARKS = "remarks"
 NETWORKS, ROLES, CULPRITS, WAITS = "networks", "roles", "culprits", "waits"
 OBSERVERS, USAGE_LOGS, CACHES = "observers", "usage_logs", "caches"
@@ -220,6 +233,70 @@ EXTRAS = (
         },
     ),
     Extra(
+        "machine-details",
+        ("topo/extras/machine_details",),
+        {},
+    ),
+    Extra(
+        "pasted",
+        ("topo/extras/pasted", "tests/extras/pasted"),
+        {
+            REPAIRS: {
+                "pasted": (
+                    "topo.extras.pasted.repairs:REPAIRS",
+                    "what terminals, web pages and logs do to texts, and XML amid text",
+                )
+            },
+            STATEMENTS: {
+                "pasted": (
+                    "topo.extras.pasted.around:TextAround",
+                    "what is written around a matrix: PCIe links, MIG, P2P, the host",
+                )
+            },
+        },
+    ),
+    Extra(
+        "nccl-topology",
+        (
+            *("topo/extras/nccl_topology", "cli/extras/nccl_topology.py"),
+            "tests/extras/nccl_topology",
+        ),
+        {
+            SKELETONS: {
+                "nccl-xml": (
+                    "topo.extras.nccl_topology.format:SKELETONS",
+                    "NCCL's XML without GPUs, as cloud providers distribute it",
+                )
+            },
+            VIEWS: {
+                "nccl-xml": ("cli.extras.nccl_topology:NCCL_XML", "the machine for NCCL_TOPO_FILE")
+            },
+            WRITERS: {
+                "for-vm": (
+                    "cli.extras.nccl_topology:FOR_VM",
+                    "write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
+                )
+            },
+            EXAMPLES: {
+                "topo-probe topo.xml --for-vm -o vm.xml": (
+                    "topo-probe",
+                    "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself "
+                    "leave topo.xml out",
+                )
+            },
+        },
+        needs=("machine-details",),
+    ),
+    Extra(
+        "archives",
+        ("topo/extras/archives.py", "tests/extras/archives"),
+        {
+            ARCHIVES: {
+                "tar": ("topo.extras.archives:unpack", "of a machine's /sys and /proc, to read it")
+            }
+        },
+    ),
+    Extra(
         "networkx-graphs",
         ("topo/extras/networkx_graph.py", "tests/extras/networkx_graph"),
         {GRAPHS: {"networkx": ("topo.extras.networkx_graph", "those of networkx")}},
@@ -232,6 +309,7 @@ EXTRAS = (
         ),
         {
             VIEWS: {
+                "dot": ("cli.extras.pictures:DOT", "a graph for Graphviz"),
                 "svg": ("cli.extras.pictures:SVG", "the machine"),
                 "png": ("cli.extras.pictures:PNG", "the same as pixels"),
                 "pdf": ("cli.extras.pictures:PDF", "the same for print"),
@@ -274,11 +352,18 @@ EXTRAS = (
                 )
             },
         },
+        needs=("machine-details",),
     ),
     Extra(
         "gpudirect",
         ("topo/extras/gpudirect", "tests/extras/gpudirect"),
         {
+            PROBES: {
+                "gpudirect": (
+                    "topo.extras.gpudirect.linux:read_gpudirect",
+                    "settings of Linux on which it depends",
+                )
+            },
             FIELDS: {
                 "gpudirect": (
                     "topo.extras.gpudirect.shown:describe_verdicts",
@@ -287,6 +372,7 @@ EXTRAS = (
             },
             TABLES: {"gpudirect": ("topo.extras.gpudirect.shown:make_part", "the same in words")},
         },
+        needs=("machine-details",),
     ),
     Extra(
         "doctor",
@@ -306,6 +392,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("machine-details",),
     ),
     Extra(
         "mscclpp",
@@ -353,6 +440,7 @@ EXTRAS = (
                 )
             }
         },
+        needs=("nccl-topology",),
     ),
     Extra(
         "nccl-files",
@@ -389,7 +477,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock",),
+        needs=("stock", "nccl-topology"),
     ),
     Extra(
         "spares",
@@ -460,6 +548,50 @@ EXTRAS = (
         },
     ),
     Extra(
+        "exact",
+        (
+            *("synth/extras/exact", "cli/extras/exact", "tests/extras/exact"),
+            "benchmarks/exact_rows.py",
+        ),
+        {
+            STRATEGIES: {
+                "exact": (
+                    "synth.extras.exact.strategy:EXACT",
+                    "SCCL's exact synthesis: the schedules of the Pareto front",
+                )
+            },
+            JOBS: {
+                "pareto": (
+                    "cli.extras.exact.front:run",
+                    "find the Pareto front of steps and rounds (R/C) by exact synthesis",
+                ),
+                "instance": (
+                    "cli.extras.exact.front:run",
+                    "decide whether a schedule of so many chunks, steps and rounds exists (exit "
+                    "code 3: there is none); may be repeated",
+                ),
+            },
+            JOB_OPTIONS: {
+                "exact": ("cli.extras.exact.options:OPTIONS", "limits on steps and rounds")
+            },
+            NAMES: {
+                "ParetoFront": ("synth.extras.exact.front:ParetoFront", "rows, bounds and a plan"),
+                "ParetoRow": ("synth.extras.exact.search:ParetoRow", "a row of a Pareto front"),
+                "pareto": ("synth.extras.exact.api:pareto", "the front of exact schedules"),
+            },
+            EXAMPLES: {
+                "topo-synth allgather dgx1 --pareto": (
+                    "topo-synth",
+                    "the Pareto front of steps and rounds",
+                ),
+                "topo-synth alltoall dgx1 --instance 3,3,8": (
+                    "topo-synth",
+                    "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
+                ),
+            },
+        },
+    ),
+    Extra(
         "notebooks",
         ("synth/extras/notebooks.py", "topo/extras/notebooks.py", "tests/extras/notebooks"),
         {
@@ -470,7 +602,7 @@ EXTRAS = (
                 "ParetoFront": ("synth.extras.notebooks:FRONT", "its picture and rows"),
             }
         },
-        needs=("report", "pictures"),
+        needs=("report", "pictures", "exact", "traces"),
     ),
     Extra(
         "native",
@@ -479,7 +611,10 @@ EXTRAS = (
     ),
     Extra(
         "one-sided",
-        ("runtime/extras/one_sided", "tests/extras/one_sided"),
+        (
+            *("runtime/extras/one_sided", "tests/extras/one_sided"),
+            "benchmarks/one_sided_replay.py",
+        ),
         {},
     ),
     Extra(
@@ -567,6 +702,7 @@ EXTRAS = (
                 )
             },
         },
+        needs=("demands",),
     ),
     Extra(
         "sockets",
@@ -725,8 +861,19 @@ EXTRAS = (
     ),
     Extra(
         "traces",
-        ("runtime/extras/traces.py", "cli/extras/traces.py", "tests/extras/traces"),
+        (
+            *("synth/extras/traces", "runtime/extras/traces.py", "cli/extras/traces.py"),
+            "tests/extras/traces",
+        ),
         {
+            PLAN_FILES: {
+                "trace": (
+                    "cli.extras.traces:PREDICTED",
+                    "write when each transfer is predicted to begin and end at --size: a Chrome "
+                    "trace, which Perfetto (ui.perfetto.dev) opens, or a timeline as .svg, .png or "
+                    ".pdf",
+                )
+            },
             RUN_FILES: {
                 "trace": (
                     "cli.extras.traces:TRACE",
@@ -959,7 +1106,60 @@ EXTRAS = (
                 )
             }
         },
-        needs=("stock", "nccl-files", "place", "gpudirect", "measured", "nccl-log"),
+        needs=(
+            "stock",
+            "nccl-files",
+            "place",
+            "gpudirect",
+            "measured",
+            "nccl-log",
+            "pasted",
+            "machine-details",
+        ),
+    ),
+    Extra(
+        "traffic",
+        ("synth/extras/traffic.py",),
+        {},
+    ),
+    Extra(
+        "demands",
+        (
+            *("synth/extras/demands", "cli/extras/demands.py", "tests/extras/demands"),
+            "benchmarks/reshard.py",
+        ),
+        {
+            PLANNERS: {
+                "demands": (
+                    "synth.extras.demands.planning:synthesize_demands",
+                    "plans for pieces of data that some ranks have and others need",
+                )
+            },
+            BOUNDS: {"demands": ("synth.extras.demands.bounds", "the bounds of such plans")},
+            REQUESTS: {
+                "traffic": (
+                    "cli.extras.demands:TRAFFIC",
+                    "of alltoallv: a matrix of bytes, .csv or .npy, a row for each sender (with "
+                    "--group: for each of its ranks); their sum is the default of --size",
+                ),
+                "demands": (
+                    "cli.extras.demands:DEMANDS",
+                    "in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that "
+                    "need each one (docs/files.md); likewise",
+                ),
+            },
+            EXAMPLES: {
+                "topo-synth alltoallv two-hosts.json --traffic bytes.csv": (
+                    "topo-synth",
+                    "an uneven alltoall: row i, column j is what rank i sends to rank j",
+                ),
+                "topo-synth dgx-a100:2 --demands weights.json": (
+                    "topo-synth",
+                    "pieces, the ranks that have each one, and those that need it",
+                ),
+            },
+        },
+        needs=("traffic",),
     ),
     Extra(
         "place",
@@ -990,6 +1190,7 @@ EXTRAS = (
                 "place": ("synth.extras.place.placing:place", "chooses the GPU of each rank"),
             },
         },
+        needs=("traffic",),
     ),
     Extra(
         "worth",
@@ -1030,7 +1231,7 @@ EXTRAS = (
                 )
             },
         },
-        needs=("stock", "explain", "doctor", "pictures", "worth"),
+        needs=("stock", "explain", "doctor", "pictures", "traces", "worth"),
     ),
     Extra(
         "reshard",
@@ -1048,6 +1249,7 @@ EXTRAS = (
                 ),
             }
         },
+        needs=("demands",),
     ),
     Extra(
         "joint",
@@ -1102,6 +1304,39 @@ EXTRAS = (
                 "joint-plan": (
                     "synth.extras.joint.plan:JointPlanFile",
                     "a joint plan: topo-synth --groups -o",
+                )
+            },
+        },
+    ),
+    Extra(
+        "list-extras",
+        ("cli/extras/list_extras.py", "tests/extras/list_extras"),
+        {
+            SUBCOMMANDS: {
+                "extras": ("cli.extras.list_extras", "list the extras, and what other packages add")
+            },
+            EXAMPLES: {
+                "topoplan extras": (
+                    "topoplan",
+                    "what there is beside the core, and what each extra adds",
+                )
+            },
+        },
+    ),
+    Extra(
+        "completion",
+        ("cli/extras/completion.py", "tests/extras/completion"),
+        {
+            SUBCOMMANDS: {
+                "completion": (
+                    "cli.extras.completion",
+                    "print the script that lets a shell complete these commands",
+                )
+            },
+            EXAMPLES: {
+                'eval "$(topoplan completion bash)"': (
+                    "topoplan",
+                    "let the shell complete these commands",
                 )
             },
         },

@@ -15,8 +15,8 @@ from typing import Any
 
 from harness import Table, make_parser
 
+from topoplan.synth.extras.exact.search import decide, pareto
 from topoplan.synth.ir.collective import collective_on
-from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from harness import Results, Table, list_of, make_parser, run_ranks
+from one_sided_replay import OneSidedReplay
 
 from topoplan.runtime.extras.one_sided.instructions import Mode, OneSidedProgram
 from topoplan.runtime.extras.one_sided.lowering import lower_one_sided
-from topoplan.runtime.extras.one_sided.replay import OneSidedReplay
 from topoplan.runtime.program.layout import IN_PLACE
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.api import synthesize

@@ -40,7 +40,8 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.demands.demands import Demand, Demands, from_matrix
+from topoplan.synth.extras.demands.reading import from_matrix
+from topoplan.synth.ir.demands import Demand, Demands
 from topoplan.synth.plan import Plan
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Device, Link, Topology

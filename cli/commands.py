@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ..extras import COMMANDS, EXTRAS, Names
+from ..extras import COMMANDS, SUBCOMMANDS, Names
 
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
@@ -32,31 +32,25 @@ _CORE = {
     "synth": "synthesize a plan for a collective on a topology, with its bound",
     "run": "run plans on real processes, beside the stock collectives",
 }
-# Those that are no programs of their own; cli/extras/ is a folder, so that one's module is not it.
-_WITHIN = {
-    "extras": "list the extras, and what other packages add",
-    "completion": "print the script that lets a shell complete these commands",
-}
-_MODULES = {**{name: name for name in (*_CORE, *_WITHIN, "topoplan")}, "extras": "list_extras"}
+# The modules in this folder of these and of `topoplan` itself have their names.
+_MODULES = (*_CORE, "topoplan")
 
 
 def list_commands() -> dict[str, str]:
     """Return the help line of each installed command, by name, without other packages' commands."""
-    return {**_CORE, **Names(COMMANDS).describe(), **_WITHIN}
+    return {**_CORE, **Names(COMMANDS).describe(), **Names(SUBCOMMANDS).describe()}
 
 
 def list_own() -> list[str]:
     """Return the names of commands that also are programs topo-NAME."""
-    return [name for name in list_commands() if name not in _WITHIN]
+    within = Names(SUBCOMMANDS).list_all()
+    return [name for name in list_commands() if name not in within]
 
 
 def is_command(name: str) -> bool:
     """Return whether a command is named so, even one of another package or of a missing extra."""
-    return (
-        name in list_commands()
-        or any(name in extra.adds.get(COMMANDS, ()) for extra in EXTRAS)
-        or name in Names(COMMANDS)
-    )
+    of_extras = (*Names(COMMANDS).list_all(), *Names(SUBCOMMANDS).list_all())
+    return name in _CORE or name in of_extras or name in Names(COMMANDS)
 
 
 def import_command(name: str) -> Command:
@@ -65,9 +59,9 @@ def import_command(name: str) -> Command:
     Raise InputError if nothing that is installed has it, TopoplanError if the package that has it
     cannot be loaded.
     """
-    command: Command = (
-        import_module(f".{_MODULES[name]}", __package__)
-        if name in _MODULES
-        else Names(COMMANDS).find(name)
-    )
+    if name in _MODULES:
+        command: Command = import_module(f".{name}", __package__)
+    else:
+        group = SUBCOMMANDS if name in Names(SUBCOMMANDS).list_all() else COMMANDS
+        command = Names(group).find(name)
     return command

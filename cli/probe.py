@@ -15,6 +15,7 @@ from ..topo.printable import printable_lines
 from .probing.added import (
     PROBE_SOURCES,
     PROBE_VIEWS,
+    PROBE_WRITERS,
     correct,
     find_reviews,
     list_boxes,
@@ -22,6 +23,7 @@ from .probing.added import (
     list_formats,
     list_reviews,
     list_suffixes,
+    list_writers,
 )
 from .shared.common import (
     Example,
@@ -51,24 +53,21 @@ if TYPE_CHECKING:
     from .probing.added import Review, View
 
 PROG = "topo-probe"
+# The format of NCCL_TOPO_FILE, which writers write in their ways.
+_XML = "nccl-xml"
 # The formats that suffixes of -o imply, but for views.
 _SUFFIXES = {
     ".dot": "dot",
     ".gv": "dot",
     ".json": "json",
-    ".xml": "nccl-xml",
+    ".xml": _XML,
 }
 # The formats of --format, but for views.
-_FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot")
+_FORMATS = ("table", "json", "tree", "smi")
 
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
     ("topo-probe -o machine.json", "this machine as a file that topo-synth reads"),
-    (
-        "topo-probe topo.xml --for-vm -o vm.xml",
-        "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself leave "
-        "topo.xml out",
-    ),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
     (
@@ -94,19 +93,20 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     sources = [f"--{name}" for name in PROBE_SOURCES.list_all() if getattr(arguments, name)]
+    writer = _find_writer(arguments)
     files = [f"--{name}" for name in list_corrections() if getattr(arguments, name) is not None]
     for is_wrong, why in (
         (
-            arguments.for_vm and arguments.format not in (None, "nccl-xml"),
-            "--for-vm writes nccl-xml; leave --format out",
+            writer is not None and arguments.format not in (None, _XML),
+            f"--{writer} writes {_XML}; leave --format out",
         ),
         (
             arguments.sysfs_root is not None and arguments.topologies,
             "--sysfs-root says where the local machine's files are; leave TOPOLOGY out",
         ),
         (
-            arguments.for_vm and len(arguments.topologies) > 1,
-            "--for-vm writes the file of one host; name one TOPOLOGY",
+            writer is not None and len(arguments.topologies) > 1,
+            f"--{writer} writes the file of one host; name one TOPOLOGY",
         ),
         (
             len(sources) > 1,
@@ -131,7 +131,7 @@ def build_parser() -> Parser:
         ABOUT,
         "[TOPOLOGY ...] [--format F] "
         + "".join(f"[--{name}] " for name, about in reviews.items() if about is not None)
-        + "[--for-vm] "
+        + "".join(f"[--{name}] " for name in PROBE_WRITERS.describe())
         + (f"[{' | '.join(f'--{name}' for name in sources)}] " if sources else "")
         + "[-o FILE]",
     )
@@ -171,11 +171,8 @@ def build_parser() -> Parser:
     add_force(parser, "--csv")
     for name, about in reviews.items():
         parser.add_argument(f"--{name}", action="store_true", help=about or argparse.SUPPRESS)
-    parser.add_argument(
-        "--for-vm",
-        action="store_true",
-        help="write NCCL XML for use inside a VM: the VM's addresses, plausible link speeds",
-    )
+    for name, about in list_writers().items():
+        parser.add_argument(f"--{name}", action="store_true", help=about or argparse.SUPPRESS)
     parser.add_argument(
         "--network",
         metavar="GBps",
@@ -211,6 +208,23 @@ def build_parser() -> Parser:
     return parser
 
 
+def _find_writer(arguments: argparse.Namespace) -> str | None:
+    """Return the name of the writer whose option is given, None without one."""
+    return next(
+        (name for name in list_writers() if getattr(arguments, name.replace("-", "_"))), None
+    )
+
+
+def _find_view(form: str, writer: str | None) -> View | None:
+    """Return the view of a writer, else that of a format, None for a format that is none."""
+    view: View | None = None
+    if writer is not None:
+        view = PROBE_WRITERS.find(writer)
+    elif form in PROBE_VIEWS.list_all():
+        view = PROBE_VIEWS.find(form)
+    return view
+
+
 def _reports() -> bool:
     """Return whether this process reports: of several ranks, rank 0 does."""
     return not _is_launched() or os.environ["RANK"] == "0"
@@ -223,14 +237,15 @@ def _is_launched() -> bool:
 
 def _probe(arguments: argparse.Namespace) -> int:
     progress, reviews = ProgressReporter(PROG, arguments, _reports()), find_reviews(arguments)
+    writer = _find_writer(arguments)
     form = choose_format(
         arguments,
-        {".xml": "nccl-xml"} if arguments.for_vm else {**list_suffixes(), **_SUFFIXES},
-        "nccl-xml" if arguments.for_vm else next(iter(reviews), "table"),
+        {".xml": _XML} if writer is not None else {**list_suffixes(), **_SUFFIXES},
+        _XML if writer is not None else next(iter(reviews), "table"),
         arguments.format,
     )
-    view: View | None = PROBE_VIEWS.find(form) if form in PROBE_VIEWS.describe() else None
-    if view is not None and not view.suffix:
+    view = _find_view(form, writer)
+    if view is not None and view.is_svg:
         check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
@@ -246,7 +261,6 @@ def _probe(arguments: argparse.Namespace) -> int:
     given = {
         "colour": not to_file and wants_colour(sys.stdout),
         "wraps": not to_file and is_terminal(sys.stdout),
-        "for_vm": arguments.for_vm,
     }
     if form in reviews:
         content: str | bytes = reviews[form].write(
@@ -254,8 +268,10 @@ def _probe(arguments: argparse.Namespace) -> int:
         )
     elif view is not None:
         content = view.write(topology)
-        if not view.suffix and to_file:
+        if view.is_svg and to_file:
             content = convert_for(arguments.output, str(content))
+        for note in view.list_notes(topology) if view.list_notes is not None else ():
+            print_error(f"{PROG}: {note}")
     else:
         content = _render(topology, form, given)
     write_output(arguments, content)
@@ -314,8 +330,8 @@ def _warn_of_repeated(names: list[str]) -> None:
 def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
     """Return the topology in one of _FORMATS.
 
-    `given` has the options of writers: colour, wraps (at the terminal's width), for_vm. Only the
-    writer in use is imported, since some of them import solvers or rich.
+    `given` has the options of writers: colour, wraps (at the terminal's width). Only the writer in
+    use is imported, since some of them import solvers or rich.
     """
     if form == "table":
         from ..topo.pictures import table
@@ -331,17 +347,6 @@ def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
         from ..topo.formats import smi
 
         return printable_lines(smi.write(topology))
-    if form == "nccl-xml":
-        from ..topo.formats import nccl_xml
-
-        text = nccl_xml.write(topology, given["for_vm"])
-        for note in nccl_xml.list_vm_notes(topology) if given["for_vm"] else ():
-            print_error(f"{PROG}: {note}")
-        return text
-    if form == "dot":
-        from ..topo.pictures import dot
-
-        return dot.write(topology)
     from ..topo import probe_json
 
     return probe_json.write(topology)

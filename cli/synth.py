@@ -1,8 +1,7 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-A bound is the bandwidth that no schedule can exceed. Each mode is in a module of cli/synthesis:
-plan, bound, front, schedule_files. Extras, optional parts, add modes, such as joint plans, and
-formats.
+Each mode is in a module of cli/synthesis: plan, bound, schedule_files. Extras add modes, such as
+joint plans, jobs, such as Pareto fronts, and formats.
 """
 
 import argparse
@@ -35,7 +34,7 @@ def _run(args: argparse.Namespace) -> int:
     job = make_job(args)
     # These modules import solvers, which takes a second that --help and wrong names do not need.
     with job.off_the_clock():
-        from .synthesis import bound, front, plan, schedule_files
+        from .synthesis import bound, plan, schedule_files
     bound.check_left(job)
     if args.bound_only:
         run = bound.run_bound
@@ -43,8 +42,6 @@ def _run(args: argparse.Namespace) -> int:
         run = schedule_files.run
     elif args.format != PLAN:
         run = bound.run_export
-    elif args.pareto or args.instance:
-        run = front.run
     else:
         added = find_job(args)
         run = plan.run if added is None else Names(JOBS).find(added)

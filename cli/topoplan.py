@@ -20,8 +20,6 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     ("topoplan run plan.json", "the plan on processes of this host, beside the stock allreduce"),
     *list_examples(PROG),
-    ("topoplan extras", "what there is beside the core, and what each extra adds"),
-    ('eval "$(topoplan completion bash)"', "let the shell complete these commands"),
 )
 ABOUT = """\
 topoplan reads a machine, synthesizes schedules of collectives for it, proves how far each is from

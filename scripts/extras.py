@@ -33,22 +33,31 @@ from topoplan.extras import (
     EXTRAS,
     FILES,
     FORMATS,
+    JOBS,
     LINKS,
     MODES,
     NAMES,
     OPTIONS,
+    PLAN_FILES,
     PLANS,
+    REQUESTS,
     REVIEWS,
     RUN_FILES,
     RUN_MODES,
     RUNS,
     SOURCES,
+    STRATEGIES,
+    SUBCOMMANDS,
     VIEWS,
+    WRITERS,
     Extra,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ("topo", "synth", "runtime", "cli")
+# As in `make test`. Each worker imports torch for its ranks once more, and makes the fixtures of
+# the modules whose tests it runs.
+_SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 # Prints why the facade does not have a name, or the backend does not read a file.
 _TRY = """
 import sys
@@ -199,12 +208,14 @@ def _check(gone: Iterable[Extra], *, runs_tests: bool) -> int:
         _run("backend and hook", [str(smoke), str(Path(folder, "store"))], Path(folder), env)
         tests = ["-m", "pytest", "-q", "--ignore=tests/project"]
         how = (
-            ["-m", "not gpu and not network and not long", "-n", "4"]
+            ["-m", "not gpu and not network and not long", *_SIDE_BY_SIDE]
             if runs_tests
             else ["--collect-only"]
         )
-        # On CI no test may be skipped that it should run; here tests of what is gone are.
-        _run("the tests that are left", [*tests, *how], copy, {**env, "CI": ""})
+        # On CI no test may be skipped that it should run; here tests of what is gone are. Bytecode
+        # is written, or each of the hundreds of processes would compile the tests anew.
+        env |= {"CI": "", "PYTHONDONTWRITEBYTECODE": ""}
+        _run("the tests that are left", [*tests, *how], copy, env)
     print(f"works without {', '.join(sorted(names))}")
     return 0
 
@@ -230,6 +241,7 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
     _run("topo-run", ["-m", "topoplan.cli.run", "plan.json", "-e", "4K", "-n", "1"], folder, env)
     ask_for: dict[str, Callable[[str], list[str]]] = {
         COMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
+        SUBCOMMANDS: lambda name: ["-m", "topoplan.cli.topoplan", name, "--help"],
         EXPORTS: lambda name: [*synth, "ring:2", "--format", name],
         FILES: lambda name: [*synth, "ring:2", "--format", name],
         SOURCES: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
@@ -237,11 +249,16 @@ def _try_commands(removed: Iterable[Extra], folder: Path, env: dict[str, str]) -
         FORMATS: lambda _: ["-m", "topoplan.cli.probe", "file.xml"],
         CORRECTIONS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}", "FILE"],
         VIEWS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", "--format", name],
+        WRITERS: lambda name: ["-m", "topoplan.cli.probe", "dgx1", f"--{name}"],
         REVIEWS: lambda name: ["-m", "topoplan.cli.probe", f"--{name}"],
         LINKS: lambda name: ["-m", "topoplan.cli.run", "plan.json", "--backend", name],
         NAMES: lambda name: ["-c", _TRY, name],
         OPTIONS: lambda name: ["-c", _TRY_OPTION, name],
+        JOBS: lambda name: [*synth, "ring:2", f"--{name}"],
+        STRATEGIES: lambda name: [*synth, "ring:2", "--strategy", name],
         ADDITIONS: lambda name: [*synth, "ring:2", f"--{name}", "links"],
+        PLAN_FILES: lambda name: [*synth, "ring:2", f"--{name}", "FILE"],
+        REQUESTS: lambda name: [*synth, "ring:2", f"--{name}", "FILE"],
         MODES: lambda name: [*synth, "ring:2", f"--{name}", "-"],
         PLANS: lambda _: ["-c", _TRY],
         RUN_FILES: lambda name: ["-m", "topoplan.cli.run", "plan.json", f"--{name}", "FILE"],

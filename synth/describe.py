@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from ..topo.graph import Topology
     from .bounds.certificate import Bound
     from .bounds.single_path import Bounds
-    from .ksync.pareto import ParetoRow
     from .plan import Entry, Plan
-    from .planner.front import ParetoFront
 
 # 1 GiB: the size at which an entry without an upper end is reported.
 _LARGE = 1 << 30
@@ -32,8 +30,6 @@ _TITLES = (
     *("sizes from", "to", "strategy", "chunks", "steps", "rounds", "trees", "segments"),
     *("latency us", "GB/s at most", "gap", "at size"),
 )
-# The columns of a Pareto front's table.
-FRONT_TITLES = ("chunks", "steps", "rounds", "R/C", "status", "", "form", "proof", "seconds")
 # Columns that a narrow terminal omits, in this order.
 _LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "at size", "to")
 
@@ -55,22 +51,6 @@ def describe_plan(plan: Plan, size: int) -> str:
     if root is not None:
         lines.append(f"root: {plan.topology.ranks[root]}, rank {root}")
     return join_lines(lines)
-
-
-def describe_front(front: ParetoFront) -> str:
-    """Return the table of `print_front`, and the bounds."""
-    from ..topo.pictures.console import SafeConsole
-    from .bounds.single_path import Bounds
-
-    buffer = io.StringIO()
-    console = SafeConsole(file=buffer, width=WIDTH, color_system=None)
-    console.print(
-        f"{front.collective.name} on {front.topology.name}: "
-        f"{bounds_text(Bounds(front.bound, front.bound_one_way), front.topology)}",
-        highlight=False, markup=False, soft_wrap=True,
-    )  # fmt: skip
-    print_front(console, front)
-    return join_lines(buffer.getvalue().splitlines())
 
 
 def list_promised(plan: Plan) -> list[str]:
@@ -256,43 +236,6 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
             soft_wrap=soft_wrap,
             markup=False,
         )
-
-
-def print_front(console: Console, front: ParetoFront) -> None:
-    """Print a row for each (chunks, steps, rounds), then the bound on R/C."""
-    from ..topo.pictures.fit import print_table
-
-    rows: list[tuple[Sequence[str], str | None]] = []
-    for row in front.rows:
-        dim = None if row.status == "feasible" else "dim"
-        rows.append((list_cells(row), "green" if row.is_on_front else dim))
-    left = ("status", "", "form", "proof")
-    print_table(console, FRONT_TITLES, rows, ("proof", "form", "seconds"), left)
-    console.print(least_ratio_text(front), highlight=False)
-
-
-def list_cells(row: ParetoRow) -> tuple[str, ...]:
-    """Return a row of a front as texts, in the columns FRONT_TITLES."""
-    marks = [
-        "front" * row.is_on_front,
-        "fewest steps" * (row.latency_optimal and not row.dominated),
-        "least R/C" * row.bandwidth_optimal,
-        "dominated" * row.dominated,
-    ]
-    return (
-        *map(str, (row.chunks, row.steps, row.rounds, row.ratio)),
-        row.status,
-        ", ".join(filter(None, marks)),
-        row.form,
-        row.proof,
-        f"{row.synthesis_s:.2f}",
-    )
-
-
-def least_ratio_text(front: ParetoFront) -> str:
-    """Return the line on the bound on rounds a chunk, and on an incomplete search."""
-    partial = "" if front.complete else "; the search was not exhaustive"
-    return f"lower bound on R/C of any schedule: {front.least_ratio}{partial}"
 
 
 def _show_segments(

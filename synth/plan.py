@@ -37,11 +37,11 @@ from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
 from .cost.segmentation import list_omitted, reroute_unless_in_network, time_us
-from .demands.demands import Demands
 from .describe import describe_plan
 from .ir.addition_order import is_uniform
 from .ir.collective import COLLECTIVES, Collective, spell_ranks
 from .ir.columns import MAX_EXPLICIT_RANKS
+from .ir.demands import Demands
 from .ir.schedule import MAX_SEGMENTS, Schedule
 from .ir.schedule_text import join_lines
 from .plan_file import (

@@ -13,9 +13,9 @@ from ..extras import PLANS, Names
 from ..topo.errors import InputError
 from ..topo.schema import Count, Index, Label
 from .bounds.certificate import BoundFields, SinglePathBoundFields
-from .demands.demands import DemandRows
 from .ir.collective import CollectiveName, DemandName
 from .ir.columns import MAX_COLUMN_BYTES
+from .ir.demands import DemandRows
 from .ir.schedule import MAX_STEPS, RANKS_ABOUT, Ranks, ScheduleFields, Segments
 
 FORMAT = "topoplan-plan"

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 AUTO = "auto"
 # The entry points with which installed packages add strategies.
 GROUP = f"topoplan.{STRATEGIES}"
-# The built-in strategies, in the order in which auto tries them.
+# The built-in strategies, in the order in which auto tries them: where schedules are equally good,
+# those of the first one are used. Extras' strategies come after the searches for the best rates.
 STRATEGY_NAMES = (
     "packing",
     "chains",
-    "exact",
+    *Names(STRATEGIES).describe(),
     "hierarchical",
     "greedy",
     "ring",
@@ -51,7 +52,10 @@ def find_word(name: str) -> str | None:
 
 
 def refuse_unknown(name: str, names: Iterable[str]) -> InputError:
-    """Return the error for a name that is not among those of strategies."""
+    """Return the error for a name that is not among those of strategies, or whose extra is gone."""
+    added = Names(STRATEGIES)
+    if name in added.list_all():
+        return InputError(f"strategy {name}: {added.explain_missing(name)}")
     listed = list(dict.fromkeys(names))
     return InputError(
         f"unknown strategy {name!r}{suggest(name, [AUTO, *listed])}; expected auto or one of "

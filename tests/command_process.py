@@ -43,11 +43,17 @@ def main(
     os.environ.update(environment)
     forked_planners.use_forked()
     os.chdir(folder)
+    _add_paths(environment.get("PYTHONPATH", ""))
     _load_libraries(environment.get("LD_LIBRARY_PATH", ""))
     # A command's ranks are forked from it: a server of its own would import torch once more, which
     # takes longer than what most commands do. Those of `launch.run_command` have one.
     ForkServerProcess._Popen = staticmethod(ForkProcess._Popen)  # type: ignore[method-assign,assignment]
     sys.exit(importlib.import_module(module).main(list(arguments)))
+
+
+def _add_paths(paths: str) -> None:
+    """Look for modules in the folders of PYTHONPATH too: Python reads that when it starts."""
+    sys.path[:0] = [path for path in paths.split(os.pathsep) if path and path not in sys.path]
 
 
 def _load_libraries(folders: str) -> None:

@@ -18,19 +18,30 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from needs import has_extra
+from small_xml import machine, nvlink
 
 from topoplan.topo import probe_json
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats import nccl_xml, smi
+from topoplan.topo.formats import smi
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
-from topoplan.topo.pictures import dot, table
+from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.join import probe_local
 
 MEMORY_BYTES = 2**30
-SLOW_WRITERS = (table.write, tree.write, dot.write)
+SLOW_WRITERS: list[Callable[[Topology], str]] = [table.write, tree.write]
+FAST_WRITERS: list[Callable[[Topology], str]] = [probe_json.write, smi.write]
+if has_extra("pictures"):
+    from topoplan.topo.extras.pictures import dot
+
+    SLOW_WRITERS.append(dot.write)
+if has_extra("nccl-topology"):
+    from topoplan.topo.extras import nccl_topology
+
+    FAST_WRITERS.append(nccl_topology.write)
 COUNT = count()
 SECONDS_AN_INPUT = 10
 
@@ -84,8 +95,10 @@ GPU 0: NVIDIA H100 PCIe (UUID: GPU-6968dfc2)
 """
 
 
-def _xml(name: str) -> str:
-    return nccl_xml.write(preset(name))
+def _list_xml() -> list[str]:
+    pair = machine(nvlink("0000:01:00.0", 4), nvlink("0000:00:00.0", 4))
+    names = ("pcie-2socket", "dgx-a100:2", "dgx1", "mi250") if has_extra("nccl-topology") else ()
+    return [pair, *(nccl_topology.write(preset(name)) for name in names)]
 
 
 _RICH_JSON = """{"format": "topoplan-topology", "version": 1, "name": "x", "devices": [{"id": "gpu0", "kind": "gpu",
@@ -118,7 +131,7 @@ CPU/0-1 (1/1/2)
 
 SEEDS: dict[str, Callable[[], list[str]]] = {
     "json": lambda: [_RICH_JSON, preset("pcie-2socket").dumps(), preset("dgx1").dumps()],
-    "nccl-xml": lambda: [_xml("pcie-2socket"), _xml("dgx-a100:2"), _xml("dgx1"), _xml("mi250")],
+    "nccl-xml": _list_xml,
     "hwloc-xml": lambda: [HWLOC],
     "nccl-log": lambda: [NCCL_LOG],
     "smi": lambda: [SMI, smi.write(preset("pcie-2socket")), smi.write(preset("dgx1"))],
@@ -262,9 +275,7 @@ def judge(make: Callable[[], Topology]) -> None:
         topology = make()
         assert Topology.loads(topology.dumps()) == topology
         for write in (
-            probe_json.write,
-            smi.write,
-            nccl_xml.write,
+            *FAST_WRITERS,
             *(SLOW_WRITERS if next(COUNT) % 5 == 0 else ()),
         ):
             try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from needs import has_extra
 from unhurried import make_effort
 
 from topoplan.synth.ir.collective import Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule, reverse
-from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
 from topoplan.synth.request import Request
 from topoplan.synth.strategies.built_in import STRATEGIES
 from topoplan.topo.presets import preset
@@ -21,6 +21,8 @@ def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
 
 
 def exact(name: str, triple: tuple[int, int, int], root: int | None = None) -> Schedule:
+    from topoplan.synth.extras.exact.models import SyncInstance, fabric_of, solve_copying
+
     found = solve_copying(
         fabric_of(Router(preset("dgx1"))),
         SyncInstance(Collective(name, 8, root), *triple),
@@ -43,7 +45,7 @@ ALLREDUCES: dict[str, Recipe] = {
     "greedy": lambda: built("greedy", "mesh:2x3"),
     "parameter-server": lambda: built("parameter-server", "switch:5"),
 }
-OTHERS: dict[str, Recipe] = {
+EXACT: dict[str, Recipe] = {
     "allgather": lambda: exact("allgather", (6, 3, 7)),
     "reduce-scatter": lambda: reverse(exact("allgather", (2, 2, 3))),
     "broadcast": lambda: exact("broadcast", (6, 3, 3), 3),
@@ -51,6 +53,9 @@ OTHERS: dict[str, Recipe] = {
     "gather": lambda: exact("gather", (6, 3, 7), 2),
     "scatter": lambda: exact("scatter", (6, 3, 7), 2),
     "alltoall": lambda: exact("alltoall", (3, 3, 8)),
+}
+OTHERS: dict[str, Recipe] = {
+    **(EXACT if has_extra("exact") else {}),
     "packed allgather": lambda: built("packing", "mesh:2x3", "allgather"),
     "packed reduce-scatter": lambda: built("packing", "mesh:2x3", "reduce-scatter"),
     "packed broadcast": lambda: built("packing", "dgx1", "broadcast"),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, VIEWS, Names
+from ...extras import BOXES, CORRECTIONS, FORMATS, REVIEWS, SOURCES, VIEWS, WRITERS, Names
 
 if TYPE_CHECKING:
     import argparse
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Each finds the topology by itself, and excludes the others.
 PROBE_SOURCES = Names(SOURCES)
-# Forms of it, by the values of --format.
-PROBE_VIEWS = Names(VIEWS)
+# Forms of it, by the values of --format, and by options of their own.
+PROBE_VIEWS, PROBE_WRITERS = Names(VIEWS), Names(WRITERS)
 _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 
 
@@ -40,12 +40,15 @@ class Review:
 class View:
     """What `topo-probe --format NAME` writes: `write` makes the file of a topology.
 
-    `suffix` is that of file names which imply this format. A view without one returns SVG, and the
-    suffix of -o says whether it is converted to PNG or PDF.
+    `suffix` is that of file names which imply this format. A view that `is_svg` has none; the
+    suffix of -o then says whether it is converted to PNG or PDF. `list_notes` returns a line for
+    each thing that people should know about what is written.
     """
 
     write: Callable[[Topology], str | bytes]
     suffix: str = ""
+    is_svg: bool = False
+    list_notes: Callable[[Topology], list[str]] | None = None
 
 
 def list_reviews() -> dict[str, str | None]:
@@ -65,6 +68,11 @@ def list_suffixes() -> dict[str, str]:
     """Return the names of views, by the suffix of -o that implies each."""
     views = {name: PROBE_VIEWS.find(name) for name in PROBE_VIEWS.describe()}
     return {view.suffix: name for name, view in views.items() if view.suffix}
+
+
+def list_writers() -> dict[str, str | None]:
+    """Return the help of each option that writes a view of its own, None likewise."""
+    return _describe_all(PROBE_WRITERS)
 
 
 def list_corrections() -> dict[str, str | None]:

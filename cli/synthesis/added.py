@@ -7,7 +7,9 @@ another library, or a file of one of the plan's schedules.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...extras import (
     ADDITIONS,
@@ -16,18 +18,27 @@ from ...extras import (
     EXPORTS,
     EXTRAS,
     FILES,
+    JOB_OPTIONS,
     JOBS,
     MODES,
+    PLAN_FILES,
     PROMISES,
+    REQUESTS,
+    STRATEGIES,
     WORDS,
     Extra,
     Names,
 )
 from ..shared.common import mention
+from ..shared.outputs import OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...synth.ir.collective import DemandName
+    from ...synth.ir.demands import Demands
+    from ...synth.plan import Plan
+    from ...topo.graph import Topology
     from ..shared.common import Parser
 
 PLAN = "plan"
@@ -39,14 +50,63 @@ SCHEDULE_FORMATS = Names(EXPORTS)
 ADDED_MODES = Names(MODES)
 # Those that do something else with what is planned; likewise.
 ADDED_JOBS = Names(JOBS)
+# Those whose file says what to plan for, in place of a collective's name; likewise.
+ADDED_REQUESTS = Names(REQUESTS)
+# Files that are written beside the plan; likewise.
+PLAN_BESIDE = Names(PLAN_FILES)
 # What the line about a name in each group follows, and what stands before that line.
 _MENTIONED = {
     FILES: ("--format {}", ""),
     EXPORTS: ("--format {}", "the plan's schedule for --size: "),
+    STRATEGIES: ("--strategy {}", ""),
     WORDS: ("--strategy {}:", ""),
     CURVES: ("--plot", "also "),
     EXPLANATIONS: ("--explain", "also "),
 }
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of an extra's jobs, where they are more than a flag for each.
+
+    `values` has what argparse is told of the jobs that are no flags, by their names. `add` adds
+    further options, of which `list_given` returns those that the arguments have; `check` raises
+    InputError for the first option that contradicts the jobs. The help needs all of it, so that the
+    module of one imports no solver.
+    """
+
+    values: Mapping[str, Mapping[str, Any]]
+    add: Callable[[argparse._ArgumentGroup], None]
+    list_given: Callable[[argparse.Namespace], list[str]]
+    check: Callable[[argparse.Namespace], None]
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """What `topo-synth --NAME FILE` plans for: demands that the file lists.
+
+    They are a `collective`, which users name too if `is_named`; else the file stands in its place,
+    and says which ranks take part. `read` returns the demands for the arguments on a topology, and
+    the helpers that the file names, None if it names none. The module of one imports no solver.
+    """
+
+    collective: DemandName
+    is_named: bool
+    read: Callable[[argparse.Namespace, Topology], tuple[Demands, tuple[int, ...] | None]]
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What `topo-synth --NAME FILE` writes of a plan beside it.
+
+    `make` returns the file's text for a plan, a size in bytes and the suffix of the file's name;
+    `remark` returns what is said when it is written, by that suffix, FILE standing for its name.
+    Names end in `suffix`, or in that of a picture. The module of one imports no solver.
+    """
+
+    make: Callable[[Plan, int, str], str]
+    remark: Callable[[str], str]
+    suffix: str
 
 
 class Formats:
@@ -92,6 +152,24 @@ def list_suffixes() -> dict[str, str]:
     return {".json": PLAN, **{suffix: name for suffix, name in suffixes.items() if suffix}}
 
 
+def find_request(args: argparse.Namespace) -> FileRequest | None:
+    """Return what the arguments name a file for, None if they name a collective only."""
+    given = (name for name in ADDED_REQUESTS.list_all() if getattr(args, name) is not None)
+    return next((ADDED_REQUESTS.find(name) for name in given), None)
+
+
+def list_plan_files(args: argparse.Namespace) -> dict[str, PlanFile]:
+    """Return the files beside the plan that the arguments ask for, by the names of options."""
+    given = (name for name in PLAN_BESIDE.list_all() if getattr(args, name))
+    return {name: PLAN_BESIDE.find(name) for name in given}
+
+
+def list_job_options() -> list[JobOptions]:
+    """Return the options of the jobs of all extras that are here."""
+    added = Names(JOB_OPTIONS)
+    return [added.find(name) for name in added.describe()]
+
+
 def add_options(parser: Parser) -> None:
     """Add the options of extras to a parser, in a group each; those not installed are hidden."""
     groups = {extra.name: parser.add_extra(extra.name) for extra in EXTRAS}
@@ -108,11 +186,23 @@ def _add_own(group: argparse._ArgumentGroup, extra: Extra) -> None:
     def find_help(kind: str, name: str) -> str:
         return extra.adds[kind][name][1] if extra.is_here else argparse.SUPPRESS
 
+    for name in extra.adds.get(REQUESTS, ()):
+        group.add_argument(f"--{name}", metavar="FILE", help=find_help(REQUESTS, name))
+    for name in extra.adds.get(PLAN_FILES, ()):
+        group.add_argument(f"--{name}", help=find_help(PLAN_FILES, name), **OUTPUT)
     for name in extra.adds.get(MODES, ()):
         group.add_argument(f"--{name}", help=find_help(MODES, name))
+    of_jobs: list[JobOptions] = [
+        Names(JOB_OPTIONS).find(name)
+        for name in (extra.adds.get(JOB_OPTIONS, ()) if extra.is_here else ())
+    ]
+    values = {name: given for options in of_jobs for name, given in options.values.items()}
     for kind in (JOBS, PROMISES):
         for name in extra.adds.get(kind, ()):
-            group.add_argument(f"--{name}", action="store_true", help=find_help(kind, name))
+            given = values.get(name, {"action": "store_true"})
+            group.add_argument(f"--{name}", help=find_help(kind, name), **given)
+    for options in of_jobs:
+        options.add(group)
     for name in extra.adds.get(ADDITIONS, ()):
         group.add_argument(f"--{name}", choices=("links",), help=find_help(ADDITIONS, name))
 

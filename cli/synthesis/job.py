@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,9 @@ from ...topo.clock import limit_time
 from ...topo.derived.stripes import describe_merged
 from ...topo.output_head import output_head
 from ...topo.pictures.cables import describe_rates
-from ...topo.pictures.convert import PICTURE_SUFFIXES
 from ..shared.outputs import rows_csv, write_extra
 from ..shared.progress import ProgressReporter, Say
+from .added import find_request, list_plan_files
 from .options import PROG
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from ...synth.bounds.certificate import Bound
     from ...synth.bounds.group_bounds import SubMachine
-    from ...synth.demands.demands import Demands
     from ...synth.ir.collective import Collective
     from ...synth.plan import Entry, Plan
     from ...topo.graph import Topology
@@ -240,8 +240,9 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     )
     given: Collective
     collective: Collective
-    if args.has_demands:
-        demands, helpers = _read_demands(args, topology)
+    request = find_request(args)
+    if request is not None:
+        demands, helpers = request.read(args, topology)
         given = collective = demands
         size = size or demands.size
     elif args.group is not None:
@@ -291,22 +292,6 @@ def _read_machine(
     ):
         drawn = load(args.topology)
         return drawn, *load_for_planning(drawn)
-
-
-def _read_demands(
-    args: argparse.Namespace, topology: Topology
-) -> tuple[Demands, tuple[int, ...] | None]:
-    """Return the demands of --traffic or --demands, and the helpers that the file names, if any."""
-    from ...synth.demands.demands import from_matrix, read_demands
-    from ...synth.groups.ranks import choose_helpers, group_on, parse_ranks
-
-    gpus = len(topology.ranks)
-    if args.demands is None:
-        listed = None if args.group is None else parse_ranks(args.group, "group")
-        members = () if listed is None else group_on("alltoall", topology, listed).members
-        return from_matrix(args.traffic, gpus, members), None
-    demands, wanted = read_demands(args.demands, gpus)
-    return demands, choose_helpers(wanted, demands, topology) if args.helpers is None else None
 
 
 def _choose_helpers(
@@ -417,7 +402,7 @@ def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
     """
     if plan is None:
         keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")
-        return {"strategy": "exact", "size_bytes": job.size, **dict.fromkeys(keys)}
+        return {"strategy": None, "size_bytes": job.size, **dict.fromkeys(keys)}
     from ...synth.cost.affine import rounds
 
     entry = plan.entry_for(job.size)
@@ -440,6 +425,14 @@ def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
             "busbw_GBps": algbw * float(job.collective.bus_factor()),
         },
     }
+
+
+def _write_beside(job: SynthRun, plan: Plan) -> None:
+    """Write the files of extras that the arguments ask for."""
+    for name, file in list_plan_files(job.args).items():
+        suffix = Path(getattr(job.args, name)).suffix.lower()
+        text = partial(file.make, plan, job.size, suffix)
+        write_extra(job.args, name, job.progress, file.remark(suffix), text)
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
@@ -474,18 +467,8 @@ def deliver(
     args = job.args
     if args.output and plan is not None:
         plan.save(args.output, overwrite=args.force)
-    if args.trace and plan is not None:
-        from ...synth.pictures.chrome_trace import write_plan_trace
-        from ...synth.pictures.timeline import draw_plan_timeline
-
-        is_picture = Path(args.trace).suffix.lower() in PICTURE_SUFFIXES
-        what = (
-            "timeline drawn in FILE"
-            if is_picture
-            else "trace written to FILE; open it at ui.perfetto.dev"
-        )
-        text = draw_plan_timeline if is_picture else write_plan_trace
-        write_extra(args, "trace", job.progress, what, lambda: text(plan, job.size))
+    if plan is not None:
+        _write_beside(job, plan)
     write_extra(args, "plot", job.progress, *picture)
     if args.json:
         print(json.dumps(body()))

@@ -15,23 +15,29 @@ from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 from .added import (
     ADDED_JOBS,
     ADDED_MODES,
+    ADDED_REQUESTS,
     PLAN,
+    PLAN_BESIDE,
+    FileRequest,
     Formats,
     add_options,
+    find_request,
     is_of_schedules,
+    list_job_options,
+    list_plan_files,
     list_suffixes,
     list_taking,
     takes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ...synth.request import TreeLimits
 
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
-# Enough for every preset; larger machines and --pareto may need more.
+# Enough for every preset; larger machines may need more.
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 # The help begins with so many examples, which `--help core` has too.
@@ -41,25 +47,12 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-synth allreduce topo.xml -o plan.json", "the plan, for topo-run and DDP"),
     ("topo-synth allreduce mesh:8x8 --bound-only", "how fast can a schedule be?"),
     ("topo-synth allreduce dgx1 --without-link 0:3", "a plan without that link"),
-    ("topo-synth allgather dgx1 --pareto", "the Pareto front of steps and rounds"),
-    (
-        "topo-synth alltoall dgx1 --instance 3,3,8",
-        "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
-    ),
     ("topo-synth allreduce dgx-a100:2 --max-trees 16", "at most 16 trees"),
     (
         "topo-synth allreduce mi300x --group 0,1",
         "a plan for two of the GPUs; the idle ones help",
     ),
     *list_examples(PROG),
-    (
-        "topo-synth alltoallv two-hosts.json --traffic bytes.csv",
-        "an uneven alltoall: row i, column j is what rank i sends to rank j",
-    ),
-    (
-        "topo-synth dgx-a100:2 --demands weights.json",
-        "pieces, the ranks that have each one, and those that need it",
-    ),
     ("topo-synth allreduce dgx1 --csv ranges.csv", "the table as rows"),
 )
 ABOUT = """\
@@ -95,7 +88,7 @@ def _add_usual(parser: Parser) -> None:
         nargs="?",
         metavar="COLLECTIVE",
         help="allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter, "
-        "alltoall, or alltoallv with --traffic; torch's and nccl-tests' spellings too",
+        "alltoall; torch's and nccl-tests' spellings too",
     )
     add(
         "second",
@@ -113,7 +106,7 @@ def _add_usual(parser: Parser) -> None:
     add(
         "--size",
         metavar="BYTES",
-        help=f"buffer size to report on (default {DEFAULT_SIZE}; for demands, their bytes)",
+        help=f"buffer size to report on (default {DEFAULT_SIZE})",
     )
     add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
     add(
@@ -138,11 +131,6 @@ def _add_usual(parser: Parser) -> None:
     )
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
     add(
-        "--pareto",
-        action="store_true",
-        help="find the Pareto front of steps and rounds (R/C) by exact synthesis",
-    )
-    add(
         "--time-limit",
         type=float,
         default=DEFAULT_TIME_LIMIT_S,
@@ -151,12 +139,11 @@ def _add_usual(parser: Parser) -> None:
         "searches go further in proportion",
     )
     add("--json", action="store_true", help="one JSON object on standard output")
-    add_csv(parser, "the table's rows (with --pareto: the front's)")
+    add_csv(parser, "the table's rows")
     add(
         "--plot",
         **OUTPUT,
-        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan and the "
-        "bound; with --pareto: the front",
+        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan and the bound",
     )
 
 
@@ -166,18 +153,6 @@ def _add_more(parser: Parser) -> None:
     add = group.add_argument
     add("--collective", metavar="C", help="COLLECTIVE, as an option")
     add("--topology", metavar="T", help="TOPOLOGY, as an option")
-    add(
-        "--traffic",
-        metavar="FILE",
-        help="of alltoallv: a matrix of bytes, .csv or .npy, a row for each sender (with --group: "
-        "for each of its ranks)",
-    )
-    add(
-        "--demands",
-        metavar="FILE",
-        help="in place of COLLECTIVE: a JSON file of pieces, ranks that have and ranks that need "
-        "each one (docs/files.md)",
-    )
     add(
         "--root",
         type=int,
@@ -189,8 +164,8 @@ def _add_more(parser: Parser) -> None:
         "--helpers",
         metavar="LIST",
         help=f"with {', '.join(['--group', *(f'--{name}' for name in ADDED_MODES.describe())])} "
-        "or demands: the other ranks that may relay, copy and add for a group: rest (default), "
-        "none, or a list",
+        "or a file of what to plan for: the other ranks that may relay, copy and add for a group: "
+        "rest (default), none, or a list",
     )
     add(
         "--without-rank",
@@ -209,18 +184,12 @@ def _add_more(parser: Parser) -> None:
         metavar="A:B=F",
         help="plan for the machine with this link at F times its bandwidth",
     )
-    _add_searches(group)
-    add(
-        "--trace",
-        **OUTPUT,
-        help="write when each transfer is predicted to begin and end at --size: a Chrome trace, "
-        "which Perfetto (ui.perfetto.dev) opens, or a timeline as .svg, .png or .pdf",
-    )
-    add_force(group, "--trace", "--plot", "--csv")
+    _add_tree_limits(group)
+    add_force(group, *(f"--{name}" for name in PLAN_BESIDE.describe()), "--plot", "--csv")
 
 
-def _add_searches(group: argparse._ArgumentGroup) -> None:
-    """Add what limits trees and exact searches."""
+def _add_tree_limits(group: argparse._ArgumentGroup) -> None:
+    """Add what limits trees."""
     add = group.add_argument
     add(
         "--epsilon",
@@ -234,22 +203,6 @@ def _add_searches(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="packing: at most this many hops from any rank to the root of a tree",
     )
-    add("--max-steps", type=int, metavar="S", help="with --pareto: at most this many steps")
-    add(
-        "-k",
-        "--slack",
-        dest="slack",
-        type=int,
-        metavar="K",
-        help="with --pareto: only k-synchronous rows, R <= S + K",
-    )
-    add(
-        "--instance",
-        action="append",
-        metavar="C,S,R",
-        help="decide whether a schedule of so many chunks, steps and rounds exists (exit code "
-        "3: there is none); may be repeated",
-    )
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -259,25 +212,25 @@ def check_options(args: argparse.Namespace) -> None:
     """
     _settle_request(args)
     args.format = choose_format(args, list_suffixes(), PLAN, args.format)
-    if Path(args.trace or "").suffix.lower() != ".json":
-        check_pictures(args, "trace")
+    beside = list_plan_files(args)
+    for name, file in beside.items():
+        if Path(getattr(args, name)).suffix.lower() != file.suffix:
+            check_pictures(args, name)
     check_pictures(args, "plot")
     check_name(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     for flag, value, least in (
-        ("--max-steps", args.max_steps, 1),
         ("--max-trees", args.max_trees, 1),
         ("--max-depth", args.max_depth, 1),
         ("--hosts", args.hosts, 1),
-        ("-k", args.slack, 0),
     ):
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; expected at least {least}")
     _check_combinations(args)
     # In formats of schedules -o may be the beginning of several names.
     outputs = () if is_of_schedules(args.format) else ("output",)
-    check_outputs(args, *outputs, "trace", "plot", "csv")
+    check_outputs(args, *outputs, *beside, "plot", "csv")
 
 
 def _settle_request(args: argparse.Namespace) -> None:
@@ -290,10 +243,10 @@ def _settle_request(args: argparse.Namespace) -> None:
         if given is not None and spell_collective(word) != spell_collective(given):
             raise InputError(f"{word} and --{option} {given}: expected one {option}; leave one out")
         setattr(args, option, word)
-    if args.demands is not None and args.collective is None:
-        args.collective = "reshard"
-    args.has_demands = args.demands is not None or args.traffic is not None
-    if args.size is None and not args.has_demands:
+    request = find_request(args)
+    if request is not None and not request.is_named and args.collective is None:
+        args.collective = request.collective
+    if args.size is None and request is None:
         args.size = DEFAULT_SIZE
     needed = ("topology",) if find_mode(args) else ("collective", "topology")
     missing = [option for option in needed if getattr(args, option) is None]
@@ -336,18 +289,22 @@ def _check_combinations(args: argparse.Namespace) -> None:
         "--max-trees": args.max_trees,
         "--max-depth": args.max_depth,
     }
-    fronts = {"--max-steps": args.max_steps, "-k": args.slack}
-    exacts = {"--pareto": args.pareto, "--instance": args.instance}
-    explains = {f"--{name}": getattr(args, name) for name in ADDED_JOBS.list_all()}
-    files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
-    limits = _given({**trees, **fronts, **explains, **exacts})
+    job_options = list_job_options()
+    jobs = [
+        *(option for options in job_options for option in options.list_given(args)),
+        *_given({f"--{name}": getattr(args, name) for name in ADDED_JOBS.list_all()}),
+    ]
+    files = {
+        **{f"--{name}": getattr(args, name) for name in PLAN_BESIDE.list_all()},
+        "--plot": args.plot,
+        "--csv": args.csv,
+    }
+    limits = [*_given(trees), *jobs]
     others = {
         "--strategy": args.strategy != "auto",
         "--bound-only": args.bound_only,
         "--reproducible": args.reproducible,
     }
-    exact = "--pareto" if args.pareto else "--instance"
-    is_exact = bool(args.pareto or args.instance)
     groups = {"--group": args.group, "--helpers": args.helpers}
     mode = find_mode(args)
     modes = {f"--{name}": getattr(args, name) for name in ADDED_MODES.list_all()}
@@ -359,23 +316,12 @@ def _check_combinations(args: argparse.Namespace) -> None:
     rest = {
         "--group": args.group,
         "--root": args.root,
-        "--trace": args.trace,
-        "--plot": args.plot,
-        "--csv": args.csv,
+        **files,
     }
-    name = spell_collective(args.collective or "")
+    request = find_request(args)
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
-        (
-            ["--traffic"],
-            (name == "alltoallv") != (args.traffic is not None),
-            "{0} is for alltoallv, which needs it: expected alltoallv TOPOLOGY {0} FILE",
-        ),
-        (
-            ["--demands"],
-            (name == "reshard") != (args.demands is not None),
-            "{0} stands in place of a collective: expected TOPOLOGY {0} FILE",
-        ),
+        *_list_wrong_requests(args),
         (
             limits
             + _given(
@@ -387,13 +333,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
                     "--format": args.format != PLAN,
                 }
             ),
-            args.has_demands,
+            request is not None,
             "{} with demands: their plans have no such option; leave it out",
-        ),
-        (
-            ["--group"],
-            args.group is not None and args.demands is not None,
-            "{} with --demands: the file names the ranks; leave it out",
         ),
         (
             limits + _given({**others, **changes, **rest, "--format": args.format != PLAN}),
@@ -401,7 +342,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --{mode}: its plans have no such option; leave it out",
         ),
         (
-            _given({**fronts, **explains, **exacts, "--bound-only": args.bound_only, **files}),
+            [*jobs, *_given({"--bound-only": args.bound_only, **files})],
             is_of_schedules(args.format),
             f"{{}} with --format {args.format}: that is one schedule; leave one of them out",
         ),
@@ -411,16 +352,17 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
-            _given(
-                {
-                    "--format": args.format != PLAN,
-                    "--bound-only": args.bound_only,
-                    **groups,
-                    **modes,
-                    **exacts,
-                    **explains,
-                }
-            ),
+            [
+                *_given(
+                    {
+                        "--format": args.format != PLAN,
+                        "--bound-only": args.bound_only,
+                        **groups,
+                        **modes,
+                    }
+                ),
+                *jobs,
+            ],
             args.spare is not None,
             f"{{}} with --spare {args.spare}: spares are for plans of whole machines; leave one of "
             "them out",
@@ -432,16 +374,11 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "leave it out",
         ),
         (
-            _given(exacts),
-            args.group is not None,
-            "--group with {}: exact synthesis is for whole machines; leave one of them out",
-        ),
-        (
             ["--helpers"],
             args.helpers is not None
             and args.group is None
             and mode is None
-            and args.demands is None,
+            and (request is None or request.is_named),
             "--helpers without --group: it has no effect then; name the ranks that take part",
         ),
         (
@@ -475,26 +412,9 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "--bound-only with {}: the bound holds for every schedule; leave one of them out",
         ),
         (
-            _given({"--bound-only": args.bound_only, **trees, **exacts}),
+            _given({"--bound-only": args.bound_only, **trees}),
             args.reproducible,
             "--reproducible with {}: only whole plans have one bracketing; leave one of them out",
-        ),
-        (
-            ["--instance"],
-            args.instance and args.pareto,
-            "{} with --pareto: the one decides single rows, the other searches; leave one of "
-            "them out",
-        ),
-        (
-            _given({**trees, **explains}),
-            is_exact,
-            f"{{}} with {exact}: exact synthesis has neither trees nor this explanation; leave one "
-            "of them out",
-        ),
-        (
-            _given(fronts),
-            not args.pareto,
-            "{} without --pareto: it limits the search for the front; leave it out",
         ),
         (
             _given(trees),
@@ -502,14 +422,32 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --strategy {args.strategy}: only {', '.join(_STRATEGIES_WITH_TREES[1:])} "
             "make trees; leave it out, or name one of these",
         ),
-        (
-            [exact],
-            is_exact and args.strategy not in ("auto", "exact"),
-            f"{{}} is exact synthesis; it does not go with --strategy {args.strategy}",
-        ),
     ):
         if clashes and holds:
             raise InputError(why.format(clashes[0]))
+    for options in job_options:
+        options.check(args)
+
+
+def _list_wrong_requests(args: argparse.Namespace) -> Iterator[tuple[list[str], bool, str]]:
+    """Yield rows as `_check_combinations` has them, on files of what to plan for."""
+    name = spell_collective(args.collective or "")
+    for option in ADDED_REQUESTS.describe():
+        request: FileRequest = ADDED_REQUESTS.find(option)
+        is_given = getattr(args, option) is not None
+        yield (
+            [f"--{option}"],
+            (name == request.collective) != is_given,
+            f"{{0}} is for {request.collective}, which needs it: expected {request.collective} "
+            "TOPOLOGY {0} FILE"
+            if request.is_named
+            else "{0} stands in place of a collective: expected TOPOLOGY {0} FILE",
+        )
+        yield (
+            ["--group"],
+            is_given and not request.is_named and args.group is not None,
+            f"{{}} with --{option}: the file names the ranks; leave it out",
+        )
 
 
 def _given(values: Mapping[str, object]) -> list[str]:
@@ -536,22 +474,3 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
         if not 0 <= epsilon < 1:
             raise InputError(f"--epsilon {args.epsilon}: expected at least 0 and less than 1")
     return TreeLimits(epsilon, args.max_trees, args.max_depth)
-
-
-def parse_instance(text: str) -> tuple[int, int, int]:
-    """Return chunks, steps and rounds from the text "C,S,R" of --instance.
-
-    Raise InputError unless they are whole numbers that fit each other.
-    """
-    try:
-        chunks, steps, rounds = (int(x) for x in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--instance {text}: expected three whole numbers, chunks,steps,rounds, such as 6,3,7"
-        ) from None
-    if chunks < 1 or steps < 1 or rounds < steps:
-        raise InputError(
-            f"--instance {text}: expected chunks and steps of at least 1, and no fewer rounds "
-            "than steps"
-        )
-    return chunks, steps, rounds

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store
 
-from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
+from ...synth.ir.demands import Demands
 from ...synth.numeric.effort import Effort
 from ...synth.plan import Plan
 from ...synth.request import Request

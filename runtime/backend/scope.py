@@ -13,8 +13,8 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
+from ...synth.ir.demands import Demands
 from ...synth.plan import Plan
 from ...topo.errors import PlanMismatchError
 from ...topo.graph import Topology

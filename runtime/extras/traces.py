@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from ...synth.cost.segmentation import reroute
 from ...synth.cost.transfer_times import MAX_TIMES, TransferTime, predict_times
+from ...synth.extras.traces import chrome_trace
 from ...synth.ir.schedule import Schedule
-from ...synth.pictures import chrome_trace
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.hardware_rule import HARDWARE
 from ..candidates import Candidate

@@ -7,8 +7,8 @@ the call, helpers others that pass on chunks.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
+from ...synth.ir.demands import Demands
 from ...synth.ir.schedule import Schedule
 
 Range = tuple[int, int]

@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from ...synth.demands.demands import Demands
 from ...synth.ir.collective import Collective
+from ...synth.ir.demands import Demands
 from ...topo.errors import ExecutionError
 from .faults import Call, Faults, is_refusal
 

@@ -34,7 +34,7 @@ members, through any GPUs (directed Steiner trees, by dynamic programming: numer
 v is any GPU for allreduce, else a member. There is no kind "prices" for allreduce of a group,
 unless all its helpers are `joined` with members (see below), which leaves a machine of members.
 
-Demands (synth/demands/demands.py) have certificates of kind "tree-prices": each piece pays the
+Demands (synth/ir/demands.py) have certificates of kind "tree-prices": each piece pays the
 cheapest tree from any of its holders to all its receivers, through any GPUs. For more receivers
 than the dynamic program takes, it pays what dual ascent proves. A cut counts the pieces of which
 all holders are inside, and some receiver is not.
@@ -80,8 +80,8 @@ from ...topo.graph import Topology
 from ...topo.routes import Router, route_links
 from ...topo.schema import Label
 from ..cost.loads import computes_in_network
-from ..demands.demands import Demands
 from ..ir.collective import Collective, DemandName
+from ..ir.demands import Demands
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.steiner import MAX_TERMINALS, SteinerTrees, close
 from .prices import (

@@ -1,86 +1,41 @@
-"""The bounds of demands, proved by the prices that a packing of their trees ends with.
-
-Demands say which ranks hold and need which pieces of data; a packing divides each piece among trees
-of links, and prices are the duals of its linear program.
-"""
+"""The bounds of demands (synth/ir/demands.py), which an extra proves; the core checks them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Protocol
 
+from ...extras import BOUNDS, Names
 from ...topo.graph import Topology
 from ...topo.routes import Router
-from ..cost.loads import list_computing
-from ..demands.demands import Demands
-from ..demands.packing import DemandPacking
-from ..machine.routes import OwnRoutes
+from ..ir.demands import Demands
 from ..numeric.effort import Effort
-from .certificate import SINGLE_PATH, Bound, Bounds, bound_of, join_devices
-from .demand_cuts import find_cut_bound, is_large
-from .multipath import directed_bounds, find_nearest_gpu
-
-KIND = "tree-prices"
-# Share of the work and of the time left for the bound on any use of the links.
-_SHARE = 0.5
+from .certificate import Bound, Bounds
 
 
-def find_demand_bounds(
-    demands: Demands,
-    router: Router,
-    effort: Effort,
-    progress: Callable[[str], None] | None = None,
-    packing: DemandPacking | None = None,
-) -> Bounds:
-    """Return the multipath and the single-path bound of demands on a router's topology.
+class DemandBounds(Protocol):
+    """A module with the bounds of demands; all GPUs may relay."""
 
-    `packing` is a finished one on the hardware's routes, if there is one already. All GPUs may
-    relay. With many GPUs both are the bound of a cut. Raise InfeasibleError if a piece cannot reach
-    its receivers.
-    """
-    topology = router.topology
-    granted = effort.grant(effort.left_s / effort.scale * _SHARE, _SHARE)
-    multipath = find_multipath_bound(demands, topology, granted, progress)
-    if is_large(demands, topology) or list_computing(topology, demands):
-        return Bounds(multipath, multipath)
-    watched = effort.watch()
-    if packing is None:
-        packing = DemandPacking(demands, topology, OwnRoutes(router))
-        packing.run(watched, progress)
-    single_path = replace(_prove(packing, router), is_cut_short=bool(watched.cut_short))
-    return Bounds(multipath, max(multipath, single_path, key=lambda bound: bound.s_per_GB))
+    def find_demand_bounds(
+        self,
+        demands: Demands,
+        router: Router,
+        effort: Effort,
+        progress: Callable[[str], None] | None = None,
+        /,
+    ) -> Bounds:
+        """Return the multipath and the single-path bound.
+
+        Raise InfeasibleError if a piece cannot reach its receivers.
+        """
+
+    def find_multipath_bound(
+        self, demands: Demands, topology: Topology, effort: Effort, /
+    ) -> Bound:
+        """Return the bound for any use of the links."""
 
 
-def find_multipath_bound(
-    demands: Demands,
-    topology: Topology,
-    effort: Effort,
-    progress: Callable[[str], None] | None = None,
-) -> Bound:
-    """Return the bound of demands for any use of the links.
-
-    If switches copy what several ranks need, it is that of the machine in which each is one with
-    its nearest GPU. With many GPUs it is that of a cut.
-    """
-    if is_large(demands, topology):
-        return find_cut_bound(demands, topology)
-    gpu_of = {
-        device: find_nearest_gpu(device, topology) for device in list_computing(topology, demands)
-    }
-    packing = DemandPacking(demands, join_devices(topology, gpu_of), None)
-    watched = effort.watch()
-    packing.run(watched, progress)
-    best = _prove(packing, None)
-    if gpu_of:
-        joined = [list(pair) for pair in gpu_of.items()]
-        best = bound_of(KIND, {**best.certificate, "joined": joined}, demands, topology)
-    return replace(best, is_cut_short=bool(watched.cut_short))
-
-
-def _prove(packing: DemandPacking, router: Router | None) -> Bound:
-    """Return the best bound that a packing's prices prove, once made exact."""
-    wanted_s_per_GB = packing.value * float(packing.unit_GB)
-    kind = KIND if router is None else SINGLE_PATH + KIND
-    prices, demands = packing.link_prices, packing.demands
-    proved = directed_bounds(kind, prices, demands, packing.topology, wanted_s_per_GB, router)
-    return max(proved, key=lambda bound: bound.s_per_GB)
+def load_demand_bounds() -> DemandBounds:
+    """Return what proves the bounds of demands; raise InputError if no extra here does."""
+    found: DemandBounds = Names(BOUNDS).find("demands")
+    return found

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from ...topo.graph import Device, Topology
 from ..cost.loads import computes_in_network
-from ..demands.demands import Demands
 from ..ir.collective import Collective
+from ..ir.demands import Demands
 from ..numeric.effort import Effort
 from .certificate import Bound
 from .cuts import cut_bound
-from .demand_bounds import find_multipath_bound
+from .demand_bounds import load_demand_bounds
 from .multipath import bound
 
 # Collectives in which nothing is added or received twice, so that switches that add and copy change
@@ -54,7 +54,8 @@ def bound_in_network(
     if collective.name in _ONLY_MOVES or not (collective.spreads or collective.reduces):
         return limit
     if isinstance(collective, Demands):
-        return find_multipath_bound(collective, switch_on(topology), effort or Effort())
+        bounds = load_demand_bounds()
+        return bounds.find_multipath_bound(collective, switch_on(topology), effort or Effort())
     if by_cut:
         return cut_bound(collective, switch_on(topology))
     # Prices by link took 23 s for 16 boxes, and proved no more than prices by class.

@@ -6,7 +6,7 @@ exactly, however imprecise the floats were.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -408,18 +408,26 @@ def directed_bounds(
     longer changes. The list is empty if all prices are 0. `kind` is the certificate's; `router`, if
     given, says that the bounds are for its routes.
     """
-    top = max(prices.values(), default=0.0)
-    if not top:
-        return []
-    least = min(p for p in prices.values() if p > _CLOSE * top)
     out: list[Bound] = []
-    for denominator in DENOMINATORS:
-        exact = {
-            link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()
-        }
-        rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
+    for rows in round_prices(prices):
         out.append(bound_of(kind, {"prices": rows}, collective, topology, router))
         expected = wanted_s_per_GB or (float(out[-2].s_per_GB) if len(out) > 1 else 0.0)
         if expected and abs(float(out[-1].s_per_GB) - expected) <= _CLOSE * expected:
             break
     return out
+
+
+def round_prices(prices: Mapping[tuple[str, str], float]) -> Iterator[list[list[Any]]]:
+    """Yield the rows of certificates with float prices by directed link as fractions.
+
+    These have a greater denominator in each next certificate. There are none if all prices are 0.
+    """
+    top = max(prices.values(), default=0.0)
+    if not top:
+        return
+    least = min(p for p in prices.values() if p > _CLOSE * top)
+    for denominator in DENOMINATORS:
+        exact = {
+            link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()
+        }
+        yield [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]

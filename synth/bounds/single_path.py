@@ -16,15 +16,15 @@ from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
-from ..demands.demands import Demands
 from ..ir.collective import Collective
+from ..ir.demands import Demands
 from ..machine.routes import OwnRoutes
 from ..numeric.effort import Effort
 from ..numeric.steiner import MAX_TERMINALS
 from ..packing.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from .certificate import Bound, Bounds, bound_of, keep_crossed
 from .cuts import cut_bound
-from .demand_bounds import find_demand_bounds
+from .demand_bounds import load_demand_bounds
 from .multipath import bound, directed_bounds
 
 __all__ = ["Bounds", "find_bounds", "find_single_path_bound", "has_single_paths"]
@@ -54,7 +54,7 @@ def find_bounds(
     """
     effort = effort if effort is not None else Effort()
     if isinstance(collective, Demands):
-        return find_demand_bounds(collective, router, effort, progress)
+        return load_demand_bounds().find_demand_bounds(collective, router, effort, progress)
     half = effort.grant(effort.left_s / effort.scale / 2, 0.5)
     multipath = bound(collective, router.topology, half, progress)
     return Bounds(

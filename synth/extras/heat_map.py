@@ -18,12 +18,12 @@ _MIN_CELL_OF_TEXT, _LETTER, _MIN_WIDTH = 30.0, 7.0, 420
 Pair = tuple[int, int]
 
 
-def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
-    """Return the SVG picture of rates: one row per sending GPU, one column per receiving GPU.
+def draw_heat_map(topology: Topology) -> str:
+    """Return the SVG file of rates: one row per sending GPU, one column per receiving GPU.
 
     If topo-probe measured the topology, the rates are those of each pair alone, else those of the
     narrowest link on the pair's route. A pair without a route stays white. Rates are written into
-    squares that are large enough, and shown as tooltips. With `alone` it is a complete file.
+    squares that are large enough, and shown as tooltips.
     """
     measured = _find_measured_GBps(topology)
     ranks = topology.ranks[:MAX_GPUS]
@@ -41,7 +41,7 @@ def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
     if len(topology.ranks) > MAX_GPUS:
         how += f"; the first {MAX_GPUS} of {len(topology.ranks)} GPUs"
     lines = [
-        *start_svg(width, height, title, alone=alone),
+        *start_svg(width, height, title, alone=True),
         draw_text(_MARGIN, 20, title, 14),
         draw_text(_MARGIN, 40, how, 12, look="f"),
     ]

@@ -5,23 +5,17 @@ from ...topo.printable import quote
 from ..bounds.in_network import describe_assumption
 from ..bounds.single_path import Bounds
 from ..cost.transfer_times import time_steps
-from ..describe import (
-    FRONT_TITLES,
-    assumption_lines,
-    bounds_text,
-    help_lines,
-    least_ratio_text,
-    list_cells,
-)
+from ..describe import assumption_lines, bounds_text, help_lines
 from ..ir.schedule import Schedule
 from ..pictures.drawing import STYLE
-from ..pictures.front import draw_front
 from ..pictures.plan_curves import draw_plan_alone
-from ..pictures.timeline import MAX_ROWS, draw_timeline
 from ..plan import Plan
-from ..planner.front import ParetoFront
+from .exact.front import ParetoFront
+from .exact.picture import draw_front
+from .exact.text import TITLES, least_ratio_text, list_cells
 from .report.html import make_details, make_figure, make_paragraph, make_table
 from .report.plans import draw_schedule, list_entries
+from .traces.timeline import MAX_ROWS, draw_timeline
 
 # Most transfers of a timeline: more are a matter of seconds, for a picture that nothing shows in.
 _MAX_TRANSFERS = 60_000
@@ -83,7 +77,7 @@ def show_schedule(schedule: Schedule) -> str:
 def draw_front_svg(front: ParetoFront) -> str:
     """Return a Pareto front as an SVG file."""
     title = f"{front.collective.name} on {front.topology.name}"
-    return draw_front(title, front.rows, front.least_ratio, alone=True)
+    return draw_front(title, front.rows, front.least_ratio)
 
 
 def show_front(front: ParetoFront) -> str:
@@ -93,7 +87,7 @@ def show_front(front: ParetoFront) -> str:
     return _join(
         f"{front.collective} on {front.topology.name}",
         make_figure(draw_front_svg(front), least_ratio_text(front)),
-        make_table(FRONT_TITLES, rows, right=(0, 1, 2, 3, 8)),
+        make_table(TITLES, rows, right=(0, 1, 2, 3, 8)),
         *map(make_paragraph, bounds.split("\n")),
     )
 

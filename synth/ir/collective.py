@@ -32,7 +32,7 @@ CollectiveName = Literal[
 ]
 """The names of the collectives in every command and in the API."""
 COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
-# Collectives whose pieces a list of demands names (synth/demands/demands.py).
+# Collectives whose pieces a list of demands names (synth/ir/demands.py).
 DemandName = Literal["alltoallv", "reshard"]
 # Spellings of torch, nccl-tests and MPI, reduced to letters and digits in lower case.
 _SPELLINGS = {

@@ -137,11 +137,10 @@ class PathPacking(SharePacking[Path]):
         return (hops[0][0], *(device for hop in hops for device in hop[1:]))
 
 
-def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:
+def path_schedule(packing: PathPacking, collective: Collective) -> Schedule:
     """Return the schedule of alltoall or scatter along the paths that a packing generated.
 
-    Each path carries a piece of the data of its pair of ranks, one hop per step. `strategy` is the
-    name that the schedule records.
+    Each path carries a piece of the data of its pair of ranks, one hop per step.
     """
     # All images of a path are laid out at once: one path may represent thousands of pairs.
     images = np.arange(packing.size)[None] if packing.images is None else packing.images
@@ -149,14 +148,13 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
     for path, share in zip(packing.columns, packing.round(), strict=True):
         if share:
             layout.add(images[:, packing.find_devices(path)], share)
-    return layout.finish(strategy)
+    return layout.finish()
 
 
-def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> Schedule:
+def level_schedule(paths: LevelPaths, collective: Collective) -> Schedule:
     """Return the schedule of alltoall along one path per pair of ranks, as `paths` has them.
 
-    Every pair's part moves one hop along the pair's path in each step. `strategy` is the name that
-    the schedule records.
+    Every pair's part moves one hop along the pair's path in each step.
     """
     layout = _Layout(paths.topology, collective)
     lengths = (paths.stops >= 0).sum(axis=1)
@@ -170,7 +168,7 @@ def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> 
         places, which = np.unique(is_gpu, axis=0, return_inverse=True)
         for number in range(len(places)):
             layout.add(devices[which.reshape(-1) == number], Fraction(1))
-    return layout.finish(strategy)
+    return layout.finish()
 
 
 class _Layout:
@@ -205,7 +203,7 @@ class _Layout:
         share /= n
         self.chunks += [Chunk(share, a if each else None, b) for a, b in ends]
 
-    def finish(self, strategy: str) -> Schedule:
+    def finish(self) -> Schedule:
         """Return the schedule of all added chunks."""
         n = self.collective.ranks
         # A rank's data for itself is never sent, but is part of the buffer.
@@ -216,6 +214,6 @@ class _Layout:
         transfers = Transfers.joined(self.parts).sorted()
         helpers = find_helpers(self.collective, transfers)
         bare = Schedule(
-            self.collective, strategy, tuple(self.chunks), transfers, (), helpers=helpers
+            self.collective, "packing", tuple(self.chunks), transfers, (), helpers=helpers
         )
         return tighten(bare, self.links.topology)

@@ -1,1 +1,1 @@
-"""Pictures of schedules and plans as text: SVG for pages, Chrome traces for Perfetto."""
+"""Curves of plans against size as SVG, and the elements that all pictures share."""

@@ -25,7 +25,6 @@ from ..request import Request, TreeLimits
 from ..sizes import count_bytes
 from ..strategy_names import AUTO
 from ..verify import verify as verify_schedule
-from .front import ParetoFront, find_front
 from .synthesize import synthesize as run_planner
 
 log = logging.getLogger("topoplan")
@@ -70,14 +69,14 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     Raise InputError if names or options are wrong, InfeasibleError if there is no such schedule
     (with the reason), TimeLimitError if none was found in time.
     """
-    _check_time_limit(time_limit_s)
+    check_time_limit(time_limit_s)
     if spare not in (None, "links"):
         raise InputError(f"spare={spare!r:.40}: expected 'links', or None")
     addition: Addition | None = None if spare is None else Names(ADDITIONS).find("spare")
     began = time.monotonic()
     size_bytes = None if size is None else count_bytes(size)
     machine, router = load_for_planning(topology)
-    wanted = _find_collective(collective, machine, root, group)
+    wanted = find_collective(collective, machine, root, group)
     result = run_planner(
         Request(
             wanted,
@@ -92,7 +91,7 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
             helpers=choose_helpers(helpers, wanted, machine, reproducible=reproducible),
         )
     )
-    _warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
+    warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
     plan = result.plan
     if addition is not None:
         left_s = time_limit_s - (time.monotonic() - began)
@@ -103,57 +102,16 @@ def synthesize(  # noqa: PLR0913 (the options of planning)
     return replace(plan, entries=(entry,), alternatives=())
 
 
-def pareto(
-    collective: CollectiveName | Collective,
-    topology: str | PathLike[str] | Topology,
-    *,
-    root: int | None = None,
-    max_steps: int | None = None,
-    slack: int | None = None,
-    instances: Sequence[tuple[int, int, int]] | None = None,
-    time_limit_s: float = USUAL_LIMIT_S,
-    progress: Callable[[str], None] | None = None,
-) -> ParetoFront:
-    """Return the Pareto front of exact schedules, over steps and rounds per chunk, as SCCL has it.
-
-    It is the front that topo-synth prints. `collective`, `topology`, `root`, `time_limit_s` and
-    `progress` are as for `synthesize`. `max_steps` ends the search, which otherwise ends three
-    steps after the least possible, or where the bound is met. `slack` is SCCL's k: only
-    schedules with at most that many more rounds than steps. With `instances`, no front is searched:
-    each (chunks, steps, rounds) is decided.
-
-    Raise InputError if names or options are wrong, InfeasibleError if the topology is not
-    connected. Rows that were not decided in time have the status "unknown", and a warning is
-    logged.
-    """
-    _check_time_limit(time_limit_s)
-    for name, value, least in (("max_steps", max_steps, 1), ("slack", slack, 0)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
-    for instance in instances or ():
-        match instance:
-            case (int(chunks), int(steps), int(rounds)) if chunks >= 1 <= steps <= rounds:
-                continue
-        raise InputError(
-            f"instances: {instance!r:.60}; expected (chunks, steps, rounds) with chunks and steps "
-            "of at least 1, and no fewer rounds than steps"
-        )
-    machine, router = load_for_planning(topology)
-    wanted = _find_collective(collective, machine, root)
-    effort = Effort(time_limit_s)
-    result = find_front(wanted, router, effort, max_steps, slack, instances, progress)
-    _warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
-    return result
-
-
-def _check_time_limit(time_limit_s: float) -> None:
+def check_time_limit(time_limit_s: float) -> None:
+    """Raise InputError unless a time limit is a number of seconds above 0."""
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
 
 
-def _warn_if_cut_short(
+def warn_if_cut_short(
     collective: Collective, topology: Topology, time_limit_s: float, cut_short: Sequence[str]
 ) -> None:
+    """Log a warning that names the searches that the time limit stopped, if it stopped any."""
     if cut_short:
         log.warning(
             "%s on %s: the time limit of %g s cut the search short (%s); the gap may be loose",
@@ -183,7 +141,7 @@ def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None
     verify_schedule(schedule.uncut, planned)
 
 
-def _find_collective(
+def find_collective(
     collective: str | Collective,
     topology: Topology,
     root: int | None,

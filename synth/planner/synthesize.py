@@ -1,8 +1,10 @@
 """The entrance of planning: passes a request of any kind to its planner."""
 
-from ..demands.demands import Demands
+from collections.abc import Callable
+
+from ...extras import PLANNERS, Names
+from ..ir.demands import Demands
 from ..request import Request
-from .demands import synthesize_demands
 from .groups import synthesize_group
 from .whole import Synthesis, synthesize_whole
 
@@ -15,7 +17,8 @@ def synthesize(request: Request) -> Synthesis:
     TimeLimitError if none was found in time.
     """
     if isinstance(request.collective, Demands):
-        return synthesize_demands(request)
+        plan_demands: Callable[[Request], Synthesis] = Names(PLANNERS).find("demands")
+        return plan_demands(request)
     if request.collective.has_all_gpus:
         return synthesize_whole(request)
     return synthesize_group(request)

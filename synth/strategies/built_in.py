@@ -6,13 +6,14 @@ when auto can skip it, so that auto needs no strategy's name.
 
 from collections.abc import Mapping
 
+from ...extras import STRATEGIES as ADDED
+from ...extras import Names
 from ..request import Strategy
 from . import (
     chains,
     direct,
     double_tree,
     doubling,
-    exact,
     greedy,
     hierarchical,
     packing,
@@ -31,9 +32,9 @@ _LISTED_WORK_S = 0.1
 # With more ranks, rings are searched for only if there is no other schedule: they take hundreds of
 # steps, and most of auto's time (5.7 of 7.8 s on a torus of 144 GPUs with a slow link).
 _RING_RANKS = 128
-# With more ranks the exact search, and chains if a schedule is at the bound, are omitted: they take
-# long and win little.
+# With more ranks chains are omitted if a schedule is at the bound: they take long and win little.
 _SEARCHED_RANKS = 8
+_OF_EXTRAS = Names(ADDED)
 
 # In the order in which auto tries them. Packing is first and may work longest: it usually reaches
 # the bound, after which the others can win only by fewer steps.
@@ -46,7 +47,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "chains", chains.build, _GATHERING, _ALLREDUCE,
             max_ranks=LISTED_RANKS, max_ranks_at_bound=_SEARCHED_RANKS,
         ),
-        Strategy("exact", exact.build, quick_work_s=3.0, max_ranks_beside=_SEARCHED_RANKS),
+        *(_OF_EXTRAS.find(name) for name in _OF_EXTRAS.describe()),
         Strategy("hierarchical", hierarchical.build, _ALLREDUCE),
         # All its schedules are for bandwidth, in which a schedule at the bound cannot be beaten.
         Strategy("greedy", greedy.build, _GATHERING, max_ranks_at_bound=0),

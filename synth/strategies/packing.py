@@ -123,10 +123,10 @@ class _Packer:
         if packing is None and self.collective.name == "alltoall":
             level = self.machine.level_paths(1 / self.bound_GBps, self.effort)
         if level is not None:
-            schedule = level_schedule(level, self.collective, "packing")
+            schedule = level_schedule(level, self.collective)
         else:
             packing = packing or self.machine.paths(self.collective, self.effort, self.say)
-            schedule = path_schedule(packing, self.collective, "packing")
+            schedule = path_schedule(packing, self.collective)
         self._note(None, schedule.steps, self._find_rate(schedule), "paths", is_kept=True)
         return schedule
 

@@ -24,8 +24,6 @@ _LINES = {
     "probe dgx1 --format json": "topoplan-topology",
     "synth allreduce ring:4 --json": "topoplan-synth",
     "synth allreduce ring:4 --json --bound-only": "topoplan-synth",
-    "synth allgather ring:3 --json --pareto": "topoplan-synth",
-    "synth allgather ring:3 --json --instance 1,1,2": "topoplan-synth",
     "judge --topology dgx-a100 all_reduce_perf.txt --json": "topoplan-judge",
     "judge --topology dgx-a100 all_reduce_perf.txt --at-least 0.1": "topoplan-judge-gate",
     "place dgx1 --json": "topoplan-place",
@@ -41,6 +39,11 @@ _OF_FILES = {
 }
 LINES = {line: _LINES[line] for line in list_runnable(_LINES)}
 _EXPLAINS = {"synth allreduce ring:4 --json --explain": "topoplan-synth"}
+_FRONTS = {
+    "synth allgather ring:3 --json --pareto": "topoplan-synth",
+    "synth allgather ring:3 --json --instance 1,1,2": "topoplan-synth",
+}
+LINES |= _FRONTS if has_extra("exact") else {}
 LINES |= _EXPLAINS if has_extra("explain") else {}
 LINES |= _OF_FILES if has_extra("nccl-files") else {}
 

@@ -7,14 +7,12 @@ import os
 import stat
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import patience
 import pytest
 from called import call_command
 from launch import Ended, run_command
-from needs import has_extra
 from planned import synthesize
 
 from topoplan.cli.probe import main
@@ -22,7 +20,6 @@ from topoplan.synth.ir.collective import Collective
 from topoplan.topo.errors import InputError
 from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology
-from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
 
 COMMAND = [sys.executable, "-m", "topoplan.cli.probe"]
@@ -75,20 +72,6 @@ def test_json_is_a_topology_that_reads_back_with_its_fingerprint(tmp_path: Path)
 
 def test_local_json_reads_back() -> None:
     assert Topology.loads(run("local", "--json").stdout).by_id["cpu0"].kind == "cpu"
-
-
-def test_nccl_xml_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dgx-a100", "--format", "nccl-xml", "-o", str(tmp_path / "topo.xml")]) == 0
-    assert capsys.readouterr().out == ""
-    assert resolve(str(tmp_path / "topo.xml")).fingerprint == preset("dgx-a100").fingerprint
-
-
-def test_pictures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if has_extra("pictures"):
-        assert main(["dgx1", "--format", "svg", "-o", str(tmp_path / "dgx1.svg")]) == 0
-        assert ElementTree.parse(tmp_path / "dgx1.svg").getroot().tag.endswith("svg")
-    assert main(["dgx1", "--format", "dot"]) == 0
-    assert capsys.readouterr().out.startswith('digraph "dgx1" {')
 
 
 def test_the_table_of_a_dgx1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,15 +144,6 @@ def test_a_broken_file_leaves_the_output_as_it_was(tmp_path: Path) -> None:
     )
     assert (tmp_path / "out.json").read_text() == "kept"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.json", "out.json"]
-
-
-def test_a_format_that_cannot_say_it_leaves_the_output_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "cpu.json").write_text('{"devices": [{"id": "cpu0", "kind": "cpu"}]}')
-    (tmp_path / "out.xml").write_text("kept")
-    assert "no GPUs" in one_line_error(
-        run("cpu.json", "--format", "nccl-xml", "-o", "out.xml", "--force", cwd=tmp_path)
-    )
-    assert (tmp_path / "out.xml").read_text() == "kept"
 
 
 def test_help_begins_with_examples_and_starts_light() -> None:

@@ -5,23 +5,18 @@ that goes with it.
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 from called import call_command
 from fake_nvml import (
-    captured,
     hybrid_cube_mesh,
     lost_gpu,
-    nvswitch_box,
     probe,
     two_socket_pcie,
 )
 from needs import has_extra
 
-from topoplan.topo.formats import nccl_xml
-from topoplan.topo.formats.nccl_xml import fill_skeleton
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
@@ -93,24 +88,9 @@ def test_json_holds_facts_with_sources_verdicts_and_findings(tmp_path: Path) -> 
     assert back.fingerprint == data["fingerprint"] and "findings" not in back.extra
 
 
-def test_a_file_for_a_vm_names_its_addresses_and_reads_back_on_it(tmp_path: Path) -> None:
-    machine = nvswitch_box()
-    done = probe(machine, tmp_path, "--for-vm")
-    assert done.returncode == 0, done.stderr
-    live = Topology.loads(probe(machine, tmp_path, "--json").stdout)
-    assert all(f'busid="{live.by_id[gpu].bus_id}"' in done.stdout for gpu in live.ranks)
-    assert "<gpu" not in done.stdout and "topoplan_" not in done.stdout
-    assert nccl_xml.is_skeleton(done.stdout)
-    filled = fill_skeleton(done.stdout, "topo.xml", live)
-    assert filled.ranks == live.ranks
-    assert filled.capacity_GBps["gpu0", "nvswitch0"] == live.capacity_GBps["gpu0", "nvswitch0"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["dgx1", "--for-vm"], "PCI address"),
-        (["dgx1", "--for-vm", "--format", "dot"], "leave --format out"),
         (["dgx1", "--sysfs-root", "/nowhere"], "leave TOPOLOGY out"),
         (["--sysfs-root", "/nowhere"], "/nowhere"),
     ],
@@ -119,29 +99,6 @@ def test_what_cannot_be_is_one_line(arguments: list[str], says: str) -> None:
     done = call_command("probe", *arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == "" and done.stderr.count("\n") == 1 and says in done.stderr
-
-
-def test_a_folder_and_an_archive_of_it_are_the_same_machine(tmp_path: Path) -> None:
-    root = captured(two_socket_pcie(), tmp_path)
-    with tarfile.open(tmp_path / "box.tar.xz", "w:xz") as archive:
-        archive.add(root, "box")
-    told, packed = resolve(str(root)), resolve(str(tmp_path / "box.tar.xz"))
-    assert len(told.ranks) == 4 and told.fingerprint == packed.fingerprint
-    assert told.devices == packed.devices
-
-
-def test_an_archive_that_leads_out_of_its_folder_writes_nothing_there(tmp_path: Path) -> None:
-    root = captured(two_socket_pcie(), tmp_path)
-    (tmp_path / "outside").write_text("as it was")
-    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-        archive.add(root, "box")
-        link = tarfile.TarInfo("box/sys/way-out")
-        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
-        archive.addfile(link)
-        for name in ("box/sys/way-out/outside", "../outside", str(tmp_path / "outside")):
-            archive.add(root / "proc/cpuinfo", name)
-    assert len(resolve(str(tmp_path / "evil.tar")).ranks) == 4
-    assert (tmp_path / "outside").read_text() == "as it was"
 
 
 def test_smi_text_and_tree_of_the_machine(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_the_table_is_nccl_tests_style(plan: str) -> None:
 
 
 def test_other_collectives_are_checked_too(tmp_path: Path) -> None:
-    path = make(tmp_path / "plan.json", "path:2", "broadcast", "exact")
+    path = make(tmp_path / "plan.json", "path:2", "broadcast", "packing")
     assert all(
         row["wrong"] == 0
         for row in rows_of(

@@ -63,26 +63,6 @@ def test_the_contract_of_json(tmp_path: Path) -> None:
     assert out["verified"] is True
 
 
-def test_pareto_rows_have_the_contracts_fields() -> None:
-    out = synth_json("--collective", "allgather", "--topology", "dgx1", "--pareto")
-    rows = {(r["chunks"], r["steps"], r["rounds"]): r for r in out["rows"]}
-    keys = {
-        "chunks",
-        "steps",
-        "rounds",
-        "status",
-        "latency_optimal",
-        "bandwidth_optimal",
-        "synthesis_s",
-    }
-    assert all(set(row) >= keys for row in out["rows"])
-    assert {k for k, r in rows.items() if r["status"] == "feasible" and not r["dominated"]} == {
-        (2, 2, 3),
-        (6, 3, 7),
-    }
-    assert out["complete"] is True
-
-
 def test_bound_only_makes_no_plan() -> None:
     out = synth_json("--collective", "allreduce", "--topology", "mesh:4x4", "--bound-only")
     assert out["bound"]["algbw_GBps"] == pytest.approx(1.6)
@@ -140,7 +120,6 @@ def test_bad_topologies_get_one_clear_line(tmp_path: Path, text: str, code: int,
         (["--collective", "allreduce", "--topology", "dgx1", "--time-limit", "0"], 2),
         (["--collective", "broadcast", "--topology", "dgx1", "--root", "8"], 2),
         (["--collective", "allreduce", "--topology", "dgx1", "--root", "1"], 2),
-        (["--collective", "allgather", "--topology", "dgx1", "--instance", "1,2"], 2),
         (["--topology", "dgx1"], 2),
         (["--collective", "allreduce", "--topology", "mesh:3x3", "--strategy", "ring"], 3),
         (["--collective", "allreduce", "--topology", "ring:1"], 2),
@@ -235,22 +214,6 @@ def test_the_root_is_in_the_numbering_of_the_machine_as_given() -> None:
     assert "a root between 0 and 3, got 4" in synth(*args, "--root", "4", code=2).stderr
 
 
-def test_an_instance_without_a_schedule_is_infeasible() -> None:
-    args = ("--collective", "allgather", "--topology", "ring:4")
-    done = synth(*args, "--instance", "1,1,1", code=3)
-    assert len(done.stderr.splitlines()) == 1
-    assert "allgather on ring:4: no schedule has 1 chunks, 1 steps and 1 rounds" in done.stderr
-    done = synth(
-        *args, "--instance", "1,1,1", "--instance", "1,2,3", "--instance", "1,3,3", "--json"
-    )
-    rows = {(row["steps"], row["rounds"]): row for row in json.loads(done.stdout)["rows"]}
-    assert rows[1, 1]["status"] == "infeasible"
-    assert rows[2, 3]["latency_optimal"]  # no rank is more than two hops away
-    assert rows[3, 3]["status"] == "feasible" and not rows[3, 3]["latency_optimal"]
-    alone = json.loads(synth(*args, "--instance", "1,3,3", "--json").stdout)["rows"]
-    assert not alone[0]["latency_optimal"]
-
-
 def test_a_machine_in_two_pieces_is_infeasible_and_the_cut_is_named() -> None:
     args = ("--collective", "allreduce", "--topology", "path:4", "--without-link", "1:2")
     error = synth(*args, code=3).stderr
@@ -280,18 +243,9 @@ def test_few_trees_on_request_and_a_table_of_what_there_was() -> None:
         ("--without-link", "0:7:9"),
         ("--without-rank", "8"),
         ("--scale-link", "0:1"),
-        ("--explain", "--pareto"),
-        ("-k", "1"),
-        ("--max-steps", "3"),
-        ("--instance", "1,2,2", "-k", "1"),
-        ("--instance", "1,2,2", "--pareto"),
         ("--strategy", "ring", "--epsilon", "0.1"),
-        ("--strategy", "exact", "--max-trees", "2"),
         ("--strategy", "direct", "--max-depth", "2"),
-        ("--pareto", "--max-trees", "2"),
-        ("--bound-only", "--pareto"),
         ("--bound-only", "--explain"),
-        ("--bound-only", "--instance", "1,2,2"),
         ("--bound-only", "-o", "plan.json"),
         ("--without-link", "0:3", "--scale-link", "gpu0:gpu3=2"),
     ],

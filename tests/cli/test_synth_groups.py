@@ -81,7 +81,6 @@ def test_a_rank_that_is_left_out_takes_its_links_along() -> None:
         (["--group", "0,1", "--helpers", "al"], 2, "'al' is no rank; expected rest, none, or"),
         (["--helpers", "rest"], 2, "--helpers without --group: it has no effect then"),
         (["--group", "0,1", "--without-rank", "3"], 2, "use no links; leave it out"),
-        (["--group", "0,1", "--pareto"], 2, "exact synthesis is for whole machines"),
         (["--group", "0,1", "--helpers", "2", "--reproducible"], 2, "adds at members only"),
         (["--group", "0,5", "--helpers", "none"], 3, "through other GPUs; let more of ranks 1, 2"),
     ],

@@ -24,7 +24,7 @@ INSTALL = "pip install 'topoplan[run]'"
 ALLREDUCE = ["--collective", "allreduce", "--topology", "topo.xml"]
 # What each command that plans writes or prints, by its arguments.
 _PLANNING = {
-    "probe": (["topo.xml", "--format", "dot", "-o", "out-probe"], "digraph"),
+    "probe": (["topo.xml", "--format", "smi", "-o", "out-probe"], "GPU0"),
     "synth": (
         [*ALLREDUCE, "--time-limit", "0.1", "-o", "out-synth"],
         "schedules",

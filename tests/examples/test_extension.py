@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from launch import Ended, run_command, run_ranks
+from launch import Ended, run_command, run_module, run_ranks
 from needs import has_extra
 from ranks import extension
 
@@ -39,8 +39,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(installed: Path, command: str, *arguments: str) -> Ended:
     """Run topoplan with the package, in a process of its own."""
     paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
-    program = [sys.executable, "-m", "topoplan.cli.topoplan", command, *arguments]
-    return run_command(*program, env={"PYTHONPATH": os.pathsep.join(paths)}, cwd=installed)
+    env = {"PYTHONPATH": os.pathsep.join(paths)}
+    return run_module("topoplan.cli.topoplan", command, *arguments, env=env, cwd=installed)
 
 
 def test_it_is_short() -> None:

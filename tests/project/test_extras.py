@@ -13,13 +13,15 @@ import extras as script
 import topoplan
 from topoplan import extras
 from topoplan.cli import entry, run, synth
-from topoplan.cli.commands import import_command, list_commands
+from topoplan.cli.commands import import_command, list_commands, list_own
 from topoplan.cli.probing.added import Review, View
 from topoplan.cli.running.added import RunFile, RunMode
+from topoplan.cli.synthesis.added import FileRequest, JobOptions, PlanFile
 from topoplan.cli.topoplan import main as whole
 from topoplan.extras import (
     ADDITIONS,
     ASIDES,
+    BOUNDS,
     BOXES,
     CALL_CHECKS,
     CHECKS,
@@ -36,6 +38,8 @@ from topoplan.extras import (
     FILES,
     FORMATS,
     GRAPHS,
+    JOB_OPTIONS,
+    JOBS,
     LAUNCHES,
     LAYERS,
     LINKS,
@@ -45,9 +49,12 @@ from topoplan.extras import (
     NOTEBOOKS,
     OPTIONS,
     OTHERS,
+    PLAN_FILES,
+    PLANNERS,
     PLANS,
     PREPARATIONS,
     PROCESS_GROUPS,
+    REQUESTS,
     REVIEWS,
     RUN_CHECKS,
     RUN_FILES,
@@ -57,6 +64,8 @@ from topoplan.extras import (
     SCHEMAS,
     SECTIONS,
     SOURCES,
+    STRATEGIES,
+    SUBCOMMANDS,
     TABLES,
     VIEWS,
     WAITS,
@@ -73,6 +82,7 @@ from topoplan.runtime.ranks.links import NamedLinks
 from topoplan.runtime.ranks.waits import WaitWatch
 from topoplan.synth.addition import Addition
 from topoplan.synth.library_format import LibraryFormat
+from topoplan.synth.request import Strategy
 from topoplan.synth.schedule_format import ScheduleFormat
 from topoplan.synth.section import SectionKind
 from topoplan.topo.errors import InputError, TopoplanError
@@ -91,6 +101,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(exports.find(name), ScheduleFormat) for name in exports.describe())
     assert {*Names(COMMANDS).describe()} >= {"emulate"}
     assert all(import_command(name).build_parser() for name in Names(COMMANDS).describe())
+    assert {*Names(SUBCOMMANDS).describe()} <= {*list_commands()} - {*list_own()}
     links = Names(LINKS)
     assert all(issubclass(links.find(name), NamedLinks) for name in links.describe())
     names = Names(NAMES)
@@ -124,6 +135,14 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(waits.find(name), WaitWatch) for name in waits.describe())
     dialects = Names(DIALECTS)
     assert all(callable(dialects.find(name).add_options) for name in dialects.describe())
+    beside = Names(PLAN_FILES)
+    assert all(isinstance(beside.find(name), PlanFile) for name in beside.describe())
+    requests, bounds = Names(REQUESTS), Names(BOUNDS)
+    assert all(isinstance(requests.find(name), FileRequest) for name in requests.describe())
+    assert all(callable(bounds.find(name).find_demand_bounds) for name in bounds.describe())
+    strategies, job_options = Names(STRATEGIES), Names(JOB_OPTIONS)
+    assert all(isinstance(strategies.find(name), Strategy) for name in strategies.describe())
+    assert all(isinstance(job_options.find(name), JobOptions) for name in job_options.describe())
     reviews = Names(REVIEWS)
     assert all(isinstance(reviews.find(name), Review) for name in reviews.describe())
     formats, boxes = Names(FORMATS), Names(BOXES)
@@ -141,7 +160,7 @@ def test_every_path_and_module_of_the_table_is_there() -> None:
     assert all(isinstance(modes.find(name), RunMode) for name in modes.describe())
     assert all(isinstance(files.find(name), RunFile) for name in files.describe())
     for group in (
-        *(MODES, OPTIONS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
+        *(JOBS, MODES, OPTIONS, PLANNERS, RUNS, SCHEMAS, SOURCES, EXPLANATIONS),
         *(CORRECTIONS, ENCODERS, FIELDS, LAUNCHES, PREPARATIONS, RUN_CHECKS, TABLES),
     ):
         assert all(callable(Names(group).find(name)) for name in Names(group).describe())

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
-import patience
 import pytest
 from called import call_command
 from conftest import SLOW
@@ -145,67 +141,6 @@ def test_a_plan_is_made_by_names_and_by_objects_alike() -> None:
         topoplan.synthesize(topoplan.Collective("allreduce", 4), machine)
     with pytest.raises(topoplan.InputError, match="root=2, but the collective has root 1"):
         topoplan.synthesize(topoplan.Collective("broadcast", 3, 1), machine, root=2)
-
-
-def test_a_front_is_that_of_the_command_with_schedules_and_plans() -> None:
-    """SCCL's k = 0 on a ring of 6; each row's schedule is verified and can be planned with."""
-    front = topoplan.pareto("allgather", "ring:6", slack=0, time_limit_s=120)
-    asked = ["--collective", "allgather", "--topology", "ring:6", "--pareto", "-k", "0", "--json"]
-    done = call_command("synth", *asked)
-    out = json.loads(done.stdout)
-    keys = [key for key in out["rows"][0] if key != "synthesis_s"]
-    assert [{key: getattr(row, key) for key in keys} for row in front.rows] == [
-        {key: row[key] for key in keys} for row in out["rows"]
-    ]
-    assert [(x.chunks, x.steps, x.rounds) for x in front.front] == [(1, 3, 3), (2, 5, 5)]
-    assert [x.latency_optimal for x in front.front] == [True, False]
-    assert [x.bandwidth_optimal for x in front.front] == [False, True]
-    assert str(front.least_ratio) == out["least_ratio"] and front.complete == out["complete"]
-    assert front.plan is not None and front.plan.hash == out["plan_hash"]
-    for row in front.front:
-        assert row.schedule is not None
-        topoplan.verify(row.schedule, "ring:6")
-        plan = front.plan_for(row)
-        assert [entry.schedule.steps for entry in plan.entries] == [row.steps]
-        plan.verify()
-    assert "front, least R/C" in front.describe() and "1,3,3, 2,5,5" in repr(front)
-
-
-def test_rows_are_decided_one_by_one() -> None:
-    rows = [(1, 2, 2), (1, 3, 3)]
-    front = topoplan.pareto("allgather", "ring:6", instances=rows, time_limit_s=120)
-    assert [row.status for row in front.rows] == ["infeasible", "feasible"]
-    with pytest.raises(
-        topoplan.InputError, match="1 chunks, 2 steps, 2 rounds: infeasible: it has"
-    ):
-        front.plan_for(front.rows[0])
-    none = topoplan.pareto("allgather", "ring:6", instances=rows[:1], time_limit_s=120)
-    assert none.plan is None and none.front == ()
-
-
-def test_a_front_ends_at_its_time_limit(caplog: pytest.LogCaptureFixture) -> None:
-    """That of an alltoall on a 4 x 4 mesh takes minutes."""
-    started = time.monotonic()
-    front = topoplan.pareto("alltoall", "mesh:4x4", time_limit_s=0.2)
-    assert time.monotonic() - started < patience.seconds(20)
-    assert not front.complete and front.cut_short
-    assert "the time limit of 0.2 s cut the search short" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"slack": -1}, "slack is -1; expected a whole number of at least 0"),
-        ({"max_steps": 2.5}, "max_steps is 2.5; expected a whole number of at least 1"),
-        ({"instances": [(1, 3, 2)]}, r"instances: \(1, 3, 2\); expected .* no fewer rounds"),
-        ({"instances": ["1,3,3"]}, "instances: '1,3,3'; expected"),
-        ({"time_limit_s": 0}, "time_limit_s is 0; expected seconds above 0"),
-        ({"root": 1}, "allgather"),
-    ],
-)
-def test_wrong_options_of_a_front_are_refused(options: dict[str, Any], expected: str) -> None:
-    with pytest.raises(topoplan.InputError, match=expected):
-        topoplan.pareto("allgather", "ring:6", **options)
 
 
 def test_a_plan_for_one_size_has_what_is_fastest_there() -> None:

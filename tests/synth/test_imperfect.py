@@ -167,7 +167,7 @@ def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, nam
         paths = LevelPaths(topology)
         before = paths.reached
         paths.even_out(0.0, make_effort().grant(0.1))
-        schedule = level_schedule(paths, collective, "packing")
+        schedule = level_schedule(paths, collective)
         verify(schedule, topology)
         reached = (
             float(bandwidth_s_per_GB(replace(schedule, segments=2), topology)) * collective.ranks

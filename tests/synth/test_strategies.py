@@ -16,7 +16,7 @@ from thorough import count_examples
 
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
-from topoplan.synth.ir.collective import Collective, collective_on
+from topoplan.synth.ir.collective import collective_on
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.machine.boxes import binary
 from topoplan.synth.numeric.effort import Effort
@@ -314,13 +314,3 @@ def test_auto_is_never_slower_than_any_one_strategy(argument: str) -> None:
         for size in (0, 4096, 1 << 20, 1 << 28):
             best = auto.cost_of(auto.entry_for(size)).time_s(size)
             assert best <= single.cost_of(single.entry_for(size)).time_s(size) * (1 + 1e-12)
-
-
-def test_too_large_for_exact_is_said() -> None:
-    with pytest.raises(InfeasibleError, match="exact is for small machines"):
-        build("exact", preset("switch:64"))
-
-
-def test_no_time_is_a_time_limit() -> None:
-    with pytest.raises(TimeLimitError):
-        STRATEGIES["exact"](Request(Collective("alltoall", 16), preset("torus:4x4"), Effort(0)))

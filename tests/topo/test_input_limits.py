@@ -4,12 +4,8 @@ otherwise.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
-import tarfile
-import tempfile
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
@@ -21,11 +17,9 @@ from needs import has_extra
 from planned import synthesize
 
 from topoplan.runtime.backend.plan_files import PlanFiles
-from topoplan.synth.demands.demands import read_demands
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
-from topoplan.synth.traffic import read_matrix
 from topoplan.topo import files
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
@@ -117,77 +111,6 @@ def test_a_table_counts_pairs_as_far_as_the_work_is_bounded(
     shown = table.write(chain(100, gpus=200))
     told = next(line for line in shown.splitlines() if line.startswith("GPU to GPU"))
     assert "pairs of the first" in told and "of 200 GPUs" in told
-
-
-def archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-def test_an_archive_that_unfolds_without_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capture, "MAX_BYTES", 2**20)
-    monkeypatch.setattr(capture, "MAX_MEMBERS", 100)
-    bomb = tmp_path / "bomb.tar.gz"
-    with gzip.open(bomb, "wb", compresslevel=1) as out:
-        out.write(bytes(3 * 2**20))
-    with pytest.raises(InputError, match="more than 100 files or 1 MiB"):
-        resolve(str(bomb))
-    with pytest.raises(InputError, match="more than 100 files or 1 MiB"):
-        resolve(str(archive(tmp_path / "big.tar.gz", {"sys/large": bytes(capture.MAX_BYTES + 1)})))
-
-
-def folders(path: Path, names: list[str]) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name in names:
-            member = tarfile.TarInfo(name)
-            member.type = tarfile.DIRTYPE
-            tar.addfile(member)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        (["a/" * depth + "sys" for depth in (1, 700, 1450)], "nested deeper than 64"),
-        ([f"{i}/" + "a/" * 60 for i in range(900)], "more than 50000 files"),
-    ],
-)
-def test_an_archive_of_folders_without_end_leaves_nothing_behind(
-    names: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with pytest.raises(InputError, match=says) as error:
-        resolve(str(folders(tmp_path / "deep.tar.gz", names)))
-    assert len(str(error.value)) < 300 and not list(temporary.iterdir())
-
-
-def test_members_are_counted_without_the_headers_that_only_extend_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capture, "MAX_MEMBERS", 100)
-    names = [f"sys/{'long' * 30}/{i}" for i in range(101)]
-    for mode in ("w", "w:gz"):
-        most = archive(tmp_path / "most.tar", dict.fromkeys(names[:100], b"x" * 600), mode)
-        assert not resolve(str(most)).ranks
-        more = archive(tmp_path / "more.tar", dict.fromkeys(names, b"x" * 600), mode)
-        with pytest.raises(InputError, match="more than 100 files"):
-            resolve(str(more))
-
-
-@pytest.mark.parametrize("cut", [10, 60])
-def test_a_broken_archive_is_one_line(cut: int, tmp_path: Path) -> None:
-    whole = archive(tmp_path / "whole.tar.gz", {"sys/bus/x": b"1" * 1000}).read_bytes()
-    (tmp_path / "cut.tar.gz").write_bytes(whole[:cut])
-    with pytest.raises(InputError, match=r"malformed archive|no captured machine"):
-        resolve(str(tmp_path / "cut.tar.gz"))
 
 
 def test_folders_with_more_entries_than_any_machine_are_refused(
@@ -327,9 +250,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "topology.json": Topology.load,
     "topology": resolve,
     "plans": lambda path: PlanFiles([path]),
-    "traffic.csv": lambda path: read_matrix(path, 2),
-    "traffic.npy": lambda path: read_matrix(path, 2),
-    "demands.json": lambda path: read_demands(path, 2),
 }
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import networkx as nx
 import pytest
 from planned import synthesize
+from small_xml import machine
 
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.ir.collective import collective_on
 from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.errors import InputError
-from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import MAX_GPUS, PRESETS, Preset, preset
@@ -408,11 +408,13 @@ def test_the_largest_presets_are_allowed() -> None:
 
 def test_resolve_prefers_a_file_and_reads_it_by_content(tmp_path: Path) -> None:
     dgx1 = preset("dgx1")
-    for name, text in (("machine.json", dgx1.dumps()), ("machine", nccl_xml.write(dgx1))):
+    for name in ("machine.json", "machine"):
         path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
+        path.write_text(dgx1.dumps(), encoding="utf-8")
         assert resolve(str(path)).fingerprint == dgx1.fingerprint
     assert resolve("dgx1") == dgx1
+    (tmp_path / "dgx2").write_text(machine("", ""), encoding="utf-8")
+    assert resolve(str(tmp_path / "dgx2")).ranks == ("gpu0", "gpu1")
 
 
 @pytest.mark.parametrize(

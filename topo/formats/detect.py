@@ -17,7 +17,7 @@ from ..errors import InputError, TopoplanError
 from ..graph import Topology
 from . import nccl_xml, smi
 from .format import Aside, Format, PlaceFormats
-from .pasted_xml import find_xml
+from .pasted import find_xml
 
 log = logging.getLogger("topoplan")
 

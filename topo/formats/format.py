@@ -46,6 +46,18 @@ class Aside:
 
 
 @dataclass(frozen=True)
+class Skeletons:
+    """Files that lack what only the machine knows that they are for.
+
+    `is_one(text)` says whether a text is such a file; `fill(text, where, machine)` returns the
+    probed machine as the file has it.
+    """
+
+    is_one: Callable[[str], bool]
+    fill: Callable[[str, str, Topology], Topology]
+
+
+@dataclass(frozen=True)
 class PlaceFormats:
     """Formats that only say which switch each host is below; every host is a copy of one box.
 

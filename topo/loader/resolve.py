@@ -3,11 +3,12 @@
 from os import PathLike, fspath
 from pathlib import Path
 
+from ...extras import SKELETONS, Names
 from ..derived.stripes import merge_switches
 from ..errors import InputError
 from ..files import read_file, read_start
-from ..formats import nccl_xml
 from ..formats.detect import find_place_formats, read_topology_text
+from ..formats.format import Skeletons
 from ..graph import Topology
 from ..hardware_rule import HARDWARE
 from ..presets import PRESETS, preset
@@ -83,8 +84,9 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         return probe("/" if is_local else path)
     if exists:
         text = read_text(path)
-        if nccl_xml.is_skeleton(text):
-            return nccl_xml.fill_skeleton(text, argument, probe())
+        skeletons: Skeletons | None = Names(SKELETONS).find_only(None)
+        if skeletons is not None and skeletons.is_one(text):
+            return skeletons.fill(text, argument, probe())
         own = None if box is None else find_place_formats("box").read_box(box, resolve)
         return read_topology_text(text, argument, own)
     if not is_preset and ("/" in argument or path.suffix[1:].isalpha()):

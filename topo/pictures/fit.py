@@ -58,11 +58,11 @@ def print_table(
     console.print(table)
 
 
-def wrap_line(line: str, width: int | None, indent: str = "    ") -> list[str]:
+def wrap_line(line: str, width: int | None) -> list[str]:
     """Wrap a line between words at `width` characters.
 
-    Continuation lines are indented by `indent` more than the first. If `width` is None, the line is
-    not wrapped.
+    Continuation lines are indented by four more than the first. If `width` is None, the line is not
+    wrapped.
     """
     if width is None or len(line) <= width:
         return [line]
@@ -70,7 +70,7 @@ def wrap_line(line: str, width: int | None, indent: str = "    ") -> list[str]:
     wrapper = textwrap.TextWrapper(
         width,
         initial_indent=begin,
-        subsequent_indent=begin + indent,
+        subsequent_indent=begin + "    ",
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...extras import PROBES, Names
 from ..between_cpus import join_all_cpus
 from ..boards import find_board
 from ..facts import Fact, Facts, facts_to_json, keys
@@ -37,8 +38,8 @@ from ..notes import assumed
 from .ancestors import NOTE, infer_tree
 from .capture import open_capture
 from .gpu_links import join_nvlinks, join_xgmi
-from .linux.gpudirect import is_wsl, read_gpudirect
 from .linux.gpus import read_kfd, read_unlisted
+from .linux.host import is_wsl, read_host
 from .linux.sysfs import list_folder, read_locality, read_network, read_sysfs
 from .nvml.questions import read_nvml
 from .visible import note_denied, note_lost, note_missing, note_unlisted, select_visible
@@ -109,7 +110,10 @@ def probe_local(
 
 
 def _gather(root: Path, nvml: Facts) -> Facts:
-    facts = nvml + read_sysfs(root) + read_network(root) + read_gpudirect(root)
+    facts = nvml + read_sysfs(root) + read_network(root) + read_host(root)
+    probes = Names(PROBES)
+    for name in probes.describe():
+        facts += probes.find(name)(root)
     facts += read_locality(root, facts)
     if not facts.list_names(GPU):
         facts += read_kfd(root)

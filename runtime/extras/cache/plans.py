@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....synth.cost.host_costs import FIELD as HOST
-from ....synth.demands.demands import Demands
+from ....synth.ir.demands import Demands
 from ....synth.plan import Plan
 from ....synth.request import Request
 from ....topo.errors import InputError, TopoplanError

@@ -27,7 +27,7 @@ from ..one_sided.instructions import Mode
 LAUNCH_us: Final = 6.6
 # Microseconds in which data and a flag reach another GPU, over NVLink and otherwise: what NCCL's
 # tuner counts for a hop with LL (graph/tuning.cc). On machines with several sockets it is often
-# more: `measure_hop_us` has it from a measured call.
+# more.
 NVLINK_HOP_us: Final = 0.6
 PCI_HOP_us: Final = 1.0
 _HOPS_PER_ROUND: Final = 3
@@ -35,15 +35,6 @@ _HOPS_PER_ROUND: Final = 3
 _FABRICS: Final = frozenset({"nvlink", "xgmi"})
 # Microseconds in which a link of 1 GB/s transfers a byte.
 _us_PER_BYTE: Final = 1e-3
-
-
-def measure_hop_us(small_call_us: float, ranks: int) -> float:
-    """Return the microseconds of a hop, from stock NCCL's time for a few KB on one host.
-
-    That time is `small_call_us`: the call goes around a ring twice with the protocol LL, so it
-    consists of a launch and 2 (ranks - 1) hops.
-    """
-    return max(0.0, small_call_us - LAUNCH_us) / (2 * (ranks - 1))
 
 
 def predict_us(

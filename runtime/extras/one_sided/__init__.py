@@ -1,4 +1,4 @@
-"""One-sided programs: ranks write into each other's memory. Made and simulated here, without torch.
+"""One-sided programs, for ranks that reach each other's memory, made without torch.
 
 Runners execute them: shared memory on CPUs (shared_memory), kernels on GPUs (kernels).
 """

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from itertools import accumulate, pairwise, product
 from math import prod
 
-from ....synth.demands.demands import Demand
+from ....synth.ir.demands import Demand
 from ....topo.errors import InputError
 from .shards import Box, Interval, Shards
 

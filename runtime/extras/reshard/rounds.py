@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from ....synth.demands.demands import Demands
+from ....synth.ir.demands import Demands
 from ....synth.ir.schedule import Schedule
 from ...compiled import Buffers
 from ...program.layout import Move

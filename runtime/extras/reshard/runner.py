@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from ....synth.demands.demands import Demands
+from ....synth.ir.demands import Demands
 from ....synth.ir.schedule import Schedule
 from ....topo.graph import Topology
 from ...candidates import Candidate

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
 
-from ....synth.demands.demands import Demands
 from ....synth.groups.ranks import NONE, REST, Helpers
+from ....synth.ir.demands import Demands
 from ....synth.plan import Plan
 from ....topo.errors import ExecutionError, InputError, PlanMismatchError, TopoplanError
 from ....topo.graph import Topology

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ....synth.demands.demands import Demand, Demands
+from ....synth.ir.demands import Demand, Demands
 from ....topo.errors import InputError
 from ...backend.call_check import CallCheck
 from ...backend.communicators import Communicators

@@ -23,10 +23,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from ....topo.errors import InfeasibleError
-from ....topo.exact import fraction_to_json
 from ....topo.graph import Topology
 from ....topo.routes import Route, Router
-from ...bounds.multipath import DENOMINATORS
+from ...bounds.multipath import round_prices
 from ...machine.links import Floats
 from ...machine.routes import Metric, OwnRoutes, RoutedMetric
 from ...numeric.arborescence import cheapest_out_tree
@@ -376,16 +375,10 @@ def prove(
     routes. `joined` are the pairs of switches that compute and their GPUs, if the packing is for
     the machine in which they are one.
     """
-    prices, wanted = packing.link_prices, packing.value * float(packing.unit_GB)
+    wanted = packing.value * float(packing.unit_GB)
     kind = SINGLE_PATH_KIND if packing.routes else MULTIPATH_KIND
-    top = max(prices.values())
-    least = min(p for p in prices.values() if p > _CLOSE * top)
     out: list[JointBound] = []
-    for denominator in DENOMINATORS:
-        exact = {
-            link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()
-        }
-        rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
+    for rows in round_prices(packing.link_prices):
         certificate: dict[str, Any] = {"prices": rows}
         if joined:
             certificate["joined"] = [list(pair) for pair in joined]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from ....topo.facts.p2p_or_memory import THROUGH_MEMORY, find_faster
+from ....topo.extras.machine_details.p2p_or_memory import THROUGH_MEMORY, find_faster
 from ....topo.facts.view import WIRES
 from ....topo.graph import Topology
 from ..place.job import WHOLE

@@ -13,7 +13,7 @@ from ....topo.derived.hosts import group_by_host
 from ....topo.derived.stated import state_rates
 from ....topo.errors import InputError, TopoplanError
 from ....topo.files import read_start
-from ....topo.formats.pasted_xml import find_xml
+from ....topo.formats.pasted import find_xml
 from ....topo.graph import Device, Link, Topology
 from ....topo.hardware import PcieLink
 from ....topo.loader.resolve import LOCAL, load, load_for_planning

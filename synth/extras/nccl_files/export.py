@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from ....topo.errors import InfeasibleError
-from ....topo.formats.nccl_xml import is_amd
+from ....topo.extras.nccl_topology import is_amd
 from ....topo.graph import Topology
 from ....topo.routes import Router
 from ...bounds.single_path import Bounds

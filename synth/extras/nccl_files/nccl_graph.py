@@ -114,17 +114,14 @@ def bound_request(
     return Request(collective, topology, effort, progress, bound, router=router), bounds
 
 
-def find_graphs(
-    request: Request, bound: Bound, version: NcclVersion = NEWEST, least: int = 1
-) -> NcclGraphs:
+def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host, on the request's routes.
 
-    The collective is one of OVER_RINGS, and `bound` its single-path bound. There are `least`
-    channels or more where that loses nothing. Raise InfeasibleError if the GPUs are on several
-    hosts or too many for a file, or no ring or chain exists.
+    The collective is one of OVER_RINGS, and `bound` its single-path bound. Raise InfeasibleError if
+    the GPUs are on several hosts or too many for a file, or no ring or chain exists.
     """
     most = limit_channels(request.collective, version)
-    return rate_graphs(request, bound, match_counts(request, prepare_finders(request), most, least))
+    return rate_graphs(request, bound, match_counts(request, prepare_finders(request), most))
 
 
 def limit_channels(collective: Collective, version: NcclVersion) -> int:

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....topo.errors import InputError
-from ...traffic import ByteMatrix, is_matrix, read_matrix
+from ..traffic import ByteMatrix, is_matrix, read_matrix
 from .kinds import read_calls
 
 Ints = NDArray[np.int64]

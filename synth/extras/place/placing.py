@@ -20,7 +20,7 @@ from ....topo.errors import InfeasibleError, InputError
 from ....topo.graph import Topology
 from ....topo.loader.resolve import load, load_for_planning
 from ...numeric.effort import USUAL_LIMIT_S, Effort
-from ...traffic import ByteMatrix
+from ..traffic import ByteMatrix
 from .domains import compare_domains, find_domains
 from .exhaustive import MAX_LISTED, MAX_PROVED, list_all, prove_best
 from .improve import Improver, arrange_inside, keep_hosts_together

@@ -15,12 +15,12 @@ from ...cost.segmentation import reroute
 from ...cost.transfer_times import predict_times
 from ...describe import help_lines, help_text, limit_text, why_text
 from ...pictures.plan_curves import draw_plan_curves, list_sizes, predict_algbw_GBps
-from ...pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from ...plan import Plan
 from ...sizes import show_size
 from ..explain.explain import SIZES, Explanation
 from ..stock.curve import make_curve
 from ..stock.stock_ring import StockRing
+from ..traces.timeline import MAX_ROWS, draw_links, draw_timeline
 from .gather import Section
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 from .trees import MAX_GPUS, draw_flow, list_flows

@@ -8,9 +8,9 @@ from ....topo.errors import InputError
 from ....topo.exact import load_json
 from ....topo.files import read_file
 from ...fault_text import LOST, describe_fault, describe_worth
-from ...pictures.timeline import MAX_ROWS, draw_spans
 from ...plan import Plan
 from ...sizes import show_size
+from ..traces.timeline import MAX_ROWS, draw_spans
 from .html import make_figure, make_paragraph, make_section, make_table
 
 # Most recoveries to list; a longer run is no rehearsal.

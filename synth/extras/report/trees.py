@@ -56,16 +56,13 @@ def list_flows(schedule: Schedule) -> list[ChunkFlow]:
     return sorted(flows, key=lambda flow: (-flow.share, sorted(flow.edges.items())))
 
 
-def draw_flow(topology: Topology, flow: ChunkFlow, *, alone: bool = False) -> str:
-    """Return an SVG picture of one flow: dashed arrows for data that is added, solid for copies.
-
-    With `alone`, it is the only one on its page.
-    """
+def draw_flow(topology: Topology, flow: ChunkFlow) -> str:
+    """Draw one flow on the machine: dashed arrows for data that is added, solid ones for copies."""
     places = _place_gpus(topology)
     height = _HEAD + max(y for _, y in places) + _PAD
     share, is_double = float(flow.share), _spreads_back(flow)
     last = max(flow.edges.values(), default=0) + 1
-    lines = start_svg(_WIDTH, height, f"{share:.3g} of the buffer, {last} steps", alone=alone)
+    lines = start_svg(_WIDTH, height, f"{share:.3g} of the buffer, {last} steps")
     chunks = f" ({flow.chunks} chunks)" if flow.chunks > 1 else ""
     lines.append(draw_text(8, 18, f"{share:.2%} of the buffer{chunks}", 12))
     radius = min(11.0, max(5.0, _find_least_distance(places) / 2.3))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ....topo.formats.nccl_xml import is_amd
+from ....topo.extras.nccl_topology import is_amd
 from .model import NotModelled, model_stock
 from .nccl import NcclHost, NcclHosts
 from .on_paper import StockRate, rate_stock
@@ -75,9 +75,9 @@ def find_nccl(topology: Topology, hosts: int = 1) -> NcclHost | NotModelled:
     return NcclHost(topology, model) if hosts == 1 else NcclHosts(topology, model)
 
 
-def find_library(topology: Topology, hosts: int = 1) -> Library | NotModelled:
-    """Return the model of the library in jobs of `hosts` hosts like this, or why there is none."""
-    return model_rccl(topology) if is_amd(topology) and hosts == 1 else find_nccl(topology, hosts)
+def find_library(topology: Topology) -> Library | NotModelled:
+    """Return the library of a machine, else why none is known."""
+    return model_rccl(topology) if is_amd(topology) else find_nccl(topology, 1)
 
 
 def reach(collective: str, topology: Topology) -> StockRate | NotModelled:

@@ -12,11 +12,11 @@ from functools import lru_cache
 from itertools import permutations
 
 from ....topo.derived.hosts import group_by_host
+from ....topo.extras.nccl_topology import is_amd
+from ....topo.extras.nccl_topology.made_up import view_machine
 from ....topo.facts import keys
 from ....topo.facts.keys import p2p_subject
 from ....topo.facts.view import WIRES
-from ....topo.formats.nccl_xml import is_amd
-from ....topo.formats.nccl_xml.made_up import view_machine
 from ....topo.graph import Topology
 from ...channels.channels import CHAIN, Channels, Order
 from ...channels.channels import RING as RING_SHAPE

@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ....topo.derived.hosts import group_by_host
-from ....topo.formats.nccl_xml import is_amd
+from ....topo.extras.nccl_topology import is_amd
 from ....topo.graph import Topology
 from ...channels.channels import CHAIN, RING
 from .constants import (

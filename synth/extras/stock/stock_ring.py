@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ....topo.errors import InfeasibleError, InputError
-from ....topo.formats.nccl_xml import is_amd
+from ....topo.extras.nccl_topology import is_amd
 from ....topo.routes import Router
 from ...bounds.group_bounds import SubMachine
 from ...channels.channels import CHAIN, RING, Channels, schedule_channels

@@ -8,8 +8,8 @@ them. Rates are integers in kB/s, in which all of NCCL's constants are exact.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ....topo.formats.nccl_xml import build_elements
-from ....topo.formats.nccl_xml.made_up import SKYLAKE
+from ....topo.extras.nccl_topology import build_elements
+from ....topo.extras.nccl_topology.made_up import SKYLAKE
 from ....topo.formats.nccl_xml.partial_topology import TOPOPLAN_PREFIX, get_topoplan_attribute
 from ....topo.formats.safe_xml import Element
 from ....topo.graph import Topology

@@ -12,8 +12,8 @@ from patience import PLANNING_S
 import topoplan.synth.planner.synthesize as planner
 from topoplan.runtime.backend.planning import load_or_synthesize
 from topoplan.runtime.extras.cache import folder as cache_folder
-from topoplan.synth.demands.demands import Demand, Demands
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.ir.demands import Demand, Demands
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request

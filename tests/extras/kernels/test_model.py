@@ -6,12 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.runtime.extras.kernels.model import (
-    list_shapes,
-    measure_hop_us,
-    predict_us,
-    rank_shapes,
-)
+from topoplan.runtime.extras.kernels.model import list_shapes, predict_us, rank_shapes
 from topoplan.runtime.extras.one_sided.flat import build_flat, stage
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.verify import verify
@@ -71,8 +66,3 @@ def test_pushes_that_cannot_be_staged_are_left_out_on_pcie_alone() -> None:
         assert [mode for _, mode in shapes] == modes
     direct = list_shapes(build_flat(Collective("allreduce", 4))[:1], star("pcie"))
     assert [(mode, shape.steps) for shape, mode in direct] == [("pull", 2), ("push", 6)]
-
-
-def test_a_hop_follows_from_a_small_call_of_stock() -> None:
-    assert measure_hop_us(6.6 + 14 * 3.5, 8) == pytest.approx(3.5)
-    assert measure_hop_us(5.0, 8) == 0

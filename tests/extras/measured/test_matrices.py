@@ -11,9 +11,9 @@ import pytest
 
 from topoplan.cli.probe import main
 from topoplan.topo.errors import InputError
+from topoplan.topo.extras.machine_details.p2p_or_memory import DIRECT, find_faster
 from topoplan.topo.extras.measured.believe import believe
 from topoplan.topo.extras.measured.matrices import read_measurements
-from topoplan.topo.facts.p2p_or_memory import DIRECT, find_faster
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 

@@ -127,10 +127,10 @@ def test_trees_that_gain_nothing_are_not_set() -> None:
 
 @pytest.mark.long
 def test_the_command_writes_both_files_or_says_why_not(tmp_path: Path) -> None:
-    from topoplan.topo.formats import nccl_xml
+    from topoplan.topo.extras import nccl_topology
 
     source, path = tmp_path / "machine.xml", tmp_path / "rccl.env"
-    source.write_text(nccl_xml.write(machine(7, TREE)))
+    source.write_text(nccl_topology.write(machine(7, TREE)))
     args = ("--collective", "allreduce", "--format", "rccl-env", "-o", str(path), "--json")
     done = run_module("topoplan.cli.synth", *args, "--topology", str(source))
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 from nccl_samples import sign
+from needs import has_extra
 from verdicts import list_findings
 
 from topoplan.topo.errors import InputError
@@ -256,6 +257,7 @@ def test_hosts_whose_graphs_have_the_same_ranks_are_noted() -> None:
     assert note.startswith("a, b: ")
 
 
+@pytest.mark.skipif(not has_extra("pasted"), reason="no extra pasted")
 def test_what_else_describes_a_machine_in_a_text_is_noted() -> None:
     matrix = "\tGPU0\tGPU1\nGPU0\t X \tPHB\nGPU1\tPHB\t X \n"
     xml = (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_sided_replay import Memory, OneSidedReplay
 from played import PARTED, expected
 from random_graphs import graphs
 from sample_schedules import SCHEDULES
@@ -18,7 +19,6 @@ from unhurried import make_effort
 from topoplan.runtime.extras.one_sided.flat import build_flat
 from topoplan.runtime.extras.one_sided.instructions import OneSidedProgram, Signal
 from topoplan.runtime.extras.one_sided.lowering import lower_one_sided
-from topoplan.runtime.extras.one_sided.replay import Memory, OneSidedReplay
 from topoplan.runtime.program.layout import IN_PLACE
 from topoplan.synth.ir.collective import COLLECTIVES, Collective, collective_on
 from topoplan.synth.ir.schedule import Schedule

@@ -29,12 +29,12 @@ def test_measured_rates_come_before_declared_ones() -> None:
         {"src": "gpu1", "dst": "gpu0", "GBps": 0.25},
     ]
     measured = replace(topology, extra={"measured": {"over": "gloo", "pairs": pairs}})
-    picture = draw_heat_map(measured, alone=True)
+    picture = draw_heat_map(measured)
     assert read_titles(picture, "rect") == ["gpu0 -> gpu1: 0.5 GB/s", "gpu1 -> gpu0: 0.25 GB/s"]
     assert "as measured" in picture
 
 
 def test_more_gpus_than_a_picture_shows_are_drawn_in_part_and_it_is_said() -> None:
-    picture = draw_heat_map(preset("switch:200"), alone=True)
+    picture = draw_heat_map(preset("switch:200"))
     assert len(read_titles(picture, "rect")) == MAX_GPUS * (MAX_GPUS - 1)
     assert "the first 128 of 200 GPUs" in picture

@@ -28,10 +28,10 @@ from topoplan.synth.extras.report.plans import write_section
 from topoplan.synth.extras.report.trees import draw_flow, list_flows
 from topoplan.synth.extras.stock.model import StockModel, model_stock
 from topoplan.synth.extras.stock.stock_ring import StockRing, find_order
+from topoplan.synth.extras.traces.timeline import MAX_ROWS, draw_links, draw_timeline
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.pictures.curves import Curve, draw_curves
-from topoplan.synth.pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify

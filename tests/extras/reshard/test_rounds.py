@@ -19,8 +19,8 @@ from topoplan.runtime.extras.reshard.copying import Ends, walk_rows
 from topoplan.runtime.extras.reshard.rounds import RoundBuffers, list_rounds
 from topoplan.runtime.program.layout import Move, ends_numel
 from topoplan.runtime.program.lowering import lower
-from topoplan.synth.demands.demands import Demands
 from topoplan.synth.ir.collective import Chunk
+from topoplan.synth.ir.demands import Demands
 from topoplan.synth.ir.schedule import Schedule, find_helpers
 from topoplan.synth.ir.transfers import Transfer, Transfers
 

@@ -16,7 +16,7 @@ from topoplan.topo.graph import Topology
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 # Extras that read what is in a folder.
-READERS = {"amd_smi": "amd", "hwloc_xml": "hwloc"}
+READERS = {"amd_smi": "amd", "hwloc_xml": "hwloc", "pasted": "pasted"}
 INPUTS = sorted(
     path
     for path in GOLDEN.glob("*/*")

@@ -18,10 +18,10 @@ from ...derived.board_size import find_short_boards
 from ...devices import Device, Link, both_directions
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys
-from ...facts.keys import gpu_subject, p2p_subject, xgmi_subject
+from ...facts.keys import HOST, gpu_subject, p2p_subject, xgmi_subject
+from ...formats.around import read_around
 from ...formats.gpu_names import find_gpu_names, list_boards
 from ...formats.pasted import clean
-from ...formats.said_host import find_host_facts, find_settings
 from ...graph import Topology
 from ...hardware import LATENCY_us, PcieLink
 from ...names import join_first
@@ -116,8 +116,10 @@ def read(text: str, where: str) -> Topology:
     ]
     devices = (*gpus, *cpus)
     boards = dict.fromkeys(ids.values(), model.board if model.is_named else None)
+    around = read_around(text)
+    of_host = (fact for fact in around.facts if fact.subject == HOST)
     short = find_short_boards(Topology("tables", devices, tuple(links)), boards)
-    notes += [*(board.describe() for board in short), *find_settings(text)]
+    notes += [*(board.describe() for board in short), *around.list_settings((), has_p2p=True)]
     return Topology(
         PurePath(where).stem or where,
         devices,
@@ -125,7 +127,7 @@ def read(text: str, where: str) -> Topology:
         SOURCE,
         {
             "notes": notes,
-            "facts": facts_to_json(Facts((*_list_facts(output), *find_host_facts(text)))),
+            "facts": facts_to_json(Facts((*_list_facts(output), *of_host))),
         },
     )
 

@@ -16,12 +16,13 @@ from typing import Any, Literal
 from ...boards import BOARDS, find_board
 from ...facts import keys
 from ...facts.keys import NVML, Key, gpu_subject, pci_subject
-from ...facts.view import WIRES, MachineView, read_pci_details
+from ...facts.view import WIRES, read_pci_details
 from ...graph import Device, Link
 from ...grouping import group_by_key
 from ...hardware import PCIE_GTps, pcie_generation
 from ...names import join_first
 from ...notes import Note, NoteKind
+from ..machine_details.view import DetailedView
 
 Severity = Literal["error", "warning", "note"]
 
@@ -180,8 +181,8 @@ def _list_possible_wires(gpu: Device) -> set[int]:
     return {board.wires for board in boards}
 
 
-class DoctorView(MachineView):
-    """A machine, with values derived from its links and facts that several checks use."""
+class DoctorView(DetailedView):
+    """A machine, with values that several checks derive from its links and facts."""
 
     @cached_property
     def like_gpus(self) -> tuple[tuple[Device, ...], ...]:

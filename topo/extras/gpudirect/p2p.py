@@ -19,8 +19,8 @@ from ...boards import has_nvlink
 from ...derived.parts import CLIQUE, CLUSTER
 from ...facts import keys
 from ...facts.keys import NVML, NVML_FUNCTION, TOPO_P2P, p2p_subject, split_host
-from ...facts.p2p_or_memory import THROUGH_MEMORY
 from ...graph import Topology
+from ..machine_details.p2p_or_memory import THROUGH_MEMORY
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, Verdict, decide

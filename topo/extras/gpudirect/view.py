@@ -8,10 +8,11 @@ from typing import Any, TypeGuard
 
 from ...facts import keys, load_facts
 from ...facts.keys import Key, net_subject, pci_subject, rdma_subject
-from ...facts.view import MachineView, read_pci_details
+from ...facts.view import read_pci_details
 from ...graph import Device, Topology
 from ...hardware import ASSUMED_PLACE
 from ...matrix import collect_links
+from ..machine_details.view import DetailedView
 from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"
@@ -20,7 +21,7 @@ _ENDS = ("gpu", "nic")
 _TRAITS = ("gdr", "host", "box", "pci", ASSUMED_PLACE)
 
 
-class PairView(MachineView):
+class PairView(DetailedView):
     """A machine and the paths between its GPUs and NICs, for the rules on GPUDirect.
 
     Values of the wrong type in a file count as unknown.

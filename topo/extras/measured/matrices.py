@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from ...errors import InputError
 from ...exact import fraction_to_json
-from ...facts.p2p_or_memory import DIRECT, THROUGH_MEMORY, is_slower
 from ...graph import Topology
+from ..machine_details.p2p_or_memory import DIRECT, THROUGH_MEMORY, is_slower
 from .flows import Experiment, Measurements, Pair
 from .pair_rates import PairRates, find_pair_rates, find_refused
 

@@ -19,6 +19,9 @@ CPU_CLASS = "0x068001"
 TOPOPLAN_PREFIX = "topoplan_"
 # Value of the mark `topoplan_made_up` of a gpu element whose `sm` was made up.
 CAPABILITY = "sm"
+# Its value for a cpu element whose model was made up, and the attributes of the model.
+CPU_MODEL = "model"
+CPU_ATTRIBUTES = ("arch", "vendor", "familyid", "modelid")
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 

@@ -25,9 +25,10 @@ from .link_elements import (
     read_gpu_links,
     read_pci_links,
 )
-from .made_up import CPU_ATTRIBUTES, CPU_MODEL
 from .partial_topology import (
     CAPABILITY,
+    CPU_ATTRIBUTES,
+    CPU_MODEL,
     GPU_CLASSES,
     NVSWITCH_CLASS,
     TOPOPLAN_PREFIX,

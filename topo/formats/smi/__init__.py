@@ -18,13 +18,12 @@ from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
 from ...facts.keys import HOST, gpu_subject
 from ...graph import Device, Link, Topology
-from ...hardware import ASSUMED_PLACE, PcieLink
+from ...hardware import ASSUMED_PLACE
 from ...matrix import LABELS, ConnectionFinder, collect_links
-from ...notes import Note, Source
+from ...notes import Note
+from ..around import Around, StatedLink, read_around
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
-from ..said_host import find_down_nics, find_host_facts, find_said_no_p2p, find_settings
-from ..said_pcie import SaidPcie, find_said_pcie
 from .candidates import choose_boards, note_part_bridges, note_unknown_boards
 from .cells import (
     Cells,
@@ -34,7 +33,6 @@ from .cells import (
     list_some,
     read_cells,
 )
-from .cuda_samples import build_sample_facts, read_samples
 from .facts import (
     MAX_PAIRED,
     SOURCE,
@@ -47,7 +45,6 @@ from .facts import (
     tells_access,
 )
 from .inferred import InferredTopology, assume_rates
-from .mig import find_mig_facts
 from .nvlink_output import (
     REMOTE,
     STATUS,
@@ -111,28 +108,18 @@ def read(text: str, where: str) -> Topology:
     without the label of a pair of GPUs or with too many devices, and rows with more or fewer cells
     than columns.
     """
-    return _read(clean(text), where, GpuNames(), SaidPcie())
+    return _read(clean(text), where, GpuNames())
 
 
-def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topology:
+def _read(text: str, where: str, others: GpuNames, elsewhere: Around | None = None) -> Topology:
     """Read as `read` does.
 
-    `others` are the names elsewhere, `elsewhere` what is said there of PCIe; both are used if the
-    text itself has none.
+    `others` are the names elsewhere, `elsewhere` what is said there; both are used if the text
+    itself has none.
     """
     output, names = parse_output(text, where), find_gpu_names(text)
     names = names if names.by_index or names.mentioned else others
-    said = find_said_pcie(text)
-    said = said or replace(elsewhere, unread=said.unread)
-    nics = dict.fromkeys(name for table in output.tables for name in table.names)
-    output.settings = [
-        *find_settings(text),
-        *find_down_nics(text, [output.nics.get(name, name) for name in nics]),
-    ]
-    output.stated = (*find_mig_facts(text), *find_host_facts(text))
-    output.samples = read_samples(text)
-    if not output.samples and not any(map(is_p2p, output.tables)):
-        output.settings += find_said_no_p2p(text)
+    around = read_around(text, elsewhere)
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
@@ -154,10 +141,10 @@ def _read(text: str, where: str, others: GpuNames, elsewhere: SaidPcie) -> Topol
             )
     hosts = {matrix.host for matrix in matrices}
     if len(matrices) > 1 and (None in hosts or len(hosts) > 1):
-        return _read_hosts(text, matrices, names, said, where)
+        return _read_hosts(text, matrices, names, around, where)
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
-    return _read_matrix(table, output, p2p, names, said, find_cpu(text), where)
+    return _read_matrix(table, output, p2p, names, around, find_cpu(text), where)
 
 
 def _has_labels_of(pcie: LabelMatrix, table: LabelMatrix) -> bool:
@@ -183,7 +170,7 @@ def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
 
 
 def _read_hosts(
-    text: str, matrices: list[LabelMatrix], names: GpuNames, said: SaidPcie, where: str
+    text: str, matrices: list[LabelMatrix], names: GpuNames, around: Around, where: str
 ) -> Topology:
     """Read and join hosts with equal matrices; the text after a matrix belongs to its host."""
     if len(matrices) * len(matrices[0].names) > _MAX_DEVICES:
@@ -195,7 +182,7 @@ def _read_hosts(
     lines, cuts = text.split("\n"), [0, *(matrix.start - 1 for matrix in matrices[1:]), None]
     hosts = [
         replace(
-            _read("\n".join(lines[start:end]), where, names, said),
+            _read("\n".join(lines[start:end]), where, names, around),
             name=matrix.host or f"{stem} {i}",
         )
         for i, (matrix, (start, end)) in enumerate(zip(matrices, pairwise(cuts), strict=True))
@@ -259,7 +246,7 @@ def _read_matrix(
     output: SmiOutput,
     p2p: list[LabelMatrix],
     names: GpuNames,
-    said: SaidPcie,
+    around: Around,
     cpu: tuple[str, dict[str, str]] | None,
     where: str,
 ) -> Topology:
@@ -294,11 +281,11 @@ def _read_matrix(
         note_other_counts(listings, cells, notes)
     affinities = read_affinities(table, notes)
     boards, how = choose_boards(cells, names, affinities, has_own_memory(table, notes), notes)
-    said_links = _find_said(said, cells, boards, how.startswith("by"), notes)
+    said_links = _find_said(around, cells, boards, how.startswith("by"), notes)
     if how.startswith("by"):
         note_part_bridges(cells, boards, notes)
     if not boards:
-        note_unknown_boards(cells, affinities, said_links, said.unread, notes)
+        note_unknown_boards(cells, affinities, said_links, around.unread, notes)
     stated = [
         link.generation
         for i, (link, source) in said_links.items()
@@ -313,10 +300,8 @@ def _read_matrix(
     facts = [
         *build_matrix_facts(table, cells),
         *build_p2p_facts(p2p, frozenset(table.names), notes),
-        *build_sample_facts(
-            {} if any(map(tells_access, p2p)) else output.samples, list_gpu_numbers(table)
-        ),
-        *(f for f in output.stated if f.subject.replace("gpu/", "GPU") in (HOST, *table.names)),
+        *(() if any(map(tells_access, p2p)) else around.build_p2p_facts(list_gpu_numbers(table))),
+        *(f for f in around.facts if f.subject.replace("gpu/", "GPU") in (HOST, *table.names)),
     ]
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")
@@ -334,7 +319,11 @@ def _read_matrix(
     notes += _find_mismatches(labelled, inferred)
     gpus = {cells.ids[i]: boards.get(i) for i in iterate_members(cells.gpus)}
     notes += [short.describe() for short in find_short_boards(labelled, gpus)]
-    notes += output.settings
+    names_of_nics = dict.fromkeys(name for other in output.tables for name in other.names)
+    notes += around.list_settings(
+        [output.nics.get(name, name) for name in names_of_nics],
+        has_p2p=any(map(is_p2p, output.tables)),
+    )
     return _build(
         where,
         devices,
@@ -347,22 +336,22 @@ def _read_matrix(
 
 
 def _find_said(
-    said: SaidPcie, cells: Cells, boards: Mapping[int, Board], is_sure: bool, notes: list[str]
-) -> dict[int, tuple[PcieLink, Source]]:
-    """Return the PCIe links of GPUs and NICs that the text states; note lines that disagree.
+    around: Around,
+    cells: Cells,
+    boards: Mapping[int, Board],
+    is_sure: bool,
+    notes: list[str],
+) -> dict[int, StatedLink]:
+    """Return the PCIe links of GPUs and NICs that the text states, by column.
 
     `is_sure` is False for boards that are only assumed.
     """
-    said = said.place_addresses([int(cells.ids[i][3:]) for i in iterate_members(cells.gpus)])
-    notes += said.notes
-    links = {}
-    for i in iterate_members(cells.gpus):
-        board = boards.get(i)
-        slot = board.pcie if board is not None else None
-        if link := said.find(int(cells.ids[i][3:]), slot, is_sure and slot is not None):
-            links[i] = link
+    columns = {int(cells.ids[i][3:]): i for i in iterate_members(cells.gpus)}
+    slots = {number: boards[i].pcie if i in boards else None for number, i in columns.items()}
+    of_gpus = around.find_gpu_links(slots, notes, is_sure=is_sure)
+    links = {columns[number]: link for number, link in of_gpus.items()}
     nics = [i for i in range(len(cells.ids)) if not cells.gpus >> i & 1]
-    if of_nics := said.find_nics(len(nics), notes):
+    if of_nics := around.find_nic_link(len(nics), notes):
         links |= dict.fromkeys(nics, of_nics)
     return links
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...errors import InputError
-from ...facts import Fact
 from ..pasted import clean
 
 # Matrices of more devices are refused: no machine has as many.
@@ -188,8 +187,7 @@ class SmiOutput:
     `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
     nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
     None if there is none. `odd` is a column of that row, if it is a heading, that nvidia-smi does
-    not print. `stated` are facts in the text around it, `samples` what CUDA's samples say of P2P,
-    and `settings` notes of what limits NCCL there.
+    not print.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -198,9 +196,6 @@ class SmiOutput:
     failed: int | None = None
     stray: int | None = None
     odd: str = ""
-    stated: tuple[Fact, ...] = ()
-    samples: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    settings: list[str] = field(default_factory=list)
 
 
 def looks_like(text: str) -> bool:

@@ -11,7 +11,7 @@ from .....topo.errors import InputError
 from .....topo.extras.measured import pair_rates
 from .....topo.extras.nccl_log import reader as nccl_log
 from .....topo.formats.detect import read_topology_text
-from .....topo.formats.pasted_xml import find_xml
+from .....topo.formats.pasted import find_xml
 from .....topo.graph import Topology
 from ..file_contents import HAS_RESULTS, BenchmarkResults, FileContents, FileFinding
 from .benchmarks import find_benchmark

@@ -1,0 +1,1 @@
+"""Exact synthesis on the command line: `topo-synth --pareto` and `--instance`."""

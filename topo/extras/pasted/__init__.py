@@ -1,0 +1,1 @@
+"""Texts that people paste: undo what that did to them, and read what stands around a matrix."""
