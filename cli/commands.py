@@ -1,6 +1,7 @@
-"""The commands: those of the core, and those that extras and other packages add.
+"""The table of commands: those of the core, and those that extras and other packages add.
 
-`topoplan NAME` runs `main` of the command NAME, and topo-NAME does where it is installed as one.
+`topoplan NAME` runs `main` of the command NAME, and topo-NAME does where it is installed as one. An
+extra is an optional part of topoplan (extras.py).
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ _MODULES = (*_CORE, "topoplan")
 
 
 def list_commands() -> dict[str, str]:
-    """Return the line about each command that is here, by name; other packages' are left out."""
+    """Return the help line of each installed command, by name, without other packages' commands."""
     return {**_CORE, **Names(COMMANDS).describe(), **Names(SUBCOMMANDS).describe()}
 
 
 def list_own() -> list[str]:
-    """Return the commands that are also programs of their own, topo-NAME."""
+    """Return the names of commands that also are programs topo-NAME."""
     within = Names(SUBCOMMANDS).list_all()
     return [name for name in list_commands() if name not in within]
 
 
 def is_command(name: str) -> bool:
-    """Return whether a command has a name, one of another package or of a missing extra too."""
+    """Return whether a command is named so, even one of another package or of a missing extra."""
     of_extras = (*Names(COMMANDS).list_all(), *Names(SUBCOMMANDS).list_all())
     return name in _CORE or name in of_extras or name in Names(COMMANDS)
 
 
 def import_command(name: str) -> Command:
-    """Return the module of a command, or of `topoplan` itself.
+    """Return the module of the command `name`, or of `topoplan` itself; it has `main`.
 
     Raise InputError if nothing that is installed has it, TopoplanError if the package that has it
     cannot be loaded.

@@ -88,7 +88,7 @@ in one direction.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code.
+    """Run the command with `argv` (default: sys.argv) and return its exit code.
 
     The code is 0 if done, 1 if it failed or errors were found, 2 for wrong usage, 130 if
     interrupted.

@@ -29,7 +29,7 @@ examples and options; each is a command of its own too: topo-probe is topoplan p
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the named command and return its exit code."""
+    """Run the command that `argv` (default: sys.argv) names and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     flags = list(takewhile(lambda word: word in _FLAGS, arguments))
     name, *rest = arguments[len(flags) :] or [HELP]

@@ -1,4 +1,8 @@
-"""What earlier starts have found: plans, and how races ended. An extra keeps them (`caches`)."""
+"""The cache of plans and race results of earlier starts; an extra stores them (group `caches`).
+
+A race times several ways to carry out a collective at one size, its entrants, and keeps the
+fastest; one entrant may be the stock collective, which is gloo's or NCCL's own.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,14 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class Contest(Generic[E]):
-    """What decides the races of a plan on one machine, besides their sizes, and who may race.
+    """What a plan's races on one machine are cached by, besides their sizes.
 
-    `with_stock` says whether the stock collective races, too, `wire_format` in which codec values
-    are sent, if any, and `players` names what may play schedules, if that differs between races of
-    one plan. `name` returns an entrant's label (None: the stock collective), `number` its number,
-    the same in all starts, and `find` the entrant with a number, None if there is none that may
-    race.
+    `plan_hash` names the plan, `machine` describes the ranks' hosts, `device` is that of tensors.
+    `with_stock` says whether the stock collective races, too, `wire_format` which codec compresses
+    messages, if any; `players` names what may carry out schedules, if that differs between races of
+    one plan. `name(entrant)` returns a label (None: the stock collective), `number(entrant)` a
+    number that is the same in all starts, `find(number)` the entrant again, None if it may not race
+    now.
     """
 
     plan_hash: str
@@ -44,36 +49,37 @@ class Contest(Generic[E]):
 
 
 class Cache:
-    """Keeps plans and races for later starts in a folder; keeps nothing itself.
+    """A cache that keeps nothing: the base of the one that an extra adds.
 
-    The folder is None if `environment.find_cache_folder` found none.
+    In all methods `folder` is where plans and races are; None if there can be no such folder.
     """
 
     def find_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int
     ) -> Expected[E] | None:
-        """Return what an earlier race at a size, rounded down to a power of two, lets expect.
+        """Return what an earlier race at a size found, to be checked again; None without one.
 
-        None without one between entrants of today.
+        `contest` says which race; `size_bytes` counts rounded down to a power of two. None, too, if
+        its entrants can no longer race.
         """
         return None
 
     def keep_race(
         self, folder: Path | None, contest: Contest[E], size_bytes: int, outcome: Outcome[E]
     ) -> None:
-        """Keep how a race ended, in place of an earlier one at its size."""
+        """Store the outcome of a race at a size, in place of an earlier one at that size."""
 
     def find_plan(self, folder: Path | None, request: Request) -> Plan | None:
-        """Return the plan that an earlier start made for the same request, verified, or None."""
+        """Return the verified plan that an earlier start made for the same request, or None."""
         return None
 
     def keep_plan(self, folder: Path | None, request: Request, plan: Plan) -> None:
-        """Keep the plan for a request, in place of an earlier one."""
+        """Store the plan for a request, in place of an earlier one."""
 
 
 @cache
 def find_cache() -> Cache:
-    """Return what keeps plans and races in this copy."""
+    """Return the cache that is installed, else one that keeps nothing."""
     found: Cache | None = Names(CACHES).find_only(None)
     if found is None:
         log.info("this copy of topoplan keeps no plans and races for later starts")

@@ -1,4 +1,9 @@
-"""Candidates: a schedule, and the runner that carries it out; and what is chosen among them."""
+"""Candidates: schedules with the runner that carries each out; and the one chosen for a size.
+
+A schedule lists the sends and additions of a collective. A runner carries schedules out, such as by
+messages. The stock collective is gloo's or NCCL's own. A race times candidates and keeps the
+fastest.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,10 @@ STOCK: Final = "stock"
 class Candidate:
     """A way to carry out a collective, compared by value.
 
-    `runner` is the name of what carries out the `schedule`, and `way` how, in the runner's own
-    words for tables ("one-sided, pushed"); "" where these say nothing. It offers what its schedule
-    does (`strategy`, `segments`, `transfers`, ...), so that functions which choose among schedules
-    need not know of runners.
+    `runner` names what carries out the `schedule`; `way` says how, for tables ("one-sided,
+    pushed"), "" if nothing needs saying. Other attributes (`strategy`, `segments`, `transfers`,
+    ...) are those of its schedule, so that functions which choose among schedules need not know of
+    runners.
     """
 
     schedule: Schedule
@@ -30,7 +35,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The schedule's own label, and how it is played: "direct, one-sided"."""
+        """The schedule's label, with how it is carried out: "direct, one-sided"."""
         return f"{self.schedule.label}, {self.way}" if self.way else self.schedule.label
 
     def __getattr__(self, name: str) -> Any:
@@ -44,9 +49,9 @@ class Choice:
     """The choice for a size: `candidate`, or None for the stock collective.
 
     `own` is the best of the plan's candidates, used if the backend has no stock collective for a
-    dtype. `predict_us` returns the predicted microseconds on this machine for a size in bytes, None
-    if there is no prediction; `raced` maps the labels of candidates to median microseconds, and is
-    empty without a race. That race was at `raced_bytes`, on the date `raced_on`.
+    dtype. `predict_us(size_bytes)` returns the predicted microseconds, None without a prediction.
+    `raced` has the median microseconds of the candidates by label, and is empty without a race;
+    that race was at `raced_bytes` bytes, on the ISO date `raced_on`.
     """
 
     candidate: Candidate | None

@@ -1,9 +1,10 @@
-"""What is chosen for each size, alike on all ranks, and the races that decide it.
+"""Choose for each size what carries out a collective, alike on all ranks, and hold races for it.
 
-Rank 0 predicts times from its host costs and links, and sends the other ranks the candidates worth
-trying, which always include the plan's own schedule for the size. The winner of their race is
-cached. The next start tries it against the stock collective, and repeats the race only if it
-loses, or if its time differs much from the cached one.
+Candidates are a plan's schedules with ways to carry them out; the stock collective is gloo's or
+NCCL's own. A race times some of these at one size. Rank 0 predicts times from its host costs and
+links, and sends the other ranks the candidates worth trying, which always include the plan's own
+schedule for the size. The winner of their race is cached. The next start tries it against the stock
+collective, and repeats the race only if it loses, or if its time differs much from the cached one.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ FindWorth = Callable[[Candidates, int], list[Candidate]]
 class Choices:
     """The choices among `candidates` for each size on the wire, rounded down to a power of two.
 
-    `machine` is what times are predicted for. `find_worth` says what is worth trying in place of
-    predictions. Raise InputError if the policy asks for the same bits, and the plan does not add in
-    one bracketing.
+    `machine` is what times are predicted for, `policy` has the user's options (choose mode, cache),
+    `transport` joins the ranks. `find_worth`, if given, says what is worth trying in place of
+    predictions. Raise InputError if the policy asks for the same bits, and the plan's schedules add
+    in different orders.
     """
 
     def __init__(
@@ -95,17 +97,20 @@ class Choices:
         return chosen
 
     def make(self, candidate: Entrant) -> Choice:
-        """Return the choice of a candidate without a race; it is not stored."""
+        """Return the choice of a candidate (None: stock) without a race; it is not stored."""
         return self.candidates.choose(candidate, self.machine)
 
     def settle(self, size_bytes: int, candidate: Entrant) -> None:
-        """Use a candidate, or the stock collective (None), for a size; the same on all ranks."""
+        """Store a candidate (None: the stock collective) as the choice for a size.
+
+        All ranks must pass the same.
+        """
         self.by_bits[size_bytes.bit_length()] = self.make(candidate)
 
     def replace(self, size_bytes: int, candidate: Entrant, *, is_usual: bool) -> None:
-        """Use a candidate, of whatever plan, in place of the choice for a size, which stays stored.
+        """Use a candidate, of whatever plan, for a size, and keep the stored choice for later.
 
-        `is_usual` ends that: the candidate is what was chosen, which is used again.
+        With `is_usual` the stored choice, which `candidate` must be, is used again.
         """
         bits = size_bytes.bit_length()
         self._instead.pop(bits, None)
@@ -117,11 +122,11 @@ class Choices:
     def begin_race(
         self, size_bytes: int, *, has_stock: bool, is_on_calls: bool, number: int | None
     ) -> Race[Candidate] | None:
-        """Return the race that decides on a size; None, with the choice stored, if nothing is open.
+        """Return the race that decides on a size, or None if the choice is clear, and then stored.
 
-        `has_stock` says whether there is a stock collective, and `is_on_calls` whether the race
-        will be held on users' calls. Collective; `number` is the group's number of the call that it
-        belongs to (None: a new one).
+        `has_stock` says whether there is a stock collective, `is_on_calls` whether users' calls
+        will be timed in place of calls on scratch memory. Collective; `number` is the group's
+        number of the call that it belongs to (None: a new one).
         """
         mode = self._mode_for(size_bytes)
         with_stock = races_stock(mode) and has_stock
@@ -147,7 +152,7 @@ class Choices:
         return Race(entrants, refine=partial(refine, size_bytes), expected=expected)
 
     def end_race(self, size_bytes: int, race: Race[Candidate]) -> Choice:
-        """Store and return the choice that follows from a race that has ended; rank 0 caches it."""
+        """Store and return the choice for a size after its race has ended; rank 0 caches it."""
         outcome, expected = race.outcome, race.expected
         if outcome is not None:
             choice = self.decide(size_bytes, outcome)
@@ -180,7 +185,7 @@ class Choices:
         )
 
     def log_surprise(self, size_bytes: int, race: Race[Candidate]) -> None:
-        """Log that a cached race does not hold, once per group: other sizes mostly follow."""
+        """Log, once per group, that the cached winner lost or took another time than cached."""
         transport = self._transport
         if race.surprise is None or transport.rank or transport.has_logged_new_race:
             return

@@ -1,7 +1,9 @@
-"""What values may be sent in: the contract of codecs, which extras add (group `codecs`).
+"""The contract of codecs, which compress the values of messages; extras add them (group `codecs`).
 
 A codec encodes float32 values in bytes for a message, alike on all ranks. Encoding decoded values
-again gives the same bytes: messages that ranks forward unchanged lose nothing more.
+again gives the same bytes: messages that ranks forward unchanged lose nothing more. A program is
+one rank's list of instructions for a schedule; received values are decoded to staging memory, and
+encoded ones are in the wire buffer. Error feedback adds a call's rounding errors to the next input.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ BufferSizes = Sequence[tuple[int, torch.dtype]]
 class Encoding(ABC):
     """A program's buffers for encoding, and what carries out its instructions on them.
 
-    `wire` has the bytes of messages, `errors` receives the rounding errors of a call, and is empty
-    without error feedback.
+    `wire` holds the bytes of messages; `errors` receives the rounding errors of a call (float32),
+    and is empty without error feedback.
     """
 
     wire: torch.Tensor
@@ -34,15 +36,18 @@ class Encoding(ABC):
 
     @abstractmethod
     def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
-        """Return a function that carries out an instruction on the work buffer `work`."""
+        """Return a function that encodes the parts of the work buffer which instruction `x` names.
+
+        It writes their bytes to `wire`.
+        """
 
     @abstractmethod
     def make_decoder(self, x: Decode, staging: torch.Tensor) -> Callable[[], None]:
-        """Return a function that carries out an instruction, which decodes into `staging`."""
+        """Return a function that decodes the bytes that instruction `x` names into `staging`."""
 
 
 class Codec(ABC):
-    """A format in which float32 values are sent: a `program.messages.MessageCodec`.
+    """A format in which float32 values are sent.
 
     `block` values are encoded together, padded with zeros. `relative_error` bounds |decoded -
     value| as a fraction of the largest |value| of the block, for values far from the ends of the
@@ -63,20 +68,22 @@ class Codec(ABC):
 
     @abstractmethod
     def add_costs(self, host: HostCosts) -> HostCosts:
-        """Return the host costs plus those of encoding and decoding each message and byte."""
+        """Return the host's costs per message and byte plus those of encoding and decoding."""
 
     @abstractmethod
     def list_buffers(self, program: Program, *, feedback: bool) -> BufferSizes:
-        """Return the buffers that a program needs, with or without error `feedback`."""
+        """Return the sizes of buffers that a program needs, with or without error `feedback`."""
 
     @abstractmethod
     def open(self, sizes: BufferSizes, slicer: Slicer) -> Encoding:
-        """Return a program's buffers of the given sizes (`list_buffers`), cut from `slicer`'s
-        memory.
-        """
+        """Return a program's buffers, with sizes of `list_buffers`, cut from `slicer`'s memory."""
 
     def encode_messages(self, layout: Layout, rank: int, reads: Reads, writes: Writes) -> Encoder:
-        """Return what encodes a rank's messages."""
+        """Return what writes the encoding instructions of the messages of `rank` in a schedule.
+
+        `layout` has the places of chunks; `reads` and `writes` list, by piece, the steps in which
+        it is sent and arrives.
+        """
         make: Callable[..., Encoder] = Names(ENCODERS).find("messages")
         return make(self, layout, rank, reads, writes)
 

@@ -251,7 +251,10 @@ class Communicator:
         return self._run("broadcast", tensor)
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Concatenate the tensors of all ranks in `output` (ranks times as long); return `output`."""
+        """Concatenate the tensors of all ranks in `output` and return it.
+
+        It is ranks times as long as `tensor`.
+        """
         return self._run("allgather", output, tensor)
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:

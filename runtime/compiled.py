@@ -1,4 +1,9 @@
-"""Compiled programs: instructions bound to memory, so that a call only posts, waits and adds."""
+"""Compiled programs: instructions bound to memory, so that a call only posts, waits and adds.
+
+A program is one rank's list of instructions for a schedule. It runs on a work buffer, with scratch
+memory from an arena that a transport's programs share and that moves when it grows. A tick is a
+step of a schedule in which messages are posted together.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +66,13 @@ FIRST_TAG = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """A call but for its number, which changes where it recurs.
+    """What a call works on; the same for all calls that differ in their number only.
 
-    A collective on `numel` elements from flat `source` to flat `target`. Both are the same tensor
-    if it works in place. `residual` (flat float32, in place) is error feedback: it is added to the
-    input and receives the rounding errors. With `bindings` programs run directly on the target,
-    whose address stays the same, and their bindings are cached here; with None they run on their
-    own work buffers.
+    A collective on `numel` elements from flat `source` to flat `target`, the same tensor if it
+    works in place, reduced by `op`. `residual` (flat float32, in place) is error feedback: it is
+    added to the input and receives the rounding errors. With `bindings` programs run directly on
+    the target, whose address stays the same, and are cached here; with None they run on their own
+    work buffers.
     """
 
     numel: int
@@ -78,7 +83,7 @@ class Buffers:
     bindings: WeakKeyDictionary[Compiled, Binding] | None = None
 
     def fill(self, work: torch.Tensor, fills: Sequence[Move]) -> None:
-        """Copy the input to a program's work buffer."""
+        """Copy the input to a program's work buffer, by the element ranges in `fills`."""
         for fill in fills:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(self.source[fill.lo : fill.hi])
 
@@ -93,9 +98,9 @@ class Buffers:
 class BoundProgram:
     """A program bound to memory and ready to run on it.
 
-    `work` is the work buffer, a caller's tensor if `is_callers`; `errors` receives the rounding
-    errors, and is empty without a codec. A call holds this until it ends, even if the arena moves
-    meanwhile.
+    `player` runs it. `work` is the work buffer, a caller's tensor if `is_callers`; `errors`
+    receives the rounding errors, and is empty without a codec. A call holds this until it ends,
+    even if the arena moves meanwhile.
     """
 
     player: Player
@@ -118,7 +123,7 @@ class Binding:
         self.bound: BoundProgram | None = None
 
     def unbind(self) -> None:
-        """Drop the views of the arena, which is about to move."""
+        """Drop the bound program; the arena calls this before its memory moves."""
         self.bound = None
 
 
@@ -131,11 +136,11 @@ def make_bindings(target: torch.Tensor) -> WeakKeyDictionary[Compiled, Binding] 
 
 
 class Compiled:
-    """The program of one rank for a schedule, a length, a dtype and a device.
+    """The program of one rank for a candidate (schedule and runner), a length, dtype and device.
 
-    `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it,
-    `calls` describes calls to `listeners`. Raise InputError if two ranks have too many messages for
-    each other.
+    `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it;
+    `calls` describes calls to `listeners`, which time them. `codec` compresses messages, if given.
+    Raise InputError if two ranks have too many messages for each other.
     """
 
     # Whether messages cross links, which may become slow.
@@ -189,7 +194,10 @@ class Compiled:
         self._bindings = WeakSet([self.own])
 
     def lower(self, numel: int) -> tuple[PlayedProgram, int]:
-        """Return this rank's program, and the elements (bytes with a codec) that it sends."""
+        """Return this rank's program for `numel` elements, and how many elements it sends.
+
+        With a codec the second number is in bytes.
+        """
         program = self.messages = lower(
             self.schedule,
             self.transport.control.label,
@@ -211,7 +219,7 @@ class Compiled:
         )
 
     def find_binding(self, buffers: Buffers) -> Binding:
-        """Return where a call is to run: directly on its target, or on the program's work buffer.
+        """Return which memory a call runs on: its target itself, or the program's work buffer.
 
         Views on the target own nothing: they are used only during a call on the caller's tensor at
         that address.
@@ -269,7 +277,10 @@ class Compiled:
     def make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: Encoding | None
     ) -> Player:
-        """Return what plays the program on a work buffer, with scratch memory."""
+        """Return what runs the program on a work buffer, with `staging` for received messages.
+
+        `encoding` has the codec's buffers, None without a codec.
+        """
         operations, transport = self._slice(work, staging, encoding), self.transport
         if self._make_by_links is not None:
             return self._make_by_links(operations, {"work": work, "staging": staging})
@@ -362,7 +373,7 @@ class Compiled:
         return [batches[number] for number in sorted(batches)]
 
     def tag(self, post: Post) -> int:
-        """Return the tag of a message, the same at both its ends.
+        """Return the tag of a message, the same at its sender and its receiver.
 
         NCCL ignores tags: there only the order counts.
         """
@@ -370,9 +381,10 @@ class Compiled:
 
 
 def describe_call(name: str, op: object, root: int | None, numel: int, dtype: torch.dtype) -> str:
-    """Describe a collective: "allreduce (SUM) of 8 elements of float32".
+    """Describe a collective for errors: "allreduce (SUM) of 8 elements of float32".
 
-    `op` is None if it reduces nothing. The text is the same on all ranks that make the same call.
+    `op` is None if it reduces nothing, `root` None if it has no root. The text is the same on all
+    ranks that make the same call.
     """
     kind = kind_of_reduction(op)
     reduction = "" if op is None else f" ({getattr(kind, 'name', kind)})"

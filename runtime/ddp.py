@@ -48,7 +48,7 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
     """Return a communication hook that averages gradients by an allreduce plan.
 
     Without a plan a group of the backend "topo" over the same ranks averages, which finds plans as
-    that backend does: stock makes the calls until there is one (see `PlanlessHook`).
+    that backend does: until there is one, gloo or NCCL make the calls themselves.
 
     The arguments are those of Communicator. Making the hook is collective over the ranks of `group`
     (default: all) alone; before init_process_group it is not: then the ranks meet at the first
@@ -59,7 +59,8 @@ def ddp_hook(  # noqa: PLR0913 (what users set)
     parameter). The hook's `communicator` has the choice for each size, and the bytes sent. DDP
     leaves the division to its hook, and this one divides by the number of ranks: join() with
     divide_by_initial_world_size=False changes nothing. With TOPOPLAN_PLANS=off the hook averages as
-    DDP does without one, and the plan is not read. Raise InputError and PlanMismatchError.
+    DDP does without one, and the plan is not read. Raise InputError if an option is invalid,
+    PlanMismatchError if the plan is for other ranks.
     """
     policy = make_policy(
         policy,
@@ -165,12 +166,15 @@ class DdpHook:
         weakref.finalize(self, self._usage.close)
 
     def summary(self) -> Summary:
-        """Return what this hook's calls ran by so far; see topoplan.summary."""
+        """Return which schedules this hook's calls have used so far, by size.
+
+        Raise InputError if the extra that counts calls is not installed.
+        """
         return find_usage_log().summarize([] if self._usage is None else [self._usage])
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator of the collectives. Collective if the ranks have not met yet."""
+        """The communicator that runs the plan. Collective if the ranks have not met yet."""
         return (self._connected or self._connect())[0]
 
     def __call__(
@@ -234,7 +238,7 @@ class DdpHook:
 
 
 class PlanlessHook(DdpHook):
-    """The hook without a plan: it averages through a group of the backend "topo".
+    """A DDP communication hook without a plan: it averages through a group of the backend "topo".
 
     The group has the ranks of the one that is given (default: all), is made with the hook if these
     exist already, else at the first bucket, and finds plans as the backend does. A copy by pickle
@@ -267,7 +271,7 @@ class PlanlessHook(DdpHook):
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The group of the backend. Collective if it is not made yet."""
+        """The process group that averages. Collective if it is not made yet."""
         if self._own is None:
             self._own = self._make_group(None)
         return self._own
@@ -281,7 +285,10 @@ class PlanlessHook(DdpHook):
         )
 
     def summary(self) -> Summary:
-        """Return what this hook's calls ran by so far; see topoplan.summary."""
+        """Return which schedules the group's calls have used so far, by size.
+
+        Raise InputError if the extra that counts calls is not installed.
+        """
         found: Summary = self.group.summary()  # type: ignore[attr-defined]
         return found
 

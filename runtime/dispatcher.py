@@ -1,9 +1,10 @@
 """The dispatcher: carries out a plan's collective, for each size by the candidate that is chosen.
 
-Users hold a `Communicator`; the benchmark, the calibration, the backend and the DDP hook work with
-its dispatcher. At the first call of a size (rounded to a power of two), all ranks race the
-candidates and the stock collective on scratch memory; the slowest rank's median decides. A race can
-also be held on the calls that users make.
+A candidate is a schedule of the plan with a way to carry it out; the stock collective is gloo's,
+NCCL's or MPI's own. Users hold a `Communicator`; the benchmark, the calibration, the backend and
+the DDP hook work with its dispatcher. At the first call of a size (rounded to a power of two), all
+ranks race (time) the candidates and the stock collective on scratch memory; the slowest rank's
+median decides. A race can also be held on the calls that users make.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ T = TypeVar("T")
 class CallPath(Protocol):
     """What carries out calls: a dispatcher, or a layer around one.
 
-    `base` is the dispatcher in use, which may change from call to call.
+    A layer repeats calls, or sends them elsewhere, such as after a lost link.
     """
 
     @property
     def base(self) -> Dispatcher:
-        """The dispatcher in use."""
+        """The dispatcher in use, which may change from call to call."""
 
     @property
     def sent_bytes(self) -> int:
@@ -56,13 +57,17 @@ class CallPath(Protocol):
 
     @property
     def outlives_links(self) -> bool:
-        """Whether calls go on after a lost link."""
+        """Whether calls still succeed after a link is lost."""
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank, whatever links are lost. Collective."""
+        """Return the values that all ranks pass, by rank, whatever links are lost. Collective."""
 
     def run(self, buffers: Buffers, number: int | None = None) -> None:
-        """Carry out a call; see Dispatcher."""
+        """Carry out the collective on buffers, in place of the dispatcher's own `run`.
+
+        `number` is the call's number in its group if it was drawn before (None: the next one).
+        Raise ExecutionError if a rank fails.
+        """
 
     def bind(self, buffers: Buffers) -> Play | None:
         """Return a function that repeats `run` on buffers quickly; None if there is none.
@@ -84,10 +89,10 @@ class Dispatcher:
     """Carries out the collective of `plan` over a transport, on tensors of its device.
 
     Making it is collective over the transport's ranks. `senders` send messages, the first over the
-    transport's own links, others to ranks that these do not reach.
-    If not `with_stock`, no stock collective runs. `find_worth` says what is worth trying in place
-    of predictions. Raise InputError if the plan has no schedule that all ranks round identically,
-    or the policy asks for a runner that is not there; ExecutionError if a rank does not answer.
+    transport's own links, others to ranks that these do not reach. If not `with_stock`, no stock
+    collective runs. `find_worth`, if given, says which candidates are worth trying in place of
+    predictions. Raise InputError if the plan has no schedule that all ranks round identically, or
+    the policy asks for a runner that is not installed; ExecutionError if a rank does not answer.
     """
 
     def __init__(
@@ -177,27 +182,27 @@ class Dispatcher:
 
     @property
     def base(self) -> Dispatcher:
-        """The dispatcher in use."""
+        """The dispatcher in use: this one."""
         return self
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank, whatever links are lost."""
+        """Return the values that all ranks pass, by rank. Collective."""
         return self.transport.control.exchange(value)
 
     def observe(self, observer: Observer) -> None:
-        """Tell an observer of calls from now on, too."""
+        """Report the calls made from now on to an observer, too."""
         self.observers.append(observer)
         for observed in (*self.runners.values(), self._stock):
             observed.observe(observer)
 
     def ignore(self, observer: Observer) -> None:
-        """Tell an observer nothing any more."""
+        """Report no further call to an observer."""
         self.observers.remove(observer)
         for observed in (*self.runners.values(), self._stock):
             observed.ignore(observer)
 
     def find_observer(self, kind: type[T]) -> T | None:
-        """Return the observer of a type, None if there is none."""
+        """Return the first observer that is of a type, None if there is none."""
         return next((x for x in self.observers if isinstance(x, kind)), None)
 
     # Choices
@@ -211,7 +216,7 @@ class Dispatcher:
 
     @property
     def machine(self) -> Machine:
-        """What times are predicted for."""
+        """The hosts and links of the ranks, for which times are predicted."""
         return self.choices.machine
 
     def _find_choice(self, buffers: Buffers) -> Choice | None:
@@ -232,11 +237,14 @@ class Dispatcher:
         return choice is not None and choice.candidate is None and self.has_stock(buffers)
 
     def has_stock(self, buffers: Buffers) -> bool:
-        """Return whether there is a stock collective for a dtype and reduction; see Stock.can."""
+        """Return whether there is a stock collective for the buffers' dtype and reduction."""
         return self._stock.can(buffers)
 
     def set_host_costs(self, costs: HostCosts) -> None:
-        """Predict with these host costs from now on. They must be the same on every rank."""
+        """Predict times with these costs per message and byte from now on.
+
+        All ranks must pass the same.
+        """
         self.choices.machine = replace(self.machine, host=costs)
 
     def use(self, buffers: Buffers, candidate: Entrant) -> None:
@@ -249,12 +257,18 @@ class Dispatcher:
         self.forget(buffers, candidate)
 
     def use_instead(self, buffers: Buffers, candidate: Entrant, *, is_usual: bool) -> None:
-        """Use a candidate for a buffer's size in place of the choice; see Choices.replace."""
+        """Use a candidate for the buffers' size in place of the stored choice, which is kept.
+
+        With `is_usual` the stored choice, which `candidate` must be, is used again.
+        """
         self.choices.replace(self._size_of(buffers), candidate, is_usual=is_usual)
         self.forget(buffers, candidate)
 
     def forget(self, buffers: Buffers, keep: Entrant) -> None:
-        """Drop the programs for buffers of one kind, except those of `keep`: a race has ended."""
+        """Drop the cached programs for buffers of this size, except those of `keep`.
+
+        Call it after a race.
+        """
         for observer in self.observers:
             observer.begin_anew(self._size_of(buffers))
         for runner in self.runners.values():
@@ -266,6 +280,7 @@ class Dispatcher:
         """Carry out the collective on buffers, and divide by the number of ranks for an average.
 
         `number` is the call's number in its group if it was drawn before (None: the next one).
+        Raise ExecutionError, naming the rank at fault, if a rank fails or the deadline passes.
         """
         choice = self._find_choice(buffers)
         if choice is None and self._races_on_calls:
@@ -302,7 +317,7 @@ class Dispatcher:
         return self.runners[sent.runner], sent
 
     def bind(self, buffers: Buffers) -> Play | None:
-        """Return a function that repeats `run` on buffers with `bindings`, quickly, or None.
+        """Return a function that repeats `run` quickly on buffers that have `bindings`, or None.
 
         It takes the number of the call (None: the next one). None if the choice is not made, or may
         change from call to call, or if a call takes more than running one program.
@@ -322,7 +337,7 @@ class Dispatcher:
     def start(
         self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
     ) -> StartedStock:
-        """Start the stock collective, divided as by `run`, and return without waiting for its end.
+        """Start the stock collective, and return at once; an average comes divided.
 
         `finish` is called when it has ended well. `number` is the call's number in its group if it
         was drawn before (None: the next one). Several may be in progress at once. All stock
@@ -331,10 +346,10 @@ class Dispatcher:
         return self._stock.start(buffers, finish, number)
 
     def make_play(self, candidate: Entrant, buffers: Buffers) -> Play:
-        """Return a function that carries out a candidate repeatedly on buffers.
+        """Return a function that carries out `candidate` on buffers, to be called repeatedly.
 
-        Unlike `bind` it does not depend on the choice. The buffers are those of `make_scratch`, or
-        the like.
+        Unlike `bind` it does not depend on the choice; None stands for the stock collective. The
+        buffers are those of `make_scratch`, or have as long-lived memory.
         """
         if candidate is None:
             return self._stock.make(buffers)
@@ -343,9 +358,7 @@ class Dispatcher:
         return play or partial(runner.run, played, buffers)
 
     def make_run(self, buffers: Buffers) -> Callable[[Entrant], None]:
-        """Return a function that carries out any entrant of a race (a candidate or None) on
-        buffers.
-        """
+        """Return a function that carries out a race's entrant (a candidate or None) on buffers."""
         plays: dict[Entrant, Play] = {}
 
         def run(entrant: Entrant) -> None:
@@ -371,11 +384,11 @@ class Dispatcher:
     # Races
 
     def race_on_calls(self) -> None:
-        """Time candidates on the calls that users make from now on, not before the first one."""
+        """Hold races on users' calls from now on, in place of scratch calls before the first."""
         self._races_on_calls = True
 
     def hold_race(self, buffers: Buffers) -> Choice:
-        """Make the choice for a size by carrying out candidates in the same scratch memory.
+        """Race the candidates for the buffers' size on scratch calls, and return the choice.
 
         Each runs as it would run repeatedly: on the caller's own tensors if every candidate leaves
         the same result there, else on copies. Collective.
@@ -440,8 +453,9 @@ class Dispatcher:
     def time_call(self, race: OnCalls[Candidate], buffers: Buffers, number: int | None) -> bool:
         """Run a call by the next candidate of a race, and record its time over all ranks.
 
-        Return False if that is the stock collective, which cannot carry out the call: then another
-        candidate does, and nothing is recorded.
+        `number` is the call's number in its group (None: the next one). Return False if that is the
+        stock collective, which cannot carry out the call: then another candidate does, and nothing
+        is recorded.
         """
         candidate, is_timed = race.entrant, True
         if candidate is None and not self.has_stock(buffers):

@@ -76,7 +76,10 @@ def read_number(variable: str, default: float) -> float:
 
 
 def read_yes(variable: str) -> bool:
-    """Return whether a variable says yes; raise InputError if it says neither yes nor no."""
+    """Return whether a variable says yes; False if it is not set.
+
+    Raise InputError if it says neither yes nor no.
+    """
     text = read(variable) or _NO[0]
     if text.lower() not in (*_YES, *_NO):
         raise InputError(f"{variable}={text!r}: expected yes or no")
@@ -84,7 +87,7 @@ def read_yes(variable: str) -> bool:
 
 
 def read_one_of(variable: str, known: Sequence[str]) -> str:
-    """Return a variable's value, by default the first of the known ones.
+    """Return a variable's value, which must be one of `known`; the first of these if it is not set.
 
     Raise InputError if it is none of them.
     """
@@ -94,28 +97,37 @@ def read_one_of(variable: str, known: Sequence[str]) -> str:
 
 
 def check_one_of(name: str, value: object, known: Sequence[str]) -> None:
-    """Raise InputError if the value of an option or variable is none of the known ones."""
+    """Raise InputError unless `value`, of the option or variable `name`, is one of `known`."""
     if value not in known:
         raise InputError(f"{name}={value!r}: expected one of {', '.join(known)}")
 
 
 def read_executor() -> str:
-    """Return what TOPOPLAN_EXECUTOR says executes schedules."""
+    """Return the executor named by TOPOPLAN_EXECUTOR, by default "auto"; raise InputError."""
     return read_one_of(EXECUTOR, EXECUTORS)
 
 
 def read_on_fault() -> str:
-    """Return what TOPOPLAN_ON_FAULT says happens when a link is lost."""
+    """Return the answer to a lost link that TOPOPLAN_ON_FAULT names, by default "raise".
+
+    Raise InputError if it is none of the known ones.
+    """
     return read_one_of(ON_FAULT, ON_FAULTS)
 
 
 def read_time_limit_s() -> float:
-    """Return the limit for one synthesis in seconds, of TOPOPLAN_TIME_LIMIT."""
+    """Return the time limit of one synthesis in seconds, from TOPOPLAN_TIME_LIMIT or the default.
+
+    Raise InputError if it is no number.
+    """
     return read_number(TIME_LIMIT, _TIME_LIMIT_S)
 
 
 def read_least_bytes() -> int:
-    """Return the bytes of the smallest buffers that plans get, of TOPOPLAN_LEAST_BYTES."""
+    """Return the size in bytes from which buffers get plans: TOPOPLAN_LEAST_BYTES, or the default.
+
+    Raise InputError if it is no number.
+    """
     return int(read_number(LEAST_BYTES, _LEAST_BYTES))
 
 
@@ -154,7 +166,11 @@ def parse_scratch(value: str | int | None) -> int | None:
 
 
 def read_helpers() -> Helpers:
-    """Return the helpers that TOPOPLAN_HELPERS names, by default all other ranks."""
+    """Return which ranks may help a group (TOPOPLAN_HELPERS): "rest" (default), "none", or ranks.
+
+    Helpers carry bytes for a group that they are not in. Raise InputError if the text is no list of
+    ranks.
+    """
     text = read(HELPERS) or REST
     if text == NONE:
         return NONE

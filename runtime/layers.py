@@ -61,8 +61,9 @@ class Layer(ABC):
         self.transport.faults.break_off(error)
 
     def close(self, seconds: float | None = None) -> None:  # noqa: B027 (most keep nothing)
-        """End the layer, once other ranks no longer need this one, or after `seconds` (None: no
-        limit).
+        """End the layer once other ranks no longer need this one.
+
+        `seconds` limits the wait (None: no limit).
         """
 
 
@@ -80,15 +81,13 @@ class LayerKind(Protocol):
     """Why all calls of a group of the backend cannot go through one, None if they can."""
 
     def why_not(self, links: Links | type[Links]) -> str | None:
-        """Return why calls over these links, or this class of links, cannot have the layer; else
-        None.
-        """
+        """Return why calls over links, or a class of links, cannot have the layer; else None."""
 
     def why_not_plan(self, plan: Plan) -> str | None:
         """Return why calls of a plan cannot have the layer, None if they can."""
 
     def prepare(self) -> object:
-        """Return what the layer needs to know from before a group's links are opened, for `open`."""
+        """Return what `open` needs to know from before a group's links are opened."""
 
     def open(self, transport: Transport, prepared: object) -> Layer:
         """Return a layer for calls over a transport; `prepared` is from `prepare`. Collective."""
@@ -131,7 +130,10 @@ class PlainLayer(Layer):
         """
 
     def wrap(self, path: CallPath, make_path: MakePath) -> CallPath:
-        """Return a path whose calls go to this layer's `run` with `path`; `make_path` is not used."""
+        """Return a path whose calls go to this layer's `run` with `path`.
+
+        `make_path` is not used.
+        """
         return _PathWithin(self, path)
 
 

@@ -72,7 +72,7 @@ class PersistentCall:
         self.finish()
 
     def draw_number(self) -> int:
-        """Return the number of the group's next call, to be passed to `run`, and count it as drawn."""
+        """Return the number of the group's next call, to be passed to `run`."""
         return (self._faults or self.path.base.transport.faults).draw_number()
 
     def finish(self) -> None:

@@ -150,9 +150,7 @@ class Policy:
 
     @property
     def scratch_bytes(self) -> int | None:
-        """The bytes of scratch memory that the process may hold between calls; None for the
-        default.
-        """
+        """The bytes of scratch memory the process may hold between calls; None for the default."""
         return parse_scratch(self.scratch)
 
     @property
@@ -167,7 +165,7 @@ class Policy:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers around calls, innermost first: `around`, then those of options."""
+        """The names of the layers around calls, innermost first: `around`, then other options'."""
         asked = (name for name in LAYER_OPTIONS if getattr(self, name) == REPLAN)
         return (*self.around, *asked)
 
@@ -187,7 +185,7 @@ class Policy:
 
     @property
     def plays_alone(self) -> bool:
-        """Whether schedules are sent as messages only where they must be (`executor="one-sided"`)."""
+        """Whether schedules are sent as messages only if they must (`executor="one-sided"`)."""
         return self.executor == ONE_SIDED
 
 
@@ -197,7 +195,10 @@ def is_raced(mode: object) -> bool:
 
 
 def races_stock(mode: object) -> bool:
-    """Return whether the stock collective races, too, in a choose mode; False for what is no mode."""
+    """Return whether the stock collective races, too, in a choose mode.
+
+    False for what is no mode.
+    """
     return mode == MODES[0]
 
 

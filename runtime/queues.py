@@ -1,8 +1,9 @@
 """Calls that go on while the caller does: run in the order in which they were made, with Works.
 
-On CPUs a thread runs calls; a call that the caller waits for anyway runs in the caller's thread, if
-no call is before it. On GPUs they are put on a stream, and only streams wait. The DDP hook and the
-backend both make their calls here.
+A Work is torch's object to wait for a call. On CPUs a thread runs calls; a call that the caller
+waits for anyway runs in the caller's thread, if no call is before it. On GPUs they are put on a
+stream, and only streams wait. The DDP hook and the backend both make their calls here. A stock call
+is one by the backend's own collective, without a plan.
 """
 
 from __future__ import annotations
@@ -99,12 +100,12 @@ class ThreadQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits or is in progress."""
+        """Whether no call is queued or in progress."""
         return not self._line.pending
 
     @property
     def holds_stock(self) -> bool:
-        """Whether a call that may be a stock one waits or is in progress: new ones must wait."""
+        """Whether new stock calls must queue: one that may be stock is queued or in progress."""
         return bool(self._line.pending_stock)
 
     def submit(
@@ -122,8 +123,7 @@ class ThreadQueue:
         Its result will be in `tensors`; it also `reads` other tensors. If the caller `waits`, the
         call has ended on return (on GPUs the current stream waits), and its error is raised here;
         if no call is before it, it then runs in the caller's thread. `may_be_stock` says that it
-        may start a stock collective. torch.profiler shows it by its `name` for as long as the
-        caller is in here.
+        may start a stock collective. torch.profiler shows it by its `name` until this returns.
         """
         if not name or not torch.autograd.profiler._is_profiler_enabled:
             return self._submit(function, tensors, reads, waits, may_be_stock)
@@ -196,9 +196,9 @@ def _serve(line: _Line) -> None:
 class StreamQueue(ThreadQueue):
     """Calls of one group on CUDA tensors, all on one stream, since they share buffers.
 
-    The caller puts a call on the stream at once, unless it may have to wait for other ranks first
-    (`may_be_stock`: the choice is not made), or one before it does: such calls are left to the
-    thread. The call follows the work on the current stream, which waits if the caller does.
+    The caller puts a call on the stream at once, unless the call, or one before it, may have to
+    wait for other ranks first (`may_be_stock`): such calls are left to the thread. A call comes
+    after the work on the caller's current stream, which waits for it if the caller does.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -232,7 +232,7 @@ class StreamQueue(ThreadQueue):
             super()._run_now(function, work)
 
     def close(self, break_off: BreakOff) -> None:
-        """End the thread, and wait for the stream."""
+        """End the thread as ThreadQueue does, and wait for the stream."""
         super().close(break_off)
         self.stream.synchronize()
 
@@ -256,10 +256,10 @@ def start(
     """Start a collective whose result will be in `results`, and return its Work.
 
     The collective also `reads` other tensors; `first` is called right before it. On CPUs a stock
-    collective whose use is settled starts at once and runs concurrently with others, unless
-    `holds_stock`. All other calls go to the queue `calls`, with `waits` and `name` as in
-    `submit`. `number` is the call's number in its group if it was drawn before (None: the next
-    one).
+    collective that is chosen already starts at once and runs concurrently with others, unless a
+    queued call may be stock. All other calls go to the queue `calls`, which wakes the caller at the
+    end if it `waits`; `name` is for the profiler. `number` is the call's number in its group if it
+    was drawn before (None: the next one).
     """
     number = number or call.draw_number()
     path, is_bound = call.path, call.play is not None

@@ -1,9 +1,10 @@
-"""Races: which candidate takes the least time, or whether the stock collective stays.
+"""Races: which way to carry out a collective takes the least time at one size.
 
-A race goes in heats, whose entrants are timed against each other. All ranks see the same times, so
-they hold the same race. There is one rule of decision, and there are two ways to time a heat: by
-calls on scratch memory that are made for timing alone (`RaceTimer`), of one group or of several at
-once, and on the calls that users make (`OnCalls`).
+The entrants are candidates (schedules, each with a way to carry it out) and None, which stands for
+the stock collective, the backend's own. A race goes in heats, whose entrants are timed against each
+other. All ranks see the same times, so they hold the same race. There is one rule of decision, and
+there are two ways to time a heat: by calls on scratch memory that are made for timing alone
+(`RaceTimer`), of one group or of several at once, and on the calls that users make (`OnCalls`).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ FAR_OFF = 0.5
 
 
 def is_worthwhile(own_s: float, usual_s: float, *, short: float = _WORTHWHILE_SHORT) -> bool:
-    """Return whether an entrant takes enough less time than the usual one.
+    """Return whether an entrant, with `own_s` seconds, beats the usual one by enough to replace it.
 
-    `short` is the fraction that it may take where the usual one is short.
+    It may take a fixed fraction of `usual_s`, or the fraction `short` where that time is short.
     """
     return own_s <= (short if usual_s < _SHORT_S else WORTHWHILE) * usual_s
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[E]):
-    """How a race has ended: `winner` is what to use, None for the stock collective.
+    """The result of a race: `winner` is the entrant to use, None for the stock collective.
 
     `own` is the fastest entrant apart from stock. `times_s` has the seconds of every entrant, and
     `raced_on` is the ISO date of the race.
@@ -52,9 +53,10 @@ class Outcome(Generic[E]):
 
 @dataclass(frozen=True)
 class Expected(Generic[E]):
-    """What an earlier race has found: the winner and its seconds, and the fastest but stock.
+    """The result of an earlier race, to be checked: the winner, its seconds `time_s`, and `own`.
 
-    `raced_us` has the times of that race by label, `raced_on` its date.
+    `own` is the fastest entrant apart from stock. `raced_us` has that race's microseconds by label,
+    `raced_on` its ISO date.
     """
 
     winner: E | None
@@ -64,7 +66,7 @@ class Expected(Generic[E]):
     raced_on: str
 
     def translate(self, find: Callable[[E], F]) -> Expected[F]:
-        """Return the same of the entrants that `find` returns for these."""
+        """Return the same result with each entrant replaced by what `find` returns for it."""
         winner = None if self.winner is None else find(self.winner)
         return Expected(winner, find(self.own), self.time_s, self.raced_us, self.raced_on)
 
@@ -76,11 +78,12 @@ def _nothing_more(times_s: Mapping[E | None, float]) -> Sequence[E]:
 class Race(Generic[E]):
     """A race between `entrants`, None among them for the stock collective.
 
-    `usual` is what is used unless another entrant is worthwhile; if that is the stock collective,
-    and it is not among the entrants, the fastest wins. `refine` returns what else is worth a heat
-    beside the fastest, by the times so far. If a result is `expected`, the first heat is between
-    its winner and the stock collective, and all others follow only if it does not hold. `short` is
-    as in `is_worthwhile`.
+    `heat` has the entrants to time next, and is empty at the end; then `outcome` is the result,
+    None if `expected` holds. `usual` is used unless another entrant is worthwhile; if that is
+    stock, and stock does not race, the fastest wins. `refine` returns, by the times so far, what
+    else is worth a heat beside the fastest. If an earlier result is `expected`, the first heat is
+    between its winner and stock, and the others follow only if it does not hold. `short` is the
+    fraction of a short usual time that a winner may take.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Race(Generic[E]):
             self.heat = [*([None] if None in entrants else []), expected.own]
 
     def end_heat(self, times_s: Mapping[E | None, float]) -> None:
-        """Take the seconds of the heat's entrants, and begin the next heat, or end the race."""
+        """Note the seconds of the heat's entrants, and begin the next heat, or end the race."""
         if self.expected is not None:
             outcome = self.decide(times_s)
             self.end_try(times_s, holds=outcome.winner == self.expected.winner)
@@ -122,14 +125,17 @@ class Race(Generic[E]):
             self.heat, self.outcome = [], self.decide(self.times_s)
 
     def end_try(self, times_s: Mapping[E | None, float], *, holds: bool) -> None:
-        """End the heat of what was expected: with it if it holds, else the race is held anew."""
+        """End the heat that checked the expected result: accept it if it `holds`, else race anew.
+
+        `times_s` has the seconds of the heat's entrants.
+        """
         if holds:
             self.heat = []
         else:
             self.heat, self.expected, self.surprise = [*self.entrants], None, times_s
 
     def decide(self, times_s: Mapping[E | None, float]) -> Outcome[E]:
-        """Return the outcome that follows from times in seconds."""
+        """Return the outcome that follows from the entrants' times in seconds."""
         fastest = min(times_s, key=times_s.__getitem__)
         own, usual_s = self._find_own(times_s), times_s.get(self.usual, float("inf"))
         challenger = own if self.usual is None else fastest
@@ -148,8 +154,9 @@ def race_on_scratch(
 ) -> Outcome[E] | None:
     """Hold a race by calls for timing alone, each by `run(entrant)`; return its outcome.
 
-    Return None if what was expected holds: the winner takes about as long as it did, and less than
-    the stock collective. Collective; raises ExecutionError on every rank if one of them fails.
+    `turns` times the calls on all ranks. Return None if the expected result holds: its winner takes
+    about as long as it did, and less than the stock collective. Collective; raises ExecutionError
+    on every rank if one of them fails.
     """
 
     def list_calls(entrants: Sequence[E | None]) -> list[Callable[[], object]]:
@@ -171,7 +178,7 @@ def race_on_scratch(
 class OnCalls(Generic[E]):
     """A race on the calls that users make: each is carried out by the `entrant` whose turn it is.
 
-    `calls` is the number of calls that were timed.
+    `calls` counts the calls that were timed.
     """
 
     def __init__(self, race: Race[E]) -> None:
@@ -180,12 +187,12 @@ class OnCalls(Generic[E]):
 
     @property
     def entrant(self) -> E | None:
-        """The candidate for the next call, None for the stock collective."""
+        """The entrant for the next call, None for the stock collective."""
         return self._trial.entrant
 
     @property
     def first_own(self) -> E:
-        """The first candidate but stock, for calls that the stock collective cannot carry out."""
+        """The first entrant but stock, for calls that the stock collective cannot carry out."""
         return next(entrant for entrant in self._trial.entrants if entrant is not None)
 
     @property
@@ -194,7 +201,7 @@ class OnCalls(Generic[E]):
         return not self.race.heat
 
     def record(self, seconds: float) -> None:
-        """Record the seconds of the entrant's call over all ranks, the same on all of them."""
+        """Record the seconds of the entrant's call, the slowest rank's, the same on all ranks."""
         self.calls += 1
         self._trial.record(seconds)
         if self._trial.is_over:
@@ -206,6 +213,6 @@ class OnCalls(Generic[E]):
 def name_times_us(
     times_s: Mapping[E | None, float], name: Callable[[E | None], str]
 ) -> dict[str, float]:
-    """Return the microseconds of entrants by their labels, the slowest first."""
+    """Return the microseconds of entrants by the labels that `name` gives them, slowest first."""
     # Schedules of a strategy may share a label: the fastest comes last and overwrites others.
     return {name(x): seconds * 1e6 for x, seconds in sorted(times_s.items(), key=lambda y: -y[1])}

@@ -1,4 +1,9 @@
-"""Which candidates a plan's runners have, and which of them are worth trying for a size."""
+"""List the candidates of a plan, and find which of them are worth trying at a size.
+
+A candidate is one of the plan's schedules with the runner that carries it out, by messages or in
+another way. A schedule can be cut in more or fewer segments, which are sent one after the other
+(pipelined); a family is a schedule with all its segmentations. A race times candidates.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +44,9 @@ _MAX_LOWERED_MESSAGES = 4096
 class Candidates:
     """The candidates for a plan's calls, by the runners that all ranks have.
 
-    `senders` send messages: a schedule goes by the first of them that reaches all its ranks.
-    `others` carry out schedules in other ways. Both are the same on all ranks, and so are the
-    candidates, which depend on nothing else.
+    `senders` are the runners that send messages: a schedule goes by the first of them that reaches
+    all its ranks. `others` carry out schedules in other ways, such as in shared memory. Both are
+    the same on all ranks, and so are the candidates, which depend on nothing else.
     """
 
     def __init__(self, plan: Plan, senders: Sequence[Messages], others: Sequence[Runner]) -> None:
@@ -50,13 +55,13 @@ class Candidates:
 
     @cached_property
     def families(self) -> list[Family]:
-        """The usable schedules of the plan, each with its segmentations."""
+        """The plan's schedules that can be sent, each with its segmentations."""
         usable = filter(self.senders[0].is_usable, self.plan.schedules)
         return families(usable, self.plan.router)
 
     @cached_property
     def sent(self) -> list[Candidate]:
-        """Those that are sent as messages: each usable schedule in each segmentation."""
+        """The candidates that are sent as messages: each such schedule in each segmentation."""
         return [
             self.send(schedule)
             for family in self.families
@@ -65,19 +70,22 @@ class Candidates:
 
     @cached_property
     def all(self) -> list[Candidate]:
-        """All candidates, in one order on all ranks."""
+        """All candidates, sent as messages or not, in one order on all ranks."""
         # Last, so that their presence does not change the indices of the others, which are cached.
         return [*self.sent, *(x for other in self.others for x in other.list_candidates(self.sent))]
 
     @cached_property
     def offered(self) -> Sequence[Any]:
-        """All, as functions of users' get them: a schedule where it is sent as messages."""
+        """All candidates, for a user's choose function.
+
+        Those that are sent as messages are given by their schedules.
+        """
         senders = {sender.name for sender in self.senders}
         return [x.schedule if x.runner in senders else x for x in self.all]
 
     @cached_property
     def index_of(self) -> dict[Candidate, int]:
-        """The index of each candidate among all."""
+        """The place of each candidate in `all`."""
         return {candidate: index for index, candidate in reversed([*enumerate(self.all)])}
 
     def send(self, schedule: Schedule) -> Candidate:
@@ -88,16 +96,20 @@ class Candidates:
         return Candidate(schedule, next(reaching, self.senders[0]).name)
 
     def find_planned(self, size_bytes: int, *, is_alone: bool) -> Candidate:
-        """Return how the plan's own schedule for a size is carried out.
+        """Return the candidate for the plan's own schedule at a size in bytes.
 
-        If `is_alone`, by the first of the other runners that can.
+        If other runners than messages must be used where they can (`is_alone`), it is that of the
+        first which can.
         """
         schedule = self.plan.entry_for(size_bytes).schedule
         found = (other.find_candidate(schedule) for other in self.others if is_alone)
         return next((x for x in found if x is not None), None) or self.send(schedule)
 
     def choose(self, candidate: Candidate | None, machine: Machine) -> Choice:
-        """Return the choice of a candidate, or of the stock collective, without a race."""
+        """Return the choice of a candidate (None: the stock collective), made without a race.
+
+        Times are predicted for `machine`.
+        """
         predict = partial(self._predict_us, candidate, machine)
         return Choice(candidate, candidate or self.all[0], predict, {})
 
@@ -115,12 +127,12 @@ class Candidates:
     def find_near_best(
         self, size_bytes: int, machine: Machine, *, is_raced: bool, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates that are predicted to be near the best.
+        """Return the candidates whose predicted time at a size is near the best, the best first.
 
         These are the best segmentation of each such schedule, each followed by a coarser one, since
-        the predicted costs of messages may be wrong. The plan's own schedule comes last. In a race
-        there are those of other runners, too, whose time is not predicted; if they race alone
-        (`is_alone`), only these, unless there are none.
+        the predicted costs of messages may be wrong. The plan's own schedule comes last. If they
+        will race (`is_raced`) there are those of other runners, too, whose time is not predicted;
+        if these race alone (`is_alone`), only these, unless there are none.
         """
         ranking = fastest(
             self.families,
@@ -180,8 +192,8 @@ class Candidates:
     ) -> tuple[list[Candidate], T]:
         """Call `find` on rank 0; return its candidates and its second value on all ranks.
 
-        Collective. `number` is the group's number of the call that this belongs to (None: a new
-        one).
+        Collective over `transport`; `size_bytes` is for errors. `number` is the group's number of
+        the call that this belongs to (None: a new one).
         """
         answer: Any = None
         if transport.rank == 0:
@@ -192,14 +204,18 @@ class Candidates:
         return [self.all[index] for index in indices], second
 
     def is_lean(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Return whether a candidate needs little enough memory to race; the same on all ranks."""
+        """Return whether a candidate needs little enough scratch memory to race at a size."""
         if size_bytes < _LEAN_BYTES or not self._runners[candidate.runner].stages:
             return True
         is_batched = self.senders[0].transport.links.is_batched
         return _find_staging(candidate.schedule, is_batched) <= _MAX_STAGING
 
     def find_coarser(self, candidate: Candidate, size_bytes: int) -> list[Candidate]:
-        """Return the candidate with a quarter of the segments, if there is one that is lean."""
+        """Return a list of the candidate with a quarter of the segments.
+
+        It is empty if there is none, or if that needs too much scratch memory to race at
+        `size_bytes`.
+        """
         coarser = _coarsen(candidate.schedule)
         if coarser is None:
             return []
@@ -207,7 +223,10 @@ class Candidates:
         return [found] if found in self.index_of and self.is_lean(found, size_bytes) else []
 
     def find_nearby(self, candidate: Candidate, size_bytes: int) -> list[Candidate]:
-        """Return the candidates with the next coarser and finer segmentations that are lean."""
+        """Return the candidates with the next coarser and finer segmentations that may race.
+
+        Candidates that need too much scratch memory at `size_bytes` are left out.
+        """
         schedule = candidate.schedule
         finer = [
             x

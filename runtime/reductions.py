@@ -1,6 +1,7 @@
 """Reductions of tensors, and checks and views of the tensors.
 
-AVG is a sum divided by the number of ranks.
+AVG is a sum divided by the number of ranks. Error feedback is a tensor of rounding errors, added to
+the input of the next compressed call.
 """
 
 import ctypes
@@ -75,7 +76,7 @@ def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
 
 
 def check_are_tensors(call: str, values: Sequence[object]) -> None:
-    """Raise InputError if an argument of a collective is not a tensor."""
+    """Raise InputError unless all `values`, arguments of the collective `call`, are tensors."""
     for value in values:
         if not isinstance(value, torch.Tensor):
             what = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
@@ -92,8 +93,9 @@ def check_tensors(
 ) -> None:
     """Raise InputError if a collective cannot work on a tensor, or the tensors differ in dtype.
 
-    `call` names the collective; the first tensor is written to, others are only read. `compressed`
-    says whether values are encoded on the wire, for which they must be floating-point.
+    `call` names the collective; the first tensor is written to, others are only read; all must be
+    on `device_type` ("cpu", "cuda"). `compressed` says whether values are encoded in messages, for
+    which they must be floating-point.
     """
     for number, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
@@ -171,7 +173,7 @@ def borrow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in inference mode.
+    """Call `function(*arguments)` in torch's inference mode, and discard the result.
 
     Buffers are reused from call to call, and those made in inference mode serve all callers.
     """

@@ -1,6 +1,7 @@
 """A rank's role in a plan: whether it makes the plan's calls, and over which ranks.
 
-An extra adds the roles of ranks that help (group `roles`).
+Members make the calls of a plan; helpers pass on data for them; other ranks do nothing. An extra
+adds the roles of ranks if there are helpers (group `roles`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class Role:
         self.plan, self.label, self.members = plan, label, members
 
     def list_senders(self, first: Messages) -> list[Messages]:
-        """Return what sends the members' messages; `first` does over their own links."""
+        """Return the runners that send a member's messages, beginning with `first`.
+
+        That one sends over the members' own links.
+        """
         return [first]
 
     def explain(self) -> str:
@@ -39,19 +43,25 @@ class Role:
         return f"rank {self.label} takes no part in the plan, whose members are rank {ranks}"
 
     def serve(self, calls: int | None) -> int:
-        """Carry bytes for the members' calls, as helpers do, and return how many were served."""
+        """Return 0: only helpers carry bytes for others; raise InputError on a member.
+
+        `calls` is how many calls to serve (None: until the members close).
+        """
         if self.members is not None:
             raise InputError(f"rank {self.label} is a member of the plan; only helpers serve")
         return 0
 
     def count_relayed_bytes(self) -> dict[int, int]:
-        """Return the bytes that each helper has sent for the members so far, by its rank."""
+        """Return an empty dict: without helpers none has sent bytes.
+
+        Raise InputError on a rank that is no member.
+        """
         if self.members is None:
             raise InputError(self.explain())
         return {}
 
     def close(self, group: Transport) -> None:
-        """End the role, and close its transports, but not that of the group."""
+        """End the role, and close its transport unless that is `group`, the communicator's own."""
         if self.members is not None and self.members is not group:
             self.members.close()
 
@@ -63,9 +73,9 @@ FindRole = Callable[[Plan, Transport, "Codec | None"], Role]
 def find_role(plan: Plan, transport: Transport, codec: Codec | None) -> Role:
     """Return this rank's role in a plan that all ranks of a transport hold. Collective.
 
-    The transport has a rank for each GPU of the topology, in its order, or for each participant,
-    in ascending order. Raise PlanMismatchError if it has neither, InputError if the extra for such
-    roles is not here.
+    The transport has a rank for each GPU of the topology, in its order, or for each participant, in
+    ascending order. `codec` compresses messages, if given. Raise PlanMismatchError if it has
+    neither, InputError if the plan needs helpers and the extra for them is not installed.
     """
     if plan.used_helpers:
         find_other: FindRole = Names(ROLES).find("helpers")
@@ -80,7 +90,10 @@ def find_role(plan: Plan, transport: Transport, codec: Codec | None) -> Role:
 
 
 def label_ranks(plan: Plan, size: int) -> Sequence[int]:
-    """Return the numbers in the plan's topology of a group's ranks."""
+    """Return each rank's number in the plan's topology, for a group of `size` ranks.
+
+    Raise PlanMismatchError if the plan is for another number of ranks.
+    """
     collective, gpus = plan.collective, len(plan.topology.ranks)
     if collective.has_all_gpus:
         if size != collective.ranks:
@@ -110,5 +123,8 @@ def _spell_helpers(plan: Plan) -> str:
 
 
 def narrow(transport: Transport, labels: Sequence[int], wanted: Sequence[int]) -> Transport:
-    """Return a transport over some of the ranks, given by their numbers in the topology."""
+    """Return a transport over the ranks `wanted`, which are numbers in a topology.
+
+    `labels` has that number for each rank of `transport`. Collective over these ranks.
+    """
     return transport.narrow([labels.index(label) for label in wanted], wanted)

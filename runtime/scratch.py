@@ -84,7 +84,7 @@ class Budget:
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
     def make_room(self, arena: Arena, nbytes: int) -> bool:
-        """Free idle arenas of others until `arena` may hold `nbytes`; return whether it may.
+        """Free idle arenas until `arena` may hold `nbytes`; return whether it may then.
 
         Those that grew longest ago are freed first. The caller must hold `lock`.
         """
@@ -104,8 +104,8 @@ class Budget:
 class Arena:
     """Scratch memory on one device for calls that run one after the other.
 
-    A call sets `busy` while it runs. The arena moves when it needs a larger block of memory. If
-    `is_over`, it exceeds the budget, so `finish_call` frees it.
+    A call sets `busy` while it runs. The arena moves when it needs a larger block of memory.
+    `is_over` says that it exceeds the budget, so that `finish_call` frees it.
     """
 
     def __init__(self, device: torch.device, budget: Budget) -> None:

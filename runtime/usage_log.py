@@ -1,4 +1,7 @@
-"""The log of what groups and hooks call: kept by an extra, if it is here (group `usage_logs`)."""
+"""The log of the calls that process groups and DDP hooks make; an extra keeps it (`usage_logs`).
+
+A call uses a plan's schedule, or the stock collective, which is gloo's or NCCL's own.
+"""
 
 from __future__ import annotations
 
@@ -36,46 +39,52 @@ class CountedGroup:
 
 
 class GroupUsage:
-    """The calls of one group or hook; this class counts none of them."""
+    """The counter of one group's or hook's calls; this base class counts none of them.
+
+    `is_wanted` says whether it needs `note_stock_reason`.
+    """
 
     is_wanted = False
     """Whether it wants to know why calls are left to the stock collective."""
 
     def count_stock(self, collective: str) -> None:
-        """Count a call that went to gloo or NCCL directly, which could have had a plan."""
+        """Count a call of a collective that gloo or NCCL made, though a plan could have."""
 
     def note_stock_reason(self, collective: str, why: str) -> None:
-        """Note the reason `why` a call was left to the stock collective, for the log."""
+        """Note why (`why`) a call of a collective was left to gloo or NCCL, for the log."""
 
     def close(self) -> None:
-        """Stop counting, when the group ends; later calls do nothing."""
+        """Stop counting, because the group ends; later calls do nothing."""
 
 
 class UsageLog:
-    """The usage of all groups and hooks of this process; this class keeps none."""
+    """The counters of all groups and hooks of this process; this base class keeps none.
+
+    `is_rank_0` says whether this process is to print.
+    """
 
     is_rank_0 = False
     """Whether this process is the first rank of the launch, the only one that says something."""
 
     def open(self, whose: CountedGroup) -> GroupUsage:
-        """Start counting the calls of the group or hook `whose`, and return its counter.
+        """Start counting the calls of a group or hook, and return its counter.
 
-        This one counts nothing.
+        This one counts none.
         """
         return GroupUsage()
 
     def observe(self, dispatcher: Dispatcher) -> None:
-        """Count the calls of a dispatcher from now on."""
+        """Count the calls of a dispatcher, which runs one plan, from now on."""
 
     def summarize(self, usages: Iterable[GroupUsage]) -> Summary:
-        """Return what the calls of some groups ran by so far.
+        """Return which schedules the calls of some groups have used so far.
 
-        Raise InputError where the extra that keeps the log is not here: nothing was counted.
+        Raise InputError here: without the extra that keeps the log nothing was counted.
         """
         return Names(NAMES).find("Summary")  # raises, and names the extra
 
 
 def find_usage_log() -> UsageLog:
-    """Return the usage log of this process."""
+    """Return the usage log of this process: the extra's, else one that counts nothing."""
     found: UsageLog = Names(USAGE_LOGS).find_only(UsageLog())
     return found

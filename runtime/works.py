@@ -1,4 +1,7 @@
-"""The Works of calls that go on while the caller does, and their futures."""
+"""The Works of calls that go on while the caller does, and their futures.
+
+A Work is torch's object to wait for a collective.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,10 @@ class Failed:
 
 
 class Progress:
-    """The state of a call, which C++ may hold: it has no reference to the work (see CpuWork).
+    """The state of a call, which C++ may hold: it has no reference to the work.
 
-    `future` gets the call's tensors, or a Failed in their place. The work's maker sets it.
+    `future` gets the call's tensors, or a Failed in their place; the maker of the work sets it.
+    `error` is why the call failed, None if it did not.
     """
 
     __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "in_progress")
@@ -117,7 +121,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
     _registered: dist.Work | None = None
 
     def stand_for(self, stock: dist.Work) -> None:
-        """Wait for `stock` in the caller's `wait`, too, if torch registers works.
+        """Let `wait` also wait for `stock`, a work of the backend's own, if torch registers works.
 
         It does so, by thread, for functions that it compiles, and a work leaves its registry when
         it is waited for (`allow_inflight_collective_as_graph_input_ctx`).
@@ -132,7 +136,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         )
 
     def execute(self, function: Function) -> None:
-        """Run this work's call by `function`, in this thread; `wait` raises its error, not this."""
+        """Run this work's call, `function`, in this thread; its error is raised by `wait`."""
         try:
             in_inference_mode(function)
             error = None
@@ -216,7 +220,7 @@ def get_done_work() -> CpuWork:
 
 
 class GpuWork(PlannedWork, dist.Work):
-    """The work of a call on a GPU's tensors, which is on a stream.
+    """The work of a call on a GPU's tensors, which is queued on a CUDA stream.
 
     Its future makes streams wait, which that of a CpuWork would not: it is valid while Python holds
     it.
@@ -247,7 +251,7 @@ class GpuWork(PlannedWork, dist.Work):
         self._used = []
 
     def execute(self, function: Function) -> None:
-        """Put the call on its stream by `function`; errors are raised by `wait`.
+        """Put the call, `function`, on its stream; its error is kept for `wait`.
 
         Its future must be completed there, too, for other streams to wait for it.
         """
@@ -255,7 +259,10 @@ class GpuWork(PlannedWork, dist.Work):
             super().execute(function)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Make the current stream wait for the call; raises like PlannedWork.wait."""
+        """Make the current stream wait for the call, and return True.
+
+        Raise the call's error, or ExecutionError at `timeout`.
+        """
         self.progress.wait(timeout)
         self.progress.future.wait()
         return True

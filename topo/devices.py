@@ -1,4 +1,7 @@
-"""Devices of a machine, and the directed links between them."""
+"""Devices of a machine, and the directed links between them.
+
+A source is a text on where a value comes from; one that begins "assumed:" states nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ UNCOUNTED = "uncounted"
 
 @dataclass(frozen=True)
 class InNetwork:
-    """Whether a switch can add data that passes through it.
+    """Whether a switch can add data that passes through it, such as NVLink SHARP.
 
     `reduce` is "yes" (it does so in this machine), "no" (it cannot) or "possible" (the hardware
     can, and whoever runs the job must switch it on). Bounds and plans count "possible" as no. A
@@ -89,15 +92,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a cable or bus from `src` to `dst`.
+    """One direction of a cable or bus from `src` to `dst`, which are device ids.
 
-    `bandwidth_GBps` (1e9 bytes per second) is the total over all `count` PCIe lanes or bonded
-    links (1 if nothing states their number, see `is_counted`), and `latency_us` the latency in
-    microseconds. `kind` is the medium (nvlink, xgmi, pcie, smp, network, link, ...). `source`
-    says who states the bandwidth; a string becomes a notes.Source, which distinguishes assumed
-    rates from stated ones. `extra` has all other fields of the link in its file. Raise
-    InputError if the ends are equal, the bandwidth is not above 0, the latency is below 0 or
-    the count is below 1.
+    `bandwidth_GBps` (1e9 bytes per second) is the total over all `count` PCIe lanes or bonded links
+    (1 if nothing states their number, see `is_counted`), and `latency_us` the latency in
+    microseconds. `kind` is the medium (nvlink, xgmi, pcie, smp, network, link, ...). `source` says
+    who states the bandwidth; a string becomes a notes.Source, which distinguishes assumed rates
+    from stated ones. `extra` has all other fields of the link in its file. Raise InputError if the
+    ends are equal, the bandwidth is not above 0, the latency is below 0 or the count is below 1.
     """
 
     src: str
@@ -154,23 +156,22 @@ class Link:
 
     @property
     def is_conditional(self) -> bool:
-        """Whether what follows from the bandwidth holds only if the link has it.
+        """Whether results that use the bandwidth hold only if the link really has it.
 
-        No source states it, or a text states the generation and width of PCIe alone.
+        So it is if no source states it, or a text gives only the generation and width of PCIe.
         """
         return self.is_assumed or (isinstance(self.source, Source) and self.source.kind == "rated")
 
     @property
     def is_guess(self) -> bool:
-        """Whether the bandwidth is assumed, and is no limit of a board that the file names.
-
-        The true rate may then be higher as well as lower.
+        """Whether the bandwidth is assumed without even the board's limit, so it may be too high or
+        low.
         """
         return self.is_assumed and not (isinstance(self.source, Source) and self.source.by == BOARD)
 
     @property
     def counted_by(self) -> str:
-        """NCCL or RCCL if the bandwidth is the rate in that library's model, else an empty string.
+        """NCCL or RCCL if the bandwidth is the one that library assumes for the link, else "".
 
         Such a rate is usually below the datasheet's.
         """

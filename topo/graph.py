@@ -173,9 +173,9 @@ class Topology:
         return replace(self, devices=devices, links=tuple(links))
 
     def for_plans(self) -> Topology:
-        """Return the topology without `facts` and `measured` in `extra`, which plans do not need.
+        """Return the topology without the facts and measurements that its bandwidths come from.
 
-        They are what its bandwidths were derived from; the bandwidths themselves stay.
+        They are `facts` and `measured` in `extra`, which plans do not need.
         """
         evidence = ("facts", "measured")  # the sources of rates, not the rates
         rest = {key: value for key, value in self.extra.items() if key not in evidence}
@@ -194,7 +194,7 @@ class Topology:
         return show(self)
 
     def describe(self) -> str:
-        """Format the machine as the tables of topo-probe."""
+        """Return a text with tables of the devices and links, as topo-probe prints them."""
         from .pictures.table import write  # imports rich, which is slow
 
         return write(self).rstrip("\n")
@@ -266,7 +266,7 @@ class Topology:
         return {**to_plain(self.extra), **out}
 
     def dumps(self) -> str:
-        """Return `to_json` as text with one line per device, link and fact."""
+        """Return the topology as JSON text with one line per device, link and fact."""
         return to_text(self.to_json())
 
     @classmethod

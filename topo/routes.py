@@ -2,7 +2,7 @@
 
 A sender cannot choose: peer-to-peer traffic takes the closest path, and other GPUs do not forward.
 So there is one route per ordered pair: the one with least latency, then fewest hops, then most
-bandwidth.
+bandwidth. A route is the tuple of device ids from one end to the other.
 
 A `Router` is a rule of routes applied to one topology. Code that plans, costs or verifies receives
 one; a subclass is another rule, and `router.on(topology)` applies a rule to another topology.
@@ -56,8 +56,7 @@ class Router:
     """The routes of one topology by the hardware's rule: least latency, through no other GPU.
 
     Routes from a source are searched on first use and cached. `steps` counts the work done so far,
-    to limit it: links searched or crossed, and routes returned. It has nothing to do with the steps
-    of a schedule.
+    so that callers can limit it: links searched or crossed, and routes returned.
     """
 
     omits_pairs = False
@@ -132,10 +131,10 @@ class Router:
 
     @cached_property
     def unit_GBps(self) -> Fraction:
-        """The link unit of SCCL's rounds, in GB/s.
+        """The bandwidth in GB/s of which all links' are whole multiples, as SCCL counts rounds.
 
-        It is the greatest bandwidth that divides those of all links on routes between GPUs. With
-        more than 64 GPUs all links count, on routes or not. A topology without links has unit 1.
+        It is the greatest such bandwidth for the links on routes between GPUs. With more than 64
+        GPUs all links count, on routes or not. A topology without links has unit 1.
         """
         links = set(self.topology.capacity_GBps)
         ranks = range(len(self.topology.ranks))
@@ -150,7 +149,7 @@ class Router:
         return fraction_gcd(sorted(widths)) if widths else Fraction(1)
 
     def forget(self) -> None:
-        """Drop all cached searches, to save memory when sources are queried one after another."""
+        """Drop all cached routes, to save memory when sources are queried one after another."""
         self._reached_from.clear()
         self._routes.clear()
 
@@ -163,18 +162,18 @@ class Router:
         }
 
     def latency_us(self, route: Route) -> Fraction:
-        """Return the latency along a route: the sum over its links."""
+        """Return the latency along a route in microseconds: the sum over its links."""
         return sum((self.topology.latency_us[link] for link in route_links(route)), Fraction(0))
 
     def bandwidth_GBps(self, route: Route) -> Fraction:
-        """Return the bandwidth of a route that is used alone: that of its narrowest link."""
+        """Return the bandwidth in GB/s of a route that is used alone, its narrowest link's."""
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Return, by device id, the id of the device before it on its route from `start`.
+        """Return, by device id, the id of the device before it on its route from device `start`.
 
-        A device follows the one before it; `start` is its own predecessor, and those without a
-        route are missing. Raise NotImplementedError on a router that `reversed` returned.
+        `start` is its own predecessor, and devices without a route are missing. Raise
+        NotImplementedError on a router that `reversed` returned.
         """
         reached = self._search(start)
         before = {device: key[-1] for device, key in reached.items()}

@@ -25,7 +25,10 @@ strategies, presets, files.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the completion script for the shell that `argv` names, and return the exit code."""
+    """Print the completion script for the shell named in `argv`, and return the exit code.
+
+    `argv` None means sys.argv.
+    """
     return run_command(PROG, lambda: _print(build_parser().parse_args(argv).shell))
 
 

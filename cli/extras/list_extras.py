@@ -1,4 +1,4 @@
-"""topoplan extras: list the extras with what each adds, and what other packages add."""
+"""topoplan extras: list the extras (optional parts) and what they and other packages add."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _SPELLED_OUTSIDE = {**_SPELLED, LAYERS: "around={}"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the lists, and return the exit code."""
+    """Print the lists that `argv` (default: sys.argv) asks for, and return the exit code."""
     return run_command(PROG, lambda: _run(build_parser().parse_args(argv)))
 
 

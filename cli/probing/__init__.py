@@ -1,1 +1,1 @@
-"""Parts of topo-probe."""
+"""Parts of topo-probe, which shows a machine's topology: GPUs, hosts, switches and links."""

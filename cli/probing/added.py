@@ -1,6 +1,7 @@
 """What extras add to topo-probe: sources and files of a topology, and reviews of it.
 
-They are in groups of extras.py at the root; its options have the names that they have there.
+An extra is an optional part of topoplan; the groups by which they add these are in extras.py at the
+root. Options of topo-probe have the names that they have there.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ class Review:
 
 @dataclass(frozen=True)
 class View:
-    """What `topo-probe --format NAME` writes, which files whose names end in `suffix` imply.
+    """What `topo-probe --format NAME` writes: `write` makes the file of a topology.
 
-    Of a view that `is_svg`, without a suffix, -o says by its own whether to write it as PNG or PDF.
-    `list_notes` returns a line for each thing that people should know about what is written.
+    `suffix` is that of file names which imply this format. A view that `is_svg` has none; the
+    suffix of -o then says whether it is converted to PNG or PDF. `list_notes` returns a line for
+    each thing that people should know about what is written.
     """
 
     write: Callable[[Topology], str | bytes]
@@ -70,7 +72,7 @@ class View:
 
 
 def list_reviews() -> dict[str, str | None]:
-    """Return the help of each review's option, None for those of extras that are not here."""
+    """Return the help text of each review's option, by name; None for extras not installed."""
     return _describe_all(_REVIEWS)
 
 
@@ -80,12 +82,15 @@ def list_own_reviews() -> list[Review]:
 
 
 def list_boxes() -> dict[str, str | None]:
-    """Return the help of each option that files of places need, None likewise."""
+    """Return the help text of each option that files of rack positions need, by name.
+
+    It is None for those of extras that are not installed.
+    """
     return _describe_all(Names(BOXES))
 
 
 def list_suffixes() -> dict[str, str]:
-    """Return the suffixes of -o that imply views, and the views' names."""
+    """Return the names of views, by the suffix of -o that implies each."""
     views = {name: PROBE_VIEWS.find(name) for name in PROBE_VIEWS.describe()}
     return {view.suffix: name for name, view in views.items() if view.suffix}
 
@@ -96,17 +101,23 @@ def list_writers() -> dict[str, str | None]:
 
 
 def list_corrections() -> dict[str, str | None]:
-    """Return the help of each option with a file that corrects a topology, None likewise."""
+    """Return the help text of each option that takes a file to correct a topology, by name.
+
+    It is None for those of extras that are not installed.
+    """
     return _describe_all(_CORRECTIONS)
 
 
 def list_formats() -> list[str]:
-    """Return what formats of extras are called in the help, each once."""
+    """Return the names for users of the file formats that extras read, each once."""
     return list(dict.fromkeys(Names(FORMATS).describe().values()))
 
 
 def correct(topology: Topology, arguments: argparse.Namespace) -> Topology:
-    """Return a topology, corrected by the files that the arguments name."""
+    """Return a topology, corrected by the files that the parsed arguments name.
+
+    Raise InputError if a file does not fit it.
+    """
     for name in _CORRECTIONS.list_all():
         if (file := getattr(arguments, name)) is not None:
             topology = _CORRECTIONS.find(name)(topology, file)

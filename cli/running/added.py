@@ -1,6 +1,8 @@
 """What extras add to topo-run: checks and preparations, files beside the table, other measurements.
 
-They are in groups of extras.py at the root; its options have the names that they have there.
+An extra is an optional part of topoplan; the groups by which they add these are in extras.py at the
+root. Options of topo-run have the names that they have there. topo-run measures plans over a
+transport, which joins the ranks; its table has a row for each size of buffer.
 """
 
 from __future__ import annotations
@@ -34,39 +36,42 @@ Preparation = Callable[["Communicator", "Transport", Say], object]
 
 
 class Dialect(Protocol):
-    """Options of another tool on topo-run's command line."""
+    """The options of another tool, such as nccl-tests, that topo-run's command line understands."""
 
     def add_options(self, parser: Parser, /) -> None:
-        """Add them to topo-run's parser, and answers to those that it lacks."""
+        """Add the tool's options to topo-run's parser, and answers to those that topo-run lacks."""
 
     def read_ranks(self, args: argparse.Namespace, /) -> tuple[int, str] | None:
-        """Return the ranks to start, and the options that say so; None if none of them does.
+        """Return the number of ranks to start, and the options that say so; None if none does.
 
-        Raise InputError for options that topo-run cannot heed.
+        Raise InputError for options that topo-run cannot follow.
         """
 
     def list_remarks(self, args: argparse.Namespace, /) -> list[str]:
-        """Return remarks for users on options that change nothing."""
+        """Return remarks for users on options that are given and change nothing."""
 
 
 class RunOthers(Protocol):
-    """How ranks that are no members of a plan, helpers among them, get the rows of the members."""
+    """How ranks that do not call a plan's collective (helpers, idle ranks) get the measured rows.
+
+    The ranks that call it are the plan's members.
+    """
 
     def hand_out_rows(
         self, communicator: Communicator, transport: Transport, rows: Sequence[BenchRow], /
     ) -> None:
-        """Let the others go, and give the rows to all ranks of the transport."""
+        """On a member: end the others' waiting, and send the rows to all ranks of the transport."""
 
     def await_rows(self, communicator: Communicator, transport: Transport, /) -> list[BenchRow]:
-        """Do the part of a rank that is no member, and return the members' rows."""
+        """On another rank: help until the members have measured, and return their rows."""
 
 
 @dataclass(frozen=True)
 class RunFile:
     """What `topo-run PLAN --NAME FILE` writes beside the table.
 
-    `make` returns the file's text on rank 0, and None elsewhere; it is collective. The file's name
-    ends in `suffix`. `remark` is said when it is written, FILE standing for its name.
+    `make` returns the file's text on rank 0, and None elsewhere; all ranks must call it. The file's
+    name ends in `suffix`. `remark` is printed when it is written, with FILE replaced by its name.
     """
 
     make: Callable[[BenchSettings, Communicator], str | None]
@@ -78,8 +83,8 @@ class RunFile:
 class RunMode:
     """What `topo-run PLAN --NAME` measures in place of the table.
 
-    `measure` returns the plan's topology with what was measured, for the file of -o; it is
-    collective. `remark` is said when that is written, FILE standing for its name.
+    `measure` returns the plan's topology with what was measured, for the file of -o; all ranks must
+    call it. `remark` is printed when that is written, with FILE replaced by its name.
     """
 
     measure: Callable[[Communicator, Transport, Say], Topology]
@@ -93,22 +98,28 @@ def list_dialects() -> list[Dialect]:
 
 
 def find_others(plan: Plan) -> RunOthers | None:
-    """Return what other ranks than a plan's members do, None if all are members."""
+    """Return how ranks that are no members of a plan get the rows; None if all are members.
+
+    Raise InputError if the extra for them is not installed.
+    """
     return None if plan.collective.has_all_gpus else Names(OTHERS).find("rows")
 
 
 def list_files(args: argparse.Namespace) -> dict[str, RunFile]:
-    """Return the files that the arguments ask for, by the names of their options."""
+    """Return the extra files that the parsed arguments ask for, by the names of their options."""
     return {name: FILES.find(name) for name in FILES.list_all() if getattr(args, name)}
 
 
 def name_mode(args: argparse.Namespace) -> str | None:
-    """Return the option that asks for another measurement than the table, None without one."""
+    """Return the option that asks for another measurement than the table, None if there is none."""
     return next((name for name in MODES.list_all() if getattr(args, name)), None)
 
 
 def check_run(options: BenchOptions, collective: Collective, ranks: int, *, on_gpus: bool) -> None:
-    """Raise InputError if a collective cannot be measured; `ranks` of it are on this host."""
+    """Raise InputError if an extra finds that a collective cannot be measured with the options.
+
+    `ranks` is the number of its ranks on this host; `on_gpus` says whether tensors are on GPUs.
+    """
     checks = Names(RUN_CHECKS)
     for name in checks.describe():
         check: RunCheck = checks.find(name)
@@ -116,7 +127,10 @@ def check_run(options: BenchOptions, collective: Collective, ranks: int, *, on_g
 
 
 def prepare_run(communicator: Communicator, transport: Transport, say: Say) -> None:
-    """Get a plan's communicator ready to be measured. Collective."""
+    """Let extras prepare a plan's communicator, such as by measuring costs. Collective.
+
+    `say` is called with each line of progress.
+    """
     preparations = Names(PREPARATIONS)
     for name in preparations.describe():
         prepare: Preparation = preparations.find(name)

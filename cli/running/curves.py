@@ -15,9 +15,10 @@ _FAR = 4.0
 
 
 def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
-    """Return the curves of plan, stock and prediction, and the bound, as an SVG file.
+    """Return the curves of plan, stock and prediction, and the bound, as the text of an SVG file.
 
-    If rows are both in place and out of place, only rows like the first one are drawn.
+    `collective` is for the title. If rows are both in place and out of place, only rows like the
+    first one are drawn.
     """
     rows = [row for row in rows if row.place == rows[0].place]
 

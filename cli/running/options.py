@@ -1,4 +1,8 @@
-"""The options and plans of topo-run, and errors for requests that cannot be executed."""
+"""The options and plans of topo-run, and errors for requests that cannot be executed.
+
+A plan says how ranks carry out a collective on a topology; the stock collective is the backend's
+own (gloo's, NCCL's, MPI's). Members are the ranks that make the call.
+"""
 
 from __future__ import annotations
 
@@ -217,7 +221,7 @@ def _spell(names: Iterable[str]) -> str:
 
 
 def read_options(args: argparse.Namespace) -> BenchOptions:
-    """Return the measurement that the options request, with names as topoplan spells them.
+    """Return the measurement that the parsed options request, with topoplan's names of values.
 
     Raise InputError for wrong or contradictory options.
     """
@@ -257,7 +261,7 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
 def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
     """Raise InputError if an output file would stay empty or cannot be written.
 
-    Whether it can be written is checked only if `is_writer`: ranks other than 0 write no files.
+    The second is checked only if `is_writer`: ranks other than 0 write no files.
     """
     mode, files = name_mode(args), list_files(args)
     if args.output is not None and mode is None:
@@ -292,7 +296,7 @@ def _list_added(args: argparse.Namespace) -> list[str]:
 
 
 def check_on_fault(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
-    """Raise InputError for --inject, or if --on-fault or --on-slow cannot do what is asked."""
+    """Raise InputError for --inject, or if the plans cannot follow --on-fault or --on-slow."""
     if args.inject is not None:
         raise InputError(
             "--inject: only emulated links can be cut; topo-emulate MACHINE --inject "
@@ -315,7 +319,7 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
     """Return the verified plans in the files that the options name; none with --stock alone.
 
     Raise InputError if a file is no plan, their numbers of ranks differ, or there is nothing to
-    run; VerificationError if a plan fails its checks or is not for --topology.
+    run; VerificationError if a plan is wrong or is not for --topology.
     """
     if not args.plans:
         _check_stock_alone(args)
@@ -349,7 +353,7 @@ def count_ranks(plan: Plan) -> int:
 
 
 def describe_ranks(plan: Plan) -> str:
-    """Return the ranks that run a plan in words, the members first if they are not all of them."""
+    """Describe the ranks that run a plan ("8 ranks"), the members first if others help."""
     gpus, collective = count_ranks(plan), plan.collective
     if collective.has_all_gpus:
         return f"{gpus} ranks"
@@ -414,7 +418,8 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
 def list_collectives(text: str) -> list[str]:
     """Return topoplan's names of the collectives in a comma-separated text; "all" means every one.
 
-    Each is listed once; an unknown name is unchanged. Raise InputError if the text names none.
+    Each is listed once; a name that is unknown stays as it is. Raise InputError if the text has
+    none.
     """
     from ...synth.ir.collective import COLLECTIVES, spell_collective
 

@@ -1,4 +1,4 @@
-"""Files of several plans, which topo-run runs at once.
+"""Files of several plans, which topo-run runs at the same time.
 
 Extras add the function that loads one to the group `runs` (extras.py at the root), by the format
 that the file names.
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was measured, for people and for --json, and whether a result was wrong."""
+    """What was measured: `text` for people, `figures` for --json.
+
+    `is_wrong` says whether a result was wrong.
+    """
 
     text: str
     figures: dict[str, Any]
@@ -30,25 +33,25 @@ class Outcome:
 
 
 class LoadedSet(Protocol):
-    """The verified plans of a file."""
+    """The verified plans of a file, ready to be measured."""
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that run them: one for each GPU of the topology."""
+        """The number of ranks to start: one for each GPU of the plans' topology."""
 
     def measure(
         self, options: BenchOptions, transport: Transport, say: Callable[[str], None]
     ) -> Outcome:
         """Make the calls of all plans on this rank, and return what was measured on all ranks.
 
-        `say` is told what is being done. Collective over the transport's ranks.
+        `say` is called with each line of progress. Collective over the transport's ranks.
         """
 
 
 def load_set(args: argparse.Namespace) -> LoadedSet | None:
-    """Return the file of several plans that the arguments name; None if they name none.
+    """Return the file of several plans that the parsed arguments name; None if they name none.
 
-    Raise InputError for options that it has no use for, or if what reads it is not installed.
+    Raise InputError for options that do not apply to it, or if the extra that reads it is missing.
     """
     from ...synth.plan_file import FORMAT, HEAD_BYTES, find_format
 

@@ -1,4 +1,7 @@
-"""The rows of topo-run as a table, JSON and CSV."""
+"""The rows of topo-run as a table, JSON and CSV: one per size of buffer.
+
+The stock collective is the backend's own (gloo's, NCCL's, MPI's), without a plan.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +66,12 @@ _NO_COLUMNS = ("average_busbw_GBps", "rows", "group", "helpers", "relayed_bytes"
 class Run:
     """The measurements of one collective, with its plan if there is one.
 
-    Without a plan (None), only the stock collective was measured. `rows` has a row for each size.
-    `stock_engine` names what ran the stock collective, such as nccl2. `recoveries` are the faults
-    after which calls went on, None if none would have. `why_messages_alone` says why no other way
-    of playing schedules was tried, though it was asked for; None if it was, or was not.
+    Without a plan (None), only the stock collective was measured. `options` are what was asked for,
+    `settings` the same, checked, with the collective; `backend` is gloo, nccl or mpi; `rows` has a
+    row for each size. `stock_engine` names what ran the stock collective, such as nccl2.
+    `recoveries` are the lost links after which calls went on, None if calls end at the first.
+    `why_messages_alone` says why schedules were only sent as messages though the user asked for
+    another way; else None.
     """
 
     options: BenchOptions
@@ -80,7 +85,10 @@ class Run:
 
     @property
     def average_busbw_GBps(self) -> dict[str, float | None]:
-        """The mean busbw in GB/s over all rows, keyed "plan" and "stock"; None if untimed."""
+        """The mean busbw in GB/s over all rows, keyed "plan" and "stock"; None if not timed.
+
+        busbw is nccl-tests' bus bandwidth: size by time, times a factor of the collective.
+        """
         factor = float(self.settings.collective.bus_factor())
         rates = {
             name: [
@@ -275,7 +283,7 @@ def _write_row(row: BenchRow) -> dict[str, Any]:
 
 
 def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the rows of all runs for --csv, each with the fields common to its run."""
+    """Return the rows of all runs as dicts for --csv, each with the fields common to its run."""
     out = []
     for run in runs:
         whole = _write_run(run) | {"topology": run.plan and run.plan.topology.name}

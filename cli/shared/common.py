@@ -47,9 +47,9 @@ class Parser(argparse.ArgumentParser):
 
     `about` follows the examples, in paragraphs. Every parser has --version, -v and -q. With `first`
     the help begins with so many examples and ends with the others, and `--help core` prints one
-    screen: these, and the options that no extra adds. `spellings` has other names of options, which
-    are understood but not shown; `answers` has options of other tools that this one lacks, with
-    what to do instead.
+    screen: these, and the options that no extra (optional part) adds. `spellings` maps other names
+    of options, which are understood but not shown, to them; `answers` maps options of other tools
+    that this one lacks to what to do instead.
     """
 
     spellings: Mapping[str, str] = MappingProxyType({})
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments; options may stand between positional arguments, too."""
+        """Parse arguments (None: sys.argv); options may stand between positional arguments, too."""
         given = list(sys.argv[1:] if args is None else args)
         # argparse cannot do both, and subcommands have options of their own.
         if self._subparsers is None and "--" not in given:
@@ -104,8 +104,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments; exit with code 2 at an unknown option, naming the nearest known one.
 
-        argparse calls this for `parse_args`, too. The parser's options become those of
-        `name_option`.
+        argparse calls this for `parse_args`, too. From now on `name_option` names this parser's
+        options.
         """
         given = list(sys.argv[1:] if args is None else args)
         _OPTIONS.clear()
@@ -138,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def add_extra(self, name: str) -> argparse._ArgumentGroup:
-        """Return a new group for what an extra adds, under its name; see `mention`."""
+        """Return a new group of the help, under an extra's name, for the options that it adds."""
         group = self.add_argument_group(name)
         self._of_extras.append(group)
         return group
@@ -176,7 +176,10 @@ class Parser(argparse.ArgumentParser):
         self.description = "\n\n".join(" ".join(text.split()) for text in self.about.split("\n\n"))
 
     def print_help(self, file: SupportsWrite[str] | None = None, *, is_core: bool = False) -> None:
-        """Print the help, or one screen of it; exit with code 1 if it cannot be written."""
+        """Print the help, or with `is_core` one screen of it, to `file` or standard output.
+
+        Exit with code 1 if it cannot be written.
+        """
         try:
             text = self.format_core_help() if is_core else self.format_help()
             (file or sys.stdout).write(text)
@@ -239,7 +242,10 @@ class _ShowHelp(argparse.Action):
 
 
 def mention(group: argparse._ArgumentGroup, spelled: str, about: str) -> None:
-    """Show in a group of the help what is added to an option that stands elsewhere."""
+    """Show `spelled` with its help text `about` in a group of the help, without adding an option.
+
+    It is for values that an extra adds to an option which stands elsewhere.
+    """
     group._group_actions.append(
         argparse.Action([spelled], argparse.SUPPRESS, nargs=0, help=about.replace("%", "%%"))
     )
@@ -267,22 +273,22 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def list_examples(prog: str) -> tuple[Example, ...]:
-    """Return the examples that extras add to a command's help."""
+    """Return the examples (command line, meaning) that extras add to a command's help."""
     added = Names(EXAMPLES)
     about = added.describe()
     return tuple((line, about[line]) for line, of in added.list_modules().items() if of == prog)
 
 
 def find_width() -> int:
-    """Return the columns for help and tables: the terminal's minus two, or 78 without a terminal.
+    """Return the columns for help and tables: the terminal's less two, or 78 without a terminal.
 
-    They are at least 40.
+    At least 40.
     """
     return max(40, shutil.get_terminal_size().columns - 2)
 
 
 def call_as(name: str) -> None:
-    """Make errors and help use this name from now on, in place of the command's own; "" ends that.
+    """Set the name that errors and help use from now on for the command; "" ends that.
 
     It is "topoplan synth" if topo-synth runs as a subcommand.
     """
@@ -290,12 +296,12 @@ def call_as(name: str) -> None:
 
 
 def shown_name(prog: str) -> str:
-    """Return the name by which the user called the command: that of `call_as`, else `prog`."""
+    """Return the name by which the user called the command `prog`."""
     return _CALLED_AS["name"] or prog
 
 
 def read_number(text: str, most: float, expected: str) -> float:
-    """Return the number that an option's text gives: above 0, up to `most`.
+    """Return the number that an option's text gives, which must be above 0 and up to `most`.
 
     Raise ArgumentTypeError for any other text, with `expected` as the description of a valid one.
     """
@@ -332,7 +338,7 @@ def print_error(line: str) -> None:
 
 
 def name_option(error: TopoplanError) -> str:
-    """Return an error's message with the option of the command in use that sets its parameter.
+    """Return an error's message, with the option of this command that sets its parameter, if any.
 
     Options are named like parameters, except for `_` and a plural: without_links is --without-link.
     """

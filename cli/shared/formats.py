@@ -24,9 +24,9 @@ def choose_format(
 ) -> str:
     """Return the format of the file of -o: `given`, else what its suffix implies, else `default`.
 
-    `given` is the format that another option names, None if there is none; `formats` maps suffixes
-    to formats. Raise InputError for a suffix of a format that the command cannot write, and for
-    PNG and PDF if what converts to them is missing.
+    `given` is the value of another option for it, None if there is none; `formats` maps suffixes
+    (".json") to formats. Raise InputError for a suffix of a format that the command cannot write,
+    and for PNG and PDF if what converts to them is missing.
     """
     form = given
     if form is None and args.output is not None:
@@ -39,9 +39,9 @@ def choose_format(
 
 
 def check_pictures(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if the file that an option names for a picture is not .svg, .png or .pdf.
+    """Raise InputError if an option's file is named like no picture: not .svg, .png or .pdf.
 
-    Suffixes that say nothing get SVG. `options` are attributes of `args`, such as plot.
+    Suffixes that name no format get SVG. `options` are attributes of `args`, such as plot.
     """
     for option in options:
         check_suffix(args, option, *PICTURE_SUFFIXES)

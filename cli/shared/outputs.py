@@ -20,7 +20,7 @@ OUTPUT: dict[str, Any] = {"type": file_name, "metavar": "FILE"}
 
 
 def add_force(parser: Parser | argparse._ArgumentGroup, *others: str) -> None:
-    """Add --force; `others` are the options besides -o that name files to write."""
+    """Add --force to a parser or group; `others` are the options besides -o that name files."""
     listed = " and ".join([", ".join(["-o", *others[:-1]]), *others[-1:]])
     what = "replace files that exist" if others else "replace a file that exists"
     parser.add_argument("--force", action="store_true", help=f"let {listed} {what}")
@@ -40,7 +40,7 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
     """Raise InputError if the file that one of some options names cannot be written.
 
     `options` are attributes of `args` (such as output for -o); one that is None is skipped. A file
-    must not exist unless --force is given, its folder must, and two options must not name the same
+    must not exist unless --force is given, its folder must exist, and no two options may name one
     file.
     """
     seen: dict[str, str] = {}
@@ -109,7 +109,7 @@ def write_extra(
 
 
 def rows_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV under a heading of all keys.
+    """Return rows as CSV text under a heading of all keys.
 
     None becomes an empty field; lists and objects become JSON.
     """

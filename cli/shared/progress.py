@@ -24,7 +24,8 @@ _PAUSE_S = 0.5
 class ProgressReporter:
     """A printer of a command's progress and messages, according to -v, -q and the terminal.
 
-    `speaks` says whether this process prints at all: of several ranks, one does.
+    `prog` is the command's name; `speaks` says whether this process prints at all: of several
+    ranks, one does.
     """
 
     def __init__(self, prog: str, args: argparse.Namespace, speaks: bool = True) -> None:
@@ -57,9 +58,9 @@ class ProgressReporter:
 
 
 class Work:
-    """Work in progress, from which the time left is estimated.
+    """The progress of some work: its message, and the share that is done.
 
-    `limit_s` is the time limit in seconds, None if there is none.
+    `what` is the first message; `limit_s` is the time limit in seconds, None if there is none.
     """
 
     def __init__(self, what: str, limit_s: float | None = None) -> None:

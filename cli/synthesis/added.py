@@ -1,4 +1,8 @@
-"""What extras add to topo-synth's options: values of --format, and options, under their names."""
+"""What extras add to topo-synth's options: values of --format, and options, under their names.
+
+An extra is an optional part of topoplan (extras.py). A value of --format is "plan", a file for
+another library, or a file of one of the plan's schedules.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +110,10 @@ class PlanFile:
 
 
 class Formats:
-    """All values of --format; formats of other packages are looked at for what is not ours."""
+    """All values of --format, for `in`.
+
+    Other packages' formats are loaded only for names that are not topoplan's.
+    """
 
     def __contains__(self, name: object) -> bool:
         return not is_of_schedules(name) or name in SCHEDULE_FORMATS
@@ -118,8 +125,9 @@ class Formats:
 
 
 def is_of_schedules(name: object) -> bool:
-    """Return whether a value of --format is that of a schedule, if any: no plan, and no file for a
-    library.
+    """Return whether `name`, a value of --format, writes one of the plan's schedules.
+
+    False for "plan" and for files for other libraries.
     """
     if name == PLAN or name in LIBRARY_FORMATS.describe():
         return False
@@ -127,19 +135,19 @@ def is_of_schedules(name: object) -> bool:
 
 
 def takes(name: str, option: str) -> bool:
-    """Return whether a value of --format is that of a file which an option is for."""
+    """Return whether --format `name` writes a file for another library that `option` applies to."""
     if name == PLAN or is_of_schedules(name):
         return False
     return option in LIBRARY_FORMATS.find(name).options
 
 
 def list_taking(option: str) -> list[str]:
-    """Return the formats that an option is for, but those of other packages."""
+    """Return the formats that an option applies to, without those of other packages."""
     return [name for name in LIBRARY_FORMATS.describe() if takes(name, option)]
 
 
 def list_suffixes() -> dict[str, str]:
-    """Return the formats that the suffix of a file's name implies."""
+    """Return the formats, by the suffix of a file's name that implies each."""
     suffixes = {LIBRARY_FORMATS.find(name).suffix: name for name in LIBRARY_FORMATS.describe()}
     return {".json": PLAN, **{suffix: name for suffix, name in suffixes.items() if suffix}}
 
@@ -163,7 +171,7 @@ def list_job_options() -> list[JobOptions]:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of extras, a group for each; those of extras that are not here are hidden."""
+    """Add the options of extras to a parser, in a group each; those not installed are hidden."""
     groups = {extra.name: parser.add_extra(extra.name) for extra in EXTRAS}
     for extra in EXTRAS:
         _add_own(groups[extra.name], extra)

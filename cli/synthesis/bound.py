@@ -1,4 +1,7 @@
-"""topo-synth --bound-only and --format: bounds without a plan, and files for other libraries."""
+"""topo-synth --bound-only and --format: bounds without a plan, and files for other libraries.
+
+A bound is the bandwidth that no schedule can exceed.
+"""
 
 import json
 import sys
@@ -43,7 +46,10 @@ _EMPTY = (
 
 
 def run_bound(job: SynthRun) -> None:
-    """Compute the bounds and print them as text, or as JSON with --json."""
+    """Compute the bounds of a job and print them as text, or as JSON with --json.
+
+    Raise InfeasibleError if its ranks are not connected, TimeLimitError if time is over.
+    """
     with job.search() as say, limit_time(job.started, job.args.time_limit, say):
         effort = Effort(job.args.time_limit, began=job.started)
         group: GroupBounds | None = None
@@ -103,7 +109,7 @@ def _head_line(job: SynthRun, bounds: Bounds | None) -> str:
 
 
 def check_left(job: SynthRun) -> None:
-    """Raise InfeasibleError if the ranks that --without-rank leaves are not connected."""
+    """Raise InfeasibleError if the ranks left by --without-rank are not connected."""
     if not job.args.without_rank:
         return
     try:
@@ -116,9 +122,10 @@ def check_left(job: SynthRun) -> None:
 
 
 def find_lost_help(job: SynthRun, say: Say) -> None:
-    """Set the job's `with_help` if ranks were left out: the bound if they helped the others.
+    """Set the job's `with_help`: the bound if the ranks left out passed on data for the others.
 
-    Links that were changed stay changed. The bound is not sought on large machines.
+    Nothing is set if none were left out, or on large machines. Links that were changed stay
+    changed. `say` receives progress messages.
     """
     gone = set(job.args.without_rank)
     if not gone or len(job.machine.ranks) > _MAX_HELPED_RANKS:
@@ -132,7 +139,7 @@ def find_lost_help(job: SynthRun, say: Say) -> None:
 
 
 def run_export(job: SynthRun) -> None:
-    """Write the file for another library that --format requests to the path of -o, or print it."""
+    """Write the file for another library that --format names to the path of -o, or print it."""
     args = job.args
     format: LibraryFormat = LIBRARY_FORMATS.find(args.format)
     beside_path: str | None = None

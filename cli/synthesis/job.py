@@ -1,4 +1,10 @@
-"""The request to topo-synth, and the parts of a report that all of its modes share."""
+"""The request to topo-synth, and the parts of a report that all of its modes share.
+
+A plan says how ranks carry out a collective; a bound is the bandwidth (algbw, size by time) that no
+schedule can exceed. The single-path bound lets each pair of GPUs use only the route the hardware
+takes, the multipath bound every route, the in-network bound also lets switches add. Members are the
+GPUs that make the call; helpers pass on data for them.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +89,7 @@ class SynthRun:
 
     @property
     def usable(self) -> SubMachine:
-        """The machine of the GPUs that the plan may use, with the collective on it."""
+        """The machine of the GPUs that the plan may use (members, helpers), with the collective."""
         from ...synth.bounds.group_bounds import SubMachine
 
         ranks = (*self.collective.members, *self.helpers)
@@ -91,7 +97,7 @@ class SynthRun:
 
     @contextmanager
     def search(self) -> Iterator[Say]:
-        """Show progress on standard error while the context lasts, and then set `seconds`.
+        """Show progress on standard error while the context lasts; set `seconds` at its end.
 
         The function yielded sets the progress message.
         """
@@ -101,14 +107,14 @@ class SynthRun:
 
     @contextmanager
     def off_the_clock(self) -> Iterator[None]:
-        """Leave out of the run's times what the context does."""
+        """Leave the time that the context takes out of the run's reported times."""
         started, cpu_started_s = time.monotonic(), measure_cpu_s()
         yield
         self.started += time.monotonic() - started
         self.cpu_started_s += measure_cpu_s() - cpu_started_s
 
     def head_json(self) -> dict[str, Any]:
-        """Return the request as JSON data.
+        """Return the request (collective, topology, ranks, root) as JSON data.
 
         `root` is a rank of the plan, `root_as_given` the same GPU's rank on the given machine.
         """
@@ -213,7 +219,7 @@ class SynthRun:
 
 
 def make_job(args: argparse.Namespace) -> SynthRun:
-    """Load the machine, apply the requested changes, and return the run for the options.
+    """Load the machine, apply the requested changes, and return the run for the parsed options.
 
     Raise InputError if the machine or its changes are invalid.
     """
@@ -306,8 +312,8 @@ def measure_cpu_s() -> float:
 def bound_json(limit: Bound, topology: Topology) -> dict[str, Any]:
     """Return a bound as JSON data: algbw in GB/s as float and exact text, kind and certificate.
 
-    `assumes` lists the rates that it depends on and that nothing states. `cut_short` is
-    there, and true, if the time limit stopped the search for it.
+    The certificate is what proves it. `assumes` lists the rates that it depends on and that no
+    source states. `cut_short` is there, and true, if the time limit stopped the search for it.
     """
     from ...synth.bounds.assumptions import list_assumptions
 
@@ -383,7 +389,8 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
 def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
     """Return `size_bytes`, in an entry's range, and the predicted `algbw_GBps` at that size.
 
-    The size is `size` (in bytes) if it is in the range, else the end of the range.
+    An entry is the plan's schedule for a range of sizes. The size is `size` (in bytes) if it is in
+    the range, else the end of the range.
     """
     return dict(zip(("size_bytes", "algbw_GBps"), reach_at(plan, entry, size), strict=True))
 
@@ -451,9 +458,9 @@ def deliver(
 ) -> None:
     """Write the requested files, and print the result: `body` with --json, else tables.
 
-    `plan` is None if no schedule was found. `rows` are those of --csv, `picture` is the message and
-    the content of --plot; both are made only if requested. The section `first` is printed before
-    the plan, those of `then` after it.
+    `plan` is None if no schedule was found. `rows` makes those of --csv; `picture` is the message
+    and the function that makes the content of --plot; both are called only if requested. The
+    section `first` is printed before the plan, those of `then` after it.
     """
     from ...topo.pictures.console import SafeConsole
 

@@ -65,7 +65,7 @@ fastest for every range of sizes.
 def build_parser() -> Parser:
     """Return the parser of topo-synth's command line.
 
-    Its help begins with what most people need, and has what extras add under their names.
+    Its help begins with what most people need; options of extras follow under the extras' names.
     """
     parser = Parser(
         PROG,
@@ -258,12 +258,12 @@ def _settle_request(args: argparse.Namespace) -> None:
 
 
 def find_mode(args: argparse.Namespace) -> str | None:
-    """Return the name of the extra's option that says what to do, or None."""
+    """Return the extra's option that is given and replaces planning, such as "joint"; or None."""
     return next((name for name in ADDED_MODES.list_all() if getattr(args, name)), None)
 
 
 def find_job(args: argparse.Namespace) -> str | None:
-    """Return the name of the extra's option that says what to do with what is planned, or None."""
+    """Return the extra's option that is given and says what to do with the plan; or None."""
     return next((name for name in ADDED_JOBS.list_all() if getattr(args, name)), None)
 
 
@@ -456,7 +456,7 @@ def _given(values: Mapping[str, object]) -> list[str]:
 
 
 def parse_limits(args: argparse.Namespace) -> TreeLimits:
-    """Return the limits on trees that --epsilon, --max-trees and --max-depth set.
+    """Return the limits on a forest of trees that --epsilon, --max-trees and --max-depth set.
 
     Raise InputError if --epsilon is not a share from 0 to below 1.
     """

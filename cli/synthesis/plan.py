@@ -55,11 +55,11 @@ def run(job: SynthRun) -> None:
 def synthesize_job(
     job: SynthRun, say: Callable[[str], None], *, thorough: bool = False
 ) -> tuple[Synthesis, Plan | None]:
-    """Return the synthesis for a machine, and the plan for the machine before the change.
+    """Return the synthesis for a job's machine, and the plan for the machine before the change.
 
-    That plan is None if the machine was not changed, or is not compared. `thorough`: strategies
-    that are expected to lose are tried too. `say` receives progress
-    messages. The job's `cut_short` and `in_network` are set.
+    That plan is None if the machine was not changed, or is not compared. With `thorough`,
+    strategies that are expected to lose are tried too. `say` receives progress messages. The job's
+    `cut_short` and `in_network` are set.
     """
     args = job.args
     is_compared = job.topology is not job.machine and len(job.machine.ranks) <= _MAX_COMPARED_RANKS
@@ -109,11 +109,12 @@ def report(
     more_json: dict[str, Any] | None = None,
     more: Section | None = None,
 ) -> None:
-    """Print the plan of `result` and write its files.
+    """Print the plan of `result` and write the requested files.
 
     `healthy` is the plan for the machine before a change, to compare with, or None. `with_forests`
-    adds the forests that packing tried and the strategies that gave no schedule. `more_json` and
-    `more` are the fields and the section of an explanation.
+    adds the forests (trees along which data is sent) that were tried, and the strategies that gave
+    no schedule. `more_json` and `more` are further fields of --json and a further section of the
+    text.
     """
     plan = result.plan
 

@@ -17,7 +17,10 @@ from .plan import synthesize_job
 
 
 def run(job: SynthRun) -> None:
-    """Plan, and write the schedule for --size to the files of -o, or print it."""
+    """Plan, and write the schedule for the size of --size in the format of --format.
+
+    It goes to the files of -o, or is printed. Raise InputError if the format needs -o.
+    """
     args = job.args
     format: ScheduleFormat = SCHEDULE_FORMATS.find(args.format)
     suffixes = format.list_suffixes(job.collective.ranks)

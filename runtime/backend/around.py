@@ -1,4 +1,8 @@
-"""What goes around the calls of a group by plans: nothing, or what an extra adds."""
+"""Hooks around the calls that a group of the backend "topo" makes by plans; extras override them.
+
+A plan says how the ranks carry out one collective; a transport is what carries its messages. The
+plain group (gloo or NCCL) runs stock collectives, those without a plan.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,26 @@ from .sizes import Key
 
 
 class Around:
-    """Nothing around a group's calls."""
+    """Hooks that change nothing: the group finds its plans and makes its calls by itself.
+
+    With `takes_all` every call must go through a plan, so none is left to the plain group.
+    """
 
     takes_all = False
     """Whether all calls on CPU tensors go through it, of any size, and none by stock."""
 
     def find_plan(self, key: Key, wait: Callable[[], Plan | None]) -> Plan | None:
-        """Return a collective's plan, None without one; `wait` awaits the search for it."""
+        """Return the plan for `key` (collective, root, device type), or None if there is none.
+
+        `wait` blocks until the search for the plan has ended, and returns its result.
+        """
         return wait()
 
     def heed(self, device: str, transport: Transport) -> None:
-        """Take note of a transport of the group's own for a device type, which was just made."""
+        """Take note that the group has made `transport` for a device type ("cpu", "cuda")."""
 
     def find_transport(self, device: str, plan: Plan) -> Transport | None:
-        """Return what a plan's calls on a device type are made over; None: the group's own."""
+        """Return the transport for a plan's calls on a device type, or None for the group's own."""
         return None
 
     def compare(self, number: int, what: str, check: CallCheck) -> None:
@@ -36,17 +46,20 @@ class Around:
         check.wait_until_same(number)
 
     def check_stock(self, what: str) -> None:
-        """Raise ExecutionError if a stock collective, `what`, cannot be carried out any more."""
+        """Raise ExecutionError if the plain group can no longer run the stock collective `what`.
+
+        `what` describes the call for the message.
+        """
 
     def list_transports(self) -> list[Transport]:
-        """Return the transports that calls are made over besides the group's own."""
+        """Return the transports that calls use besides the group's own; here none."""
         return []
 
     def break_off(self, error: ExecutionError) -> None:
-        """Let all calls fail with an error, those in progress too."""
+        """Make all calls fail with `error`, those in progress too."""
 
     def let_go(self) -> None:
-        """Let other processes go that wait for calls of the group, which ends with the process."""
+        """Release other processes that wait for calls of this group, because this process exits."""
 
     def close(self) -> None:
-        """End what goes around calls, once they have ended."""
+        """Free what the hooks hold; the group calls this after its last call has ended."""

@@ -1,4 +1,8 @@
-"""A group of the backend "topo", which runs its calls by a plan or by the plain group."""
+"""The base of the backend's process groups: each call goes through a plan or to the plain group.
+
+A plan says how the ranks carry out one collective; a communicator runs it. The plain group is
+gloo's or NCCL's, whose own collectives are called stock.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,10 +39,11 @@ _NAMES = {
 class GroupCall:
     """A collective called on a group, by its `name` in plans and its `operator` in c10d.
 
-    `prepare` makes it a call of a communicator, `stock` starts it without a plan. `results` are the
-    tensors that it writes, `reads` others that it reads. The buffer's size is that of `parts`
-    tensors like `tensor`; `misfit` is the reason if no plan can serve the call, else empty. `what`
-    describes the call, identically on all ranks that make the same call.
+    The call writes to `results`, and also reads `reads`; its buffer has the size of `parts` tensors
+    like `tensor`. `opts` are torch's options, `root` the root's rank in the group (None: no root),
+    `op` the reduction (None: none). `prepare` makes it a call of a communicator, `stock` starts it
+    on the plain group. `misfit` says why no plan can serve it, "" if one can. `what` describes it
+    in errors, identically on all ranks that make the same call.
     """
 
     name: str
@@ -63,7 +68,10 @@ class GroupCall:
 
 
 class BaseGroup(GroupLifetime):
-    """The calls of a TopoGroup; all other methods are the plain group's."""
+    """A process group that runs calls through plans where it has them.
+
+    Subclasses define the collectives; all other methods are the plain group's.
+    """
 
     @property
     def communicators(self) -> dict[Key, Communicator | None]:
@@ -74,7 +82,10 @@ class BaseGroup(GroupLifetime):
         return self.planned.by_key
 
     def summary(self) -> Summary:
-        """Return what this group's calls ran by so far; see topoplan.summary."""
+        """Return which schedules this group's calls on this rank have used so far, by size.
+
+        Raise InputError if the extra that counts calls is not installed.
+        """
         return find_usage_log().summarize([self.usage])
 
     # Plan or plain group

@@ -1,7 +1,8 @@
-"""The collectives of torch.distributed under the backend "topo", by plans if there are any.
+"""The collectives of torch.distributed under the backend "topo", by plans where there are any.
 
-A process group around a plain one (gloo, and NCCL if there are GPUs). Collectives with a plan are
-run by communicators, made when a collective is first used; the plain group does everything else.
+The process group is built around a plain one (gloo, and NCCL if there are GPUs). A plan says how
+the ranks carry out one collective. Collectives with a plan are run by communicators, made when a
+collective is first used; the plain group does everything else.
 """
 
 from collections.abc import Sequence
@@ -34,15 +35,20 @@ class CollectiveGroup(BaseGroup):
     """The collectives of a process group.
 
     Floating-point buffers from `least_bytes` on (others from 1 MiB on) go through plans: allreduce,
-    reduce-scatter, allgather, broadcast, reduce, and alltoall if equal parts are promised; SUM,
-    AVG, PRODUCT, MIN and MAX. Every rank must make the same decision, so it depends only on values
-    that are equal on all ranks. The plain group does the rest; it supports AVG here over gloo, too.
+    reduce-scatter, allgather, broadcast, reduce, and alltoall if the user promised equal parts;
+    SUM, AVG, PRODUCT, MIN and MAX. Every rank must make the same decision, so it depends only on
+    values that are equal on all ranks. The plain group does the rest, and here has AVG over gloo,
+    too.
     """
 
     def allreduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """See torch.distributed.all_reduce."""
+        """Reduce the tensor over all ranks, in place on each; return the work to wait for.
+
+        `tensors` is a list of one tensor, or a tensor, `opts` torch's AllreduceOptions, or the
+        reduction.
+        """
         # ProcessGroup.allreduce(tensor, op) is a separate overload.
         if isinstance(tensors, torch.Tensor):
             return self.allreduce([tensors], _allreduce_options(opts, **more))
@@ -72,7 +78,10 @@ class CollectiveGroup(BaseGroup):
         )
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        """See torch.distributed.all_reduce_coalesced."""
+        """Reduce each of several tensors over all ranks, in place, as one call; return its work.
+
+        They go through plans only where a plan must be used, as for reproducible sums.
+        """
         opts = AllreduceCoalescedOptions() if opts is None else opts
         op, what = opts.reduceOp, f"allreduce_coalesced of {len(tensors)} tensors"
         sizes = self.planned.find_all("allreduce", tensors, op)
@@ -131,7 +140,7 @@ class CollectiveGroup(BaseGroup):
     def broadcast(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """See torch.distributed.broadcast."""
+        """Copy the root's tensor (`opts.rootRank`) to every rank, in place; return the work."""
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, BroadcastOptions) or opts.rootRank < 0:
             return self._leave("broadcast", tensors, opts, **more)
@@ -153,7 +162,10 @@ class CollectiveGroup(BaseGroup):
     def allgather(  # type: ignore[override]
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """See torch.distributed.all_gather."""
+        """Collect every rank's tensor in the list of output tensors, one per rank.
+
+        Return the work.
+        """
         opts = AllgatherOptions() if opts is None else opts
         parts, tensor = _single(output_tensors), _single(input_tensors)
         if parts is None or tensor is None or more or not isinstance(opts, AllgatherOptions):
@@ -188,7 +200,7 @@ class CollectiveGroup(BaseGroup):
         )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
-        """See torch.distributed.all_gather_into_tensor."""
+        """Concatenate every rank's `input` in `output` (ranks times as long); return the work."""
         opts = AllgatherOptions() if opts is None else opts
         fits = output.numel() == input.numel() * self.size() and output.dtype == input.dtype
         return self._call(
@@ -255,7 +267,10 @@ class CollectiveGroup(BaseGroup):
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
-        """See torch.distributed.reduce_scatter_tensor."""
+        """Reduce `input` over all ranks and keep this rank's part in `output`; return the work.
+
+        `input` is ranks times as long as `output`.
+        """
         opts = ReduceScatterOptions() if opts is None else opts
         fits = input.numel() == output.numel() * self.size() and output.dtype == input.dtype
         return self._call(
@@ -323,12 +338,12 @@ class CollectiveGroup(BaseGroup):
         opts: Any = None,
         **more: Any,
     ) -> dist.Work:
-        """See torch.distributed.all_to_all_single.
+        """Send part j of `input` to rank j, and receive rank j's part in part j of `output`.
 
-        A rank cannot know from its own sizes, listed or not, whether all parts of all ranks are
-        equal: with three equal parts to send and three to receive on rank 0, ranks 1 and 2 may send
-        each other more. Ranks that decided by their own sizes would decide differently, and wait
-        for ever. So a plan is used only if the user promised even parts.
+        Return the work. The sizes of parts are lists of rows, empty for equal parts. A plan is used
+        only if the user promised even parts: with three equal parts to send and three to receive on
+        rank 0, ranks 1 and 2 may send each other more, so ranks that decided by their own sizes
+        could decide differently, and wait for ever.
         """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes

@@ -1,8 +1,9 @@
 """The plans and communicators of one process group, and the queues of its calls.
 
-Each is made when it is first used: the search for a plan begins at the first call of its
-collective, in the background; the queue makes the communicator at the first call that uses the
-plan.
+A plan says how the ranks carry out one collective, a communicator runs a plan, a transport carries
+its messages. Each is made when it is first used: the search for a plan begins at the first call of
+its collective, in the background; the queue makes the communicator at the first call that uses the
+plan. The plain group (gloo or NCCL) makes calls without a plan, by its own (stock) collectives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,8 +46,10 @@ _MIN_INTEGER_BYTES = 1 << 20
 class Communicators:
     """The communicators of the group called `name`, made when first used.
 
-    `plain` is the gloo or NCCL group that makes all other calls; `transports` names the transport
-    ("gloo", "nccl") of each device type.
+    They are kept by their key, (collective, root, device type). `plans` finds plans; `plain` is the
+    gloo or NCCL group that makes all other calls; `transports` names the transport ("gloo", "nccl")
+    of each device type; `store` is the group's, `addresses` are where ranks receive reports of
+    failures.
     """
 
     def __init__(
@@ -76,9 +79,11 @@ class Communicators:
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
     ) -> SizeState | None:
-        """Return the state of a collective at one size; None if the plain group makes its calls.
+        """Return the state of a collective at one size, or None if the plain group makes its calls.
 
-        The size is that of `parts` tensors like the given one.
+        The state says from which call on the plan is used. `root` is the rank in the group (None:
+        no root), `op` the reduction (None: none); the size is that of `parts` tensors like
+        `tensor`.
         """
         if self.why_plain(name, tensor, parts, op):
             return None
@@ -110,19 +115,19 @@ class Communicators:
         return size
 
     def begin_search(self, key: Key, device: torch.device) -> bool:
-        """Begin the search for a collective's plan in the background, if it has not begun.
+        """Begin the search for a key's plan in the background, if it has not begun.
 
-        Return whether it has ended.
+        Return whether it has ended. `device` is that of the call's tensors.
         """
         if key not in self._preparations:
             self._preparations[key] = self.plans.prepare(key[0], key[1], device)
         return self._preparations[key].future.done()
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[SizeState]:
-        """Return the state of the size of each tensor's call, if these calls must go through plans.
+        """Return the state of each tensor's size if calls on them together must go through plans.
 
         Return an empty list if the plain group may make the calls, or no plan can serve one of
-        them.
+        them. `op` is the reduction, `name` the collective.
         """
         if not self.around.takes_all and not self.must_plan(tensors[0], op):
             return []
@@ -130,10 +135,11 @@ class Communicators:
         return [size for size in sizes if size is not None] if None not in sizes else []
 
     def open(self, key: Key, number: int, check: CallCheck) -> Communicator | None:
-        """Return the communicator for a collective, waiting for its plan; None without a plan.
+        """Return the communicator for a key, waiting for its plan; None without a plan.
 
-        Only the queue may call this. Collective the first time, as part of the `number`-th call;
-        raises like PlanFinder.find and Communicator.
+        Only the queue may call this. Collective the first time, as part of the group's `number`-th
+        call, whose comparison between ranks is `check`. Raises like PlanFinder.find and
+        Communicator.
         """
         if key not in self.by_key:
             plan = self.around.find_plan(
@@ -157,7 +163,10 @@ class Communicators:
         )
 
     def check_plain(self, tensor: torch.Tensor, op: object) -> None:
-        """Raise InputError if the plain group must not make a reduction; see `must_plan`."""
+        """Raise InputError if the plain group must not make a reduction `op` of such a tensor.
+
+        That is so if the user asked for reproducible sums, which gloo and NCCL do not promise.
+        """
         if self.must_plan(tensor, op):
             raise InputError(
                 "choose='same-bits': there is no reproducible plan to reduce such tensors "
@@ -203,9 +212,10 @@ class Communicators:
     def make_transport(
         self, name: str, transport: str, links: str, labels: Sequence[int] | None
     ) -> Transport:
-        """Return a transport of the group's ranks over a plain group of its own, called `name`.
+        """Return a new transport of the group's ranks over a plain group of its own, called `name`.
 
-        `labels` are the ranks' numbers, if not those in the group; `links` send its messages.
+        `transport` is its backend ("gloo", "nccl"), `links` names what sends its messages; `labels`
+        are the ranks' numbers in plans and errors, if not those in the group.
         """
         make = PlainGroupMaker(
             name,
@@ -249,8 +259,7 @@ class Communicators:
         return communicator
 
     def transport(self, device: str, *, in_launch: bool = False) -> Transport:
-        """Return the transport that all communicators of a device type share; the first call makes
-        it.
+        """Return the transport that all communicators of a device type share, making it if needed.
 
         Plans number the ranks as in the group, or, `in_launch`, as in the launch. Collective the
         first time on GPUs.
@@ -291,7 +300,7 @@ class Communicators:
                 transport.faults.break_off(error)
 
     def queue(self, tensor: torch.Tensor) -> ThreadQueue:
-        """Return the queue that orders calls on tensors of this device type."""
+        """Return the queue that orders calls on tensors of `tensor`'s device type."""
         kind = tensor.device.type
         if kind not in self._queues:
             self._queues[kind] = make_queue(tensor.device)
@@ -326,7 +335,10 @@ class Communicators:
                 preparation.thread.join()
 
     def abort(self, why: str) -> None:
-        """Make all calls fail, those in progress too, and say `why`; peers that wait notice."""
+        """Make all calls fail, those in progress too; ranks that wait for them notice.
+
+        `why` completes "the process group was ...", as in "aborted".
+        """
         error = ExecutionError(f"rank {self.plans.rank}: the process group was {why}")
         self.plans.stop.set()
         self.around.break_off(error)

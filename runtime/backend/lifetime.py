@@ -1,4 +1,7 @@
-"""The set-up of a group of the backend "topo", and its end."""
+"""The set-up of a group of the backend "topo", and its end.
+
+The plain group is the gloo or NCCL group inside it, which runs collectives without a plan.
+"""
 
 import atexit
 import uuid
@@ -31,9 +34,11 @@ from .sizes import Key
 
 
 class GroupLifetime(PlainCalls):
-    """The set-up of a group and its end; PlainCalls has its calls.
+    """The set-up of a process group, and its end; the base class passes calls to the plain group.
 
-    `timeout` is that of calls, `name_in_launch` what torch calls the group.
+    `place` is torch's description of the group (DistributedBackendOptions), `options` the
+    backend's, None for those of the environment. `timeout` is the time limit of a call;
+    `name_in_launch` is torch's name of the group.
     """
 
     # torch's contract for groups whose ranks can change (torch 2.14), and others.
@@ -145,7 +150,7 @@ class GroupLifetime(PlainCalls):
         return self.options.scope or Scope(self.ranks, place.group_rank, whole=self.whole)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later calls."""
+        """Set the time limit of later calls, by plans or by the plain group."""
         self.timeout = timeout
         self._limit_stock()
         self.planned.set_timeout(timeout)
@@ -165,7 +170,7 @@ class GroupLifetime(PlainCalls):
         self.plain.shutdown()
 
     def abort(self) -> None:
-        """Abort all groups: calls in progress fail, then the threads end."""
+        """Make calls in progress fail, end the threads, and abort all groups that this one made."""
         self.usage.close()
         self._abort("aborted")
 
@@ -177,7 +182,7 @@ class GroupLifetime(PlainCalls):
         self.planned.close()
 
     def close_at_exit(self) -> None:
-        """Close the queues of a group that was not destroyed.
+        """End the threads of a group that the program has not destroyed when it exits.
 
         Otherwise a thread in a call would outlive the interpreter.
         """

@@ -34,7 +34,9 @@ Plans = str | Path | Plan | Sequence[str | Path | Plan]
 class BackendOptions:
     """The options of the backend, validated; `backend_options` explains and creates them.
 
+    `plans` is what the user named or a word (auto, off); `policy` says how plans are carried out.
     `scope` says what a group's plans are for, if not for the GPUs of its own ranks alone.
+    `expected_splits` are the sizes promised for all_to_all_single, a matrix or this rank's row.
     """
 
     plans: Plans
@@ -46,12 +48,16 @@ class BackendOptions:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The options that ask for layers around plans' calls on CPU tensors, innermost first."""
+        """The options that put a layer around calls (on_fault, on_slow), innermost first.
+
+        A layer is code around a plan's calls on CPU tensors, which repeats them without a lost link
+        or follows slow links.
+        """
         return () if self.off else self.policy.layers
 
     @property
     def off(self) -> bool:
-        """Whether gloo or NCCL run everything."""
+        """Whether plans are turned off, so that gloo or NCCL run everything."""
         return self.plans in _OFF_NAMES
 
     @property
@@ -174,12 +180,12 @@ def backend_options(  # noqa: PLR0913 (the options of a job)
 
 
 def are_plans_off() -> bool:
-    """Return whether TOPOPLAN_PLANS turns plans off, whatever a script says."""
+    """Return whether TOPOPLAN_PLANS turns plans off, which overrides any option in a script."""
     return read(environment.PLANS) in _OFF_NAMES
 
 
 def bits_without_plans() -> InputError:
-    """Return the error of asking for the same bits where plans are off."""
+    """Return the InputError for `choose="same-bits"` (reproducible sums) while plans are off."""
     return InputError(
         f"choose={SAME_BITS!r} with plans {OFF} (an argument, or {environment.PLANS}): gloo and "
         "NCCL do not guarantee the same bits; give plans, or use auto"

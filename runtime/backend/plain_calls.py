@@ -38,7 +38,7 @@ _DESCRIPTORS = 4
 
 
 def backend_type(transport: str) -> Any:
-    """Return torch's own constant for gloo or nccl."""
+    """Return torch's BackendType for "nccl", or gloo's for any other name."""
     types = dist.ProcessGroup.BackendType
     return types.NCCL if transport == "nccl" else types.GLOO
 
@@ -62,9 +62,11 @@ def check_descriptors(ranks: int) -> None:
 
 
 def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, Gloo, dict[str, str]]:
-    """Return a group of gloo for CPUs and NCCL for GPUs, its gloo, and transports by device type.
+    """Return a group of gloo for CPUs and NCCL for GPUs, its gloo backend, and its transports.
 
-    `place` is torch's DistributedBackendOptions. Without NCCL, gloo is used for GPUs too.
+    Transports are "gloo" or "nccl" by device type. `place` is torch's DistributedBackendOptions;
+    the ranks meet in `store`. Without NCCL, gloo is used for GPUs too. Raise ExecutionError if the
+    process cannot open enough files.
     """
     check_descriptors(place.group_size)
     plain = dist.ProcessGroup(store, place.group_rank, place.group_size)
@@ -82,7 +84,9 @@ def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, Gloo,
 class PlainCalls(dist.ProcessGroup):
     """A process group that passes all collectives, messages and settings to the group `plain`.
 
-    `transports` names the transport of each device type.
+    `planned` has the communicators that run plans, for subclasses; `transports` names the backend
+    ("gloo", "nccl") of each device type; `ranks` are the group's global ranks; `check` compares
+    calls between ranks.
     """
 
     options: BackendOptions
@@ -94,15 +98,24 @@ class PlainCalls(dist.ProcessGroup):
     _number = 0
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
-        """See torch.distributed.send."""
+        """Send the list's one tensor to rank `dstRank` of the group; return the work to wait for.
+
+        Raise InputError if `tag` is one of those reserved for plans' messages.
+        """
         return self.plain.send(tensors, dstRank, _check_tag(tag))
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:
-        """See torch.distributed.recv."""
+        """Receive the list's one tensor from rank `srcRank` of the group; return the work.
+
+        Raise InputError if `tag` is one of those reserved for plans' messages.
+        """
         return self.plain.recv(tensors, srcRank, _check_tag(tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
-        """See torch.distributed.recv."""
+        """Receive the list's one tensor from whichever rank sends it first; return the work.
+
+        Raise InputError if `tag` is one of those reserved for plans' messages.
+        """
         return self.plain.recv_anysource(tensors, _check_tag(tag))
 
     def _get_sequence_number_for_group(self) -> int:
@@ -285,7 +298,7 @@ def _check_tag(tag: int) -> int:
 
 
 def find_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors among arguments, also those in lists of lists."""
+    """Yield the tensors among arguments of a collective, also those in nested lists and tuples."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

@@ -1,4 +1,8 @@
-"""Plans in files that the user named."""
+"""Plans in files that the user named.
+
+A plan is for the ranks of a group, or for some GPUs of a larger machine (its members), which other
+GPUs (helpers) may help by passing on data.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -22,9 +26,11 @@ log = logging.getLogger("topoplan")
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """A plan, or its file, with its collective, number of ranks, members if listed, and root.
+    """A plan, or the file that has it, with what the file's head says of it.
 
-    In a file of several plans, which has another `form` than FORMAT, `place` is that of the plan.
+    `collective` is its name, `ranks` the number of ranks, `members` those that take part (empty:
+    all), `root` the root's number, if any. A file of several plans has another `form` (format name)
+    than FORMAT; `place` is then the plan's index in it.
     """
 
     collective: str
@@ -37,9 +43,9 @@ class PlanEntry:
 
 
 class PlanFiles:
-    """The plans that the user named.
+    """The plans that the user named: files, folders of files, or plans in memory.
 
-    A file is read in full and verified only when `find` returns its plan.
+    Of a file only the head is read; the plan is read in full and verified when `find` returns it.
     """
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
@@ -48,7 +54,7 @@ class PlanFiles:
         """The plans of each file of several that was read, a PlanSet."""
 
     def find(self, wanted: Collective, *, strict: bool, ranks: Sequence[int] = ()) -> Plan | None:
-        """Return the plan for a collective, or None if there is none.
+        """Return the verified plan for the collective `wanted`, or None if there is none.
 
         A collective of all ranks of a group, which have the numbers `ranks` in the launch, may also
         have a plan for these GPUs of a whole machine, if it needs no helpers: it has precedence.
@@ -82,7 +88,7 @@ class PlanFiles:
         return self.load(exact[0]) if exact else None
 
     def has_members(self, gpus: Sequence[int]) -> bool:
-        """Return whether a plan is for these GPUs of a whole machine."""
+        """Return whether some plan is for exactly these GPUs (rank numbers) of a whole machine."""
         return any(entry.members == tuple(gpus) for entry in self.entries)
 
     def find_among(self, wanted: Collective, ranks: Sequence[int]) -> Plan | None:
@@ -106,7 +112,7 @@ class PlanFiles:
         return None
 
     def load(self, entry: PlanEntry) -> Plan:
-        """Return the plan of an entry; raise VerificationError if it is wrong."""
+        """Return an entry's plan, read and verified; raise VerificationError if it is wrong."""
         if isinstance(entry.plan, Plan):
             return entry.plan
         if entry.form == FORMAT:
@@ -123,7 +129,10 @@ def is_plan_file(path: Path) -> bool:
 
 
 def find_set_format(form: str) -> PlanSetFormat:
-    """Return what reads files of several plans of a format; raise InputError if nothing does."""
+    """Return the format for files of several plans that is named `form`.
+
+    Raise InputError if nothing that is installed reads it.
+    """
     found: PlanSetFormat = Names(PLANS).find(form)
     return found
 

@@ -56,10 +56,11 @@ _BUILD_S = 10.0
 
 
 class PlanFinder:
-    """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
+    """Finds the plans of one group; a method marked collective must be called by all its ranks.
 
-    `scope` has both, and says what the plans are for; `addresses` are where the ranks receive
-    reports of trouble, by their global numbers.
+    `scope` has the group's global ranks, this rank's number among them, and what the plans are for;
+    `store` is the group's, `timeout` limits waits, `addresses` are where the ranks receive reports
+    of failures, by global rank.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class PlanFinder:
         """Why there is no plan for a collective, by its name; on rank 0 only."""
 
     def prepare(self, name: str, root: int | None, device: torch.device) -> "Preparation":
-        """Begin to `find` a plan in the background."""
+        """Start to search for a plan in a thread; return the search. Arguments as for `find`."""
         return Preparation(
             partial(self.find, name, root, device),
             name,
@@ -103,11 +104,12 @@ class PlanFinder:
         device: torch.device,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Plan | None:
-        """Return the plan for a collective on tensors of a device; None if there is none.
+        """Return the plan for a collective on tensors of `device`; None if there is none.
 
-        There is none either if `is_over()`, asked meanwhile on rank 0, ends the search. Collective
-        over the group. Raises the same error on every rank if a named plan cannot be
-        used, and ExecutionError if a rank does not answer.
+        `name` is the collective's, `root` the root's number in the group, if it has one. There is
+        no plan either if `is_over()`, asked meanwhile on rank 0, ends the search. Collective over
+        the group. Raises the same error on every rank if a named plan cannot be used, and
+        ExecutionError if a rank does not answer.
         """
         wanted = self.scope.describe(name, root, device.type)
         key = f"plan/{device.type}/{name}/{wanted.root}"
@@ -131,7 +133,7 @@ class PlanFinder:
         return self.read_answer(answer, name)
 
     def explain(self, what: str, error: Exception) -> ExecutionError:
-        """Return the error to raise after `what` failed; see `explain_failure`."""
+        """Return the ExecutionError for a failed step `what`, with the rank at fault if known."""
         return explain_failure(
             self.ranks[self.rank],
             self.ranks,
@@ -143,17 +145,26 @@ class PlanFinder:
         )
 
     def read_answer(self, answer: dict[str, Any], name: str) -> Plan | None:
-        """Return the plan that rank 0 has sent, or raise its error."""
+        """Return the plan in rank 0's `answer` for collective `name`, None without one.
+
+        Raise the error that the answer reports.
+        """
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
     def send(self, key: str, answer: dict[str, Any], plan: Plan | None, device: str) -> None:
-        """Send rank 0's answer about a `plan` for tensors on a device type to the other ranks."""
+        """Write rank 0's `answer` to the store under `key`, for the other ranks.
+
+        `plan` is what the answer has (None: no plan), for tensors on the device type `device`.
+        """
         put(self.store, key, answer)
 
     def receive(self, key: str) -> dict[str, Any]:
-        """Return the answer that rank 0 sends."""
+        """Return the answer that rank 0 writes to the store under `key`, waiting for it.
+
+        Raise RuntimeError if it does not come in time.
+        """
         answer: dict[str, Any] = take(
             self.store,
             key,
@@ -164,18 +175,24 @@ class PlanFinder:
         return answer
 
     def settle(self, dispatcher: Dispatcher) -> None:
-        """Settle what a plan uses at a size, if that is known before its first call."""
+        """Choose what a new `dispatcher` uses at a size known before its first call.
+
+        Nothing here: no size is known.
+        """
 
     def check_rank_0(self) -> None:
-        """Raise RuntimeError if the process of the group's rank 0 has ended: it provides the plan."""
+        """Raise RuntimeError if the process of the group's rank 0 has ended.
+
+        That rank provides the plan.
+        """
         first = self.ranks[0]
         if find_ended({first: self._addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")
 
     def find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
-        """Return the group's machine on rank 0, or the error of finding it.
+        """Return, on rank 0, the machine that the group's ranks run on, or the error of finding it.
 
-        None where plans were named. Collective once per device type.
+        Return None on other ranks, and where the user named plans. Collective once per device type.
         """
         if not self.is_auto:
             return None
@@ -195,9 +212,10 @@ class PlanFinder:
         machine: Topology | TopoplanError | None,
         is_over: Callable[[], bool],
     ) -> tuple[Plan | None, dict[str, Any]]:
-        """Return rank 0's plan, and the answer to send to the other ranks.
+        """Return rank 0's plan for `wanted`, or None, and the answer to send to the other ranks.
 
-        There is no plan if `is_over()`, asked meanwhile, ends the search.
+        `machine` is the result of `find_machine`. There is no plan if `is_over()`, asked meanwhile,
+        ends the search. The answer is JSON data: the plan, an error, or neither.
         """
         try:
             plan = (
@@ -277,7 +295,7 @@ class PlanFinder:
         return self._synthesize(wanted, picked, is_over) if isinstance(picked, Topology) else picked
 
     def open_source(self) -> PlanFiles | Topology:
-        """Return the plans that were named, or the machine to plan for."""
+        """Return the plans that the user named, or the topology to plan for; read once."""
         with self._reads_source:
             if self.source is None:
                 self.source = _read_source(self.options.plans)
@@ -285,11 +303,11 @@ class PlanFinder:
 
 
 class Preparation:
-    """The search for one plan by `find`, in a thread that starts at once; calls go on meanwhile.
+    """The search for one plan by `find`, in a thread that starts at once.
 
-    `future` gets the plan, or None if there is none. A call waits for it for `limit_s` at most:
-    then the function that `find` is given returns True. The group's first rank (`is_first`) logs a
-    long wait for the plan of the collective `name`.
+    `future` gets the plan, or None if there is none. `find` is given a function that returns True
+    once a call has waited `limit_s` seconds: then it must end. The group's first rank (`is_first`)
+    logs a long wait for the plan of the collective `name`.
     """
 
     def __init__(

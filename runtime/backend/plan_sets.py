@@ -12,19 +12,20 @@ from ...synth.plan_file import PlanHead
 
 
 class PlanSet(Protocol):
-    """The verified plans of a file, in its order."""
+    """The verified plans of one file, in its order."""
 
     @property
     def plans(self) -> Sequence[Plan]:
-        """Each group's plan, with its members' numbers in the launch."""
+        """Each group's plan; its members are the ranks' numbers in the launch."""
 
 
 @dataclass(frozen=True)
 class PlanSetFormat:
-    """A format: `read_heads` returns what identifies each plan in a file, without verifying it.
+    """A format of files with several plans.
 
-    It raises msgspec.DecodeError if there is no such thing. `loads` returns the verified plans of a
-    file's text; its second argument names the file in errors.
+    `read_heads` returns what identifies each plan in a file's bytes, without verifying it, and
+    raises msgspec.DecodeError for other contents. `loads(text, name)` returns the verified plans of
+    a file's text; `name` is the file's, for errors.
     """
 
     read_heads: Callable[[bytes], list[PlanHead]]

@@ -1,4 +1,4 @@
-"""How plans come about that nobody named: an earlier start made them, or this one does."""
+"""Find a plan that the user did not name: load it from the cache, or synthesize it now."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ log = logging.getLogger("topoplan")
 def load_or_synthesize(
     request: Request, folder: Path | None, is_stopped: Callable[[], bool] | None = None
 ) -> Plan:
-    """Return the plan in the cache's `folder`, verified, or else synthesize one and keep it there.
+    """Return the plan for a request: from the cache in `folder`, or synthesized and cached there.
 
-    With `is_stopped` a process of its own synthesizes, which is ended when that returns True. A
-    plan whose search reached the time limit is not kept. Raises like `synthesize`.
+    Either is verified. With `is_stopped`, a separate process synthesizes, which is ended when that
+    returns True. A plan whose search reached the time limit is not cached; nothing is if `folder`
+    is None. Raises like `synthesize`: InputError, InfeasibleError or TimeLimitError.
     """
     collective, cache = request.collective, find_cache()
     what = f"{collective.name} over {collective.spelled_ranks}"

@@ -10,7 +10,8 @@ _bases = tuple(_added.find(name) for name in _added.describe())
 
 @leave_untraced
 class TopoGroup(*_bases, CollectiveGroup):  # type: ignore[misc]
-    """The ranks of one process group under the backend "topo".
+    """The process group that torch gets for the backend "topo", on one rank.
 
-    Extras add classes, each of which changes some of the methods.
+    It runs collectives by plans, else by gloo or NCCL. Its bases are the core's class and those of
+    extras, each of which changes some of the methods.
     """

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Register the backend once; a second call does nothing.
+    """Register the backend "topo" with torch.distributed; a second call does nothing.
 
-    Any failure is a warning: `import torch` must not fail because of it.
+    Any failure becomes a warning: `import torch` must not fail because of it.
     """
     try:
         import torch.distributed as dist

@@ -1,6 +1,7 @@
 """What the plans of a group are for: which GPUs of a machine, and which of the user's plans fit.
 
-Modules that read and change machines are imported only if there is a machine to plan for.
+A launch is all ranks that were started together; a group has some of them. Modules that read and
+change machines are imported only if there is a machine to plan for.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from .plan_files import PlanFiles
 
 
 class Scope:
-    """The GPUs of a group's own ranks, in their order.
+    """Plans for exactly the ranks of a group, in their order; extras have other scopes.
 
-    `ranks` are the global ranks of the group, in which this rank has the number `rank`. `whole`
-    says that it has all ranks of the launch: then the plans that the user named must fit it. Other
-    groups go without a plan if none fits. Extras have other scopes.
+    `ranks` are the group's global ranks, of which this rank is `ranks[rank]`. `whole` says that
+    these are all ranks of the launch: then the plans that the user named must fit it. Other groups
+    go without a plan if none fits. `helpers` are ranks that pass on data for the group; here none.
     """
 
     insists = True
@@ -41,22 +42,27 @@ class Scope:
         """The collectives whose pieces are listed, by name; an extra adds them."""
 
     def is_within(self, device: str) -> bool:
-        """Return whether all plans for tensors of a device type are for a larger machine."""
+        """Return whether plans for a device type number ranks as a larger machine does.
+
+        False here.
+        """
         return False
 
     def describe(self, name: str, root: int | None, device: str) -> Collective:
         """Return the collective that a plan is wanted for, on tensors of a device type.
 
-        `root` is its number in the group.
+        `name` is the collective's, `root` the root's number in the group, if it has one.
         """
         return self.listed.get(name) or Collective(name, len(self.ranks), root)
 
     def find_machine(
         self, store: Store, device: torch.device, timeout: timedelta, stop: threading.Event
     ) -> Topology | None:
-        """Return the machine to plan for on the group's first rank, and None on the others.
+        """Return the machine of the group's ranks on its first rank, and None on the others.
 
-        Collective over the group, whose store is `store`. Raises like rank_locations.find_machine.
+        Collective over the group, whose `store` it uses. `device` is that of this rank's tensors.
+        Raise InputError if ranks share a GPU or a host cannot be probed, RuntimeError if a rank
+        does not answer within `timeout`, or `stop` is set.
         """
         from ..ranks.rank_locations import find_machine
 
@@ -65,9 +71,10 @@ class Scope:
         return find_machine(store, self.rank, self.seats, gpu, timeout, stop)
 
     def pick(self, source: PlanFiles | Topology, wanted: Collective) -> Plan | Topology | None:
-        """Return the plan among those that the user named, or the machine to make it for.
+        """Return the plan for `wanted` in the user's plans, or the topology to synthesize it for.
 
-        None if there is neither. Raise PlanMismatchError if what was named must fit and does not.
+        `source` is those plans, or a topology. None if there is neither. Raise PlanMismatchError if
+        what was named must fit the launch and does not.
         """
         if isinstance(source, PlanFiles):
             if isinstance(wanted, Demands):  # files say nothing of a rank's part for itself

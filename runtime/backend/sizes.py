@@ -1,4 +1,7 @@
-"""From which call on the collectives of one size go through their plan, the same on all ranks."""
+"""Decide, alike on all ranks, from which call on the calls of one size go through their plan.
+
+Until then they use the stock collective, which is gloo's or NCCL's own.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +26,10 @@ _WAITED_AFTER = 6
 
 
 class Passes:
-    """Counts the backward passes that call a group's collectives, to estimate training steps."""
+    """Counts the backward passes that call a group's collectives, to estimate training steps.
+
+    `count` is their number so far.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -61,21 +67,21 @@ class SizeState:
         self._questions: dict[int, tuple[dist.Work, torch.Tensor]] = {}
 
     def draw_call(self) -> int:
-        """Return the number of a new call of this size, counted from 0."""
+        """Return the number of a new call of this size, counted from 0; call it once per call."""
         self._passes.note()
         self._calls += 1
         return self._calls - 1
 
     def is_new(self, call: int) -> bool:
-        """Return whether the choice of a schedule for call number `call` may not be settled yet."""
+        """Return whether the schedule for call number `call` may still be under trial."""
         return not self.begun or call <= self._first_planned + MAX_CALLS
 
     def is_first(self, call: int) -> bool:
-        """Return whether `call` is the first of this size, and may wait for all ranks."""
+        """Return whether `call` is the first of this size, so that it may wait for all ranks."""
         return call == 0 and (self.begun or self.key[0] in MEETING)
 
     def is_known(self, call: int) -> bool:
-        """Return whether `uses_plan` can answer for this call without waiting for other ranks."""
+        """Return whether `uses_plan(call)` can answer without waiting for other ranks."""
         question = self._questions.get(call - _ANSWERED_AFTER)
         return self.begun or question is None or question[0].is_completed()
 

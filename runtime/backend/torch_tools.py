@@ -38,9 +38,9 @@ class _Called:
 
 
 def show_as(name: str, start: Callable[[], T]) -> T:
-    """Call `start` and return its result, shown to CommDebugMode as one c10d call.
+    """Call `start` and return its result, showing torch's CommDebugMode one call for it.
 
-    `name` is the operator that the mode counts, in place of those that `start` calls.
+    `name` is the c10d operator that the mode counts, in place of those that `start` calls.
     """
     modes = _find_counting_modes()
     if not modes:

@@ -64,8 +64,9 @@ def spell_dtype(text: str) -> str:
 
 
 def spell_op(text: str) -> str:
-    """Return topoplan's name of a reduction, such as avg for "mean"; raise InputError if it is
-    none.
+    """Return topoplan's name of a reduction, such as avg for "mean".
+
+    Raise InputError if it is none.
     """
     return _spell("op", text.lower(), text, OP_NAMES, _OTHER_OPS)
 
@@ -160,10 +161,10 @@ class BenchOptions:
         return out
 
     def check(self, plan: Plan | None, ranks: int) -> None:
-        """Raise InputError if these options do not fit the plan (None: stock alone) or this
-        machine.
+        """Raise InputError if these options do not fit the plan or this machine.
 
-        `ranks` is the number of ranks to start.
+        `plan` is None if only the stock collective is measured; `ranks` is the number of ranks to
+        start.
         """
         collective = self.collective_over(plan, ranks)
         default = BenchOptions()
@@ -175,10 +176,10 @@ class BenchOptions:
             self.resolve_backend(ranks)
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
-        """Return the plan's collective, or without a plan `collective` over `ranks` ranks, rooted
-        at 0.
+        """Return the plan's collective, or without a plan the one named, rooted at rank 0.
 
-        A plan's is that of its members alone, numbered from 0.
+        A plan's is that of its members alone, numbered from 0; without one, there are `ranks`
+        ranks.
         """
         if plan is None:
             return Collective.with_default_root(self.collective, ranks)

@@ -83,8 +83,9 @@ class PlayerInOrder:
 
 
 def exchange(batches: list[list[dist.P2POp]]) -> None:
-    """Post the batches one after the other; on GPUs the current stream waits for each, not the
-    host.
+    """Post the batches one after the other, each as one group of sends and receives.
+
+    On CPUs wait for each; on GPUs the current stream waits, not the host.
     """
     for batch in batches:
         for work in dist.batch_isend_irecv(batch):

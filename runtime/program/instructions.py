@@ -36,7 +36,10 @@ ERRORS: Final = "errors"
 
 @dataclass(frozen=True)
 class Span:
-    """`length` elements of one of a rank's buffers, from element `start` on; bytes if it is "wire"."""
+    """`length` elements of one of a rank's buffers, from element `start` on.
+
+    In the buffer "wire" both are bytes.
+    """
 
     buffer: Literal["work", "staging", "wire", "errors"]
     start: int

@@ -126,8 +126,9 @@ class Layout:
         return self._compact[rank]
 
     def segment(self, rank: int, c: int, part: int) -> Range:
-        """Return the range [lo, hi) of a chunk's segment `part` (from 0) in the work buffer of
-        `rank`.
+        """Return the range [lo, hi) of a chunk's segment `part` in the work buffer of `rank`.
+
+        Segments are counted from 0, the range is in elements.
         """
         lo, hi = self.chunk(rank, c)
         m = self.schedule.segments

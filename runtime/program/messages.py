@@ -194,9 +194,7 @@ class Encoder(Protocol):
         """Return the number of values that are encoded before a piece of a message."""
 
     def take_room(self, message: Message) -> Span:
-        """Reserve bytes of the wire buffer for a message as its `slot`, and return those that it
-        uses.
-        """
+        """Reserve bytes of the wire buffer as the message's `slot`; return those that it uses."""
 
     def span_of(self, message: Message) -> Span:
         """Return the bytes of the wire buffer that a message uses in its slot."""

@@ -41,9 +41,9 @@ _REACHED_WITHIN_S = 0.2
 
 @dataclass(frozen=True)
 class Address:
-    """The address at which a rank's process listens.
+    """The address (`host`, TCP `port`) at which a rank's process receives reports of failures.
 
-    `nonce` is known only to processes that can read the store.
+    `nonce` is a random word known only to processes that can read the store.
     """
 
     host: str
@@ -112,10 +112,10 @@ def publish_address() -> dict[int, Address | None]:
 def find_addresses(
     ranks: Sequence[int], timeout: timedelta, known: dict[int, Address | None] | None = None
 ) -> Addresses:
-    """Return the addresses of some global ranks, by rank, waiting for all of them.
+    """Return the addresses of the global `ranks`, by rank, waiting for all of them.
 
-    They are read from the default group's store, and added to `known` as they come. Raise
-    RuntimeError if that takes longer than `timeout`.
+    They are read from the default group's store, and added to `known` as they come; None for a rank
+    that could bind no address. Raise RuntimeError if that takes longer than `timeout`.
     """
     published, place = publish_address(), _find_place()
     found = {} if known is None else known
@@ -131,15 +131,18 @@ def find_addresses(
 
 
 def publish_in(store: Store, rank: int) -> None:
-    """Publish this process's address, as `rank` of a group, in the group's own store.
+    """Publish this process's address in a group's own store, as that of `rank`; do not wait.
 
-    That is for groups without a default group; `read_published` reads it. Does not wait.
+    That is for groups without a default group; `read_published` reads it.
     """
     store.set(f"address/{rank}", _encode(_make_address()))
 
 
 def read_published(store: Store, rank: int) -> Address | None:
-    """Return what a rank of a group has published with `publish_in`; wait for it."""
+    """Return the address that a rank of a group wrote with `publish_in`, waiting for it.
+
+    None if that rank could bind no address.
+    """
     return _read(store.get(f"address/{rank}"))
 
 
@@ -161,7 +164,7 @@ def find_ended(addresses: Addresses) -> list[int]:
 
 
 def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
-    """Return the ranks that `rank` connects to, so that reports spread to all ranks of `addresses`.
+    """Return the ranks that `rank` connects to, so that reports spread to all in `addresses`.
 
     In small groups these are all others.
     """

@@ -1,7 +1,8 @@
-"""The cabling of this launch's hosts, if cables join them instead of a network between all.
+"""The cabling of this launch's hosts, if cables join them pairwise instead of one network.
 
-Set by an extra (group `networks` of extras.py) before groups are made. gloo's own collectives then
-go through relays, and messages of plans over the cables themselves.
+A launch is all ranks started together. An extra (group `networks` of extras.py) sets the cabling
+before groups are made. gloo's own collectives then go through relays, and messages of plans over
+the cables themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ FABRIC = "TOPOPLAN_FABRIC"
 
 
 class LaunchNetwork(Protocol):
-    """What an extra does before the groups of a launch on several hosts are made."""
+    """What an extra does before the groups of a launch on several hosts are made.
+
+    `store` is one that all `ranks` ranks reach; `rank` is this one; `timeout` limits waits.
+    """
 
     def join(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         """Find out how the hosts are joined, and set the cabling if groups need one.
@@ -36,30 +40,42 @@ class LaunchNetwork(Protocol):
         """
 
     def init_gloo(self, rank: int, ranks: int, timeout: timedelta) -> None:
-        """Join, and make torch's default group over gloo by what was found. Collective."""
+        """Join the launch, and make torch's default group over gloo on what was found.
+
+        Collective.
+        """
 
 
 class LaunchCabling(Protocol):
-    """What joins the hosts of this launch."""
+    """The cables between the hosts of this launch, and gloo over them."""
 
     topology: Topology
     """The hosts, joined by their cables."""
 
     def make_gloo(self, place: Any, store: Store) -> Any:
-        """Make gloo for a group of ranks, of which some are on other hosts; see groups."""
+        """Return a gloo backend for a group of ranks, of which some are on other hosts.
+
+        `place` is torch's DistributedBackendOptions; the ranks meet in `store`.
+        """
 
     def find_messages(self, gloo: Any) -> Any | None:
-        """Return what has gloo's own `send` and `recv` and sends over cables; None if gloo does."""
+        """Return the object that sends a gloo backend's messages over cables; None if gloo does.
+
+        It has gloo's `send` and `recv`.
+        """
 
     def connect(self, group: Any, device: torch.device, faults: Faults) -> Links | None:
-        """Return links over the cables of a group, None if its gloo sends everything itself."""
+        """Return links over cables for a group's messages, None if its gloo sends everything.
+
+        `device` is that of tensors, `faults` finds the rank to blame for a failure.
+        """
 
     def reach(self, host: str, port: int) -> None:
-        """Make the address at which another rank listens reachable from here."""
+        """Make another rank's listening address (`host`, TCP `port`) reachable from here."""
 
     @property
     def address(self) -> str:
-        """The address at which this rank is to listen."""
+        """The address at which this rank listens, for ranks on other hosts."""
 
     def try_cables(self, timeout_s: float) -> list[tuple[str, str, bool]]:
         """Try whether this host's cables carry anything, for `timeout_s` seconds at most.
@@ -84,13 +100,13 @@ def may_be_cabled() -> bool:
 
 
 def find_networks() -> list[LaunchNetwork]:
-    """Return what extras do before groups are made; nothing in a launch that needs none of it."""
+    """Return what extras do before groups are made; empty unless cables may join the hosts."""
     added = Names(NETWORKS)
     return [added.find(name) for name in added.describe()] if may_be_cabled() else []
 
 
 def set_cabling(cabling: LaunchCabling | None) -> None:
-    """Have groups that are made from now on use cables; None: a network as usual."""
+    """Let groups that are made from now on use these cables; None: one network joins all hosts."""
     global _cabling
     _cabling = cabling
 

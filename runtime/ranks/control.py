@@ -1,8 +1,8 @@
 """What the ranks of a group tell each other beside the messages of plans.
 
-They agree on values and on what all of them have, number their calls, keep deadlines, and find who
-is to blame when one is missed. Links (links.py) carry plans' messages; they may be opened later, or
-replaced, while the control stays.
+They agree on values, find whether all of them have something, number their calls, keep deadlines,
+and find who is to blame when one is missed. Links carry plans' messages; they may be opened later,
+or replaced, while the control stays.
 """
 
 import pickle
@@ -20,8 +20,9 @@ from .machine import are_crowded, count_cores, find_own_cores
 class Control:
     """Agreements, deadlines and numbers of calls among the ranks of `group`.
 
-    `faults` has the numbers, and finds the rank to blame. `timeout` is the deadline of a call; with
-    `owns_group` it is that of the group's own collectives too.
+    `device` is where its tensors must be. `faults` has the numbers, and finds the rank to blame.
+    `timeout` is the time limit of a call; with `owns_group` it is that of the group's own
+    collectives too.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Control:
 
     @property
     def labels(self) -> Sequence[int]:
-        """The ranks' numbers in plans and errors, by number in the group."""
+        """The ranks' numbers in plans and errors, in the order of the group."""
         return self.faults.ranks
 
     @property
@@ -53,26 +54,26 @@ class Control:
         return self.faults.rank
 
     def number_of(self, label: int) -> int:
-        """Return the number in the group of the rank with a label."""
+        """Return the rank in the group of the rank that plans and errors call `label`."""
         return self.labels.index(label)
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank; raise RuntimeError if a rank does not answer.
+        """Return the values that all ranks pass, by rank. Collective.
 
-        Collective.
+        Raise RuntimeError if a rank does not answer.
         """
         return gather_objects(self.group, self.size, self.device, value)
 
     def agree(self, why_not: str | None) -> str | None:
-        """Return why some rank lacks something, None if all have it; the same on all ranks.
+        """Return the first rank's reason against something, None if no rank has one.
 
-        `why_not` is this rank's reason, None if it has none. The first rank's counts, with its
-        number. Collective; raises like `exchange`.
+        `why_not` is this rank's reason, None if it has none. The answer, with the rank's number, is
+        the same on all ranks. Collective; raise RuntimeError if a rank does not answer.
         """
         return find_first(self.exchange(why_not))
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the deadline of this rank's later calls, agreements over a group of its own included.
+        """Set the time limit of this rank's later calls, and of agreements over its own group.
 
         A group of the user's keeps its own.
         """
@@ -101,7 +102,10 @@ class Control:
         return are_crowded(self.find_cores_of_ranks())
 
     def find_cores_of_ranks(self) -> list[tuple[str, frozenset[int]]]:
-        """Return each rank's host, and the cores that it may use. Collective the first time."""
+        """Return each rank's host and the numbers of the cores that it may use.
+
+        Collective the first time.
+        """
         # No functools.cached_property: before Python 3.12 that holds one lock for all groups while
         # it waits for ranks.
         if self._cores_of_ranks is None:
@@ -110,14 +114,18 @@ class Control:
 
 
 def find_first(reasons: Iterable[str | None]) -> str | None:
-    """Return the first rank's reason, with its number, or None if no rank has one."""
+    """Return the first rank's reason, with its number, or None if no rank has one.
+
+    `reasons` has one item per rank, in order.
+    """
     return next((f"rank {rank}: {why}" for rank, why in enumerate(reasons) if why), None)
 
 
 def gather_objects(group: Any, size: int, device: torch.device, value: object) -> list[Any]:
-    """Return the values of all ranks, by rank; raise RuntimeError if a rank does not answer.
+    """Return the values that the `size` ranks of a group pass, by rank. Collective.
 
-    Collective.
+    Values are pickled; `device` is where the group's tensors must be. Raise RuntimeError if a rank
+    does not answer.
     """
     data = pickle.dumps(value)
     lengths = _gather(group, torch.tensor([len(data)], device=device), size).tolist()

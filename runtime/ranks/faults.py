@@ -78,9 +78,9 @@ class Stuck:
 
 
 def grace_s(timeout: timedelta) -> float:
-    """Return the seconds of a call's deadline that are reserved for finding the culprit.
+    """Return the seconds at the end of a call's time limit kept for finding who is to blame.
 
-    Raise InputError if `timeout` is no time.
+    Raise InputError if `timeout` is no timedelta above 0.
     """
     if not isinstance(timeout, timedelta) or timeout <= timedelta():
         raise InputError(
@@ -96,9 +96,10 @@ def first_line(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a backend refused a collective: on all ranks alike, before it sent anything.
+    """Return whether `error` means that a backend refused a collective before it sent anything.
 
-    Lost connections and what only one rank may lack (memory, a GPU, the store) are no refusals.
+    It then does so on all ranks alike. Lost connections and what only one rank may lack (memory, a
+    GPU, the store) are no refusals.
     """
     # Those have classes of their own (DistNetworkError, OutOfMemoryError), or a place in C++.
     return type(error) in (RuntimeError, NotImplementedError) and not _OF_CONNECTION.search(
@@ -136,10 +137,10 @@ class Call:
 
 
 class CulpritFinder(Protocol):
-    """What finds who is to blame when a call or a set-up cannot go on."""
+    """What an extra adds to find who is to blame when a call or a set-up cannot go on."""
 
     def begin_search(self, faults: "Faults", call: Call, own: Stuck) -> Callable[[], str]:
-        """Report where this rank is stuck; return a function that returns who is to blame.
+        """Report where this rank is stuck (`own`); return a function that returns who is to blame.
 
         That waits for the reports of others, for at most `faults.grace_s`. This rank closes its
         connections in between, so that peers which notice that find its report.
@@ -155,15 +156,16 @@ class CulpritFinder(Protocol):
         *,
         is_store_gone: bool,
     ) -> str:
-        """Return who is to blame that a set-up among `ranks` failed on `rank`, in `seconds`.
+        """Return a text on who is to blame that a set-up among `ranks` failed on `rank`.
 
-        `addresses` are those that are known here, by rank; `is_store_gone` says whether the store
-        that the ranks share does not answer.
+        `own` says where this rank was stuck; the search takes at most `seconds`. `addresses` are
+        those that are known here, by rank; `is_store_gone` says whether the store that the ranks
+        share does not answer.
         """
 
 
 def find_finder() -> CulpritFinder | None:
-    """Return what finds who is to blame, None if the extra is not here."""
+    """Return the installed finder of ranks to blame, None without one."""
     added = Names(CULPRITS)
     return next((added.find(name) for name in added.describe()), None)
 
@@ -203,7 +205,7 @@ class Faults:
         self._numbers = itertools.count(1)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time from the beginning of a later call to its end or its error."""
+        """Set the time limit of later calls, from the beginning to the end or the error."""
         self.grace_s = grace_s(timeout)
         self.wait_s = timeout.total_seconds() - self.grace_s
 
@@ -249,12 +251,12 @@ class Faults:
         is_part: bool = False,
         may_refuse: bool = False,
     ) -> Iterator[None]:
-        """Guard stock collectives in the `with` block, as the call that `what` describes.
+        """Guard stock collectives (the backend's own) in the `with` block, as the call `what`.
 
-        A RuntimeError in the block becomes an ExecutionError that names the rank at fault (see
-        `stuck`). `number` is as in `begin`; `is_part` says that the block is only a part of the
-        call that has it. `may_refuse` says that the block is a single collective: if the backend
-        refuses it, that error is raised unchanged, and the group works on.
+        A RuntimeError in the block becomes an ExecutionError that names the rank at fault. `number`
+        is the call's, as from `draw_number` (None: the next one); `is_part` says that the block is
+        only a part of that call. `may_refuse` says that the block is a single collective: if the
+        backend refuses it, that error is raised unchanged, and the group works on.
         """
         call = self.begin(what, number=number)
         call.is_part = is_part and number is not None
@@ -268,9 +270,9 @@ class Faults:
             raise self.stuck_in_stock(call, error) from error
 
     def stuck_in_stock(self, call: Call, error: Exception) -> ExecutionError:
-        """Return the error to raise after a call's stock collective failed; see `stuck`.
+        """Return the error to raise after a call's stock collective failed with `error`.
 
-        `error` is what the backend raised.
+        It names the rank at fault, if that is found.
         """
         return self.stuck(call, "stock", NOBODY, 0, 0, error, {})
 
@@ -329,7 +331,7 @@ class Faults:
         )
 
     def break_off(self, error: ExecutionError) -> None:
-        """Make all calls, current and future, fail with `error`, whose cause is known already."""
+        """Make all calls, current and future, fail with `error`, and close the connections."""
         self.broken = error
         self.hang_up()
 

@@ -68,10 +68,11 @@ def device_of(group: dist.ProcessGroup | None) -> torch.device:
 def make_private_group(
     group: dist.ProcessGroup | GroupMaker | None, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Make a plain group over the ranks of `group` (None: all), for one communicator alone.
+    """Make a plain group (gloo or NCCL) over the ranks of `group` (None: all), for one
+    communicator.
 
-    Collective over the default group, like new_group; with a GroupMaker, over the maker's ranks.
-    Raise InputError on ranks outside the group.
+    `timeout` limits its calls. Collective over the default group, like new_group; with a
+    GroupMaker, over the maker's ranks. Raise InputError on ranks outside the group.
     """
     if callable(group):
         return group(timeout)
@@ -89,14 +90,14 @@ def make_private_group(
 
 @dataclass(frozen=True)
 class PlainGroupMaker:
-    """Makes a plain group over `ranks`, in their order, without any other rank; a GroupMaker.
+    """A function object that makes a plain group over `ranks`, in their order, without other ranks.
 
-    `name` is all that its ranks share. They meet in `store`, where this rank is `ranks[number]`;
-    without `ranks` in the default group's, by the number there. torch's own functions cannot do
-    that: all need a default group; new_group with use_local_synchronization names a group by how
-    many groups a rank is in, which differs between ranks; and if the default group is bound to a
-    GPU (nccl2 binds it unasked), they split the new group off it, for which NCCL needs all ranks of
-    the default group.
+    `name` must be the same on its ranks, and new. `transport` is gloo or an NCCL engine. They meet
+    in `store`, where this rank is `ranks[number]`; without a store in the default group's, by the
+    global rank. torch's own functions cannot do that: all need a default group; new_group with
+    use_local_synchronization names a group by how many groups a rank is in, which differs between
+    ranks; and if the default group is bound to a GPU (nccl2 binds it unasked), they split the new
+    group off it, for which NCCL needs all ranks of the default group.
     """
 
     name: str
@@ -163,7 +164,7 @@ def _enter(
 
 
 def leave_tables(group: dist.ProcessGroup) -> None:
-    """Take a group out of torch's tables of groups, without ending it."""
+    """Remove a group from torch's registry of process groups, without ending it."""
     c10d: Any = dist.distributed_c10d
     world, name = c10d._world, c10d._world.pg_names.get(group)
     for table in ("pg_map", "pg_names", "pg_group_ranks", "pg_to_tag", "pg_backend_config"):
@@ -176,11 +177,11 @@ def leave_tables(group: dist.ProcessGroup) -> None:
 
 
 def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
-    """Return torch's arguments for a backend of `size` ranks with a store but no default group.
+    """Return torch's DistributedBackendOptions for a group with a store but no default group.
 
     torchft's groups are made like this: `TopoGroup(describe_place(store, rank, size, timeout,
-    name), None)`. The ranks of such a group are numbered from 0, whatever their numbers in a
-    default group.
+    name), None)`. The group has `size` ranks, numbered from 0, whatever their numbers in a default
+    group.
     """
     place = _DistributedBackendOptions()
     place.store, place.group_rank, place.group_size = store, rank, size
@@ -218,9 +219,10 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
 
 
 def name_attempt() -> str:
-    """Return the name of this attempt of the launch, as the backend "topo" knows it.
+    """Return the name of this attempt of the launch, "" if the launcher does not repeat launches.
 
-    torch's own groups cannot be made again in a store that outlives their ranks.
+    It is part of names in the store: torch's own groups cannot be made again in a store that
+    outlives their ranks.
     """
     return getattr(dist.group.WORLD, "attempt", "")
 
@@ -253,7 +255,7 @@ class Gloo(dist.ProcessGroupGloo):
 
 
 def make_gloo(place: Any, store: Store) -> Any:
-    """Make gloo for the group that `place`, torch's DistributedBackendOptions, describes.
+    """Return a new gloo backend for the group that `place`, DistributedBackendOptions, describes.
 
     The ranks meet in `store`.
     """
@@ -271,10 +273,11 @@ def make_gloo(place: Any, store: Store) -> Any:
 def make_nccl(
     place: Any, store: Store, engine: str = "nccl", device: torch.device | None = None
 ) -> Any:
-    """Make NCCL for the group that `place` describes.
+    """Return a new NCCL backend for the group that `place`, DistributedBackendOptions, describes.
 
-    `engine` is named as torch names backends; "nccl" is torch's own choice. An engine that is bound
-    to one GPU (nccl2) takes `device`, else the group's, else the one of this rank's number.
+    The ranks meet in `store`. `engine` is named as torch names backends; "nccl" is torch's own
+    choice. An engine that is bound to one GPU (nccl2) takes `device`, else the group's, else the
+    one of this rank's number.
     """
     if is_torch_at_least(2, 15):
         return _ask_torch_for_nccl(place, store, engine, device)

@@ -117,12 +117,12 @@ def keep_output_clean() -> Iterator[None]:
 
 
 def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[str] = ()) -> int:
-    """Run `module.main(arguments)` once per rank; return 0 or the culprit's exit code.
+    """Run `module.main(arguments)` in `ranks` processes; return 0 or the exit code of the culprit.
 
-    Ranks are forked from one process that has imported the module and `imports`: with more ranks
+    They are forked from one process that has imported the module and `imports`: with more ranks
     than cores, importing torch takes longer than a rank's own work. Rank 0 prints where this
-    process prints; standard error of others is shown if they are to blame (see `run_together`). If
-    one fails, or on any exception, all are ended.
+    process prints; standard error of others is shown if they are to blame. If one fails, or on any
+    exception, all are ended.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     _SERVER.set_forkserver_preload([module, *imports, FROZEN])
@@ -182,7 +182,7 @@ def end_on_signals() -> Iterator[None]:
 
 
 def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None, int]:
-    """Start all ranks with `start(rank)` and wait for their end.
+    """Start all ranks with `start(rank)`, for rank 0 to `ranks` - 1, and wait for their end.
 
     Return (None, 0), or the rank at fault and its return code. That is a rank that refused the
     request, else the first that was seen to fail. If one fails, or on any exception, all are ended.

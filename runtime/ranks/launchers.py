@@ -1,4 +1,4 @@
-"""What launchers other than torchrun say of the ranks that they started, in variables."""
+"""Launchers other than torchrun, and the environment variables by which they number ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher of MPI ranks.
+    """A launcher of MPI ranks (`name`), and the environment variables that it sets for each.
 
-    `rank`, `ranks` and `on_host` are the names of the environment variables that hold a process's
-    rank, the number of ranks, and that of the ranks on its host; `rank_on_host` is that of the rank
-    among these, if `mpirun` also lets ranks look up names that they publish. `links` are the name
-    of those that join the ranks (links.py).
+    `rank`, `ranks` and `on_host` name the variables for a process's rank, the number of ranks, and
+    the number on its host; `rank_on_host` that for the rank among these, if `mpirun` also lets
+    ranks look up names that they publish. `links` is the name of the connections that messages use
+    ("mpi").
     """
 
     name: str

@@ -1,7 +1,9 @@
 """What carries the messages of plans between the ranks of a group, and its stock collectives.
 
-There is a class for each kind. A transport takes the kind that it is asked for by name, which an
-extra adds, else that of its group's backend. Nothing asks links for their name except to show it.
+A program is one rank's list of instructions for a plan's schedule; a player runs it. Stock
+collectives are the backend's own. There is a class for each kind of links. A transport takes the
+kind that it is asked for by name, which an extra adds, else that of its group's backend. Nothing
+asks links for their name except to show it.
 """
 
 from __future__ import annotations
@@ -80,9 +82,10 @@ class Links:
         *,
         encodes: bool,
     ) -> MakePlayer | None:
-        """Return what makes the players of a program; None: it is played in its own order.
+        """Return a maker of players for a program, or None if it is run in its own order.
 
-        `op` is what the program reduces by, `encodes` whether it sends values in another format.
+        `ranks` is the group's size, `op` what the program reduces by, `encodes` whether it sends
+        values in another format.
         """
         return None
 
@@ -94,7 +97,10 @@ class Links:
         return True
 
     def has_stock(self, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
-        """Return whether there is a stock collective; ranks need not ask each other."""
+        """Return whether the backend has the collective for a dtype and reduction.
+
+        The answer is the same on all ranks, without communication.
+        """
         return has_stock(dtype)
 
     def make_stock(
@@ -105,9 +111,10 @@ class Links:
         op: ReduceOp,
         group: Any = None,
     ) -> Callable[[], object]:
-        """Return a function that runs the stock collective; for AVG the result is the sum.
+        """Return a function that runs the stock collective from `source` to `target`, flat tensors.
 
-        `group` has the same ranks, and may stand in for the transport's own.
+        For AVG the result is the sum. `group` has the same ranks, and may stand in for the links'
+        own.
         """
         return make_stock_call(collective, group or self.group, source, target, op)
 
@@ -143,15 +150,18 @@ class Links:
         self.group.barrier(options).wait()
 
     def find_largest(self, values: list[float], timeout_s: float) -> list[float]:
-        """Return, for each item of `values`, the maximum over all ranks; raises like `meet`."""
+        """Return, for each item of `values`, the maximum over all ranks. Collective.
+
+        Raise RuntimeError if a rank does not come within `timeout_s`.
+        """
         return find_slowest_s(values, self.group, self.device)
 
     def call_between(self, timeout_s: float) -> None:
-        """Make a small call that is not a plan's. Collective."""
+        """Make a small stock call, to separate calls of plans that are timed. Collective."""
         dist.all_reduce(torch.zeros(1024, device=self.device), group=self.group)
 
     def close(self, *, is_private: bool) -> None:
-        """Free what is the links' own, if `is_private` with the group, which is then closed too."""
+        """Free the links' own resources; `is_private` says that their group will end, too."""
 
 
 class NcclLinks(Links):
@@ -169,14 +179,20 @@ class NcclLinks(Links):
 
 
 def connect(group: Any, device: torch.device, faults: Faults) -> Links:
-    """Return links that join the ranks of a group, by what moves its data."""
+    """Return links that join the ranks of a group: NCCL's if that moves its data, else gloo's.
+
+    `device` is that of its tensors, `faults` finds the rank to blame for a failure.
+    """
     if uses_nccl(group):
         return NcclLinks(group, device, faults)
     return connect_gloo(group, device, faults)
 
 
 def connect_gloo(group: Any, device: torch.device, faults: Faults) -> Links:
-    """Return links that join the ranks of a group over gloo, by cables where these join hosts."""
+    """Return links that join the ranks of a group over gloo, or over cables that join hosts.
+
+    `device` is that of its tensors, `faults` finds the rank to blame for a failure.
+    """
     cabling = find_cabling()
     cabled = None if cabling is None else cabling.connect(group, device, faults)
     return cabled or Links(group, device, faults)
@@ -211,12 +227,16 @@ class NamedLinks(Links, ABC):
     @classmethod
     @abstractmethod
     def takes_gpu_memory(cls) -> bool:
-        """Return whether messages may be in the memory of GPUs."""
+        """Return whether the tensors that messages send may be in GPUs' memory."""
 
     @classmethod
     @abstractmethod
     def join_launch(cls) -> bool:
-        """Join the ranks that another launcher started, as ranks/launchers.py says."""
+        """Set torchrun's variables if a launcher such as mpirun started this process as a rank.
+
+        Return whether one did. Collective over the launch; raise InputError if the links do not
+        suit the launcher.
+        """
 
 
 def find_kind(transport: str) -> type[Links]:

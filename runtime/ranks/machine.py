@@ -19,14 +19,18 @@ HOST = "TOPOPLAN_HOST"
 
 
 def name_host() -> str:
-    """Return the name by which this process's host is told apart from other ranks' hosts."""
+    """Return the name of this process's host, by which ranks on one host are found.
+
+    The hosts of an emulated machine have names of their own.
+    """
     return os.environ.get(HOST) or socket.gethostname()
 
 
 def name_boot() -> str:
-    """Return a name that the processes of one start of one machine have in common, "" if unknown.
+    """Return the boot id of this machine, "" if unknown.
 
-    Unlike hostnames, those of different machines differ.
+    Unlike hostnames, those of different machines differ; all processes since one boot have the
+    same.
     """
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -49,7 +53,11 @@ class Machine:
 
 
 def emulated() -> Topology | None:
-    """Return the emulated machine that this process runs in, or None outside of one."""
+    """Return the emulated machine that this process runs in, or None outside of one.
+
+    topo-emulate rebuilds a machine's links out of network namespaces. Raise InputError if the file
+    that describes it is gone.
+    """
     path = os.environ.get(EMULATED)
     if path is None:
         return None
@@ -69,9 +77,10 @@ def describe_machine(
     carrier: str = "",
     costs: HostCosts | None = None,
 ) -> Machine:
-    """Return the machine of a group's ranks from the plan's `topology`, or None for unknown links.
+    """Return the machine of a group's ranks, for predictions.
 
-    `cores_of_hosts` has the number of usable cores by host name. `carrier` names what
+    `topology` is the plan's, None for unknown links. `cores_of_hosts` has the number of usable
+    cores by host name; `batched` says that messages go in batches (over NCCL). `carrier` names what
     carries messages if that is not torch's backend, and `costs` are its costs if nothing was
     measured.
     """
@@ -107,7 +116,7 @@ def find_own_cores() -> tuple[str, frozenset[int]]:
 def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
     """Return, by host name, the number of cores that the ranks on the host may use together.
 
-    `ranks` has an answer of `find_own_cores` per rank: launchers bind ranks to different cores.
+    `ranks` has each rank's host name and core numbers: launchers bind ranks to different cores.
     """
     of_hosts: dict[str, set[int]] = {}
     for host, cores in ranks:
@@ -116,6 +125,9 @@ def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
 
 
 def are_crowded(ranks: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether a host has more ranks than cores; `ranks` as in `count_cores`."""
+    """Return whether a host has more ranks than cores that they may use.
+
+    `ranks` has each rank's host name and the numbers of its cores.
+    """
     cores = count_cores(ranks)
     return any(number > cores[host] for host, number in Counter(host for host, _ in ranks).items())

@@ -1,8 +1,10 @@
-"""Time the entrants of a race's heat on all ranks: by calls for timing alone, or on users' calls.
+"""Time the entrants of a race on all ranks: by calls for timing alone, or on users' calls.
 
-Turns of calls go on until the fastest is certain enough. In a trial nothing runs for timing alone:
-each entrant gets some of the user's calls. All ranks see the same times, so they drop the same
-entrants and end the trial at the same call.
+A race finds the fastest way to carry out a collective at one size; an entrant is a candidate
+(schedule) or the stock collective, the backend's own. A heat is a round of a race. In turns of
+calls for timing, each entrant runs once per turn, until the fastest is certain enough. In a trial
+nothing runs for timing alone: each entrant gets some of the user's calls. All ranks see the same
+times, so they drop the same entrants and end the trial at the same call.
 """
 
 import math
@@ -65,7 +67,7 @@ E = TypeVar("E", bound=Hashable)
 
 @dataclass(frozen=True)
 class Tried:
-    """Whether an earlier result still holds, and the shortest seconds of each call in the tries."""
+    """Whether an earlier result still holds, and each call's shortest seconds in the tries."""
 
     holds: bool
     seconds: list[float]
@@ -73,7 +75,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class RaceTimer:
-    """Time calls that all ranks of a transport make; `what` names their purpose in errors."""
+    """Times calls that all ranks of a transport make; `what` names their purpose in errors."""
 
     transport: Transport
     what: str
@@ -111,9 +113,9 @@ class RaceTimer:
     def try_again(
         self, calls: Sequence[Callable[[], object]], expected_s: float, near_s: float
     ) -> Tried:
-        """Return whether the first call takes `expected_s`, give or take `near_s`, and the least.
+        """Check whether the first call takes `expected_s` seconds, give or take `near_s`.
 
-        Collective.
+        It must also be the fastest. Return that with the shortest seconds of each call. Collective.
         """
         self.measure_turn_s(calls)  # warm-up: compiles the programs and touches the buffers
         tries_s: list[list[float]] = []
@@ -151,8 +153,8 @@ class RaceTimer:
 def is_open(times_s: Sequence[Sequence[float]]) -> bool:
     """Return whether the spread of times leaves it uncertain which call is the fastest.
 
-    `times_s` has at least two times for each call. It is uncertain if a median is not _SIGMAS
-    standard errors above the smallest, and these errors are not small themselves.
+    `times_s` has for each call the seconds of at least two runs. It is uncertain if a median is not
+    _SIGMAS standard errors above the smallest, and these errors are not small themselves.
     """
     medians = [statistics.median(times) for times in times_s]
     quartiles = [statistics.quantiles(times, n=4, method="inclusive") for times in times_s]
@@ -171,8 +173,8 @@ def is_open(times_s: Sequence[Sequence[float]]) -> bool:
 class Trial(Generic[E]):
     """A heat on the user's own calls; None among the `entrants` stands for the stock collective.
 
-    At most MAX_ENTRANTS take turns, the slow ones drop out. `before` has the best times in seconds
-    of earlier heats.
+    At most MAX_ENTRANTS take turns, one call each per round; the slow ones drop out. `before` has
+    the best times in seconds of earlier heats.
     """
 
     def __init__(
@@ -189,23 +191,23 @@ class Trial(Generic[E]):
 
     @property
     def entrants(self) -> list[E | None]:
-        """All that take turns, the first one first."""
+        """All entrants that have taken turns, the first one first."""
         return list(self._times_s)
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds are over, or at most one candidate is left."""
+        """Whether all rounds are over, or at most one entrant is left."""
         return self._round > ROUNDS
 
     @property
     def entrant(self) -> E | None:
-        """The candidate for the next call, None for the stock collective."""
+        """The entrant for the next call, None for the stock collective."""
         return self._left[self._next]
 
     def record(self, seconds: float) -> None:
-        """Record the seconds of `entrant`'s call over all ranks, and go on to the next candidate.
+        """Record the seconds of `entrant`'s call, and give the next entrant its turn.
 
-        `seconds` must be the same on all ranks.
+        They are the slowest rank's, so the same on all ranks.
         """
         self._times_s[self.entrant].append(seconds)
         self._next += 1
@@ -213,7 +215,7 @@ class Trial(Generic[E]):
             self._end_round()
 
     def best_s(self) -> dict[E | None, float]:
-        """Return the shortest time in seconds of each candidate that has been timed.
+        """Return the shortest time in seconds of each entrant that has been timed.
 
         Disturbances only add time, and few calls are timed, so this is better than a median.
         """

@@ -47,7 +47,10 @@ def init_gloo(rank: int, ranks: int, timeout: timedelta) -> None:
 
 
 def init_gloo_by_network(rank: int, ranks: int, timeout: timedelta) -> None:
-    """Make the default group over gloo, by the network that an extra finds. Collective."""
+    """Make the default group over gloo, on the network or cables that an extra finds.
+
+    Collective.
+    """
     networks = [] if EMULATED in os.environ else find_networks()
     init = networks[0].init_gloo if networks else init_gloo
     init(rank, ranks, timeout)
@@ -65,8 +68,8 @@ def find_machine(
     """Return the machine that a group's ranks form on rank `wanted_by`, and None on the others.
 
     Collective over the group alone, through its `store`. `ranks` are its global ranks, in the order
-    of the machine's GPUs; `rank` is this process's index in it. `device` is this rank's CUDA
-    device, None if data is in host memory.
+    of the machine's GPUs; `rank` is this process's index in it. `device` is the number of this
+    rank's CUDA device, None if data is in host memory.
 
     Raise InputError if ranks share a GPU, only some have one, or a host cannot be probed, and
     RuntimeError if a rank does not answer within `timeout`, or `stop` is set.
@@ -158,7 +161,7 @@ def join_processes(
 
 
 def probe_host() -> str:
-    """Return this host's topology as JSON."""
+    """Return this host's topology (GPUs, links, switches) as JSON text."""
     from ...topo.probe.join import probe_local  # its readers are not needed in groups on CPUs
 
     return probe_local().dumps()

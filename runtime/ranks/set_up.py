@@ -35,7 +35,7 @@ _STORE_S = 1.0
 
 @cache
 def end_past_waits() -> None:
-    """Have this process end without C++'s destructors, which abort it if threads wait in gloo.
+    """Have this process exit without C++'s destructors, which abort it if threads wait in gloo.
 
     Python's own part of the exit is over by then; the exit code stays.
     """
@@ -46,7 +46,7 @@ def end_past_waits() -> None:
 
 @dataclass
 class Known:
-    """What a set-up knows so far: the ranks' addresses, and a connection of its own to the store.
+    """What a set-up knows so far: ranks' addresses by rank, and its own connection to the store.
 
     That connection must not be used for waits.
     """
@@ -62,7 +62,7 @@ def set_up_in_time(
     ranks: Sequence[int],
     timeout: timedelta,
 ) -> T:
-    """Return what `make` makes together with the other `ranks`; `rank` is this one.
+    """Run `make` in a thread, with all other `ranks`, and return its result; `rank` is this one.
 
     `make` notes addresses and store as soon as it has them. `what` describes the set-up. Raise
     ExecutionError, which names the rank at fault if it can, if `make` fails, a process ends, or
@@ -108,7 +108,7 @@ def explain_failure(
 
 
 def is_answering(store: Store) -> bool:
-    """Return whether a store answers, which takes it milliseconds; it may be gone."""
+    """Return whether a store answers within a short time; not if its process is gone."""
     answers: list[bool] = []
 
     def ask() -> None:
@@ -157,9 +157,10 @@ def _run(make: Callable[[], T], rank: int, known: Known, limit_s: float) -> T:
 
 @dataclass(frozen=True)
 class Made:
-    """A private group, the process's own connection to its store, and its ranks' addresses.
+    """A new private group, with this process's own connection to the store in which it was made.
 
-    `store` has the group's keys alone, over that connection; `addresses` are by number in it.
+    `store` has the group's keys alone, over the connection `client`; `addresses` are where its
+    ranks receive reports of failures, by number in it.
     """
 
     group: dist.ProcessGroup
@@ -174,10 +175,11 @@ def make_private(
     timeout: timedelta,
     addresses: Addresses | None = None,
 ) -> Made:
-    """Make a plain group over the ranks of `group`, as make_private_group does, in time.
+    """Make a plain group (gloo or NCCL) over the ranks of `group` (None: all) in bounded time.
 
-    Its waits end before `timeout`, which leaves time to find the culprit. `what` describes it, and
-    `addresses` are known ones, by number. Raise ExecutionError as `set_up_in_time` does.
+    It ends before `timeout`, which leaves time to find the culprit. `what` describes it, and
+    `addresses` are known ones, by number. Raise ExecutionError, which names the rank at fault if it
+    can, if the group cannot be made.
     """
     ranks, limit = find_members(group), timeout - timedelta(seconds=grace_s(timeout))
     store, number = find_store(group)
@@ -201,10 +203,11 @@ def make_private(
 
 
 def wait_until_made(store: Store, rank: int, size: int, timeout: timedelta) -> None:
-    """Return once all ranks of a group have come so far: then it is made on all.
+    """Return once all `size` ranks of a group have called this: then it is made on all.
 
     Ranks whose connections are made would otherwise go on while others still wait for theirs, and
-    their first call would blame those. `store` is the group's. Raise RuntimeError at `timeout`.
+    their first call would blame those. `rank` is this one, `store` the group's. Raise RuntimeError
+    at `timeout`.
     """
     store.set(f"made/{rank}", "yes")
     poll_store(store, [f"made/{other}" for other in range(size)], timeout)

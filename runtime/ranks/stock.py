@@ -172,7 +172,7 @@ def _wait_for_release() -> None:
 
 
 class StartedStock:
-    """A stock collective in progress, of which either `call_when_done` or `wait` handles the end.
+    """A stock collective in progress; handle its end by `call_when_done` or by `wait`, not both.
 
     If `work` ends well, `finish` is called; if not, `faults` finds the rank at fault for `call`,
     unless the backend refused it: then the error is the backend's own, and the group works on.
@@ -184,7 +184,7 @@ class StartedStock:
         self._faults, self._call, self.work, self._finish = faults, call, work, finish
 
     def call_when_done(self, done: Callable[[BaseException | None], None]) -> bool:
-        """Have `done` called at the end with None, or with the error. Does not wait.
+        """Have `done` called at the end, with None or with the error; do not wait.
 
         Return False, and do nothing, if the backend has no futures (gloo's reduce-scatter): then
         the caller must call `wait`.
@@ -229,7 +229,7 @@ class StartedStock:
 
 
 def has_stock(dtype: torch.dtype) -> bool:
-    """Return whether gloo and NCCL have collectives for `dtype`, one of those that plans support.
+    """Return whether gloo and NCCL have collectives for `dtype`, which plans must support.
 
     The answer depends on the dtype alone, so that ranks need not ask each other.
     """

@@ -1,8 +1,8 @@
 """Exchange JSON of any length through a store, over connections that no user's wait keeps busy.
 
-TCPStore closes connections at values above 8 MiB, and serves one request of a client at a time,
-including waits. torchrun restarts its workers in a store that may outlive them, so they agree on a
-name for each attempt.
+A store is torch's key-value store of a launch. TCPStore closes connections at values above 8 MiB,
+and serves one request of a client at a time, including waits. torchrun restarts its workers in a
+store that may outlive them, so they agree on a name for each attempt.
 """
 
 import json
@@ -48,7 +48,7 @@ def take(
     """Return the value that another rank `put` under `key`, waiting for it; it stays in the store.
 
     Raise RuntimeError if that takes longer than `timeout` or `stop` is set. `look` is called every
-    second meanwhile, to end the wait by an exception of its own.
+    second meanwhile; it may raise an exception of its own to end the wait.
     """
     for _ in _poll(timeout, look, stop=stop):
         if store.check([key]):
@@ -63,7 +63,7 @@ def poll_store(
     timeout: timedelta,
     note: Callable[[int], object] = lambda place: None,
 ) -> None:
-    """Wait until all keys are in a store, and call `note` with the place of each that is.
+    """Wait until all keys are in a store; call `note` with the index of each key that appears.
 
     Raise RuntimeError at `timeout`.
     """
@@ -113,7 +113,7 @@ def _poll(
 class StoreClient:
     """This process's own connection to a store, for requests that do not wait.
 
-    All its groups with that store share it.
+    All groups of the process with that store share it.
     """
 
     def __init__(self, original: Store) -> None:
@@ -142,12 +142,12 @@ def may_outlive_ranks() -> bool:
 
 
 def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) -> str:
-    """Return a name that all `ranks` get and no earlier attempt got.
+    """Return a name for this attempt of the launch: all `ranks` ranks get it, no earlier one did.
 
     What workers of an earlier attempt left in the store, such as addresses and plans, must not be
     read again; torchrun's own count of attempts (TORCHELASTIC_RESTART_COUNT) differs between hosts.
-    The name is "" if the store cannot outlive ranks. Collective over the ranks that share `store`.
-    Raise ExecutionError if one of them does not come in time.
+    The name is "" if the store cannot outlive ranks. Collective over the ranks that share `store`;
+    `rank` is this one. Raise ExecutionError if one of them does not come within `timeout`.
     """
     if not may_outlive_ranks():
         return ""
@@ -168,11 +168,12 @@ def agree_on_name(
     timeout: timedelta,
     look: Callable[[list[int]], object] = lambda absent: None,
 ) -> str:
-    """Return a name that all `ranks` get and no earlier agreement in `store` got.
+    """Return a name that all `ranks` ranks get and no earlier agreement in `store` got.
 
-    Collective over the ranks that share `store`. `look` is called a few times a second with the
-    ranks that this one waits for, to end the wait by an exception of its own. Raise RuntimeError if
-    a rank does not come in time; what rank 0 raises, the ranks that came raise too.
+    Collective over the ranks that share `store`; `rank` is this one. `look` is called a few times a
+    second with the ranks that this one waits for; it may raise an exception of its own to end the
+    wait. Raise RuntimeError if a rank does not come within `timeout`; what rank 0 raises, the ranks
+    that came raise too.
     """
     own_name = uuid.uuid4().hex
     if rank == 0:

@@ -1,4 +1,8 @@
-"""What carries the messages of communicators: a group of ranks, with its control and its links."""
+"""Transports: what carries the messages of communicators, a group of ranks with control and links.
+
+A communicator runs a plan's collective. Links carry messages; the control keeps deadlines, call
+numbers and agreements. Stock collectives are the backend's own, without a plan.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -74,20 +78,21 @@ class Transport:
         """Called before the transport's links are closed."""
 
     def attach(self, part: object) -> None:
-        """Keep something with the transport, for all that use it; see `find_part`."""
+        """Keep an object with the transport, in place of another of its type, for `find_part`."""
         self._parts[type(part)] = part
 
     def find_part(self, kind: type[T]) -> T | None:
-        """Return what was attached of a type, None if nothing was."""
+        """Return the object of a type that was attached, None if none was."""
         part = self._parts.get(kind)
         return part if isinstance(part, kind) else None
 
     def narrow(
         self, numbers: Sequence[int], labels: Sequence[int], kind: str | None = None
     ) -> "Transport":
-        """Return a transport over some of the ranks, given by their numbers here, labelled anew.
+        """Return a new transport over some of the ranks; it has its own group.
 
-        Collective over these ranks alone. `kind` replaces the backend of the group.
+        `numbers` are those ranks here, `labels` their numbers in plans and errors. `kind` replaces
+        the backend of the group. Collective over these ranks alone.
         """
         kind = kind or str(dist.distributed_c10d._world.pg_map[self.group][0])
         self._narrowed[tuple(numbers)] += 1  # the same on all of these ranks
@@ -112,9 +117,9 @@ class Transport:
         self.faults.is_open = lambda: True
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
-        """Return, for each item of `seconds`, the maximum over all ranks.
+        """Return, for each item of `seconds`, the maximum over all ranks. Collective.
 
-        Collective; raises like `meet`.
+        Raise RuntimeError if a rank does not come.
         """
         return self.links.find_largest(seconds, self.control.timeout_s)
 
@@ -146,12 +151,13 @@ class Transport:
 
 
 class SharedTransport(Transport):
-    """A transport over the existing connections of a backend's plain gloo group.
+    """A transport over the existing connections of the plain gloo group `plain` of a backend.
 
     No other rank takes part. Messages of plans have tags from FIRST_TAG on, which users must not
-    use. `store` is a separate client, so that no user thread blocks it; `addresses` are the
-    addresses that receive reports of trouble; `name` is the group's. For links of a name, `open`
-    must be called on all ranks.
+    use. `timeout` limits calls. `store` is a separate client, so that no user thread blocks it;
+    `addresses` are where ranks receive reports of failures; `name` is the group's; `labels` are the
+    ranks' numbers in plans, if not those in the group. For named links, `open` must be called on
+    all ranks.
     """
 
     def __init__(
@@ -172,9 +178,10 @@ class SharedTransport(Transport):
         self.links = connect_gloo(plain, self.device, faults)
 
     def open(self, over: str) -> None:
-        """Open the links of the name `over`, a transport's, unless this has been done.
+        """Send messages over the links named `over` ("mpi", ...) from now on.
 
-        Collective the first time.
+        "auto" changes nothing. Collective the first time. Raise InputError if nothing that is
+        installed has such links.
         """
         named = check_transport(over)
         if named not in (AUTO, self._named):

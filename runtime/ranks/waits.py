@@ -1,6 +1,6 @@
 """What a thread waits for over gloo, so that an extra can end waits that gloo would not end.
 
-The extra is of the group `waits` of extras.py. Without it such a wait ends at its deadline.
+The extra is of the group `waits` of extras.py. Without it such a wait ends at its time limit.
 """
 
 from functools import cache
@@ -13,9 +13,10 @@ NEVER_SENT = (1 << 31) - 1
 
 
 class Waiting:
-    """Which message over `backend`, gloo's or that over cables, a thread waits for.
+    """What a thread that waits for a message says of it, for a watch.
 
-    `awaited` is its work and the other rank's number in the backend, None at other times.
+    `backend` is gloo's, or that over cables. `awaited` is the message's work and the other rank's
+    number in the backend, None while the thread does not wait.
     """
 
     __slots__ = ("awaited", "backend")
@@ -26,16 +27,16 @@ class Waiting:
 
 
 class WaitWatch:
-    """What looks at the waits in progress of this process; this one leaves them alone."""
+    """A watch over threads that wait for messages; this base class lets them wait."""
 
     def begin(self, waiting: Waiting) -> None:
-        """Look at a thread's waits from now on; see `end`."""
+        """Watch the waits of a thread from now on, until `end`."""
 
     def end(self, waiting: Waiting) -> None:
-        """Look at them no more."""
+        """Watch the waits of a thread no longer."""
 
     def check_arrived(self, work: Any) -> None:
-        """Return if the message of a wait that was ended has arrived, or gone.
+        """Return if the message of `work`, a wait that the watch ended, was received or sent.
 
         Raise RuntimeError if not.
         """
@@ -43,6 +44,6 @@ class WaitWatch:
 
 @cache
 def find_watch() -> WaitWatch:
-    """Return what looks at the waits of this process."""
+    """Return the watch of this process: the extra's, else one that does nothing."""
     added = Names(WAITS)
     return next((added.find(name) for name in added.describe()), WaitWatch())

@@ -1,1 +1,1 @@
-"""What carries out calls: each runner in a module of its own, behind one contract."""
+"""Runners, which carry out calls of collectives: a module for each, behind one contract."""

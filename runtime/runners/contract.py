@@ -1,4 +1,8 @@
-"""The contract of runners, and how those that extras and other packages add are opened."""
+"""The contract of runners, and how those that extras and other packages add are opened.
+
+A runner carries out candidates: schedules of a plan, each with a way to carry it out. Most runners
+send messages or read shared memory. Observers are told of calls.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,10 @@ Play = Callable[..., None]
 
 
 class Runner(Observed, ABC):
-    """Carries out candidates on the buffers of calls; `sent_bytes` counts what this rank sends.
+    """What carries out candidates on the buffers of calls, alike on all ranks of a group.
 
-    All ranks of a group have the same runners, and give the same answers, which depend on nothing
-    but what they have agreed on.
+    `sent_bytes` counts what this rank sends. All ranks have the same runners, and these give the
+    same answers, which depend on nothing but what the ranks have agreed on.
     """
 
     name: ClassVar[str]
@@ -42,32 +46,32 @@ class Runner(Observed, ABC):
 
     @abstractmethod
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return what this runner may carry out; `sent` are those that are sent as messages."""
+        """Return the candidates of this runner; `sent` are those that can be sent as messages."""
 
     @abstractmethod
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """Return how one of the plan's schedules is carried out, None if it cannot be."""
+        """Return this runner's candidate for one of the plan's schedules, None if it has none."""
 
     @abstractmethod
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return those of its candidates worth trying for a size, the most promising first.
+        """Return its candidates worth trying at a size in bytes, the most promising first.
 
-        `sent` are those worth sending as messages, in this order; if `is_alone`, they are not
-        tried themselves.
+        `sent` are those worth sending as messages, in this order; if `is_alone`, they are not tried
+        themselves.
         """
 
     @abstractmethod
     def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
-        """Return why a call cannot be carried out, so that it has to be sent as messages; or None.
+        """Return why a candidate cannot carry out a call on buffers, None if it can.
 
-        It may make the program of the call.
+        It is then sent as messages. This may compile the program of the call.
         """
 
     @abstractmethod
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """Carry out a call that `can` allows.
+        """Carry out a call on buffers by a candidate that `can` allows.
 
         `number` is the call's number in its group if it was drawn before (None: the next one).
         Raise ExecutionError, naming the rank to blame, if a peer fails or the deadline passes.
@@ -75,21 +79,21 @@ class Runner(Observed, ABC):
 
     @abstractmethod
     def bind(self, candidate: Candidate, buffers: Buffers) -> Play | None:
-        """Return a function that repeats `run` on buffers with `bindings`, quickly.
+        """Return a function that repeats `run` quickly on buffers whose memory stays, or None.
 
-        None if a call takes more than running one program.
+        None if a call takes more than running one program. The function takes the call's number.
         """
 
     # A runner may keep nothing.
     def forget(self, numel: int, dtype: torch.dtype, keep: Candidate | None) -> None:
-        """Free what is kept for calls of a number of elements, except those of `keep`."""
+        """Free what is cached for calls on `numel` elements of a dtype, except that for `keep`."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a runner is opened for: the calls of a plan over a transport.
+    """What a runner is opened for: the calls of `plan` over `transport`.
 
-    If it `keeps_bits`, results must be those of messages, bit for bit.
+    With `keeps_bits`, results must be those of messages, bit for bit.
     """
 
     plan: Plan
@@ -98,22 +102,22 @@ class Opening:
 
 
 class RunnerKind(Protocol):
-    """How a runner is opened; the answers are the same on all ranks."""
+    """What an extra registers under a runner's name; its answers are the same on all ranks."""
 
     def prepare(self, transport: Transport, /) -> str | None:
-        """Return why a transport's ranks cannot have the runner, None if they can.
+        """Return why a transport's ranks cannot use the runner, None if they can.
 
         Collective the first time.
         """
 
     def open(self, opening: Opening, /) -> Runner | str:
-        """Return the runner, or why there is none. Collective like `prepare`, which it may call."""
+        """Return a new runner, or the reason why there is none. Collective."""
 
 
 class WholeCalls(Runner):
-    """A runner that carries out whole calls by itself, whatever the plan's schedules.
+    """The base of runners of other packages: each carries out whole calls, whatever the schedules.
 
-    It is its own RunnerKind, so that a package names the class in its entry point. `way` names it
+    The class is its own RunnerKind, so that a package names it in its entry point. `way` names it
     in tables, beside a schedule that stands for all. It takes plans for the `collectives` alone,
     calls that reduce by one of `ops` (None: all calls), and is worth trying for those of up to
     `most_bytes` (None: for all).
@@ -131,50 +135,44 @@ class WholeCalls(Runner):
 
     @classmethod
     def prepare(cls, transport: Transport, /) -> str | None:
-        """Return why a transport's ranks cannot have the runner, None if they can.
-
-        Nothing is prepared.
-        """
+        """Return None: such a runner needs nothing of the ranks."""
         return None
 
     @classmethod
     def open(cls, opening: Opening, /) -> Runner | str:
-        """Return the runner, or why there is none.
-
-        There is none where bits have to be those of messages.
-        """
+        """Return a new runner, or a reason against it if results must have the bits of messages."""
         return "its sums have other bits than messages'" if opening.keeps_bits else cls(opening)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return what this runner may carry out; `sent` are those that are sent as messages."""
+        """Return one candidate, for the first of `sent`; none for other collectives."""
         first = sent[: self._collective.name in self.collectives]
         self._candidates = [Candidate(x.schedule, self.name, self.way) for x in first]
         return self._candidates
 
     def find_candidate(self, schedule: Schedule) -> Candidate | None:
-        """Return None: a schedule that is asked for is sent as messages."""
+        """Return None: a schedule that is asked for by itself is sent as messages."""
         return None
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return those of its candidates worth trying for a size, the most promising first."""
+        """Return its candidate, or none for sizes above `most_bytes`."""
         is_worth = self.most_bytes is None or size_bytes <= self.most_bytes
         return self._candidates if is_worth else []
 
     def can(self, candidate: Candidate, buffers: Buffers) -> str | None:
-        """See Runner."""
+        """Return why the buffers' reduction is not supported, None if it is."""
         is_fit = self.ops is None or buffers.op in self.ops
         return None if is_fit else f"{self.way}: it does not reduce so"
 
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
-        """Carry out a call that `can` allows."""
+        """Carry out a call on buffers; `number` is the call's in its group (None: the next one)."""
         self.bind(candidate, buffers)(number)
 
     def bind(self, candidate: Candidate, buffers: Buffers) -> Play:
-        """Return a function that repeats `run` on buffers with `bindings`, quickly.
+        """Return a function that makes the call on buffers repeatedly, and tells observers of it.
 
-        Observers hear of the calls.
+        It takes the call's number (None: the next one).
         """
         collective, dtype = self._collective, buffers.target.dtype
         op = buffers.op if collective.reduces else None
@@ -194,7 +192,8 @@ class WholeCalls(Runner):
     def make(self, buffers: Buffers) -> Play:
         """Return a function that carries out a call on buffers, again and again.
 
-        It takes the number of the call, and adds to `sent_bytes`. Raise like `run`.
+        It takes the number of the call, adds the bytes it sends to `sent_bytes`, and raises
+        ExecutionError if a rank fails.
         """
 
 
@@ -206,16 +205,19 @@ class _Found:
 
 
 def open_runner(name: str, opening: Opening) -> Runner | str:
-    """Return the runner that has a name in the group `runners` of extras, or why there is none.
+    """Return the runner registered under a name, or the reason why the ranks cannot use it.
 
-    What one rank lacks, none uses. Collective.
+    If one rank cannot, none does. Collective.
     """
     kind = _find_kind(name, opening.transport)
     return kind if isinstance(kind, str) else kind.open(opening)
 
 
 def prepare_runner(name: str, transport: Transport) -> None:
-    """Let a runner of a transport's ranks be prepared, before a plan is at hand. Collective."""
+    """Let the runner registered under a name prepare a transport's ranks, before there is a plan.
+
+    Collective.
+    """
     kind = _find_kind(name, transport)
     if not isinstance(kind, str):
         kind.prepare(transport)

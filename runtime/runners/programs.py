@@ -1,8 +1,10 @@
 """Runners that play compiled programs: the base of all of them, and the one that sends messages.
 
-A program is compiled once for each size, dtype and device, and played in the scratch memory that
-the programs of a transport share (see scratch.py). Over NCCL a tick's operations go out in batches
-on the current stream, and waiting does not stop the host.
+A candidate is a schedule with a way to carry it out; its program is one rank's list of
+instructions. A program is compiled once for each size, dtype and device, and played in the scratch
+memory that the programs of a transport share (an arena, see scratch.py). Over NCCL the messages of
+a tick, a step of the schedule, go out in batches on the current stream, and waiting does not stop
+the host.
 """
 
 from __future__ import annotations
@@ -63,12 +65,12 @@ class ProgramRunner(Runner):
         """Return the program of a candidate for buffers of one kind."""
 
     def observe(self, observer: Observer) -> None:
-        """Let an observer listen to the calls made from now on, too."""
+        """Report the calls made from now on to an observer, too."""
         super().observe(observer)
         self._listen_anew()
 
     def ignore(self, observer: Observer) -> None:
-        """Let an observer listen to no further call."""
+        """Report no further call to an observer."""
         super().ignore(observer)
         self._listen_anew()
 
@@ -79,7 +81,9 @@ class ProgramRunner(Runner):
     def run(self, candidate: Candidate, buffers: Buffers, number: int | None = None) -> None:
         """Play this rank's program of a candidate once, compiling it if it is not cached.
 
-        With a codec the sums are float32; averages come divided. See Runner.
+        With a codec the sums are float32; averages come divided. `number` is the call's in its
+        group (None: the next one). Raise ExecutionError, naming the rank to blame, if a peer fails
+        or time is over.
         """
         compiled = self.compile(candidate, buffers)
         target, arena = buffers.target, compiled.arena
@@ -104,7 +108,7 @@ class ProgramRunner(Runner):
             target.div_(compiled.schedule.collective.ranks)
 
     def bind(self, candidate: Candidate, buffers: Buffers) -> Play | None:
-        """See Runner. The program is bound to the target once.
+        """Return a function that plays a program on the buffers' target, bound to it once; or None.
 
         None if a call takes copying, encoding, or dividing at the end.
         """
@@ -216,7 +220,11 @@ class ProgramRunner(Runner):
         return compiled
 
     def execute(self, compiled: Compiled, player: Player, number: int | None) -> None:
-        """Play a program that is bound to its buffers, and tell the observers of it."""
+        """Play a compiled program by its player, and tell the observers of it.
+
+        `number` is the call's in its group (None: the next one). Raise ExecutionError if a rank
+        fails.
+        """
         number, deadline = self.faults.admit(number)
         listeners = compiled.listeners
         # The stamp of the first that has one; most calls have no listener at all.
@@ -233,7 +241,10 @@ class ProgramRunner(Runner):
             listener.end(number)
 
     def break_off(self, compiled: Compiled, error: BaseException) -> None:
-        """End all calls after Ctrl-C or the like: the next call would meet messages of this one."""
+        """Make all later calls fail after Ctrl-C or the like ended this one with `error`.
+
+        The next call would receive messages of this one.
+        """
         if self.faults.broken is None and not isinstance(error, TopoplanError):
             self.faults.break_off(
                 ExecutionError(f"rank {self.rank}: {compiled.call} was interrupted ({error!r})")
@@ -242,7 +253,10 @@ class ProgramRunner(Runner):
     def blame(
         self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
     ) -> ExecutionError:
-        """Return the error to raise after a player has failed; it names the rank at fault."""
+        """Return the error to raise after a player has failed; it names the rank at fault.
+
+        `number` is the call's in its group, `deadline` its limit (time.monotonic).
+        """
         post = interrupted.post
         return self.faults.stuck(
             Call(compiled.call, number, deadline, self.topology),
@@ -258,8 +272,8 @@ class ProgramRunner(Runner):
 class Messages(ProgramRunner):
     """Sends a schedule's messages over the links of a transport, encoded if there is a codec.
 
-    If it `rounds_once`, only those schedules are usable in which each contribution is rounded once,
-    then their sum once.
+    `topology` names the links in errors. With `rounds_once`, only those schedules are usable in
+    which each contribution is rounded once, then their sum once.
     """
 
     name = MESSAGES
@@ -279,27 +293,27 @@ class Messages(ProgramRunner):
 
     @property
     def why_alone(self) -> str | None:
-        """Why schedules may be carried out in no other way, None if they may."""
+        """Why schedules may only be sent as messages, None if other runners may carry them out."""
         if self.codec is None:
             return None
         return "values that are compressed are sent as messages"
 
     @property
     def why_no_stock(self) -> str | None:
-        """Why the stock collective does not do what these messages do, None if it does."""
+        """Why the stock collective (the backend's own) cannot take their place, None if it can."""
         return None if self.codec is None else "the stock collective does not compress"
 
     @property
     def wire_format(self) -> str | None:
-        """The name of the format in which values are sent, None for their own."""
+        """The name of the codec in which values are sent, None if they are not encoded."""
         return None if self.codec is None else self.codec.name
 
     def add_costs(self, host: HostCosts) -> HostCosts:
-        """Return a host's costs of sending, those of encoding and decoding included."""
+        """Return a host's costs per message and byte, with those of encoding and decoding added."""
         return host if self.codec is None else self.codec.add_costs(host)
 
     def make_program(self, candidate: Candidate, buffers: Buffers) -> Compiled:
-        """Return the program of a candidate for buffers of one kind."""
+        """Return the program that sends a candidate's messages, compiled for buffers like these."""
         return Compiled(candidate, buffers, self.transport, self.codec)
 
     def reaches(self, schedule: Schedule) -> bool:
@@ -307,16 +321,16 @@ class Messages(ProgramRunner):
         return self._ranks.issuperset(schedule.participants)
 
     def is_usable(self, schedule: Schedule) -> bool:
-        """Return whether a schedule gives all ranks the same sum, as often rounded as allowed."""
+        """Return whether all ranks get the same bits from a schedule, rounded as allowed."""
         if self.codec is None:
             return True
         rounding = rounded(schedule.uncut)
         return rounding.uniform and (rounding.once or not self._rounds_once)
 
     def check(self, plan: Plan, *, takes_all: bool) -> None:
-        """Raise InputError unless a plan has usable schedules; if it `takes_all`, no others.
+        """Raise InputError if no schedule of the plan is usable.
 
-        It takes all where each size has the schedule that the plan says.
+        With `takes_all`, every size uses the schedule that the plan names, so all must be usable.
         """
         given = [x.schedule for x in plan.entries] if takes_all else plan.schedules
         unusable = [schedule for schedule in given if not self.is_usable(schedule)]
@@ -344,18 +358,18 @@ class Messages(ProgramRunner):
         return max(rounded(schedule.uncut).most for schedule in usable)
 
     def list_candidates(self, sent: Sequence[Candidate]) -> list[Candidate]:
-        """Return what this runner may carry out; `sent` are those that are sent as messages."""
+        """Return the candidates `sent` unchanged: this runner sends them."""
         return [*sent]
 
     def find_candidate(self, schedule: Schedule) -> Candidate:
-        """Return how one of the plan's schedules is carried out, None if it cannot be."""
+        """Return the candidate that sends a schedule's messages."""
         return Candidate(schedule, self.name)
 
     def list_worth(
         self, sent: Sequence[Candidate], size_bytes: int, *, is_alone: bool
     ) -> list[Candidate]:
-        """Return the candidates worth trying for a size, the most promising first."""
+        """Return the candidates `sent` unchanged, in their order."""
         return [*sent]
 
     def can(self, candidate: Candidate, buffers: Buffers) -> None:
-        """See Runner: messages carry out every call."""
+        """Return None: messages carry out every call."""

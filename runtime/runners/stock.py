@@ -1,4 +1,4 @@
-"""The runner of the backend's own collective, which races against those of a plan."""
+"""The runner of the stock collective, the backend's own, which races against a plan."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .contract import Play
 
 
 class Stock(Observed):
-    """Carries out a collective over the links' own collectives; averages come divided.
+    """Carries out a collective by the backend's own; averages come divided.
 
-    If `is_left_out`, it carries out none: a stock collective could not be left when a connection is
-    lost.
+    `wire_size(buffers)` returns the bytes for observers. With `is_left_out` it carries out nothing:
+    a stock collective could not be left when a connection is lost.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Stock(Observed):
         return links.has_stock(self._collective, dtype, buffers.op)
 
     def make(self, buffers: Buffers) -> Play:
-        """Return a function that makes the call on buffers."""
+        """Return a function that makes the call on buffers; it takes the call's number."""
         links, what = self._transport.links, self._describe(buffers)
         listeners = self._find_listeners(buffers, what)
         call = links.make_stock(self._of_members, buffers.source, buffers.target, buffers.op)
@@ -62,7 +62,7 @@ class Stock(Observed):
         return links.run_stock(call, what, finish)
 
     def bind(self, buffers: Buffers) -> Play | None:
-        """Return the same for calls on one buffer that come one after the other, where that pays.
+        """Return a function that makes calls on one buffer one by one, where that is faster.
 
         None where `start` lets several be in progress at once.
         """
@@ -75,9 +75,10 @@ class Stock(Observed):
     def start(
         self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
     ) -> StartedStock:
-        """Start the collective, divided as by `make`, and return without waiting for its end.
+        """Start the collective on buffers, and return without waiting; an average comes divided.
 
-        See Dispatcher.start.
+        `finish` is called when it has ended well. `number` is the call's number in its group if it
+        was drawn before (None: the next one).
         """
         faults, what = self._transport.faults, self._describe(buffers)
         call = faults.begin(what, number=number)

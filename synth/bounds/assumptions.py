@@ -1,7 +1,7 @@
-"""What a bound assumes: the rates that nothing states of the links that its certificate uses.
+"""What a bound assumes: the rates of links that its certificate uses and that no source states.
 
-A certificate depends on the rates of the links of its cut, or of those that have prices, and on no
-others: whatever the rest carry, it holds.
+A certificate, the proof of a bound, is a cut or prices on links. It depends on the rates of the
+links of its cut, or of those that have prices, and on no others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True)
 class Assumption:
-    """A rate that nothing states: `what` in words with its GB/s, and `why` it was taken.
+    """A rate that no source states: `what` in words with its GB/s, and `why` it was taken.
 
     `is_guess` is false if it is a limit of the hardware: the datasheet's rate of a board that the
     file or the user names. Such a bound holds whatever slower slot the board is in. It is false as
@@ -105,7 +105,7 @@ def _spell(a: str, b: str, alike: dict[str, list[str]]) -> Iterator[tuple[str, s
 
 
 def list_assumptions(bound: Certified, topology: Topology) -> tuple[Assumption, ...]:
-    """Return what a bound on a topology assumes that nothing states, each once.
+    """Return what a bound on a topology assumes without a source, each once.
 
     That is the rates that it depends on, and that GPUs have no other NVLinks than the topology's,
     if a note says that its file leaves them out.
@@ -147,7 +147,7 @@ def _is_least(link: Link) -> bool:
 
 
 def join_assumptions(assumptions: Iterable[Assumption]) -> str:
-    """Return " if A and B" to follow a rate; empty without assumptions."""
+    """Return " if A and B", to be written after a rate; empty without assumptions."""
     listed = list(dict.fromkeys(each.what for each in assumptions))
     if len(listed) > _MAX_LISTED:
         listed = [*listed[:_MAX_LISTED], "so on"]
@@ -155,7 +155,7 @@ def join_assumptions(assumptions: Iterable[Assumption]) -> str:
 
 
 def explain_assumptions(assumptions: Iterable[Assumption]) -> list[str]:
-    """Return a line for each assumption, with the reason why its rate was taken."""
+    """Return a line for each assumption: that no source states it, and why it was taken."""
     return [f"nothing states that {each}" for each in dict.fromkeys(assumptions)]
 
 

@@ -179,7 +179,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bound for any use of the links, and the one for schedules on the hardware's routes."""
+    """Two bounds on one collective: `multipath` for any use of the links, and `single_path`.
+
+    The second is for schedules in which each pair of GPUs uses only the route the hardware takes.
+    """
 
     multipath: Bound
     single_path: Bound
@@ -206,7 +209,7 @@ def check_bound(
 ) -> None:
     """Raise VerificationError unless the certificate proves exactly the bound, no more and no less.
 
-    With a `router`, the claim is for schedules that send each pair's data on its route only;
+    With a `router`, the bound is for schedules that send each pair's data on its route only;
     without one, for any use of the links.
     """
     try:
@@ -229,7 +232,11 @@ def bound_of(
     topology: Topology,
     router: Router | None = None,
 ) -> Bound:
-    """Return the bound that a certificate proves; `router` as for check_bound."""
+    """Return the bound that a certificate of a kind proves.
+
+    With a `router`, it is for schedules on its routes alone. Raise VerificationError if it proves
+    none.
+    """
     return Bound(
         proved_s_per_GB(kind, certificate, collective, topology, router), kind, certificate
     )
@@ -294,7 +301,7 @@ def proved_s_per_GB(
 
 
 def keep_crossed(router: Router) -> Topology:
-    """Return the router's topology without the links that no route between two GPUs crosses."""
+    """Return the router's topology with only the links that routes between GPUs cross."""
     topology, ranks = router.topology, range(len(router.topology.ranks))
     pairs = pace(product(ranks, ranks), "tracing routes")
     routes = (router.route(a, b) for a, b in pairs)
@@ -306,7 +313,11 @@ def keep_crossed(router: Router) -> Topology:
 def join_helpers(
     collective: Collective, topology: Topology, gpu_of: Mapping[str, str]
 ) -> tuple[Collective, Topology]:
-    """Return the machine of `join_devices`, in which helpers may be joined, and the collective."""
+    """Return the collective and machine in which each device in `gpu_of` is one with its GPU.
+
+    Devices may be helpers, GPUs that are no members; those that are joined drop out of the ranks.
+    Raise VerificationError if another GPU is to be joined.
+    """
     helpers = set(topology.ranks) - {topology.ranks[member] for member in collective.members}
     joined = join_devices(topology, gpu_of, helpers)
     left = [rank for rank, gpu in enumerate(topology.ranks) if gpu in joined.by_id]
@@ -316,10 +327,10 @@ def join_helpers(
 def join_devices(
     topology: Topology, gpu_of: Mapping[str, str], helpers: Collection[str] = ()
 ) -> Topology:
-    """Return the machine in which each device in `gpu_of` is one with its GPU.
+    """Return the machine in which each device in `gpu_of` is one with the GPU named there.
 
     The links between a device and its GPU are removed. Of GPUs, only `helpers` may be joined with
-    others.
+    others; raise VerificationError if `gpu_of` is wrong.
     """
     for device, gpu in gpu_of.items():
         if device not in topology.by_id or gpu not in topology.ranks or gpu in gpu_of:
@@ -342,10 +353,10 @@ def join_devices(
 
 
 def price_data(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """Return the least price of a unit of buffer, on trees or paths that any GPUs may relay.
+    """Return the least price of a unit of buffer, over trees or paths that any GPUs may relay.
 
-    `distance` are the prices without relays, as of `route_distances`.
-    Raise VerificationError if the members are not connected.
+    `distance` has the prices between GPUs without relays, by ids. Raise VerificationError if the
+    members are not connected.
     """
     if ("prices", collective.name) in _PRICED:
         return _price_of_paths(relayed_distances(distance, topology), collective, topology)
@@ -495,9 +506,10 @@ def _find_crossing(inside: frozenset[str], collective: Collective, topology: Top
 
 
 def read_prices(rows: Any, topology: Topology, *, both_directions: bool) -> Prices:
-    """Return the price of each directed link.
+    """Return the price of each directed link from a certificate's rows (source, target, price).
 
-    With `both_directions` an entry applies to both links of a pair.
+    With `both_directions` a row is for both links of a pair. Raise VerificationError for negative
+    prices and unknown links.
     """
     prices: Prices = {}
     for a, b, text in rows:

@@ -1,6 +1,7 @@
 """Find the narrowest cuts that a collective's data must cross.
 
-The searches compute maximum flows on integers (OR-tools).
+A cut divides the devices of a topology in two. The searches compute maximum flows on integers
+(OR-tools).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +35,10 @@ _CUT_RANKS = 256
 
 
 def cut_bound(collective: Collective, topology: Topology) -> Bound:
-    """Return the best bound that the known kinds of cuts prove, for at least two ranks."""
+    """Return the best bound on a collective that the known kinds of cuts prove.
+
+    There must be at least two ranks.
+    """
     return _CUTS[collective.name](collective, topology)
 
 

@@ -1,4 +1,8 @@
-"""Bounds of a group: some GPUs of a machine, with and without the help of others."""
+"""Bounds of a group: some GPUs of a machine, with and without the help of others.
+
+Members are the GPUs that make the call, helpers others that relay, copy and add for them. The
+multipath bound is for any use of the links, the single-path bound for the hardware's routes alone.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,11 @@ _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.3
 
 @dataclass(frozen=True)
 class GroupBounds:
-    """The bounds of a group.
+    """The bounds of a group's collective.
 
     `allowed` hold with the helpers that a plan may use. `alone` is the single-path bound without
-    help, None if the members cannot reach each other; `with_helpers` is that with help: by all
-    others if the plan may use none.
+    help, None if the members cannot reach each other; `with_helpers` is that with the helpers, or
+    with all other GPUs if the plan may use none.
     """
 
     allowed: Bounds
@@ -34,7 +38,11 @@ class GroupBounds:
 
 @dataclass(frozen=True)
 class SubMachine:
-    """The machine of some GPUs alone, with a group's collective on it, renumbered."""
+    """Some GPUs of a machine as a machine of their own, and a collective on it.
+
+    `collective` and `router` number the GPUs from 0; `ranks` are their numbers on the whole
+    machine.
+    """
 
     collective: Collective
     router: Router
@@ -42,18 +50,24 @@ class SubMachine:
 
     @classmethod
     def of(cls, collective: Collective, router: Router, ranks: Iterable[int]) -> SubMachine:
-        """Return the part of a machine that has only the GPUs `ranks`, members among them."""
+        """Return the part of a router's machine that has only the GPUs `ranks`.
+
+        The collective's members must be among them.
+        """
         kept = tuple(sorted(ranks))
         machine = keep_gpus(router.topology, kept)
         return cls(collective.among(kept), router.on(machine), kept)
 
     def find_bounds(self, effort: Effort, progress: Callable[[str], None] | None = None) -> Bounds:
-        """Return the bounds on this machine."""
+        """Return the bounds of the collective on this machine, within `effort`."""
         granted = effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
         return find_bounds(self.collective, self.router, granted, progress)
 
     def lift(self, schedules: Iterable[Schedule], whole: Collective) -> list[Schedule]:
-        """Return schedules of this machine, renumbered for the whole machine."""
+        """Return schedules of this machine with their ranks numbered as on the whole machine.
+
+        `whole` is the collective there.
+        """
         bases: dict[Schedule, Schedule] = {}
         out = []
         for schedule in schedules:
@@ -73,7 +87,8 @@ def find_group_bounds(
 ) -> GroupBounds:
     """Return the bounds of a group on the router's machine, with and without the helpers.
 
-    Raise InfeasibleError if members and helpers are not connected.
+    `progress` is called with lines of text. Raise InfeasibleError if members and helpers are not
+    connected.
     """
     effort = effort if effort is not None else Effort()
     members, everyone = tuple(collective.members), range(len(router.topology.ranks))

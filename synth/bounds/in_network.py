@@ -18,7 +18,7 @@ _ONLY_MOVES = ("alltoall", "gather", "scatter")
 
 
 def list_possible(topology: Topology) -> list[Device]:
-    """Return the switches that could add, but do not according to the topology.
+    """Return the switches that could add data, but that the topology does not count as adding.
 
     Their hardware can, but whoever runs the job must switch it on.
     """
@@ -46,8 +46,8 @@ def bound_in_network(
 ) -> Bound | None:
     """Return the bound if every switch that could add did; None if there is no such switch.
 
-    `limit` is the bound of the topology without this assumption. With `by_cut` the bound is that of
-    the narrowest cut: it takes a hundredth of a plan's time, and prices may prove a lower rate.
+    `limit` is the bound of the topology without this assumption. With `by_cut` only the narrowest
+    cut is sought: it takes a hundredth of a plan's time, and the bound may be looser.
     """
     if not list_possible(topology):
         return None
@@ -63,7 +63,7 @@ def bound_in_network(
 
 
 def describe_assumption(topology: Topology) -> str:
-    """Return the assumption about switches behind a bound on a topology, in words."""
+    """Return, in words, which switches a bound on a topology takes to add or copy."""
     if not computes_in_network(topology):
         return "no switch adds or copies"
     computing = [d.id for d in topology.devices if d.kind != "gpu" and (d.can_reduce or d.can_copy)]
@@ -72,7 +72,7 @@ def describe_assumption(topology: Topology) -> str:
 
 
 def describe_possible(topology: Topology) -> str:
-    """Return the switches that could add, and the source of that: "nvswitch0 could add (...)"."""
+    """Return, in words, which switches could add, and the source: "nvswitch0 could add (...)"."""
     by_source: dict[str, list[str]] = {}
     for device in list_possible(topology):
         assert device.in_network is not None

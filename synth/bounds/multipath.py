@@ -401,12 +401,12 @@ def directed_bounds(
     wanted_s_per_GB: float = 0.0,
     router: Router | None = None,
 ) -> list[Bound]:
-    """Return the bounds that float prices by directed link prove, once made exact.
+    """Return the bounds that float prices of directed links prove, once made exact.
 
     Prices are rounded to fractions, with a greater denominator for each next bound. The last bound
     is the first that loses nothing by rounding: it equals `wanted_s_per_GB`, or, if that is 0, no
-    longer changes. The list is empty if all prices are 0. `kind` and `router` are as for
-    `bound_of`.
+    longer changes. The list is empty if all prices are 0. `kind` is the certificate's; `router`, if
+    given, says that the bounds are for its routes.
     """
     out: list[Bound] = []
     for rows in round_prices(prices):

@@ -97,7 +97,7 @@ def relayed_distances(distance: Distances, topology: Topology) -> Distances:
 
 
 def matrix_of(distance: Distances, topology: Topology) -> tuple[NDArray[Any], int]:
-    """Return distances as an integer matrix, and the number that marks missing distances in it.
+    """Return distances as a matrix of integers, and the number that stands for missing ones.
 
     That number exceeds the price of every tree. Row i and column j belong to ranks i and j.
     """

@@ -124,10 +124,11 @@ def _prove_by_prices(
 def has_single_paths(
     topology: Topology, collective: Collective, max_ranks: int = SINGLE_PATH_RANKS
 ) -> bool:
-    """Return whether the hardware's routes restrict schedules, and there are at most `max_ranks`.
+    """Return whether a bound for the hardware's routes may differ from the one for any routes.
 
-    They do not restrict them if GPUs are linked to GPUs only, as schedules then use all paths
-    between them, nor if switches compute what the collective needs.
+    It cannot if there are more than `max_ranks` GPUs (it is then not sought), if GPUs are linked to
+    GPUs only, as schedules then use all paths between them, or if switches compute what the
+    collective needs.
     """
     if len(topology.ranks) > max_ranks:
         return False

@@ -73,10 +73,10 @@ def pack_orders(
 
 
 class OrderPacking(Packing[Column]):
-    """Column generation of orders of the given shapes.
+    """Column generation of orders of the given shapes (rings, chains).
 
-    A column is an order with its shape, and `shares` are rates in GB/s of algbw. If the packing is
-    `proved`, no set of orders, known or not, carries more.
+    A column is an order with its shape, and `shares` are rates in GB/s of algbw (buffer size by
+    time). If the packing is `proved`, no set of orders, known or not, carries more.
     """
 
     at_rates = True
@@ -174,7 +174,7 @@ class OrderPacking(Packing[Column]):
     def solve(self, fresh: Sequence[Column], effort: Effort) -> bool:
         """Add the orders `fresh` and solve the program; return False if it has no optimum.
 
-        The reverse of each new ring, which is nearly always as cheap, is added too.
+        The reverse of each new ring, which nearly always costs the same, is added too.
         """
         exists, both = self.orders.routes.exists, list[Column]()
         for shape, order in fresh[:_FRESH]:
@@ -187,7 +187,7 @@ class OrderPacking(Packing[Column]):
         return solved
 
     def take(self, solved: Division) -> None:
-        """Store the rates and duals of the latest program."""
+        """Store the rates and duals of the latest solution, unless it is no better."""
         before = self.shares
         carried = before.sum()
         super().take(solved)

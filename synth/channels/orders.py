@@ -1,4 +1,7 @@
-"""Loads of rings and chains on the hardware's routes, and the cheapest orders under link prices."""
+"""Loads of rings and chains on the hardware's routes, and the cheapest orders under link prices.
+
+An order is all ranks in the sequence of a ring, or of a chain that goes there and back.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -21,7 +24,7 @@ _STARTS = 6
 
 @dataclass(frozen=True)
 class Priced:
-    """An order of one shape with its price per GB of the collective's buffer."""
+    """An order of one shape (ring or chain) with its price per GB of the collective's buffer."""
 
     price: float
     shape: str
@@ -121,8 +124,8 @@ class Orders:
     def prove(self, shape: str, prices: Floats, effort: Effort) -> tuple[list[Priced], bool]:
         """Search for the cheapest order of one shape by CP-SAT; return it and whether it is proved.
 
-        It is returned as a list, empty if no order was found; "proved" then means that none exists.
-        `prices` are per unit of load of each row.
+        It is in a list, empty if no order was found; "proved" then means that none exists. `prices`
+        are per unit of load of each row; work counts in `effort`.
         """
         distance = self.distances(shape, prices)
         circuit, proved = search_circuit(distance, effort, f"{shape}s")

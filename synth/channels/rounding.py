@@ -88,9 +88,9 @@ def find_channels(
 
 
 class Rounding:
-    """Search for equal channels among the known orders of a machine.
+    """A search for equal channels among the known orders of a machine.
 
-    Orders found meanwhile are added to the known ones.
+    `listed` are the orders, numbered; those found meanwhile are added.
     """
 
     def __init__(self, orders: Orders, packed: OrderPacking, effort: Effort) -> None:
@@ -130,9 +130,9 @@ class Rounding:
         return len(channels) / find_max_load(uses, list(times.values()), self.orders.capacity)
 
     def choose(self, limit: int) -> Ints:
-        """Return the fewest channels, at most `limit`, with a rate within LOSS of the best.
+        """Return the fewest channels, at most `limit`, whose rate is nearly the best.
 
-        LOSS is a share of the rate. Channels are numbers of orders in `listed`.
+        It is within the share LOSS of it. Channels are numbers of orders in `listed`.
         """
         rates: list[Fraction] = []
         for count in range(1, limit + 1):
@@ -250,9 +250,10 @@ class Rounding:
 
 
 def prepare(request: Request, shape: str) -> Rounding:
-    """Return a search for equal channels of one shape, in any number.
+    """Return a search for equal channels of one shape (ring or chain), in any number.
 
-    It solves the linear program of rates once (`pack_orders`, with its errors).
+    It solves the linear program of rates once. Raise InfeasibleError if no ring (or chain) exists
+    or was found.
     """
     orders = Orders(OwnRoutes(request.router), request.collective)
     packed = pack_orders(request, [shape], orders)

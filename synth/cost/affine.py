@@ -1,10 +1,11 @@
 """The affine cost of a schedule on a topology: alpha-beta, with contention on shared links.
 
-Time is affine in the buffer's size: T(L) = alpha + beta L. A step takes the greatest latency among
-its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta), or more
-where its messages hold each other up (sharing.py). A pipelined schedule is costed tick by tick: the
-loads of all steps of a tick add up. Plans are chosen by that; what is predicted may be a few
-percent less, where the message that takes longest is not that of the greatest latency (Ticks).
+Time is affine in the buffer's size L: T(L) = alpha + beta L. A step takes the greatest latency
+among its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta), or
+more where its messages hold each other up (sharing.py). A pipelined schedule is cut into segments,
+which do the steps one tick after another, and is costed tick by tick: the loads of all steps of a
+tick add up. Plans are chosen by that; what is predicted may be a few percent less, where the
+message that takes longest is not that of the greatest latency (Ticks).
 """
 
 from collections import Counter
@@ -30,10 +31,10 @@ ROUNDED = 1e-6
 
 
 class Ticks:
-    """The ticks of a schedule in a number of segments.
+    """The ticks of a schedule in a number of segments, and how much earlier they end than assumed.
 
     Each ends when the last of its messages is there, which may be before its greatest latency and
-    its longest time have both passed. They are looked at when they are first asked for: planning
+    its longest time have both passed. They are computed when they are first asked for: planning
     compares schedules by the affine cost.
     """
 
@@ -71,7 +72,10 @@ class Ticks:
         return out
 
     def find_early_us(self, size_bytes: int) -> float:
-        """Return how many us all ticks together end before the sum of latency and longest time."""
+        """Return by how many microseconds the affine cost is too long at a size.
+
+        That is over all ticks: each may end before the sum of latency and longest time.
+        """
         return sum(
             count * float(latency.max() + us.max() * size_bytes - (latency + us * size_bytes).max())
             for count, latency, us in self._uneven
@@ -112,7 +116,7 @@ def affine_s(cost: Cost, size_bytes: int) -> float:
 def tighten(schedule: Schedule, topology: Topology) -> Schedule:
     """Return the schedule with each step's duration set to the time of its most loaded link.
 
-    These durations, `step_s_per_GB`, replace those that it has.
+    These durations replace its `step_s_per_GB`, in seconds per GB of buffer.
     """
     steps = int(schedule.transfers.step.max(initial=-1)) + 1
     loads = step_loads(schedule.chunks, schedule.transfers, steps, topology)
@@ -172,9 +176,9 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
 def costs_between_gpus(
     schedule: Schedule, topology: Topology, segments: Sequence[int]
 ) -> list[Cost]:
-    """Return the same as `costs`, plus the hosts' cost of each tick (`host_costs.step_us`).
+    """Return a schedule's cost for each number of segments, with NCCL's own time for each tick.
 
-    That is 0 for abstract graphs and calibrated topologies.
+    That time is 0 for abstract graphs and calibrated topologies.
     """
     each_us = step_us(topology)
     return [
@@ -233,9 +237,9 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
 
 
 def shared_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
-    """Return the same as `bandwidth_s_per_GB` if messages share links equally.
+    """Return a schedule's seconds per GB of buffer with all latencies 0, if messages share links.
 
-    It is higher where large messages share links with small ones (sharing.py).
+    It is higher than `bandwidth_s_per_GB` where large messages share links equally with small ones.
     """
     if schedule.segments == 1 or schedule.stepwise:
         return cost(schedule, topology).beta_s_per_GB
@@ -245,9 +249,9 @@ def shared_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
 
 
 def rounds(schedule: Schedule, router: Router) -> Fraction | None:
-    """Return SCCL's R, the sum of the steps' durations; None if chunks differ in size.
+    """Return SCCL's R, the time of all steps in rounds; None if chunks differ in size.
 
-    The unit is the time that one chunk takes over one unit of link bandwidth.
+    A round is the time that one chunk takes over one unit of link bandwidth.
     """
     shares = {c.share for c in schedule.chunks}
     if len(shares) != 1:

@@ -1,8 +1,7 @@
 """Messages under way, which share the links of their routes equally (max-min fair) as time passes.
 
-What sharing.py says of the messages of one tick, which begin together, is played here for messages
-that begin at any time: whenever one begins or ends, those that share links with it, directly or
-over others, have new rates.
+Messages begin at any time: whenever one begins or ends, those that share links with it, directly or
+over others, have new rates. (sharing.py is for messages that all begin together.)
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MANY, _GRAIN = 64, 1 / 32
 
 
 class Flows:
-    """The messages under way.
+    """The messages under way in a simulation; times are in microseconds.
 
     `us_per_byte` is the time of each link, `burst_bytes` what a link that was idle for long enough
     carries at once. Messages are known by numbers. `ends_us` says when each of them will have left,
@@ -47,7 +46,7 @@ class Flows:
         self._used = [0.0] * links
 
     def begin(self, number: int, links: tuple[int, ...], size_bytes: float, now_us: float) -> None:
-        """Let a message begin, which crosses `links` (at least one)."""
+        """Let message `number`, of `size_bytes`, begin now; it crosses `links` (at least one)."""
         if self._burst_bytes:
             size_bytes -= self._take_burst(links, size_bytes, now_us)
         self._crossed[number] = links
@@ -59,7 +58,7 @@ class Flows:
         self._note_change(links, now_us)
 
     def end(self, number: int, now_us: float) -> None:
-        """Take out a message that has left."""
+        """Remove message `number`, which has left now."""
         links, rate = self._crossed.pop(number), self._rates.pop(number)
         del self._left_bytes[number], self._known_us[number], self.ends_us[number]
         for link in links:
@@ -69,9 +68,9 @@ class Flows:
         self._note_change(links, now_us)
 
     def settle(self) -> list[tuple[float, int]]:
-        """Give messages the rates that they have since `changed_us`.
+        """Give messages the rates that they have since the last change.
 
-        Return those with another end than before, with the time in us.
+        Return those that now end at another time than before, as (end in us, number).
         """
         assert self.changed_us is not None
         now_us, self.changed_us = self.changed_us, None

@@ -76,7 +76,10 @@ class HostCosts:
 
 
 def host_of(topology: Topology) -> HostCosts | None:
-    """Return the host costs stored with a topology, None if it was not calibrated."""
+    """Return the host costs stored with a topology, None if it was not calibrated.
+
+    Raise InputError if they are malformed.
+    """
     data = topology.extra.get(FIELD)
     return None if data is None else HostCosts.from_json(data, f"{topology.name}: {FIELD}")
 
@@ -113,7 +116,7 @@ OVER_MPI = HostCosts(
 
 
 def runs_over_nccl(topology: Topology) -> bool:
-    """Return whether the ranks are GPUs of a real machine, which send over NCCL or RCCL."""
+    """Return whether the ranks are GPUs of a real machine, so that NCCL or RCCL sends for them."""
     if any("stands_for" in d.extra for d in topology.devices if d.kind == "gpu"):
         return False
     gpus = set(topology.ranks)
@@ -121,10 +124,9 @@ def runs_over_nccl(topology: Topology) -> bool:
 
 
 def step_us(topology: Topology) -> Fraction:
-    """Return the microseconds of a step beyond the latencies of its links.
+    """Return the microseconds that NCCL adds to each step, beyond the latencies of links.
 
-    The result is 0 for abstract graphs, and for calibrated topologies: their `host_of` includes the
-    cost of messages.
+    The result is 0 for abstract graphs, and for calibrated topologies, whose host costs include it.
     """
     return NCCL_STEP_us if FIELD not in topology.extra and runs_over_nccl(topology) else Fraction(0)
 

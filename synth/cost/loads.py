@@ -53,7 +53,7 @@ _latest: list[tuple[tuple[Any, ...], Loads]] = []
 def step_loads(
     chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology
 ) -> Loads:
-    """Return link loads and latencies of transfers for each of the steps 0..`steps` - 1.
+    """Return link loads and latencies of a schedule's transfers for steps 0..`steps` - 1.
 
     Only links that carry data are listed. The latest result is cached by identity of the arguments.
     """
@@ -117,12 +117,15 @@ def _exact(largest: int) -> Any:
 
 
 def computes_in_network(topology: Topology, collective: Collective | None = None) -> bool:
-    """Return whether any device other than a GPU copies or adds; see `list_computing`."""
+    """Return whether any device other than a GPU copies or adds data.
+
+    With a `collective`, only what helps it counts.
+    """
     return bool(list_computing(topology, collective))
 
 
 def list_computing(topology: Topology, collective: Collective | None = None) -> list[str]:
-    """Return the ids of all devices but GPUs that copy or add.
+    """Return the ids of all devices but GPUs that copy or add data, such as NVLink SHARP switches.
 
     With a `collective`, only what helps it counts: to add, where data is added, and to copy, where
     several ranks receive the same data. A copy of a partial sum helps no one, as each contribution

@@ -1,8 +1,9 @@
 """Divide schedules into segments, and find the fastest division for a size and the hosts' costs.
 
-A base is a schedule in a single segment. Every base is also tried stepwise, so that a rank forwards
-the first part of a step while the rest is still arriving. If single steps load the links unevenly
-but all steps together load them evenly, the base is also tried as a pipeline.
+Segments are parts of each chunk that go through the steps one after the other. A base is a schedule
+in a single segment. Every base is also tried stepwise, so that a rank forwards the first part of a
+step while the rest is still arriving. If single steps load the links unevenly but all steps
+together load them evenly, the base is also tried as a pipeline, whose steps overlap.
 """
 
 from collections import defaultdict
@@ -34,8 +35,9 @@ _WORSE = 1.1
 class Family:
     """A base and its segmentations, in ascending order of the number of segments.
 
-    `stepwise_s_per_GB` and `piped_s_per_GB` are the seconds that the links need per GB, and
-    `messages` is the number of messages that the base sends.
+    `stepwise` and `piped` are the schedules of the two kinds, `stepwise_s_per_GB` and
+    `piped_s_per_GB` the seconds that the links need per GB of buffer, and `messages` is the number
+    of messages that the base sends.
     """
 
     base: Schedule
@@ -47,7 +49,7 @@ class Family:
 
 
 def reroute(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule as point-to-point senders execute it, on the hardware's routes.
+    """Return the schedule with each transfer on the hardware's route, as point-to-point sends go.
 
     A transfer keeps its given route if the hardware has none from its source to its destination.
     """
@@ -66,7 +68,7 @@ def reroute(schedule: Schedule, router: Router) -> Schedule:
 
 
 def list_omitted(schedule: Schedule, router: Router) -> list[tuple[int, int]]:
-    """Return the pairs of ranks that a schedule sends between, but the router has no route for."""
+    """Return the pairs of ranks that a schedule sends between, but that the router leaves out."""
     if not router.omits_pairs:
         return []
     return sorted(
@@ -87,7 +89,7 @@ def reroute_unless_in_network(schedule: Schedule, router: Router) -> Schedule:
 def families(schedules: Iterable[Schedule], router: Router) -> list[Family]:
     """Return the segmentations of each distinct base of `schedules`, in order of first occurrence.
 
-    The schedules are moved to the hardware's routes (`reroute`) first.
+    The schedules are moved to the router's routes first.
     """
     out, topology = [], router.topology
     by_base: dict[Schedule, list[Schedule]] = defaultdict(list)
@@ -122,10 +124,11 @@ def time_us(
     *,
     batched: bool = False,
 ) -> float:
-    """Return the predicted time of a schedule in microseconds.
+    """Return the predicted time of a schedule in microseconds for a buffer of `size_bytes`.
 
     The messages are simulated; if there are too many of them, the affine cost model is used, which
-    gives 0 without a topology. `batched`: all messages of a tick are posted at once, as over NCCL.
+    gives 0 without a topology. `host` has the costs of messages; `batched` says that all messages
+    of a tick are posted at once, as over NCCL.
     """
     played = predict_us(schedule, topology, host, size_bytes, batched=batched)
     if played is not None:
@@ -146,7 +149,7 @@ def fastest(
 
     Near means within `near` times the best time. Candidates whose lower bound already excludes them
     are not predicted. `topology` is that of the machine that runs the schedules; without one, only
-    the hosts' costs count. `batched` is as in `time_us`.
+    the hosts' costs count. `batched` says that a tick's messages are posted at once, as over NCCL.
     """
     host_us = (host.send_us + host.receive_us + host.io_us) / host.cores
     lists: list[tuple[float, tuple[Schedule, ...]]] = []

@@ -1,11 +1,11 @@
 """How long the messages of a tick take if they share links equally (max-min fair).
 
-All messages of a tick, one for each pair of ranks and route, begin together. Sockets, DMA engines
-and switches give messages that cross a link equal parts of it, whatever their sizes; a message that
-is held up on another link leaves its part to the others. So a large message beside small ones has
-less than it needs at first, and ends later than its most loaded link would need for all of them
-(Bertsekas and Gallager, Data Networks, section 6.5.2: progressive filling). Benchmark:
-benchmarks/fluid.py, by SimGrid.
+A tick is a step of a schedule, or what its segments do at once. All messages of a tick, one for
+each pair of ranks and route, begin together. Sockets, DMA engines and switches give messages that
+cross a link equal parts of it, whatever their sizes; a message that is held up on another link
+leaves its part to the others. So a large message beside small ones has less than it needs at first,
+and ends later than its most loaded link would need for all of them (Bertsekas and Gallager, Data
+Networks, section 6.5.2: progressive filling). Benchmark: benchmarks/fluid.py, by SimGrid.
 
 Rates are floats. They only stretch a load, which is exact (loads.py).
 """
@@ -39,8 +39,8 @@ _SAME = 1e-12
 class Sharing:
     """The messages of a schedule's steps, which share the links of its topology.
 
-    `loads` are those of its steps. Times are in seconds per GB of buffer. `latency_us` has the
-    latency of each path.
+    `loads` are the link loads of its steps. A path is a pair of ranks with a route; `latency_us`
+    has each path's latency. Times are in seconds per GB of buffer.
     """
 
     def __init__(self, schedule: Schedule, loads: Loads, topology: Topology) -> None:
@@ -77,10 +77,10 @@ class Sharing:
         self._timed: dict[tuple[bytes, bytes], tuple[_Ints, _Floats]] = {}
 
     def find_stretch(self, low: int, high: int) -> Fraction:
-        """Return how much longer than their most loaded link the steps low .. high - 1 take.
+        """Return by what factor steps `low` to `high` - 1 outlast their busiest link's load.
 
-        All their messages begin together. The result is at least 1, and exactly 1 where nothing
-        is held up.
+        All their messages begin together. The result is at least 1, and exactly 1 where nothing is
+        held up.
         """
         if self._is_direct or self._streams_s is not None:
             return Fraction(1)
@@ -91,9 +91,10 @@ class Sharing:
         return self._known[key]
 
     def time_paths(self, low: int, high: int) -> tuple[_Ints, _Floats]:
-        """Return the numbers of the paths that have a message, and when each message has ended.
+        """Return the paths with a message in steps `low` .. `high` - 1, and when each has ended.
 
-        Steps with the same messages have one result, the same object.
+        Paths are numbers, ends in seconds per GB of buffer; all begin at 0. Steps with the same
+        messages have one result, the same object.
         """
         paths, sizes = self._messages(low, high)
         crossed = self._crossed[paths]
@@ -152,7 +153,11 @@ def end_messages(sizes: _Floats, crossed: _Ints, s_per_GB: _Floats) -> _Floats:
 
 
 def share_links(crossed: _Ints, s_per_GB: _Floats) -> _Floats:
-    """Return the max-min fair rate of each message in GB/s; arguments are as in `end_messages`."""
+    """Return the max-min fair rate of each message in GB/s.
+
+    `crossed` has a row for each message, the links that it crosses: numbers in `s_per_GB` (seconds
+    per GB), whose last entry is 0 and stands for none.
+    """
     rates, links, hops = np.zeros(len(crossed)), len(s_per_GB), crossed.shape[1]
     with np.errstate(divide="ignore"):
         free = 1 / s_per_GB

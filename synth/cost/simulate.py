@@ -67,7 +67,8 @@ class MessageShape:
     """A schedule's messages, to be simulated at any size and in any number of segments.
 
     A group is all transfers from one rank to another in one step, which travel as one message.
-    `ranks` is one more than the highest participant.
+    `ranks` is one more than the highest participant; `us_per_byte` is the time of each link, and
+    `busiest_us_per_byte` that of the busiest link's load per byte of buffer.
     """
 
     ranks: int
@@ -78,7 +79,7 @@ class MessageShape:
 
 @lru_cache(maxsize=256)
 def shape_of(schedule: Schedule, topology: Topology | None) -> MessageShape | None:
-    """Return what `predict_us` simulates for a schedule, which must be in one segment.
+    """Return a schedule's messages for simulation; the schedule must be in one segment.
 
     None if there are too many messages to simulate. Without a topology there are no links: ranks
     share a host and send through its memory.
@@ -171,9 +172,9 @@ def predict_us(
 def simulate_messages(
     schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int
 ) -> list[MessageTime] | None:
-    """Return the times of all messages; None if there are too many to simulate.
+    """Return the simulated times of all messages at a size; None if there are too many of them.
 
-    Long pipelines are simulated to their end.
+    `host` has the hosts' costs of messages. Long pipelines are simulated to their end.
     """
     shape, m, times = shape_of(schedule.uncut, topology), schedule.segments, list[MessageTime]()
     if shape is None:

@@ -1,9 +1,10 @@
 """Predict when each transfer of a schedule begins and ends, segment by segment.
 
-This uses the plan's own cost model. Without host costs it is the affine cost: ticks follow each
-other; within a tick a transfer takes its route's latency plus the time of its message, which shares
-links with others (sharing.py). With host costs the messages are played (simulate.py), and the
-transfers of a message follow each other by their bytes.
+A segment is a part of a chunk, a tick the step at which it moves. This uses the plan's own cost
+model. Without host costs it is the affine cost: ticks follow each other; within a tick a transfer
+takes its route's latency plus the time of its message, which shares links with others (sharing.py).
+With host costs the messages are simulated (simulate.py), and the transfers of a message follow each
+other by their bytes.
 """
 
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ MAX_TIMES = 400_000
 
 @dataclass(frozen=True, kw_only=True)
 class TransferTime(Transfer):
-    """One segment of a transfer, with its size and times."""
+    """One segment of a transfer, with its tick, its size in bytes, and when it begins and ends."""
 
     tick: int
     segment: int
@@ -44,9 +45,9 @@ def predict_times(
 ) -> list[TransferTime]:
     """Return the predicted times of all transfers, in every segment, by tick.
 
-    With `host`, messages are played with these costs. Without a topology there are no links (ranks
-    share a host's memory), and the list is empty if there are too many messages to simulate. Raise
-    InputError if there are more than MAX_TIMES.
+    `size_bytes` is that of the buffer. With `host`, messages are simulated with these costs.
+    Without a topology there are no links (ranks share a host's memory), and the list is empty if
+    there are too many messages to simulate. Raise InputError if there are more than MAX_TIMES.
     """
     count = len(schedule.transfers) * schedule.segments
     if count > MAX_TIMES:
@@ -61,7 +62,7 @@ def predict_times(
 
 
 def time_steps(schedule: Schedule, size_bytes: int) -> list[TransferTime]:
-    """Return the times of all transfers, uncut, if each step lasts as long as it may.
+    """Return the times of all transfers, in one segment, if each step lasts as long as it may.
 
     That needs no topology. Latencies do not count, and each message takes its whole step.
     """

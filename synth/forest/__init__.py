@@ -1,1 +1,4 @@
-"""Throughput-optimal trees: how candidates are found, at any scale, and made into schedules."""
+"""Throughput-optimal trees: how candidates are found, at any scale, and made into schedules.
+
+A forest is a set of trees, each with a share of the buffer.
+"""

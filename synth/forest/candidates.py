@@ -1,9 +1,11 @@
 """Forests for allreduce, from single trees to many.
 
-A few shallow trees are preferred if they cost little; more trees reach the bound. On direct links,
-trees of equal share are packed by matroid union (numeric/spanning_trees.py). If shifts of the rank
-order are symmetries, one tree's images load all links equally. Equal boxes are joined rail by rail.
-If none of these reaches the bound, trees from column generation are weighed against each other.
+A forest is a set of trees, each with a share of the buffer. A few shallow trees are preferred if
+they cost little; more trees reach the bound. On direct links, trees of equal share are packed by
+matroid union (numeric/spanning_trees.py). If shifts of the rank order are symmetries, one tree's
+images load all links equally. Boxes, equal groups of GPUs such as hosts, are joined rail by rail (a
+rail is the i-th GPU of every box). If none of these reaches the bound, trees from column generation
+are weighed against each other.
 """
 
 from collections import Counter
@@ -85,9 +87,10 @@ class CandidateForest:
 
 
 class ForestBuilder:
-    """Collect in `candidates` forests for one machine, by every method that suits it.
+    """A search for forests for one request, by every method that suits its machine.
 
-    Each `add_` method appends any number of forests, none if it does not suit the machine.
+    Each `add_` method appends any number of forests to `candidates`, none if it does not suit the
+    machine.
     """
 
     def __init__(self, request: Request) -> None:

@@ -95,11 +95,11 @@ def _walk(top: int, children: Sequence[Sequence[int]]) -> list[int]:
 
 
 class LevelTrees(LinkArrays):
-    """Out-trees of equal share, one for each item of the roots, in which a rank may recur.
+    """Out-trees of equal share, one for each item of `roots` (ranks, which may recur).
 
     With `both`, data is also reduced on each tree, so a route counts in both directions. `load[l]`
-    is the number of trees' edges on link l. If `routes` are given, edges keep to them. There are no
-    trees before `take` or `grow`.
+    is the number of trees' edges on link l. If `routes` are given, edges keep to them; `max_depth`
+    limits hops. There are no trees before `take` or `grow`.
     """
 
     def __init__(
@@ -447,7 +447,7 @@ class LevelTrees(LinkArrays):
         return entry, tuple(reversed(links))
 
     def count_trees(self) -> list[tuple[RootedTree, int]]:
-        """Return the different trees, and how often each was laid."""
+        """Return the different trees, each with the number of times that it is used."""
         out = []
         for (root, links), count in Counter(
             (tree.root, tuple(tree.links)) for tree in self.trees

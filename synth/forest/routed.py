@@ -61,7 +61,7 @@ class RoutedPairs(PairGraph):
 
 
 def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
-    """Return whether every transfer takes the hardware's route."""
+    """Return whether every transfer takes the router's route between its ranks."""
     gpus = router.topology.ranks
     return all(
         router.route(src, dst) == (gpus[src], *between, gpus[dst])

@@ -1,12 +1,13 @@
 """The order of additions, whether all ranks end with the same bits, and effects of rounding.
 
-Floating-point addition commutes but does not associate. If several values reach a chunk at a rank
-in one step, the runtime adds them, the rank's own value included, from the lowest source rank to
-the highest. Under that rule a schedule fixes the expression that each rank ends with; if all of
-them are equal, all ranks agree bitwise. An expression without its numbers is a bracketing of ranks:
-if all chunks have the same one, an element's bits do not depend on its chunk.
+A schedule copies or adds chunks, parts of a buffer, from rank to rank, step by step. Floating-point
+addition commutes but does not associate. If several values reach a chunk at a rank in one step, the
+runtime adds them, the rank's own value included, from the lowest source rank to the highest. Under
+that rule a schedule fixes the expression that each rank ends with; if all of them are equal, all
+ranks agree bitwise. An expression without its numbers is a bracketing of ranks: if all chunks have
+the same one, an element's bits do not depend on its chunk.
 
-With compression on the wire, values are rounded. The runtime follows two rules:
+With compressed messages, values are rounded. The runtime follows two rules:
 
 1. A value is rounded when it is sent, and the sender continues with the rounded value itself.
 2. At the end, every receiver of a chunk that is copied anywhere rounds its value of it.
@@ -49,7 +50,7 @@ def is_uniform(schedule: Schedule) -> bool:
 
 
 class Expressions:
-    """Expressions over the ranks' contributions, by number; equal expressions have equal numbers.
+    """A numbered list of expressions over the ranks' contributions; equal ones have equal numbers.
 
     `operands` of a sum are the numbers of its two operands, the smaller first, since addition
     commutes; for an input they are (rank, INPUT), for a rounded value (value, ROUNDED).
@@ -60,7 +61,11 @@ class Expressions:
         self.operands: list[tuple[int, int]] = []
 
     def number(self, a: int, b: int) -> int:
-        """Return the number of the expression with these operands (see the class), new or known."""
+        """Return the number of the expression with operands `a` and `b`, adding it if it is new.
+
+        They are two numbers of expressions, or as `operands` has them for inputs and rounded
+        values.
+        """
         number = self._numbers.setdefault((a, b), len(self.operands))
         if number == len(self.operands):
             self.operands.append((a, b))
@@ -89,12 +94,12 @@ def replay(
     expressions: Expressions,
     roundings: list[tuple[int, int, int]] | None = None,
 ) -> Iterator[dict[int, int]]:
-    """Replay a schedule; yield the results of each chunk in order.
+    """Replay a schedule; yield for each chunk, in order, what every rank ends with.
 
-    Results are numbers in `expressions`, by the rank that ends with them; one that never holds the
-    chunk is missing. With the list `roundings`, values are rounded when they are sent, and (rank,
-    step, number before rounding) of each rounding is appended to it before its chunk is yielded.
-    The caller clears the list between chunks.
+    That is a dict from ranks to numbers in `expressions`; a rank that never holds the chunk is
+    missing. With the list `roundings`, values are rounded when they are sent, and (rank, step,
+    number before rounding) of each rounding is appended to it before its chunk is yielded. The
+    caller clears the list between chunks.
     """
     of_chunk = group_by_key((transfer.chunk, transfer) for transfer in schedule.transfers)
     for c, chunk in enumerate(schedule.chunks):
@@ -118,7 +123,7 @@ def replay(
 
 
 def list_ends(schedule: Schedule, expressions: Expressions) -> Iterator[set[int]]:
-    """Yield, for each chunk, the expressions that its receivers end with."""
+    """Yield, for each chunk, the numbers of the expressions that its receivers end with."""
     for chunk, held in zip(schedule.chunks, replay(schedule, expressions), strict=True):
         yield {held[rank] for rank in schedule.collective.receivers(chunk)}
 
@@ -150,12 +155,13 @@ def _adds_before_it_copies(schedule: Schedule) -> bool:
 
 @dataclass(frozen=True)
 class Rounded:
-    """The effects of rounding on a schedule.
+    """The effects of rounding on a schedule, if values are rounded whenever they are sent.
 
     `uniform`: all receivers of a chunk end with the same expression. `most`: the greatest number of
     roundings between a rank's contribution and a result. `once`: only contributions and complete
     sums are rounded, no partial sums. `echoes`: (rank, chunk, step) of the roundings that another
-    rank makes too, or that the same rank made before. `copied`: the chunks that rule 2 applies to.
+    rank makes too, or that the same rank made before. `copied`: the chunks whose receivers round
+    them at the end.
     """
 
     uniform: bool
@@ -167,9 +173,9 @@ class Rounded:
 
 @lru_cache(maxsize=256)
 def rounded(schedule: Schedule) -> Rounded:
-    """Return the effects of rounding on a schedule, which must be in one segment.
+    """Return the effects of rounding on a schedule in one segment (`Schedule.uncut`).
 
-    Call it with `Schedule.uncut`: segmentation does not change the effects.
+    Segmentation, cutting chunks for a pipeline, does not change the effects.
     """
     uniform, once, values, t = True, True, Expressions(), schedule.transfers
     echoes: set[tuple[int, int, int]] = set()

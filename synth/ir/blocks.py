@@ -1,6 +1,7 @@
 """Where a chunk lies in the blocks of input and output, for files that name places in buffers.
 
-A block is the whole buffer, or the part of one rank (for alltoall, of a pair of ranks).
+A chunk is the part of a collective's buffer that a schedule moves as one. A block is the whole
+buffer, or the part of one rank (for alltoall, of a pair of ranks).
 """
 
 from fractions import Fraction
@@ -10,7 +11,7 @@ from .schedule import Schedule
 
 
 def count_parts(collective: Collective) -> int:
-    """Return the number of blocks that make up the collective's buffer (see `Chunk.share`)."""
+    """Return how many blocks make up the collective's buffer."""
     return (1 / collective.even_chunks(1)[0].share).numerator
 
 
@@ -33,5 +34,5 @@ def place_chunks(schedule: Schedule) -> list[tuple[Fraction, Fraction]]:
 
 
 def find_blocks(chunk: Chunk) -> tuple[int, int]:
-    """Return the numbers of a chunk's block in the input and in the output of a rank."""
+    """Return the numbers of a chunk's block in a rank's input and in a rank's output, from 0."""
     return chunk.target or 0, chunk.source or 0

@@ -3,7 +3,8 @@
 Chunks are shares of one buffer per collective: the vector itself for allreduce, broadcast and
 reduce; the gathered result for allgather and gather; the vector before it is scattered for
 reduce-scatter and scatter; for alltoall the data that one rank sends to all ranks, itself included.
-`size` always means the bytes of that buffer, as nccl-tests counts them.
+`size` always means the bytes of that buffer, as nccl-tests counts them. Members are the ranks that
+make the call; other GPUs of the topology may relay data for them.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ _TO_EACH = {"reduce-scatter", "scatter", "alltoall"}
 
 @dataclass(frozen=True)
 class Chunk:
-    """An exact share of the buffer.
+    """A part of a collective's buffer, of which `share` is an exact fraction.
 
     `source` is the rank that owns the chunk if each rank contributes its own part (allgather,
     gather, alltoall), else None. `target` is the rank that receives it if each rank gets its own
-    part (reduce-scatter, scatter, alltoall), else None. `piece` is the number of the piece that
-    the chunk is a share of, for demands (synth/ir/demands.py); else None.
+    part (reduce-scatter, scatter, alltoall), else None. `piece` is the number of the piece that the
+    chunk is a share of, for demands (which rank holds and needs which piece); else None.
     """
 
     share: Fraction
@@ -73,7 +74,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective over `ranks` members, with its `root`, None if it has none.
+    """A collective, by `name`, over `ranks` members, with its `root`, None if it has none.
 
     `members` are the ranks that contribute or receive data, ascending and numbered as in the whole
     topology. By default every GPU of the topology is a member, and `members` is `range(ranks)`.
@@ -134,9 +135,9 @@ class Collective:
     def with_default_root(
         cls, name: str, ranks: int, root: int | None = None, members: Sequence[int] = ()
     ) -> Collective:
-        """Return the collective of any spelling, with rank `members[0]` as the default root.
+        """Return the collective named in any spelling; the root defaults to rank `members[0]`.
 
-        The default applies if the collective needs a root and none is given.
+        The default is 0 without `members`, and applies only if the collective needs a root.
         """
         name = spell_collective(name)
         if root is None and name in _ROOTED:
@@ -174,7 +175,7 @@ class Collective:
         return (owner,)
 
     def bus_factor(self) -> Fraction:
-        """Return the ratio of busbw to algbw (nccl-tests, doc/PERFORMANCE.md)."""
+        """Return the ratio of busbw to algbw, bus to algorithm bandwidth, as in nccl-tests."""
         if self.name in ("broadcast", "reduce"):
             return Fraction(1)
         return Fraction((2 if self.name == "allreduce" else 1) * (self.ranks - 1), self.ranks)
@@ -200,10 +201,10 @@ class Collective:
         )
 
     def even_chunks(self, count: int) -> tuple[Chunk, ...]:
-        """Return equal chunks, `count` in SCCL's units.
+        """Return equal chunks of the whole buffer, `count` of them for each part.
 
-        They are counted in the whole buffer for allreduce, broadcast and reduce; per rank for
-        allgather, reduce-scatter, gather and scatter; per pair of ranks for alltoall.
+        A part is the whole buffer for allreduce, broadcast and reduce; a rank's for allgather,
+        reduce-scatter, gather and scatter; a pair of ranks' for alltoall.
         """
         share = Fraction(1, self._parts * count)
         return tuple(Chunk(share, s, t) for s, t in product(*self._ends) for _ in range(count))
@@ -255,9 +256,9 @@ class Collective:
 
 
 def spell_collective(name: str) -> str:
-    """Return our name for any spelling of a collective (all_reduce, AllReduce, all_reduce_perf).
+    """Return topoplan's name for any spelling of a collective, such as AllReduce.
 
-    If `name` is not such a spelling, return it unchanged.
+    If `name` is no such spelling, return it unchanged.
     """
     plain = "".join(character for character in name.lower() if character.isalnum())
     return _SPELLINGS.get(plain.removesuffix("perf"), name)
@@ -269,10 +270,9 @@ def spell_ranks(ranks: Iterable[int]) -> str:
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """Return the collective `name` over all ranks of a topology.
+    """Return the collective `name` over all ranks of a topology, with its default root 0.
 
-    A collective that needs a root has rank 0 by default. Raise InputError if there are fewer than
-    two ranks.
+    Raise InputError if there are fewer than two ranks.
     """
     n = len(topology.ranks)
     if n < 2:

@@ -342,7 +342,10 @@ def renumber(schedule: Schedule, collective: Collective, ranks: Sequence[int]) -
 
 
 def number_members(schedule: Schedule) -> Schedule:
-    """Return a schedule without helpers for a machine of its members alone (see `renumber`)."""
+    """Return a schedule without helpers with its members renumbered from 0, in their order.
+
+    It is then one for a machine of its members alone.
+    """
     collective, t = schedule.collective, schedule.transfers
     if collective.has_all_gpus:
         return schedule

@@ -19,7 +19,7 @@ _MAX_ROWS = 64
 
 
 def describe_schedule(schedule: Schedule) -> str:
-    """Return a schedule's figures, and a row for each of its first transfers."""
+    """Return a text with a schedule's figures, and a row for each of its first transfers."""
     from rich.table import Table
 
     from ...topo.pictures.console import SafeConsole

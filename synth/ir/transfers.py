@@ -1,6 +1,7 @@
-"""Transfers stored as columns, so that a few arrays hold a million of them.
+"""Transfers of a schedule, stored as columns, so that a few arrays hold a million of them.
 
-A `Transfers` is also a sequence of `Transfer`.
+A column is an array with one property of every transfer. A `Transfers` is also a sequence of
+`Transfer`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Transfer:
 class Transfers(Sequence[Transfer]):
     """Transfers in listing order, comparable and hashable.
 
-    Columns are `step`, `src`, `dst`, `chunk`, `op` (COPY or REDUCE) and `route`, an index into
-    `routes` (sorted, each used). The arrays are read-only.
+    Columns are `step`, `src`, `dst` (ranks), `chunk` (its number in the schedule), `op` (COPY or
+    REDUCE) and `route`, an index into `routes` (sorted, each used). The arrays are read-only.
     """
 
     __slots__ = ("_hash", "_paths", "chunk", "dst", "op", "route", "routes", "src", "step")
@@ -74,7 +75,7 @@ class Transfers(Sequence[Transfer]):
 
     @classmethod
     def of(cls, rows: Iterable[Transfer]) -> Transfers:
-        """Return `rows` as columns, in their order."""
+        """Return the transfers `rows` as columns, in their order."""
         if isinstance(rows, Transfers):
             return rows
         numbers: dict[tuple[str, ...], int] = {}
@@ -93,7 +94,7 @@ class Transfers(Sequence[Transfer]):
 
     @classmethod
     def joined(cls, parts: Sequence[Transfers]) -> Transfers:
-        """Concatenate several Transfers."""
+        """Return several Transfers as one, in their order."""
         starts = np.cumsum([0, *(len(part.routes) for part in parts)]).tolist()
         rows = (
             (*part.columns[:-1], part.route + start)
@@ -108,7 +109,10 @@ class Transfers(Sequence[Transfer]):
     def from_columns(
         cls, columns: Iterable[ArrayLike], routes: Sequence[tuple[str, ...]]
     ) -> Transfers:
-        """Return transfers made of the six columns in their order (see `columns`)."""
+        """Return the transfers with these six columns: step, src, dst, chunk, op and route.
+
+        `routes` are what the last one numbers.
+        """
         step, src, dst, chunk, op, route = columns
         return cls(step, src, dst, chunk, op, route, routes)
 

@@ -111,8 +111,9 @@ def rail_trees(
 ) -> list[tuple[Tree, int]] | None:
     """Return (tree of GPUs, rank of its root) for every rail and every tree of boxes.
 
-    A tree of boxes is given as each box's parent, -1 at the root. Inside a box, GPUs reach the
-    rail's GPU on a tree of fewest hops. None if a route does not exist.
+    A rail is the i-th GPU of every box; a tree of boxes is a list of each box's parent, -1 at the
+    root. Inside a box, GPUs reach the rail's GPU on a tree of fewest hops. None if a route does not
+    exist.
     """
     insides: dict[tuple[int, int], list[Route] | None] = {}
     out = []
@@ -157,7 +158,7 @@ def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route
 
 
 def chain(order: Sequence[int]) -> Parents:
-    """Return the parent of each box in a chain over boxes in this order, rooted at the middle one.
+    """Return the parent of each box in a chain over boxes in this order, rooted in the middle.
 
     The parent of the root is -1.
     """
@@ -201,7 +202,7 @@ def binary(count: int) -> Parents:
 def turn_to_root(tree: Parents, trees: Sequence[Parents], box: int) -> list[Parents]:
     """Return `trees` with all positions rotated so that the root of `tree` moves to position `box`.
 
-    Trees are given as each position's parent, -1 at the root.
+    Trees are lists of each position's parent, -1 at the root.
     """
     count = len(tree)
     shift = (box - tree.index(-1)) % count

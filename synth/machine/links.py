@@ -1,7 +1,8 @@
 """A topology's links as arrays, and rows of links that symmetries map to each other.
 
-Averaging a packing over symmetries keeps it equally good, so links of one orbit can share a row of
-a linear program, and one price.
+A packing divides data among trees or paths of links by a linear program. Averaging one over a
+machine's symmetries keeps it equally good, so links that these map to each other (an orbit) can
+share a row of the program, and one price.
 """
 
 from collections import Counter
@@ -99,10 +100,11 @@ class LinkArrays:
 
 
 class LinkRows(LinkArrays):
-    """Links in rows, one per set of links that symmetries map to each other.
+    """Links in rows of a linear program, one per set of links that symmetries map to each other.
 
     Link i counts in `row[i]`, and `row_capacity` is the total bandwidth in GB/s of all links of a
-    row. Without `images` every link has a row of its own.
+    row. `images` has a symmetry per row, the number of each device's image; without it every link
+    has a row of its own.
     """
 
     def __init__(self, topology: Topology, images: Ints | None = None) -> None:
@@ -146,7 +148,7 @@ def number_values(values: Sequence[Any]) -> Ints:
 
 
 def find_parts(size: int, a: Ints, b: Ints) -> Ints:
-    """Return the number of each node's connected component.
+    """Return, for each node, the number of its connected component.
 
     There are `size` nodes, with an undirected edge between nodes `a[i]` and `b[i]` for each i.
     """
@@ -155,9 +157,10 @@ def find_parts(size: int, a: Ints, b: Ints) -> Ints:
 
 
 def find_orbits(count: int, images: Sequence[Ints]) -> Ints:
-    """Return the number of each item's orbit: items that permutations map to each other share one.
+    """Return, for each item, the number of its orbit.
 
-    There are `count` items; a permutation in `images` holds the index of each item's image.
+    Items that permutations map to each other share an orbit. There are `count` items; a permutation
+    in `images` holds the index of each item's image.
     """
     moves = np.concatenate([*images, np.arange(0)]).astype(np.int64)
     return find_parts(count, np.tile(np.arange(count), len(images)), moves)

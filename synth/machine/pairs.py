@@ -55,13 +55,16 @@ class PairGraph(LinkArrays):
         return super().make_key(np.minimum(a, b), np.maximum(a, b))
 
     def joins_all(self) -> bool:
-        """Return whether bidirectional links connect all GPUs."""
+        """Return whether links with both directions connect all GPUs."""
         part = find_parts(self.size, self.src, self.dst)
         return bool((part[self.gpus] == part[self.gpus[0]]).all())
 
     @cached_property
     def classes(self) -> Ints:
-        """The number of each pair's class: pairs of one class play the same role in the machine."""
+        """The number of each pair's class; pairs of one class are alike in the machine.
+
+        They join devices of equal colours (machine/symmetry.py) at the same bandwidth.
+        """
         device = colours(self.topology)
         ends = np.sort(np.stack([device[self.src], device[self.dst]]), axis=0)
         _, number = np.unique(

@@ -47,7 +47,7 @@ def find_narrow_groups(topology: Topology) -> list[list[str]]:
 
 
 def list_partitions(links: LinkArrays) -> Iterator[Ints]:
-    """Yield the number of each device's group, for each rule by which links are removed."""
+    """Yield, for each rule by which links are removed, the number of each device's group."""
     for mask in _list_masks(links):
         if not mask.all():
             yield find_parts(links.size, links.src[mask], links.dst[mask])

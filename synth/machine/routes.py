@@ -226,7 +226,10 @@ def _pad(prices: Floats) -> Floats:
 
 
 class RoutedMetric(Metric):
-    """Distances between GPUs along the hardware's routes, under prices of directed links."""
+    """Distances between GPUs along the hardware's routes, under prices of directed links.
+
+    `distance[u, v]` is the price from rank u to rank v, infinite without a route.
+    """
 
     def __init__(self, routes: OwnRoutes, prices: Floats) -> None:
         self.gpus = np.arange(routes.ranks)

@@ -195,8 +195,9 @@ def find_transitive_group(
 ) -> Ints | None:
     """Return the products of the turns if they map the first GPU to every GPU, else None.
 
-    They are as `group` returns them; `gpus[r]` is the device number of rank r. One root or source
-    can then represent all. With `once`, exactly one product must map to each GPU.
+    Turns are powers of symmetries (see `shifts`); a row of the result has the number of each
+    device's image; `gpus[r]` is the device number of rank r. One root or source can then represent
+    all. With `once`, exactly one product must map to each GPU.
     """
     images = group(turns, MAX_IMAGES) if turns else None
     if images is None or (once and len(images) != len(gpus)):

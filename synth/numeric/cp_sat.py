@@ -21,8 +21,8 @@ def solve(
 ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
     """Solve a model within `effort`; return the solver, which has the values, and its status.
 
-    `search` names the search in `effort.cut_short` if the clock stops it. `varied`: alternate
-    between CP-SAT's strategies, for models that each need a different one.
+    `search` is the name to record in `effort.cut_short` if the clock stops it. With `varied`,
+    alternate between CP-SAT's strategies, for models that each need a different one.
     """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

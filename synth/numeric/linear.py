@@ -1,6 +1,7 @@
 """Linear programs by HiGHS, with their duals, in floats.
 
-HiGHS runs through SciPy, with its serial simplex. Callers round and check exactly.
+HiGHS runs through SciPy, with its serial simplex. Callers round and check exactly. Column
+generation solves a program with few of its variables (columns), and adds others while they help.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

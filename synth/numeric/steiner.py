@@ -21,7 +21,10 @@ MAX_TERMINALS = 12
 
 
 def count_work(terminals: int, nodes: int) -> float:
-    """Return the seconds of an idle core to find cheapest trees for all roots (estimated)."""
+    """Return the estimated seconds of an idle core to find cheapest trees for all roots.
+
+    `terminals` is the number of nodes to reach, `nodes` that of all nodes.
+    """
     seconds = 2e-8 * nodes * nodes * nodes
     if terminals <= MAX_TERMINALS:
         seconds += 2e-5 * 2.0**terminals + 1e-9 * nodes * 3.0**terminals
@@ -63,9 +66,10 @@ class SteinerTrees:
         roots: Sequence[int],
         terminals: Sequence[int],
     ) -> SteinerTrees:
-        """Return the trees that may begin at any of several roots, for prices that `close` closed.
+        """Return trees that may begin at any of `roots` and reach all `terminals`.
 
-        An extra node, numbered after all others, is the root, from which edges to `roots` are free.
+        `length` and `before` are the results of `close`. The root is an extra node, numbered after
+        all others, from which edges to `roots` are free.
         """
         out, n = cls.__new__(cls), len(length)
         starts = np.array(roots)
@@ -105,7 +109,7 @@ class SteinerTrees:
         self._tree = list(tree)
 
     def price(self, root: int) -> Any:
-        """Return the price of the cheapest tree from `root`; only if `is_exact`."""
+        """Return the price of the cheapest tree from `root`; allowed only if `is_exact`."""
         return self._tree[-1][root]
 
     def bound_price(self, root: int) -> Any:

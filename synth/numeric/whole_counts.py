@@ -1,7 +1,7 @@
 """Whole numbers of columns (rings, chains, trees) near the shares that a linear program gives them.
 
-A row of `loads` is how long a column keeps each link busy; a choice lists columns by number, one
-as often as it is used. The busiest link decides what a choice is worth.
+A row of `loads` is how long a column keeps each link busy; a choice is an array of column numbers,
+in which one recurs as often as it is used. The busiest link decides what a choice is worth.
 """
 
 import numpy as np
@@ -19,13 +19,16 @@ _ENTRY_S, _CALL_S = 2e-9, 5e-5
 
 
 def round_down(shares: Floats, count: int) -> Ints:
-    """Return each column as often as its share of `count` allows; shares sum up to 1."""
+    """Return a choice with each column as often as its share of `count` allows, rounded down.
+
+    Shares sum up to 1, so the result has at most `count` items.
+    """
     counts = np.floor(shares * count + 1e-9).astype(np.int64)
     return np.repeat(np.arange(len(counts)), counts)[:count]
 
 
 def fill_up(loads: Floats, chosen: Ints, count: int, effort: Effort) -> Ints:
-    """Return `count` columns: those chosen, then the best one by one."""
+    """Return `count` columns: those chosen, then the best one by one; work counts in `effort`."""
     while len(chosen) < count:
         total = loads[chosen].sum(axis=0)
         chosen = np.append(chosen, int(np.argmin(_judge(total + loads))))
@@ -36,7 +39,7 @@ def fill_up(loads: Floats, chosen: Ints, count: int, effort: Effort) -> Ints:
 def exchange(loads: Floats, chosen: Ints, effort: Effort, search: str) -> Ints:
     """Return the choice, ascending, after exchanges of one column for another until none helps.
 
-    `search` is what `effort` records if the clock stops the exchanges.
+    `search` is the name to record in `effort` if the clock stops the exchanges.
     """
     chosen = chosen.copy()
     now = float(_judge(loads[chosen].sum(axis=0)))

@@ -17,9 +17,9 @@ from .trees import Forest, RootedTree
 def balanced_trees(
     topology: Topology, roots: Sequence[int], turns: list[Ints], *, ordered: bool = False
 ) -> Forest | None:
-    """Return one out-tree per root, or a single tree with images if the symmetries are transitive.
+    """Return one out-tree per root, or one for all with its images under the machine's symmetries.
 
-    `turns` are symmetries as `shifts` returns them; they are transitive if they map rank 0 to every
+    `turns` are symmetries as `shifts` returns them; one tree is enough if they map rank 0 to every
     rank. The tree then has root 0. Each share is 1, a root's whole part. None if devices other than
     GPUs have links, or if some GPU cannot be reached. With `ordered`, each parent is the candidate
     nearest in rank instead of the least loaded, which on meshes is dimension-order routing.

@@ -1,4 +1,7 @@
-"""The linear program that divides data among columns, such as trees and paths, in floats."""
+"""The linear program that divides data among columns, such as trees and paths, in floats.
+
+A row is a link, or a set of links that count together; a column uses rows.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,9 +23,9 @@ TOLERANCE = 1e-9
 class Division:
     """The solution of `divide`, in floats.
 
-    `shares` sum up to 1 in each part, and `time` is that of the busiest row. `prices` are the
-    costs of a unit of use of each row; a new column helps if it costs less than its part's entry
-    in `duals`.
+    `shares` has one per column; they sum up to 1 in each group. `time` is that of the busiest row.
+    `prices` are the costs of a unit of use of each row; a new column helps if it costs less than
+    its group's entry in `duals`.
     """
 
     shares: Floats
@@ -86,9 +89,10 @@ def find_best_shares(
     group: Sequence[int],
     depths: Sequence[int] = (),
 ) -> Floats:
-    """Return the shares of `divide`, or even shares in each group if HiGHS finds no optimum.
+    """Return the columns' shares that minimise the time of the busiest row, as floats.
 
-    Arguments are those of `divide`, with exact capacities.
+    They are even shares in each group if HiGHS finds no optimum. Arguments are those of `divide`,
+    with exact capacities.
     """
     solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
     size = Counter(group)

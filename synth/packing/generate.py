@@ -47,10 +47,10 @@ _CARRIES = 1e-9
 
 
 class TreePacking(Packing[Tree]):
-    """Column generation of trees under the bandwidths of pairs of devices.
+    """Column generation of undirected trees under the bandwidths of pairs of devices.
 
-    Columns are undirected trees. Pair i of the graph counts in row `rows[i]`. `shares` are rates in
-    GB/s, so no packing's rate exceeds 1 / `value`; it is reached if the packing is `finished`.
+    A column is a tree. Pair i of `graph` counts in row `rows[i]`. `shares` are rates in GB/s, so no
+    packing's rate exceeds 1 / `value`; it is reached if the packing is `finished`.
     """
 
     at_rates = True
@@ -71,7 +71,7 @@ class TreePacking(Packing[Tree]):
 
     @property
     def pair_prices(self) -> Floats:
-        """The prices of pairs that prove the bound."""
+        """The price of each pair of devices; together they prove the bound."""
         return self.best[self.rows]
 
     @property
@@ -198,5 +198,5 @@ class LowTreePacking(TreePacking):
         return sorted(fresh, key=lambda tree: self.graph.price(tree, self.dual))[:_FRESH_LOW]
 
     def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
-        """Add exactly these trees; return False if the program has no optimum."""
+        """Add exactly the trees `fresh` and solve; return False if the program has no optimum."""
         return Packing.solve(self, fresh, effort)

@@ -72,12 +72,12 @@ class LevelPaths(LinkArrays):
 
     @property
     def busy(self) -> Floats:
-        """The time of each link."""
+        """The time of each link: the pairs whose paths take it, by its GB/s."""
         return self.load / self.capacity
 
     @property
     def reached(self) -> float:
-        """The time of the busiest link."""
+        """The time of the busiest link, in units of one pair's data over 1 GB/s."""
         return float(self.busy.max())
 
     def _find_shortest(self) -> list[SmallInts]:
@@ -227,7 +227,7 @@ def _pad(rows: SmallInts, width: int) -> SmallInts:
 
 
 def explain_too_many(ranks: int) -> str:
-    """Return the error message for too many pairs of ranks."""
+    """Return the error message for `ranks` ranks, which have too many pairs to plan paths for."""
     return (
         f"paths for {ranks**2} pairs of ranks are more than are planned for; name another "
         "strategy, such as direct"

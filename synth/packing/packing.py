@@ -51,7 +51,7 @@ class Packing(ColumnGeneration[C]):
         self.duals: Mapping[Hashable, float] = {}
 
     def group_of(self, column: C) -> Hashable:
-        """Return the part that a column carries, a key of `duals`."""
+        """Return which part of the data a column carries, as a key of `duals`; here all of it."""
         return WHOLE
 
     def count_uses(self, column: C) -> Mapping[int, float]:
@@ -90,7 +90,7 @@ class Packing(ColumnGeneration[C]):
         return self.reached <= max(self.value, self.enough) * (1 + self.tolerance)
 
     def solve(self, fresh: Sequence[C], effort: Effort) -> bool:
-        """Add columns and divide each part; return False if the program has no optimum."""
+        """Add the columns `fresh` and divide each part; return False without an optimum."""
         self.columns.update((column, self.count_uses(column)) for column in fresh)
         solved = self._divide(effort)
         if solved is not None:
@@ -110,7 +110,7 @@ class Packing(ColumnGeneration[C]):
         return Division(rates, 1 / max(float(rates.sum()), 1e-300), prices, {WHOLE: 1.0})
 
     def take(self, solved: Division) -> None:
-        """Store the shares and duals of the latest program."""
+        """Store the shares, time, prices and duals of the latest solution."""
         self.shares, self.reached = solved.shares, solved.time
         self.dual, self.duals = solved.prices, solved.duals
 
@@ -140,6 +140,9 @@ class SharePacking(LinkRows, Packing[C]):
         return dict(zip(self.links, prices, strict=True)) if self.value else {}
 
     def round(self) -> list[Fraction]:
-        """Return the shares of the columns as exact fractions; see `round_shares`."""
+        """Return the shares of the columns as exact fractions of small denominators.
+
+        They sum up to 1 in each part, and the busiest link's load hardly grows.
+        """
         groups, uses = map(self.group_of, self.columns), list(self.columns.values())
         return round_shares(self.shares, uses, self.exact_capacity(), list(groups))

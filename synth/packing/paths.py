@@ -35,7 +35,10 @@ _PATH_S, _DEVICE_S = 1e-5, 1e-6
 
 
 class PathPacking(SharePacking[Path]):
-    """Column generation for the pairs from `sources` to all other ranks, or to `targets`."""
+    """Column generation of paths for the pairs from `sources` to all other ranks, or to `targets`.
+
+    A column is a path, the ids of the devices on it.
+    """
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ def path_schedule(packing: PathPacking, collective: Collective) -> Schedule:
 
 
 def level_schedule(paths: LevelPaths, collective: Collective) -> Schedule:
-    """Return the schedule of alltoall along one path per pair, from the result of `level_paths`.
+    """Return the schedule of alltoall along one path per pair of ranks, as `paths` has them.
 
     Every pair's part moves one hop along the pair's path in each step.
     """

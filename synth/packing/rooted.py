@@ -328,8 +328,9 @@ def group_packing(
 ) -> RootedPacking:
     """Return the packing of a group's trees, through all GPUs of a topology.
 
-    The collective is broadcast, allgather or allreduce, or has the same trees as one of them on the
-    reversed topology. Arguments are those of RootedPacking.
+    A group is the collective's members. The collective is broadcast, allgather or allreduce, or has
+    the same trees as one of them on the reversed topology. Trees have at most `max_depth` hops, and
+    ranks send only on `routes`, if given.
     """
     both = collective.name == "allreduce"
     if both:  # helpers may be roots

@@ -47,8 +47,8 @@ class SinglePathPacking(Packing[tuple[int, Column]]):
     """The column generation for one collective.
 
     `routes` are the hardware's routes; `shape` is PAIRS, TREES or PATHS and determines the form of
-    a column, which is given with its part. `value` and `best`, the prices of rows that prove it,
-    are floats, so the bound must be checked exactly.
+    a column, which comes with the part of the data that it carries. `value` and `best`, the prices
+    of rows that prove it, are floats, so the bound must be checked exactly.
     """
 
     tolerance = _TOLERANCE
@@ -116,7 +116,7 @@ class SinglePathPacking(Packing[tuple[int, Column]]):
         return [column for column in fresh if self.improves(column)]
 
     def group_of(self, column: tuple[int, Column]) -> int:
-        """Return the part that a column carries."""
+        """Return the number of the part of the data that a column carries."""
         return column[0]
 
     def count_uses(self, column: tuple[int, Column]) -> dict[int, int]:

@@ -1,8 +1,10 @@
 """Facts about a machine that tree search needs: pairs, symmetries, boxes, columns and prices.
 
-The bound and the packing share them, so that neither repeats the other's work. A machine with slow
-links also has a mended form, in which every link is as fast as most links of its role: no schedule
-is faster than on the mended machine, and a plan for it mostly needs few changes.
+The bound and the packing (trees or paths that share the links, by a linear program) use one survey,
+so that neither repeats the other's work. A box is a group of GPUs joined to others by slower links.
+A machine with slow links also has a mended form, in which every link is as fast as most links of
+its role: no schedule is faster than on the mended machine, and a plan for it mostly needs few
+changes.
 """
 
 from collections import Counter, defaultdict
@@ -43,7 +45,7 @@ _NEAR = 1.001
 
 
 class Survey:
-    """The survey of one topology.
+    """What is known of one topology for the search of trees, computed when it is first asked for.
 
     It caches packings; generation continues from them if a later call allows more work.
     """
@@ -252,7 +254,7 @@ def mend(topology: Topology) -> Topology | None:
 
 @lru_cache(maxsize=4)
 def survey(topology: Topology) -> Survey:
-    """Return the survey of a topology, from a cache of the last few.
+    """Return the Survey of a topology, from a cache of the last few.
 
     The result of a search depends on earlier searches. Callers that need an independent result must
     begin with `survey.cache_clear()`.

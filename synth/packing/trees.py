@@ -181,7 +181,7 @@ def schedule_of(
 ) -> Schedule:
     """Return the schedule of a forest: each tree carries a chunk of its own from step 0 on.
 
-    `strategy` is the name of the strategy that the schedule records.
+    `collective` is what it carries out on the topology; `strategy` is the name that it records.
     """
     links = LinkArrays(topology)
     ranks, rank_of = {gpu: r for r, gpu in enumerate(topology.ranks)}, links.rank_of

@@ -110,9 +110,9 @@ def round_shares(
 ) -> list[Fraction]:
     """Return fractions near the floats `shares`, with a sum of exactly 1 in each group.
 
-    The other arguments are those of `divide`. The fractions have a common denominator, the first of
-    those tried at which the busiest row's load exceeds that of the floats by at most the fraction
-    `good`, or else the best one tried.
+    Column j uses row i `uses[j][i]` times and belongs to `group[j]`; `capacity` is that of rows.
+    The fractions have a common denominator, the first of those tried at which the busiest row's
+    load exceeds that of the floats by at most the fraction `good`, or else the best one tried.
     """
     busiest: dict[int, float] = defaultdict(float)
     for column, x in zip(uses, shares.tolist(), strict=True):

@@ -33,9 +33,9 @@ _ALONE_CLOCK = 0.6
 def synthesize_group(request: Request) -> Synthesis:
     """Return the verified plan for a group, which the request's helpers may help.
 
-    The collective has members, numbered as on the topology, as the helpers are. The errors are
-    those of `synthesize_whole`. Schedules of strategies other than packing, and reproducible ones,
-    use no helpers.
+    The collective has members, numbered as on the topology, as the helpers are. Schedules of
+    strategies other than packing, and reproducible ones, use no helpers. Raise InfeasibleError if
+    there is no plan, TimeLimitError if the time ended before one was found.
     """
     started = time.monotonic()
     collective, helpers, effort = request.collective, request.helpers, request.effort

@@ -50,12 +50,12 @@ def synthesize_in_process(
     is_stopped: Callable[[], bool],
     helpers: Sequence[int] = (),
 ) -> FoundPlan | None:
-    """Return the plan that a process of its own makes, or None if there can be no such process.
+    """Return the plan that a process of its own makes, or None if no process can be started.
 
     If the collective is not over all GPUs, `helpers` may help. The process has no strategies that
     this process alone has registered. Its start is part of the time limit. Raises like
-    `synthesize`, and TimeLimitError when `is_stopped()` (asked a few times a second) or the process
-    does not end.
+    `synthesize`, and TimeLimitError when `is_stopped()` (asked a few times a second) returns True
+    or the process does not end.
     """
     request = {
         "collective": [collective.name, collective.ranks, collective.root],

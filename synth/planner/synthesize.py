@@ -1,4 +1,4 @@
-"""The entrance of planning: a request of any kind to its planner."""
+"""The entrance of planning: passes a request of any kind to its planner."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,9 @@ from .whole import Synthesis, synthesize_whole
 def synthesize(request: Request) -> Synthesis:
     """Return the verified plan for a request, and how the search went.
 
-    `topoplan.synthesize` builds the request from names and options. Demands, groups of a machine's
-    GPUs and collectives of all GPUs have planners of their own, which say what they raise.
+    Demands, groups of a machine's GPUs and collectives of all GPUs have planners of their own.
+    Raise InputError for options that do not fit, InfeasibleError if there is no plan,
+    TimeLimitError if none was found in time.
     """
     if isinstance(request.collective, Demands):
         plan_demands: Callable[[Request], Synthesis] = Names(PLANNERS).find("demands")

@@ -128,9 +128,10 @@ def synthesize_whole(request: Request) -> Synthesis:
 
 
 def keep_promises(request: Request, costed: Costed) -> tuple[tuple[PlanSection, ...], Costed]:
-    """Return what the plan says of the promises that a request asks for, and who keeps them.
+    """Return the plan's statement of the promise that a request asks for, and who keeps it.
 
-    Raise InfeasibleError if no candidate does.
+    That is, of the (schedule, cost) pairs those whose sums are reproducible; all, and no statement,
+    if none is asked for. Raise InfeasibleError if no candidate keeps it.
     """
     if not request.reproducible:
         return (), costed
@@ -329,7 +330,7 @@ def _list_alternatives(
 def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
     """Return (index of the cheapest cost, first size in bytes at which it is cheapest), by size.
 
-    Sizes begin at 0, and the result is exact.
+    Times are lines in the size. Sizes begin at 0, and the result is exact.
     """
     current = min(range(len(costs)), key=lambda i: (costs[i].alpha_us, costs[i].beta_s_per_GB))
     out = [(current, 0)]

@@ -40,7 +40,7 @@ _EQUAL_WORK_S = 1.0
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return schedules of different numbers of chains and segments, or one of rings.
+    """Return schedules of different numbers of chains and segments, or one of rings, for a request.
 
     Raise InfeasibleError if no chain (or ring) visits all GPUs, or none was found with that effort.
     """

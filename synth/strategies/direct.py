@@ -13,7 +13,7 @@ from ..request import Request, Send, build_schedule, check_size
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the direct schedule.
+    """Return the schedule in which all pairs of ranks send to each other, for a request.
 
     Raise InfeasibleError if two ranks have no route that avoids other GPUs.
     """

@@ -19,9 +19,10 @@ _COMPARED_SEGMENTS = 16
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return one schedule per number of segments, the ranks placed in the trees for large messages.
+    """Return one schedule per number of segments for a request, over two binary trees.
 
-    Raise InfeasibleError if there are fewer than two ranks.
+    Ranks are placed in the trees for large messages. Raise InfeasibleError if there are fewer than
+    two.
     """
     n = request.collective.ranks
     if n < 2:

@@ -19,7 +19,10 @@ ListSends = Callable[[Sequence[int]], list[Send]]
 
 
 def build_recursive_doubling(request: Request) -> list[Schedule]:
-    """Return one schedule of recursive doubling, with the ranks ordered for a small message."""
+    """Return one schedule of recursive doubling, with the ranks ordered for a small message.
+
+    Raise InfeasibleError if an allgather is not over a power of two of ranks.
+    """
     collective, n = request.collective, request.collective.ranks
     if collective.name == "reduce-scatter":
         return [reverse(build_recursive_doubling(request.reversed())[0])]

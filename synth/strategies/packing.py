@@ -63,9 +63,9 @@ _WORTH_OFFERING = Fraction(9, 10)
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return schedules of different numbers of trees, depths and segments.
+    """Return schedules of different numbers of trees, depths and segments for a request.
 
-    Raise InfeasibleError if there is none within the limits.
+    Raise InfeasibleError if there is none within its limits.
     """
     if request.bound is None:
         granted = request.effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)

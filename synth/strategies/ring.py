@@ -26,9 +26,9 @@ _MAX_EQUAL, _EQUAL_WORK_S = 16, 1.0
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return a schedule of rings, and one of equal rings where that may be faster.
+    """Return a schedule of rings for a request, and one of equal rings where that may be faster.
 
-    Raise InfeasibleError if there is no Hamiltonian cycle, or none was found with that effort.
+    Raise InfeasibleError if no ring visits all GPUs, or none was found with that effort.
     """
     n = request.collective.ranks
     check_size("ring", n, 2 * n * (n - 1))

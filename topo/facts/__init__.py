@@ -1,9 +1,10 @@
 """Facts about a machine: each value with its source, or the reason why it is missing.
 
 A probe never fails as a whole: if a question has no answer, the fact gives the reason in `missing`
-and the probe asks the next one. `keys.py` declares the subjects and keys, `view.py` has the view
-that the doctor and GPUDirect share. A topology stores the facts that it was made from in
-`extra["facts"]`, so that its JSON can be judged on another machine.
+and the probe asks the next one. A subject is the thing that a fact is about, such as `gpu/0`, a key
+what is asked about it; `keys.py` declares both, `view.py` has the view that the doctor and
+GPUDirect share. A topology stores the facts that it was made from in `extra["facts"]`, so that its
+JSON can be judged on another machine.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Facts:
         return {top: tuple(names) for top, names in tops.items()}
 
     def list_names(self, top: str) -> tuple[str, ...]:
-        """Return the second parts of subjects that begin with `top`, in the order of the facts.
+        """Return the names after `top` in subjects `top/NAME`, in the order of the facts.
 
         For example, `gpu` gives `0`, `1`, .... The result is empty if there are none.
         """
@@ -124,7 +125,7 @@ class Facts:
 
 
 def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
-    """Return a JSON object per fact.
+    """Return a list with a JSON object for each fact.
 
     Its fields are `subject`, `key`, `source`, and either `value` (a number, a text or a list of
     texts) or `missing` (the reason).

@@ -14,7 +14,7 @@ T = TypeVar("T", int, str, tuple[str, ...])
 
 
 class Key(str, Generic[T]):
-    """The key of a fact whose value has type `T`.
+    """The key of a fact, which says what is asked about a subject; the value has type `T`.
 
     The key is the text that appears in JSON; `subject` and `meaning` document its subjects and its
     value. `subject` is a pattern of docs/facts.md such as `gpu/N/nvlink/L`. Numbers may arrive as

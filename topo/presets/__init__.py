@@ -1,9 +1,9 @@
 """Build machines and graphs by name: `preset("dgx1")`, `preset("mesh:4x4@25")`.
 
 An argument is `name[:size][@GBps]`. Links of graphs (ring, mesh, ...) have 1 GB/s, or 25 with
-`@25`. Machines have datasheet rates in one direction; their size is the number of boxes, and `@25`
-gives each port into the network between them 25 GB/s. Ranks are
-numbered box by box, and in row-major order on meshes (the last coordinate changes fastest).
+`@25`. Machines have datasheet rates in one direction; their size is the number of boxes (servers),
+and `@25` gives each port into the network between them 25 GB/s. Ranks are numbered box by box, and
+in row-major order on meshes (the last coordinate changes fastest).
 """
 
 import difflib
@@ -55,13 +55,14 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Preset:
-    """A machine or graph that `preset` builds by name; `example` is an argument for it.
+    """A machine or graph that `preset` builds by `name`; `example` is an argument for it.
 
     `size` is the unit of the numbers after the colon: "GPUs", "dimensions", "dimension", "boxes"
     (servers), "racks", "hosts" (joined by cables), or "" if the preset takes none. `gpus` maps
     these numbers to the number of GPUs. A machine has `machine`, which builds the topology of a
     number of boxes, racks or hosts. A graph has `pairs`, which maps the numbers to the pairs of
-    ranks that are linked, or `via_switch`: then one switch links all GPUs.
+    ranks that are linked, or `via_switch`: then one switch links all GPUs. `description` is one
+    line for lists.
     """
 
     name: str

@@ -74,7 +74,10 @@ _MAC = _Box(
 
 
 def spark_ring(hosts: int) -> Topology:
-    """Return NVIDIA DGX Sparks in a ring: port 0 of each is joined to port 1 of the next."""
+    """Return `hosts` NVIDIA DGX Sparks in a ring: port 0 of each is joined to port 1 of the next.
+
+    Raise InputError for too few hosts.
+    """
     return _make_ring("spark-ring", _SPARK, hosts, "two are spark-pair")
 
 
@@ -89,12 +92,18 @@ def spark_cable(hosts: int = 1) -> Topology:
 
 
 def strix_ring(hosts: int) -> Topology:
-    """Return boxes with a Ryzen AI Max (Strix Halo) in a ring over their two USB4 ports."""
+    """Return `hosts` boxes with a Ryzen AI Max (Strix Halo) in a ring over their two USB4 ports.
+
+    Raise InputError for too few hosts.
+    """
     return _make_ring("strix-ring", _STRIX, hosts, "two have no ring")
 
 
 def mac_mesh(hosts: int) -> Topology:
-    """Return Mac Studios with a Thunderbolt 5 cable between every two of them."""
+    """Return `hosts` Mac Studios with a Thunderbolt 5 cable between every two of them.
+
+    Raise InputError if they have too few ports for that.
+    """
     most = len(_MAC.ports) + 1
     if not 2 <= hosts <= most:
         raise InputError(

@@ -236,7 +236,7 @@ def dgx_b300(boxes: int = 1) -> Topology:
 
 
 def gh200x4(boxes: int = 1) -> Topology:
-    """Return `boxes` nodes of four NVIDIA GH200, each with six NVLinks to each other one.
+    """Return `boxes` nodes of four NVIDIA GH200, each with six NVLinks to each of the other three.
 
     Such are the nodes of Alps: 150 GB/s between two GPUs, and a port of 25 GB/s per GPU (Slingshot)
     between nodes. Grace CPUs and NVLink-C2C are left out, like the hosts of the DGX presets.
@@ -257,7 +257,7 @@ def gh200x4(boxes: int = 1) -> Topology:
 
 
 def gb200_nvl72(racks: int = 1) -> Topology:
-    """Return NVIDIA GB200 NVL72 racks: 72 GPUs on shared NVSwitches, 900 GB/s each.
+    """Return `racks` NVIDIA GB200 NVL72: 72 GPUs each on shared NVSwitches, 900 GB/s per GPU.
 
     From the datasheet: 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8 TB/s per
     GPU, both directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s per GPU (50
@@ -275,7 +275,7 @@ def gb200_nvl72(racks: int = 1) -> Topology:
 
 
 def mi250(boxes: int = 1) -> Topology:
-    """Return `boxes` servers of 8 AMD MI250 packages with two dies, each die a GPU.
+    """Return `boxes` servers of 8 AMD MI250 packages with two dies, each die a GPU on its own.
 
     Between boxes, each package has a NIC of 25 GB/s.
     """
@@ -335,7 +335,7 @@ def z52(boxes: int = 1) -> Topology:
 
 
 def pcie_2socket(boxes: int = 1) -> Topology:
-    """Return 8 GPUs behind 4 PCIe Gen4 switches on 2 sockets with QPI between them.
+    """Return one server with 8 GPUs behind 4 PCIe Gen4 switches, on 2 sockets joined by QPI.
 
     `boxes` is ignored: the preset is a single server.
     """
@@ -355,9 +355,9 @@ def pcie_2socket(boxes: int = 1) -> Topology:
 
 
 def rtx_pro_6000(boxes: int = 1) -> Topology:
-    """Return 8 RTX PRO 6000 Blackwell on PCIe Gen5 x16, four below each of two sockets.
+    """Return one server with 8 RTX PRO 6000 Blackwell on PCIe Gen5 x16, four per socket.
 
-    `boxes` is ignored: the preset is a single server. The rate between the sockets is assumed.
+    `boxes` is ignored. The rate between the two sockets is assumed.
     """
     board = get_board("RTX PRO 6000")
     source = f"{board.name} datasheet: PCIe Gen5 x16, as NCCL counts it"

@@ -1,1 +1,1 @@
-"""Facts about the machine at hand, each with its source."""
+"""Probe the machine at hand: gather facts, each with its source, and build its topology."""

@@ -1,4 +1,7 @@
-"""Build the topology of a machine from the facts about it."""
+"""Build the topology of a machine from the facts about it.
+
+A fact is a value about a GPU, CPU, PCI device or NIC with its source, or why it is missing.
+"""
 
 import os
 import platform

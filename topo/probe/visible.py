@@ -37,8 +37,9 @@ def select_visible(
 ) -> tuple[tuple[str, ...], list[Note]]:
     """Return the NVML indices of the GPUs that CUDA shows under `environment`, in rank order.
 
-    `indices` are the NVML indices of all GPUs, in PCI order. All are shown without
-    CUDA_VISIBLE_DEVICES. The notes say how the GPUs were selected.
+    `indices` are the NVML indices of all GPUs, in PCI order, `environment` the process's variables.
+    All are shown without CUDA_VISIBLE_DEVICES. The notes, the second value, say how they were
+    selected.
     """
     listed = environment.get(VARIABLE)
     if listed is None:

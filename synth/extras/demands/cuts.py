@@ -1,6 +1,7 @@
 """The bound of demands on many GPUs, without a linear program: the narrowest cut around devices.
 
-The groups of devices are single GPUs, boxes, and all behind a leaf switch.
+Demands say which ranks hold and need which pieces of data. The groups of devices that are cut off
+are single GPUs, boxes, and all behind a leaf switch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MAX_RANKS, _MAX_CLASSES = 128, 6000
 
 
 def is_large(demands: Demands, topology: Topology) -> bool:
-    """Return whether demands are planned and bounded without a linear program."""
+    """Return whether there are too many GPUs or pieces for a linear program."""
     return len(topology.ranks) > _MAX_RANKS or len(demands.classes) > _MAX_CLASSES
 
 

@@ -1,4 +1,7 @@
-"""Synthesis of plans for demands: the trees of one packing, verified, with its bounds."""
+"""Synthesis of plans for demands: the trees of one packing, verified, with its bounds.
+
+Demands say which ranks hold and need which pieces of data; a packing divides each among trees.
+"""
 
 from __future__ import annotations
 

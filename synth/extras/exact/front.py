@@ -82,8 +82,8 @@ def find_front(
 ) -> ParetoFront:
     """Return the front of a collective, or with `instances` only these (chunks, steps, rounds).
 
-    See `search.pareto` for the other parameters. Raise InfeasibleError if the topology is not
-    connected.
+    `max_steps` ends the search, `slack` limits how many more rounds than steps there may be;
+    `progress` is called with lines of text. Raise InfeasibleError if the topology is not connected.
     """
     search: Front = (
         decide(collective, router, list(instances), effort, progress)

@@ -1,6 +1,7 @@
-"""SCCL's exact synthesis: the schedules of the Pareto front over steps and R/C.
+"""SCCL's exact synthesis: the schedules that no other beats in both steps and rounds per chunk.
 
-The search is in `search.py`.
+These are the Pareto front; a round is the time of one chunk over one unit of bandwidth. The search
+is in `search.py`.
 """
 
 from ....topo.errors import InfeasibleError, TimeLimitError
@@ -16,7 +17,7 @@ _MAX_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedules of the Pareto front over steps and R/C (see `search.pareto`).
+    """Return the schedules of the Pareto front for a request.
 
     Raise InfeasibleError if the machine is too large, TimeLimitError if the effort was too small to
     find any.

@@ -163,7 +163,7 @@ def _ask_driver(root: Path, kernel: str) -> Fact:
 
 
 def read_acs(root: Path) -> Iterator[Fact]:
-    """Yield the fact `pci/BUS acs` of every GPU and NIC and of every bridge above one.
+    """Yield the ACS setting of every GPU, NIC and bridge above one, as the fact `pci/BUS acs`.
 
     `root` is the folder that is `/` on the machine.
     """

@@ -1,4 +1,7 @@
-"""Compare measured rates between GPUs by P2P with those of copies through the host's memory."""
+"""Compare measured rates between GPUs: peer-to-peer (P2P), or by copies through the host's memory.
+
+A topology has such measurements in `extra["measured"]`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ _SLOWER = Fraction(9, 10)
 
 
 def is_slower(GBps: Fraction, other_GBps: Fraction) -> bool:
-    """Return whether one rate is below another by more than noise."""
+    """Return whether one rate (GB/s) is below another by more than the noise of measurements."""
     return GBps < _SLOWER * other_GBps
 
 
 def find_faster(topology: Topology) -> dict[frozenset[str], str]:
-    """Return which rate is higher between two GPUs, by their ids: DIRECT or THROUGH_MEMORY.
+    """Return which way between two GPUs is faster, DIRECT or THROUGH_MEMORY, by their two ids.
 
-    Only pairs with both rates are in it, if these differ by more than noise. If the directions of
-    a pair differ, P2P that is slower in one of them is slower.
+    Only pairs with both rates are in it, if these differ by more than noise. If the directions of a
+    pair differ, P2P that is slower in one of them is slower.
     """
     measured = topology.extra.get("measured")
     pairs = measured.get("pairs") if isinstance(measured, Mapping) else None

@@ -1,4 +1,7 @@
-"""NVML through pynvml, one query at a time, so that an error loses only the fact requested."""
+"""NVML through pynvml, one query at a time, so that an error loses only the fact requested.
+
+A fact is a value about a subject (`gpu/0`) with its source, or the reason why it is missing.
+"""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +19,7 @@ _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU for which NVML has a handle."""
+    """A GPU for which NVML has a `handle`; `index` is its number in NVML."""
 
     index: int
     handle: Any
@@ -115,7 +118,7 @@ def open_nvml(module: Any) -> Iterator[Nvml]:
 
 
 def list_errors(module: Any) -> tuple[type[Exception], ...]:
-    """Return the classes of all errors that a query may raise.
+    """Return the classes of all errors that a query of pynvml's `module` may raise.
 
     They are the library's own, and those for a missing function and for a bad argument.
     """
