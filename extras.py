@@ -32,6 +32,9 @@ Of machines and topo-probe; to these and all that follow only the extras here ad
 - `graphs`: a module that writes topologies as another package's graphs, and reads such graphs.
 - `notebooks`: a Renderer (topo/notebook.py) of objects whose class is NAME.
 - `checks`: checks of the doctor (topo/extras/doctor/view.py), in a tuple.
+- `answers`: an Answerer (topo/answers.py), for why a run hangs, fails or is slow.
+- `offers`: a function of a topology that returns why no file of the format NAME is offered for an
+  allreduce on it, None if one is.
 - `fields`: a function of a topology that returns fields of topo-probe's JSON.
 - `tables`: a function of a topology and a number of columns that returns a TablePart
   (topo/pictures/part_of_table.py), or None, to print below topo-probe's tables.
@@ -120,6 +123,7 @@ EXPLANATIONS, LINKS, RUNNERS, LAYERS, CODECS = (
 )
 ASIDES, BOXES, GRAPHS, NOTEBOOKS = "asides", "boxes", "graphs", "notebooks"
 CHECKS, FIELDS, TABLES, REVIEWS, VIEWS = "checks", "fields", "tables", "reviews", "views"
+ANSWERS, OFFERS = "answers", "offers"
 CORRECTIONS, SOURCES, LAUNCHES = "corrections", "sources", "launches"
 WORDS, SECTIONS, ADDITIONS, PROMISES = "words", "sections", "additions", "promises"
 JOBS, MODES, CURVES, SCHEMAS = "jobs", "modes", "curves", "schemas"
@@ -306,6 +310,18 @@ EXTRAS = (
         },
     ),
     Extra(
+        "answers",
+        ("topo/extras/answers", "tests/extras/answers"),
+        {
+            ANSWERS: {
+                "symptoms": (
+                    "topo.extras.answers.answer:answer",
+                    "of symptoms whose causes public threads have found",
+                )
+            }
+        },
+    ),
+    Extra(
         "mscclpp",
         ("synth/extras/mscclpp", "tests/extras/mscclpp", "tests/mscclpp_player.py"),
         {EXPORTS: {"mscclpp": ("synth.extras.mscclpp.format:FORMAT", "for MSCCL++'s executor")}},
@@ -360,6 +376,12 @@ EXTRAS = (
             *("benchmarks/nccl_graphs.py", "benchmarks/rccl_graphs.py"),
         ),
         {
+            OFFERS: {
+                "nccl-graph": (
+                    "synth.extras.nccl_files.offer:explain_no_offer",
+                    "a graph file for NCCL",
+                )
+            },
             FILES: {
                 "nccl-graph": (
                     "synth.extras.nccl_files.formats:NCCL_GRAPH",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..extras import LAUNCHES, Names
+from ..topo.errors import InputError
 from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.pictures.convert import convert_for
 from ..topo.printable import printable_lines
@@ -235,11 +236,16 @@ def _probe(arguments: argparse.Namespace) -> int:
     if _reports():
         check_outputs(arguments, "output", "csv")
     source = next((name for name in PROBE_SOURCES.list_all() if getattr(arguments, name)), None)
-    topology: Topology = (
-        correct(name_topology(arguments), arguments)
-        if source is None
-        else PROBE_SOURCES.find(source)(arguments, progress)
-    )
+    try:
+        topology: Topology = (
+            correct(name_topology(arguments), arguments)
+            if source is None
+            else PROBE_SOURCES.find(source)(arguments, progress)
+        )
+    except InputError:
+        if said := "".join(review.explain(arguments.topologies) for review in reviews.values()):
+            write_output(arguments, said)
+        raise
     if not _reports():
         return 0
     to_file = arguments.output is not None
@@ -250,7 +256,7 @@ def _probe(arguments: argparse.Namespace) -> int:
     }
     if form in reviews:
         content: str | bytes = reviews[form].write(
-            topology, find_width() if given["wraps"] else None
+            topology, find_width() if given["wraps"] else None, arguments.topologies
         )
     elif view is not None:
         content = view.write(topology)

@@ -5,7 +5,7 @@ They are in groups of extras.py at the root; its options have the names that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,12 +27,14 @@ _REVIEWS, _CORRECTIONS = Names(REVIEWS), Names(CORRECTIONS)
 class Review:
     """What `topo-probe --NAME` says of a topology: `write` makes a text of it, `--format` aside.
 
-    `write` is given the columns of a terminal, None for a file. `list_errors` returns a line for
-    each problem that makes the exit code 1.
+    `write` is given the columns of a terminal, None for a file, and what topo-probe was named.
+    `list_errors` returns a line for each problem that makes the exit code 1. `explain` makes a text
+    of files of which none has a machine, "" if it has nothing to say of them.
     """
 
-    write: Callable[[Topology, int | None], str]
+    write: Callable[[Topology, int | None, Sequence[str]], str]
     list_errors: Callable[[Topology], list[str]]
+    explain: Callable[[Sequence[str]], str] = lambda names: ""
 
 
 @dataclass(frozen=True)
