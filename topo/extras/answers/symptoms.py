@@ -21,7 +21,11 @@ _UNREACHED = (
     r"|SocketPollConnect to \S+ failed)[^\n]{0,80}"
     r"(?:[Nn]o route to host|[Cc]onnection refused|timed out|unreachable|connection abort)"
 )
-_HANGS = r"Watchdog caught collective operation timeout|\[c10d\] Timeout at NCCL work"
+_HANGS = (
+    r"Watchdog caught collective operation timeout|Timeout at NCCL work"
+    r"|watchdog got stuck for \d+ seconds|Heartbeat monitor timed out"
+    r"|Timed out waiting \d+ ?ms for (?:send|recv) operation"
+)
 # Addresses and interfaces that exist on one host alone.
 _OWN_ADDRESS = r"(?:127\.\d{1,3}\.\d{1,3}\.\d{1,3}|172\.1[78]\.\d{1,3}\.\d{1,3}|\[?::1\]?)\b"
 _OWN_INTERFACE = r"(?:docker|br-|veth|virbr|lxcbr|lxdbr|cni|flannel|cali|podman|tailscale|lo:)"
@@ -78,6 +82,22 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "update the driver and reboot, or use a build for an older CUDA",
         "high",
         f"{_NCCL}1005",
+    ),
+    Symptom(
+        "kernel-not-built",
+        (
+            When(
+                (
+                    r"'?named symbol not found|no kernel image is available for execution"
+                    r"|cudaErrorNoKernelImageForDevice|hipErrorNoBinaryForGpu",
+                )
+            ),
+        ),
+        "NCCL, the test or the program was built without code for this GPU's architecture",
+        "use a build that has it (NVCC_GENCODE for NCCL and nccl-tests, a newer wheel of torch and "
+        "nvidia-nccl), and see which libnccl.so is loaded",
+        "high",
+        f"{_NCCL}1372",
     ),
     Symptom(
         "nvls-bind",
@@ -314,6 +334,46 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/horovod/horovod/issues/3929",
     ),
     Symptom(
+        "device-ordinal",
+        (
+            When(
+                (
+                    r"Test (?:CUDA|HIP) failure [^\n]{0,60}'invalid device ordinal'"
+                    r"|(?:CUDA|HIP) error: invalid device ordinal",
+                )
+            ),
+        ),
+        "a process asks for a GPU by a number that it does not see: more ranks per host than GPUs, "
+        "or each of them takes several (-g), or others are hidden (CUDA_VISIBLE_DEVICES)",
+        "start as many processes per host as nvidia-smi -L shows there in the same launch, with -g "
+        "1; or one process with -g N",
+        "high",
+        f"{_TESTS}263",
+    ),
+    Symptom(
+        "gpus-hidden",
+        (
+            When(
+                (r"transport/p2p\.cc:\d+ [^\n]{0,60}(?:Cuda|CUDA) failure (?:101 )?'invalid dev",),
+                (r"cliqueSize (?:[2-9]|\d\d)",),
+            ),
+        ),
+        "a rank's process does not see the GPU of another rank of its host, whose memory it is to "
+        "map: the job manager or the container gives each task its own GPU alone",
+        "let all tasks of a host see all of its GPUs (srun --gpus-per-node with --gpu-bind=none in "
+        "place of --gpus-per-task), and choose by LOCAL_RANK",
+        "medium",
+        f"{_NCCL}1948",
+    ),
+    Symptom(
+        "tests-apart",
+        (When(findings=("separate-jobs",)), When(findings=("single-rank",))),
+        "the ranks ran alone, each a job of one: nccl-tests was built without MPI",
+        "build it anew: make clean; make MPI=1 MPI_HOME=...; then mpirun joins them",
+        "high",
+        f"{_TESTS}182",
+    ),
+    Symptom(
         "version-mismatch",
         (
             When(
@@ -457,6 +517,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             When(
                 (
                     r"client socket has timed out after \d+ ?m?s while trying to connect"
+                    r"|client socket has failed to connect to [^\n]{0,80}errno: 110"
                     r"|client socket has failed to connect to any network address"
                     r"|failed to connect/validate to host|RendezvousConnectionError",
                 )
@@ -486,8 +547,28 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "https://github.com/pytorch/pytorch/pull/111805",
     ),
     Symptom(
+        "id-not-told",
+        (
+            When(
+                (
+                    r"retr(?:ei|ie)ving ncclUniqueId from \[0\][^\n]{0,200}got error"
+                    r"|Timeout waiting for key: default_pg",
+                )
+            ),
+        ),
+        "ranks wait for rank 0 to tell NCCL's identifier, and it does not: it has failed, found no "
+        "network interface, or is late (a barrier before slow preparation of data)",
+        "look into rank 0's log first; let all ranks reach the first collective within the timeout "
+        "(init_process_group(timeout=...))",
+        "medium",
+        f"{_NCCL}708",
+    ),
+    Symptom(
         "port-in-use",
-        (When((r"EADDRINUSE|[Aa]ddress already in use",)),),
+        (
+            # NCCL's own service for questions (RAS) does without its port.
+            When((r"^(?![^\n]*NCCL WARN)[^\n]*(?:EADDRINUSE|[Aa]ddress already in use)",)),
+        ),
         "the port of the rendezvous is taken, by another job or a process that an earlier one left",
         "choose another one (--master-port, --rdzv-endpoint host:0), or end that process",
         "high",
@@ -525,6 +606,24 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "that of RoCE v2 with an IPv4 address on all hosts, or unset it; give the port an address",
         "medium",
         f"{_NCCL}1573",
+    ),
+    Symptom(
+        "rdma-register",
+        (
+            When(
+                (
+                    r"(?:ibv_)?(?:exp_)?reg_(?:dmabuf_)?mr[^\n]{0,120} failed[^\n]{0,60}"
+                    r"(?:Bad address|Invalid argument|not supported)"
+                    r"|RegisterRdmaMemoryRegion failed",
+                )
+            ),
+        ),
+        "the NIC cannot register a GPU's memory (GPUDirect RDMA): nvidia_peermem is not loaded or "
+        "not of this driver, DMA-BUF is not supported, or the GPU has none (GeForce)",
+        "load nvidia_peermem (AMD: amdgpu_peermem), or update driver and kernel for DMA-BUF; "
+        "NCCL_DMABUF_ENABLE=0 or NCCL_NET_GDR_LEVEL=LOC do without; leave expandable_segments out",
+        "medium",
+        f"{_NCCL}778",
     ),
     Symptom(
         "rdma-unreached",
@@ -714,6 +813,32 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (r"via P2P/(?:IPC|direct pointer|CUMEM)",),
                 (r"via NET/", r"Init COMPLETE|Connected all trees|algbw"),
             ),
+        ),
+        "the log ends where GPUs begin to write to each other directly (P2P): on PCIe that hangs "
+        "where ACS or the IOMMU redirects it, or the driver claims P2P that does not work",
+        "try NCCL_P2P_DISABLE=1 (vLLM: --disable-custom-all-reduce too); if it runs then, switch "
+        "ACS off and the IOMMU to passthrough in BIOS and kernel, and update the driver",
+        "low",
+        f"{_NCCL}631",
+    ),
+    Symptom(
+        "vgpu-library",
+        (
+            When(
+                (r"libvgpu\.so|\[HAMI-core|HAMI-core ", r"NCCL INFO|using nccl==|[Tt]ensor"),
+                (r"Init COMPLETE",),
+            ),
+        ),
+        "a library that shares GPUs between containers (HAMi's libvgpu.so) stands between the "
+        "program and the driver, and NCCL's start hangs or fails in it",
+        "give the container whole GPUs and set CUDA_DISABLE_CONTROL=true, or leave the library out "
+        "(LD_PRELOAD)",
+        "medium",
+        "https://github.com/Project-HAMi/HAMi/issues/2641",
+    ),
+    Symptom(
+        "nccl-start-hangs",
+        (
             When(
                 (r"vLLM is using nccl==|Found nccl from library",),
                 (
@@ -722,12 +847,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 ),
             ),
         ),
-        "the log ends where GPUs begin to write to each other directly (P2P): on PCIe that hangs "
-        "where ACS or the IOMMU redirects it, or the driver claims P2P that does not work",
-        "try NCCL_P2P_DISABLE=1 (vLLM: --disable-custom-all-reduce too); if it runs then, switch "
-        "ACS off and the IOMMU to passthrough in BIOS and kernel, and update the driver",
+        "the log ends in NCCL's start, before the ranks are joined; most often GPUs do not reach "
+        "each other as the driver says (P2P: ACS, IOMMU), else a library between program and "
+        "driver",
+        "run with NCCL_DEBUG=INFO to see the last line of each rank; try NCCL_P2P_DISABLE=1 with "
+        "--disable-custom-all-reduce, and a start without preloaded libraries (LD_PRELOAD)",
         "low",
-        f"{_NCCL}631",
+        f"{_VLLM}8058",
     ),
     Symptom(
         "pairs-as-hosts",
@@ -816,6 +942,16 @@ SYMPTOMS: tuple[Symptom, ...] = (
         f"{_VLLM}56128",
     ),
     Symptom(
+        "custom-allreduce-fails",
+        (When((r"custom_all_reduce\.cuh:\d+ '?invalid argument",)),),
+        "vLLM's own allreduce cannot share a rank's memory with the others: memory of expandable "
+        "segments, an old driver, or GPUs that do not reach each other",
+        "leave PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True out; else --disable-custom-all-"
+        "reduce, with which NCCL does it",
+        "medium",
+        f"{_VLLM}49101",
+    ),
+    Symptom(
         "numa-balancing",
         (When((r"NUMA auto balancing enabled|numa_balancing\s*[=:]\s*1\b",)),),
         "the kernel moves pages between NUMA nodes while GPUs and NICs use them, which makes calls "
@@ -892,6 +1028,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
                 (
                     r"[Cc]onnection closed by (?:remote )?peer|Connection reset by peer"
                     r"|Socket recv failed while polling|ncclRemoteError"
+                    r"|remote process exited or there was a network error"
+                    r"|NCCL communicator was aborted"
                     r"|Call to recv from \S+ failed|[Bb]roken pipe",
                 )
             ),
