@@ -969,7 +969,7 @@ EXTRAS = (
         "judge",
         (
             *("synth/extras/judge", "cli/extras/judge.py", "tests/extras/judge"),
-            *("tests/judge_options.py", "benchmarks/published.py"),
+            *("tests/judge_options.py", "benchmarks/published.py", "benchmarks/offers.py"),
         ),
         {
             COMMANDS: {
